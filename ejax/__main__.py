@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(["usage: ejax COMMAND …   (ejax COMMAND --help says more)", "", *lines])
+    return "\n".join(["usage: ejax COMMAND …   (ejax COMMAND --help: its options)", "", *lines])
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 The loop is that of ``python -m ejax.train``, and so are all options; ``teacher`` stands for ``algorithm.cfg.teacher``.
 """
 
-from ejax.runtime.interrupt import leave_at_once
+from ejax.runtime.process_exit import exit_on_signal, exit_with
 
 if __name__ == "__main__":
-    leave_at_once()  # before the imports below, which take seconds
+    exit_on_signal()  # before the imports below, which take seconds
 
 import sys
 
-from ejax.runtime.process_exit import leave
 from ejax.train import run_command
 
 _TEACHER = "teacher="
@@ -24,4 +23,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

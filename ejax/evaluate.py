@@ -1,22 +1,21 @@
 """``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, record a video."""
 
-from ejax.runtime.interrupt import leave_at_once, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, until_signal
 
 if __name__ == "__main__":
-    leave_at_once()  # before the imports, which take seconds
+    exit_on_signal()  # before the imports, which take seconds
 
 import argparse
 import importlib
 import sys
 from pathlib import Path
 
-from ejax.runtime.process_exit import leave
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, whole
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 1 where all is there but the video that was asked for."""
+    """Run the command line. Returns the exit code: 1 if only the video could not be made."""
     args = _parser().parse_args(argv)
     importlib.import_module("ejax.play.saved_policy")  # takes seconds: while a signal still ends the process at once
     return until_signal("ejax.evaluate", lambda: _run(args))
@@ -74,4 +73,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -1,31 +1,28 @@
 """Train: a ``Trainer`` of objects, and ``train`` of a config, which is one layer over it."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.device import matmul_precision
-from ejax.runtime.processes import Group, RescueCall, failing_together, leads
+from ejax.runtime.process_exit import owns_process
+from ejax.runtime.processes import failing_together, leads
 from ejax.runtime.stopwatch import Stopwatch
-from ejax.training.callbacks import Callback, TrainingRun
+from ejax.training.callbacks import Callback, RunResult, TrainingRun
 from ejax.training.given import Given, config_of
-from ejax.training.loop import Loop, Sink
-from ejax.training.multiprocess import FollowerSink, group_of, guard, saving_all_envs, share_location
-from ejax.training.own_callbacks import OnLog
-from ejax.training.parts import cadence_of, rows_per_update
+from ejax.training.loop import Loop
+from ejax.training.multiprocess import FollowerSink, group_of, locate_together, rescue_of, saving_all_envs
 from ejax.training.profile import Profiler
-from ejax.training.result import RunResult
-from ejax.training.sink import RunSink
+from ejax.training.sink import OnLog, RunSink
 from ejax.training.start import RunLocation, StartState, announce_start, build_start, locate_run
-from ejax.training.watchdog import Watchdog, guarded_calls
+from ejax.training.watchdog import guarded_calls
 from ejax.types import Policy
 
 __all__ = ["Callback", "OnLog", "RunResult", "Trainer", "TrainingRun", "train"]
@@ -40,7 +37,7 @@ def train(
     on_log: OnLog | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> RunResult:
-    """Train as the config says: what ``python -m ejax.train`` runs.
+    """Train by a config: what ``python -m ejax.train`` runs.
 
     Args:
         resume: ``latest``, ``best``, or the path of a checkpoint of this very config. None: a new run. EmbodiChain's
@@ -59,9 +56,10 @@ def train(
         NonFiniteUpdateError: a non-finite update, where ``skip_nonfinite_updates`` is off.
         ProcessesError: another of several processes failed.
         HostEnvError: an environment failed, or tried to end the process.
-        KeyboardInterrupt: a second Ctrl-C; its note says what is left of the run.
+        KeyboardInterrupt: a second Ctrl-C; its note names what is left of the run.
     """
-    return _train(config, None, tuple(callbacks), resume=resume, run_dir=run_dir, fork=fork, on_log=on_log)
+    find = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
+    return _train(config, None, tuple(callbacks), on_log, find)
 
 
 class Trainer:
@@ -113,116 +111,72 @@ class Trainer:
         """Train until the run has made so many environment steps; the other arguments and errors are ``train``'s.
 
         Args:
-            total_timesteps: None: as many as ``trainer.iterations`` or ``trainer.total_timesteps`` say.
+            total_timesteps: None: ``trainer.iterations`` or ``trainer.total_timesteps``.
         """
         config = self.config
         if total_timesteps is not None:
             raw = config.to_dict()
             raw["trainer"]["total_timesteps"] = total_timesteps
             config = parse_untrusted(raw)
-        return _train(config, self._given, self.callbacks, resume=resume, run_dir=run_dir, fork=fork, on_log=on_log)
+        find = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
+        return _train(config, self._given, self.callbacks, on_log, find)
 
 
 def _train(
     config: RunConfig,
     given: Given | None,
     callbacks: tuple[Callback, ...],
-    *,
-    resume: str | None,
-    run_dir: Path | None,
-    fork: Path | None,
     on_log: OnLog | None,
+    find: Callable[..., RunLocation],
 ) -> RunResult:
+    trainer, started, clock = config.trainer, time.monotonic(), Stopwatch()
     if config.population is not None:
-        raise ConfigError(
-            [Problem("population", "is trained by ejax.population.train_population; train trains one run")]
-        )
-    started = time.monotonic()
+        text = "is trained by ejax.population.train_population; train trains one run"
+        raise ConfigError([Problem("population", text)])
     with (
         failing_together(),
-        guarded_calls(config.env.id, config.trainer.collector) as watchdog,
-        matmul_precision(config.trainer.matmul_precision, config.trainer.device),
-        ExitStack() as locks,
+        guarded_calls(config.env.id, trainer.collector) as watchdog,
+        matmul_precision(trainer.matmul_precision, trainer.device),
+        ExitStack() as stack,
     ):
         group = group_of(config)
-        find = partial(locate_run, config, resume, run_dir, fork, locks=locks)
-        location = find() if group is None else share_location(group, find() if leads() else None)
+        location = locate_together(group, partial(find, config, locks=stack))
         try:
             start = build_start(location, given)
-            if group is not None:
-                location = saving_all_envs(location, start)
-            if not leads() and group is not None:
-                return _follow(location, start, group, started, watchdog)
-            return _lead(location, start, started, callbacks, on_log, watchdog, group)
+            location = saving_all_envs(location, start, group)
+            sink: RunSink | FollowerSink
+            if group is None or leads():
+                writer = stack.enter_context(_open_log(location, start, started))
+                announce_start(location, start, writer)
+                sink = RunSink(location, start, writer, clock, callbacks, on_log, started=started, group=group)
+            else:
+                sink = FollowerSink(location, start, group, started)
+            if owns_process():
+                watchdog.rescue = rescue_of(sink, group)
+            return Loop(
+                start.parts.stepper,
+                sink,
+                start.cadence,
+                clock,
+                first=start.update,
+                started=started,
+                adapts=trainer.updates_per_dispatch == "auto",
+                profiler=Profiler(trainer.profile if leads() else None, location.directory.path / "profile"),
+                group=group,
+            ).run(start.state)
         except KeyboardInterrupt as error:
             error.add_note(location.directory.last_word())
             raise
 
 
-def _follow(location: RunLocation, start: StartState, group: Group, started: float, watchdog: Watchdog) -> RunResult:
-    """Train in a process that writes nothing but its part of each checkpoint."""
-    guard(watchdog, None, group)
-    sink = FollowerSink(location, start, group, started)
-    try:
-        return _loop(location, start, sink, Stopwatch(), started, group).run(start.state)
-    except RescueCall:
-        sink.save_rescued()
-        raise
-
-
-def _lead(
-    location: RunLocation,
-    start: StartState,
-    started: float,
-    callbacks: tuple[Callback, ...],
-    on_log: OnLog | None,
-    watchdog: Watchdog,
-    group: Group | None,
-) -> RunResult:
-    rows = rows_per_update(location.config, start.parts)
-    evaluates_first = location.config.trainer.enable_eval and start.meta.get("evaluation_due", False)
-    options: dict[str, Any] = {
-        "rows": rows,
-        "update": start.update,
-        "is_new": location.is_new,
-        "evaluates_again": evaluates_first,
-    }
-    folder = location.directory.path
-    with MetricWriter(folder, location.config, start.meta, **options, started=started) as writer:
-        announce_start(location, start, writer, rows)
-        times = Stopwatch()
-        sink = RunSink(
-            location,
-            start,
-            writer,
-            times,
-            callbacks,
-            on_log,
-            started=started,
-            evaluates_first=evaluates_first,
-            group=group,
-        )
-        guard(watchdog, sink.saver, group)
-        return _loop(location, start, sink, times, started, group).run(start.state)
-
-
-def _loop(
-    location: RunLocation,
-    start: StartState,
-    sink: Sink[RunState, RunResult],
-    times: Stopwatch,
-    started: float,
-    group: Group | None,
-) -> Loop[RunState, RunResult]:
-    trainer = location.config.trainer
-    return Loop(
-        start.parts.stepper,
-        sink,
-        cadence_of(trainer, rows_per_update(location.config, start.parts)),
-        times,
-        first=start.update,
+def _open_log(location: RunLocation, start: StartState, started: float) -> MetricWriter:
+    return MetricWriter(
+        location.directory.path,
+        location.config,
+        start.meta,
+        rows=start.cadence.rows,
+        update=start.update,
+        is_new=location.is_new,
+        evaluates_again=start.evaluation_due,
         started=started,
-        adapts=trainer.updates_per_dispatch == "auto",
-        profiler=Profiler(trainer.profile if leads() else None, location.directory.path / "profile"),
-        group=group,
     )

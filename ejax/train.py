@@ -1,9 +1,9 @@
 """``python -m ejax.train --config FILE``: train, or go on with a run."""
 
-from ejax.runtime.interrupt import leave_at_once, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, until_signal
 
 if __name__ == "__main__":
-    leave_at_once()  # before the imports, which take seconds
+    exit_on_signal()  # before the imports, which take seconds
 
 import argparse
 import datetime
@@ -12,21 +12,21 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ejax.runtime.process_exit import leave
 from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
 
 if TYPE_CHECKING:
     from ejax.config import RunConfig
+    from ejax.run import RunResult
 
 _PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
-_OF_THE_DISK = {
+_DISK_REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; make room, or give another trainer.output_dir"),
     errno.EROFS: "; give another trainer.output_dir",
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ""),
 }
-"""What a disk refuses and Python has no exception of its own for, and what to do about it."""
+"""Refusals of a disk for which Python has no exception of its own, and what to do about each."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,96 +41,80 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(name: str, argv: list[str] | None = None) -> int:
-    """``main`` under the name of one of the two modules that train."""
+    """``main`` under the name of one of the modules that train."""
     args = _parser(name).parse_intermixed_args(argv)
-    importlib.import_module(
-        "ejax.run"
-    )  # takes seconds: after --help, and while a signal still ends the process at once
+    # takes seconds: after --help, and while a signal still ends the process immediately
+    importlib.import_module("ejax.run")
     return until_signal(f"ejax.{name}", lambda: _run(name, args))
 
 
 def _run(name: str, args: argparse.Namespace) -> int:
-    from ejax.config import ConfigError, Problem, load_config
-    from ejax.logs.console import summary, what_moved
-    from ejax.logs.usage import breakdown
+    from ejax.config import ConfigError, Problem
     from ejax.run import train
-    from ejax.runtime.device import prepare_jax
-    from ejax.runtime.processes import Address, ProcessesError, join, leads
-    from ejax.store.checkpoint import CheckpointError
-    from ejax.store.run_dir import open_run_directory
-    from ejax.training.fresh import fresh_facts
-    from ejax.training.skipped import NonFiniteUpdateError, mostly_skipped_text
+    from ejax.runtime.processes import leads
 
-    trust_words([*args.trust, *args.overrides], remember=True)
     try:
-        file = args.config
-        if file is None:
-            if args.run is None and args.fork is None:
-                raise ConfigError([], "give --config FILE, --run DIR with --resume to go on with a run, or --fork RUN")
-            if args.fork is None:
-                file = open_run_directory(args.run)[0].config_file
-            else:
-                file, name_of_fork = _config_of(args.fork)
-                args.overrides.insert(0, f"trainer.exp_name={json.dumps(name_of_fork)}")  # another one wins
-        if args.distributed is not None:
-            args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
-        config = load_config(file, args.overrides, device=args.device)
-        address = Address(args.coordinator, args.num_processes, args.process_id)
-        if config.trainer.distributed:
-            join(address)  # before JAX looks for devices
-        elif address.given:
-            text = "got false beside the address of other processes, with which it would not train; add --distributed"
-            raise ConfigError([Problem("trainer.distributed", text)])
-        prepare_jax(config.trainer.device)
-        for notice in config.notices:
-            print(f"[config] {notice.key}: {notice.text}", flush=True)
+        config = _load(args)
         if config.population is not None:
             if args.fork is not None:
                 raise ConfigError([Problem("population", "is several runs, and a fork is one; leave one of them out")])
             return _train_population(name, config, args)
         result = train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
-    except (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS) as error:
-        print(f"ejax.{name}: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        if error.errno not in _OF_THE_DISK:
+    except Exception as error:
+        code, text = exit_code_of(error)
+        if code is None:
             raise
-        print(f"ejax.{name}: {error}{_OF_THE_DISK[error.errno]}", file=sys.stderr)
-        return 2
-    except NonFiniteUpdateError as error:
-        print(f"ejax.{name}: {error}", file=sys.stderr)
-        return 3
-    except ProcessesError as error:
-        print(f"ejax.{name}: {error}", file=sys.stderr)
-        return 1
-    if not leads():
-        return 0
-    skipped = f"{result.skipped_updates:.4g} of {result.num_updates}, not finite"
-    summary(
-        {
-            "run": result.run_dir,
-            config.step_name: result.global_step,
-            "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
-            f"{config.step_name.removeprefix('env ')}/s": result.training_fps,
-            "of which": breakdown(result.seconds),
-            **({"from first to last": moved} if (moved := what_moved(result.train_history)) else {}),
-            **{name: value for name, value in result.last_eval_metrics.items() if "/metrics/" not in name},
-            **(
-                {}
-                if result.best_eval_value is None
-                else {f"best {config.trainer.best_eval_metric}": result.best_eval_value}
-            ),
-            **fresh_facts(result.fresh_eval_metrics, config.trainer.best_eval_metric),
-            **({"skipped updates": skipped} if result.skipped_updates else {}),
-            "best checkpoint": result.best_checkpoint_path or "none",
-            "latest checkpoint": result.latest_checkpoint_path or "none",
-            **({} if result.finished else {"interrupted": "yes; go on with --resume latest"}),
-        }
-    )
-    if result.finished and result.mostly_skipped:
-        print(f"ejax.{name}: {mostly_skipped_text(result.skipped_updates, result.num_updates)}", file=sys.stderr)
-        return 3
-    return 0
+        print(f"ejax.{name}: {text}", file=sys.stderr)
+        return code
+    return print_summary(name, config, result) if leads() else 0
+
+
+def exit_code_of(error: Exception) -> tuple[int | None, str]:
+    """The exit code for an error of a training, and the line that explains it. None: the traceback has to."""
+    from ejax.config import ConfigError
+    from ejax.runtime.processes import ProcessesError
+    from ejax.store.checkpoint import CheckpointError
+    from ejax.training.skipped import NonFiniteUpdateError
+
+    if isinstance(error, (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS)):
+        return 2, str(error)
+    if isinstance(error, OSError) and error.errno in _DISK_REMEDIES:
+        return 2, f"{error}{_DISK_REMEDIES[error.errno]}"
+    if isinstance(error, NonFiniteUpdateError):
+        return 3, str(error)
+    return (1 if isinstance(error, ProcessesError) else None), str(error)
+
+
+def _load(args: argparse.Namespace) -> "RunConfig":
+    """Read the config that the words name, join other processes and prepare JAX."""
+    from ejax.config import ConfigError, Problem, load_config
+    from ejax.runtime.device import prepare_jax
+    from ejax.runtime.processes import Address, join
+    from ejax.store.run_dir import open_run_directory
+
+    trust_words([*args.trust, *args.overrides], remember=True)
+    file = args.config
+    if file is None:
+        if args.run is None and args.fork is None:
+            raise ConfigError([], "give --config FILE, --run DIR with --resume to go on with a run, or --fork RUN")
+        if args.fork is None:
+            file = open_run_directory(args.run)[0].config_file
+        else:
+            file, name_of_fork = _config_of(args.fork)
+            args.overrides.insert(0, f"trainer.exp_name={json.dumps(name_of_fork)}")  # another one wins
+    if args.distributed is not None:
+        args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
+    config = load_config(file, args.overrides, device=args.device)
+    address = Address(args.coordinator, args.num_processes, args.process_id)
+    if config.trainer.distributed:
+        join(address)  # before JAX looks for devices
+    elif address.given:
+        text = "got false beside the address of other processes, with which it would not train; add --distributed"
+        raise ConfigError([Problem("trainer.distributed", text)])
+    prepare_jax(config.trainer.device)
+    for notice in config.notices:
+        print(f"[config] {notice.key}: {notice.text}", flush=True)
+    return config
 
 
 def _config_of(fork: Path) -> tuple[Path, str]:
@@ -144,15 +128,59 @@ def _config_of(fork: Path) -> tuple[Path, str]:
     return directory.config_file, f"{name}_fork{int(number or 1) + 1}"
 
 
-def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) -> int:
+def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
+    """Print the facts of a run that has ended. Returns the exit code."""
+    from ejax.logs.console import what_moved
+    from ejax.logs.usage import breakdown
+    from ejax.training.fresh import fresh_facts
+    from ejax.training.skipped import mostly_skipped_text
+
+    skipped = f"{result.skipped_updates:.4g} of {result.num_updates}, not finite"
+    facts = {
+        "of which": breakdown(result.seconds),
+        "from first to last": what_moved(result.train_history) or None,
+        **_evaluation(result.last_eval_metrics),
+        f"best {config.trainer.best_eval_metric}": result.best_eval_value,
+        **fresh_facts(result.fresh_eval_metrics, config.trainer.best_eval_metric),
+        "skipped updates": skipped if result.skipped_updates else None,
+        "best checkpoint": result.best_checkpoint_path or "none",
+        "latest checkpoint": result.latest_checkpoint_path or "none",
+    }
+    _print_facts(config, result, facts)
+    if result.finished and result.mostly_skipped:
+        print(f"ejax.{name}: {mostly_skipped_text(result.skipped_updates, result.num_updates)}", file=sys.stderr)
+        return 3
+    return 0
+
+
+def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_each: str = "", of_all: str = "") -> None:
+    """Print what every training ends with, and ``facts`` of one kind but for those that are None."""
     from ejax.logs.console import summary
+
+    shared = {
+        "run": result.run_dir,
+        "members": len(result.members) if of_each else None,
+        f"{config.step_name}{of_each}": result.global_step,
+        "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
+        f"{config.step_name.removeprefix('env ')}/s{of_all}": result.training_fps,
+    }
+    last = {"interrupted": None if result.finished else "yes; go on with --resume latest"}
+    summary({key: value for key, value in (shared | facts | last).items() if value is not None})
+
+
+def _evaluation(metrics: dict[str, float]) -> dict[str, float]:
+    return {tag: value for tag, value in metrics.items() if "/metrics/" not in tag}
+
+
+def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) -> int:
+    from ejax.population.lineage import EXPLOITS, lineage, read_exploits, value_texts
     from ejax.population.loop import train_population
     from ejax.training.fresh import fresh_facts, read_fresh
-    from ejax.training.lineage import EXPLOITS, lineage, read_exploits, value_texts
 
     result = train_population(config, resume=args.resume, run_dir=args.run)
     best, tag = result.best_member, config.trainer.best_eval_metric
     broken = [i for i, alive in enumerate(result.alive) if not alive]
+    skipping = [i for i, skipped in enumerate(result.skipped_updates) if skipped > 0.5 * result.num_updates]
     of_best: dict[str, str] = {}
     if best is not None:
         exploits, at = read_exploits(result.run_dir), result.best_eval_steps[best]
@@ -162,23 +190,15 @@ def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) 
             of_best["exploits"] = f"{len(exploits)}: {result.run_dir / EXPLOITS}"
         of_best[f"its best {tag}"] = str(result.best_eval_values[best])
         of_best |= fresh_facts(read_fresh(result.run_dir / "members" / str(best)), tag)
-    skipping = [i for i, skipped in enumerate(result.skipped_updates) if skipped > 0.5 * result.num_updates]
-    summary(
-        {
-            "run": result.run_dir,
-            "members": len(result.members),
-            f"{config.step_name} of each": result.global_step,
-            "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
-            f"{config.step_name.removeprefix('env ')}/s of all": result.training_fps,
-            **{name: value for name, value in result.last_eval_metrics.items() if "/metrics/" not in name},
-            "best member": "none" if best is None else f"{best}: seed {result.members[best].seed}",
-            **of_best,
-            **({"broken members": ", ".join(map(str, broken))} if broken else {}),
-            **({"members that skipped most updates": ", ".join(map(str, skipping))} if skipping else {}),
-            "latest checkpoint": result.latest_checkpoint_path or "each member's own",
-            **({} if result.finished else {"interrupted": "yes; go on with --resume latest"}),
-        }
-    )
+    facts = {
+        **_evaluation(result.last_eval_metrics),
+        "best member": "none" if best is None else f"{best}: seed {result.members[best].seed}",
+        **of_best,
+        "broken members": ", ".join(map(str, broken)) or None,
+        "members that skipped most updates": ", ".join(map(str, skipping)) or None,
+        "latest checkpoint": result.latest_checkpoint_path or "each member's own",
+    }
+    _print_facts(config, result, facts, " of each", " of all")
     if len(broken) == len(result.members):
         print(f"ejax.{name}: every member broke; lower algorithm.cfg.optimizer.learning_rate", file=sys.stderr)
         return 3
@@ -198,7 +218,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
         default=None,
         help="train on all devices of this machine, or of all processes, instead of trainer.distributed",
     )
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where no scheduler tells it")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, if no scheduler knows it")
     parser.add_argument("--num-processes", type=int, metavar="N", help="that train together")
     parser.add_argument("--process-id", type=int, metavar="I", help="of this one, from 0")
     parser.add_argument(
@@ -218,4 +238,4 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

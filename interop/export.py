@@ -33,7 +33,7 @@ from ejax.config import ConfigError
 from ejax.envs.host.calls import HostEnvError
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.runtime.device import prepare_jax
-from ejax.runtime.process_exit import leave
+from ejax.runtime.process_exit import exit_with
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import open_policy_run
@@ -299,4 +299,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

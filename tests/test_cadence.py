@@ -2,7 +2,7 @@
 
 import pytest
 
-from ejax.training.cadence import Cadence, Throttle, crosses
+from ejax.training.loop import Cadence, Throttle, crosses
 
 
 def cadence(**changes: int) -> Cadence:

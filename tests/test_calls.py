@@ -23,7 +23,7 @@ from ejax.envs.host.guarded import GuardedEnv
 from ejax.play.saved_policy import evaluate_run
 from ejax.report.reading import read_run
 from ejax.run import train
-from ejax.runtime.interrupt import interruptible
+from ejax.runtime.process_exit import interruptible
 from ejax.schema.trust import trust
 from ejax.training.environments import make_env
 

@@ -28,7 +28,7 @@ from ejax.rollout import reset, unroll
 from ejax.run import train
 from ejax.schema.registry import ENVS
 from ejax.store.run_dir import RunDirectory
-from ejax.training.cadence import crosses
+from ejax.training.loop import crosses
 from ejax.training.policies import build_policy
 from ejax.training.recorder import draw, play
 from ejax.types import Array, CameraView, Key, Rollout, Timestep, make_train_state

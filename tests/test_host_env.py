@@ -227,7 +227,7 @@ def test_classes_of_ones_own_are_named_by_their_place() -> None:
     assert isinstance(guarded, GuardedEnv) and guarded.num_envs == 4
     assert isinstance(guarded.inner, SavableHostEnv)
     guarded.close()
-    with pytest.raises(ConfigError, match="has 4 environments, asked for were 3; let it take num_envs"):
+    with pytest.raises(ConfigError, match="has 4 environments instead of 3; let it take num_envs"):
         build_env(config("test_host_env:FourAlways", num_envs=3))
 
 

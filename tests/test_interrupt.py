@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tiny import STEPS, tiny
 
-from ejax.runtime.interrupt import SIGNALS, Interrupted, interruptible, until_signal
+from ejax.runtime.process_exit import SIGNALS, StopRequested, interruptible, until_signal
 from ejax.store.run_dir import RunDirectory
 from ejax.train import main
 
@@ -101,7 +101,7 @@ def test_a_run_heeds_the_first_signal_and_is_ended_by_a_second_ctrl_c(capfd: pyt
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
             send(number)
             assert interrupted()
-        with pytest.raises(Interrupted, match="SIGINT"):
+        with pytest.raises(StopRequested, match="SIGINT"):
             send(signal.SIGINT)
     said = capfd.readouterr().err
     assert said.startswith("SIGTERM: finishing the update under way, then saving") and said.count("\n") == 1

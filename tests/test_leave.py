@@ -8,8 +8,8 @@ import pytest
 
 SCRIPT = """
 import sys, threading, time
-from ejax.runtime import process_exit as leave
-leave._GRACE_S = 0.3
+from ejax.runtime import process_exit
+process_exit._GRACE_S = 0.3
 
 def telemetry():
     time.sleep(600)
@@ -18,7 +18,7 @@ def main():
     print("at work")
     {body}
 
-leave.leave(main)
+process_exit.exit_with(main)
 """
 THREADS = "[threading.Thread(target=telemetry, name='telemetry').start() for _ in range(6)]"
 

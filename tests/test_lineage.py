@@ -8,9 +8,9 @@ import pytest
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.logs.latest import number
+from ejax.population.lineage import Exploited, lineage, read_exploits, value_texts, values_at, write_exploit
 from ejax.report.__main__ import main as report
 from ejax.train import main as train
-from ejax.training.lineage import Exploited, lineage, read_exploits, value_texts, values_at, write_exploit
 
 RATE = "algorithm.cfg.optimizer.learning_rate"
 COPIES = [(20, 1, 2, 2e-3), (40, 0, 1, 3e-3), (40, 3, 2, 4e-3), (60, 1, 3, 5e-3)]

@@ -14,7 +14,7 @@ from ejax.envs.mujoco import choice
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Physics
 from ejax.run import train
-from ejax.training.physics import settle_physics
+from ejax.training.environments import settle_physics
 from ejax.training.start import RunLocation, locate_run
 
 
@@ -119,6 +119,6 @@ def test_a_run_keeps_the_engine_it_was_begun_with_and_says_so(monkeypatch: pytes
     assert place.checkpoint is not None
     meta = json.loads((place.checkpoint / "meta.json").read_text())
     assert meta["config"]["env"]["cfg"].pop("physics") == "mujoco"
-    monkeypatch.setattr("ejax.training.physics.read_facts", lambda file, schema: meta)
+    monkeypatch.setattr("ejax.training.environments.read_facts", lambda file, schema: meta)
     old = place_of(config(), "latest", run)
     assert old.config.env.cfg["physics"] == "mujoco" and old.notes == place.notes

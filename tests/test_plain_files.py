@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ejax.logs.metric_log import MetricLog
+from ejax.logs.sessions import SESSIONS, write_session
 from ejax.runtime.plain_files import (
     MAX_DEPTH,
     MAX_DIGITS,
@@ -22,7 +23,6 @@ from ejax.runtime.plain_files import (
     read_json,
     read_text,
 )
-from ejax.training.sessions import SESSIONS, write_session
 from interop import plain_files as interop_files
 
 ROOT = Path(__file__).parent.parent

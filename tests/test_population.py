@@ -46,7 +46,7 @@ from ejax.store.run_dir import open_policy_run
 from ejax.store.run_lock import run_lock
 from ejax.train import main
 from ejax.training.build import build
-from ejax.training.progress import Progress
+from ejax.training.saver import Progress
 from ejax.types import Key, Metrics, PyTree, TrainState
 
 RATE = "algorithm.cfg.optimizer.learning_rate"

@@ -213,7 +213,7 @@ def test_a_description_without_what_the_bounds_need_is_refused(tmp_path: Path) -
 def test_physics_auto_is_settled_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
     lacks = {"warp": None if installed == "warp" else "pip install -e '.[warp]' in ejax's folder"}
     monkeypatch.setattr("ejax.envs.mujoco.choice.how_to_install", lacks.get)
-    monkeypatch.setattr("ejax.training.physics.how_to_install", lacks.get)
+    monkeypatch.setattr("ejax.training.environments.how_to_install", lacks.get)
     config, (note,) = on_accelerator(parse_config(tiny(env="CartPoleRL")))
     assert config.env.cfg["physics"] == installed
     assert note.startswith(f"physics: {installed}, since JAX computes on CUDA")

@@ -31,7 +31,7 @@ from ejax.rollout import reset, step
 from ejax.run import train
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.build import build
-from ejax.training.demonstrations import Demonstrations
+from ejax.training.cloning import Demonstrations
 from ejax.types import CameraView, make_train_state
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [32, 32], "activation": "tanh"}}

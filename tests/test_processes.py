@@ -23,7 +23,6 @@ import pytest
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.runtime import processes
-from ejax.runtime.placing import exchange
 from ejax.runtime.processes import (
     Address,
     Group,
@@ -35,10 +34,11 @@ from ejax.runtime.processes import (
     leads,
     unjoined,
 )
+from ejax.runtime.sharding import exchange
 from ejax.store.arrays import read_arrays
 from ejax.train import main
 from ejax.training.build import build
-from ejax.training.host_steppers import HostStepper, combine_facts
+from ejax.training.host_steppers import HostStepper, combine_metrics
 
 TINY: dict[str, Any] = {
     "trainer": {
@@ -229,6 +229,18 @@ def test_a_process_that_fails_says_why_before_it_ends(play: Callable[[int], Boar
         raise jax.errors.JaxRuntimeError("connection reset")
 
 
+def test_no_process_waits_where_the_coordination_service_is_gone(
+    play: Callable[[int], Board], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Board, key: str, timeout_ms: int) -> str:
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: connection reset by peer\nmore")
+
+    play(0)
+    monkeypatch.setattr(Board, "blocking_key_value_get", refuse)
+    with pytest.raises(ProcessesError, match=r"do not arrive: UNAVAILABLE: connection reset by peer; start all"):
+        Group(60.0).gather(None, "evaluate", timeout_s=float("inf"))
+
+
 def test_a_process_that_hangs_in_an_environment_calls_the_others_to_save(play: Callable[[int], Board]) -> None:
     play(0)
     Group(60.0).call_for_rescue()
@@ -241,7 +253,7 @@ def facts_of_all(group: Group, facts: dict[str, float] | None) -> tuple[dict[str
     """What a stepper of this process makes of its own metrics, and its notes."""
     stepper = SimpleNamespace(_group=group, notes=[], reports=lambda: ["quarantined row 0"])
     collected = None if facts is None else SimpleNamespace(facts=facts, policy_s=0.0, env_s=0.0)
-    return HostStepper._facts_of_all(stepper, collected), stepper.notes  # type: ignore[arg-type]
+    return HostStepper._metrics_of_all(stepper, collected), stepper.notes  # type: ignore[arg-type]
 
 
 def test_all_learn_once_each_has_its_part_of_the_rollout(play: Callable[[int], Board]) -> None:
@@ -373,7 +385,7 @@ def test_metrics_of_several_collections_add_up_and_the_longest_wait_counts() -> 
         {"collector/env_s": 3.0, "collector/quarantined": 0.0, "collector/learner_wait_s": 0.1},
     ]
     expected = {"collector/env_s": 4.0, "collector/quarantined": 2.0, "collector/learner_wait_s": 0.5}
-    assert combine_facts(facts) == expected
+    assert combine_metrics(facts) == expected
 
 
 @pytest.mark.parametrize("size", ["abc", "-2", "1.5"])

@@ -11,7 +11,7 @@ from ejax.config import parse_config
 from ejax.config.models import TrainerConfig
 from ejax.logs.best import Best, improves
 from ejax.run import train
-from ejax.training.progress import Progress
+from ejax.training.saver import Progress
 
 TAG = "eval/avg_reward"
 

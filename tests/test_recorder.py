@@ -244,7 +244,7 @@ def test_while_a_video_is_made_no_other_one_is(tmp_path: Path) -> None:
     with make_recorder(tmp_path, Lamp(length=6, pause=0.05)) as recorder:
         for count in (1, 2, 3):
             recorder.record({}, jax.random.key(0), count)
-        assert recorder.reports() == ["videos take longer than they are asked for: some are not made"]
+        assert recorder.reports() == ["videos take longer than the time between them: some are not made"]
     assert recorder.reports() == [f"recorded {tmp_path / 'eval' / 'ep1_cam_allenvs.mp4'}"]
 
 

@@ -19,11 +19,11 @@ from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import parse_config
 from ejax.logs.metric_log import MetricLog
+from ejax.logs.sessions import SESSIONS
 from ejax.report.__main__ import main
 from ejax.report.reading import read_run
 from ejax.run import train
 from ejax.store.run_dir import create_run_directory
-from ejax.training.sessions import SESSIONS
 
 UPDATES = 6
 START = 1_700_000_000.0

@@ -11,7 +11,7 @@ from tiny import tiny
 
 from ejax.config import parse_config
 from ejax.logs.metrics import MetricWriter
-from ejax.training.sessions import SESSIONS, read_sessions, write_session
+from ejax.logs.sessions import SESSIONS, read_sessions, write_session
 
 
 def _lines(logs: Path, *lines: object) -> None:

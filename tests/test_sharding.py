@@ -13,7 +13,7 @@ import pytest
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.training.build import build
-from ejax.training.rescale import rescale_for_devices
+from ejax.training.start import rescale_for_devices
 
 NUM_DEVICES = 4  # the CPU is four devices in these tests
 PPO = {

@@ -39,7 +39,7 @@ from ejax.schema.trust import UntrustedCodeError
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.build import build
 from ejax.training.environments import build_env, make_env
-from ejax.training.rescale import rescale_for_devices
+from ejax.training.start import rescale_for_devices
 from ejax.types import HostEnv
 
 ROOT = Path(__file__).parents[1]
@@ -809,7 +809,7 @@ _ALLOWED = {
     ("ejax/logs/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
     (
-        "ejax/runtime/packages.py",
+        "ejax/runtime/plain_files.py",
         "find_spec",
     ): "a package that carries files: a top-level name, which imports nothing",
     ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",

@@ -30,7 +30,7 @@ from ejax.play.saved_policy import evaluate_run
 from ejax.play.show import Show, play_run
 from ejax.replay import main as replay
 from ejax.run import train
-from ejax.runtime.interrupt import interruptible
+from ejax.runtime.process_exit import interruptible
 from ejax.training.watchdog import Watchdog
 from interop.export import export_run
 

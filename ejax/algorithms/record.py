@@ -100,7 +100,7 @@ class Algorithm:
     """None: collect a rollout, then ``update``."""
     with_teacher: Callable[[Teacher], "Algorithm"] | None = None
     """For an algorithm that learns from another policy: the record with this one. ``Config`` then has ``teacher``,
-    ``teacher_obs`` and ``teacher_policy``, by which ``ejax.training.teacher`` finds it."""
+    ``teacher_obs`` and ``teacher_policy``, by which ``ejax.training.warm_start`` finds it."""
     learns_from: Literal["environments", "demonstrations"] = "environments"
     make_optimizer: Callable[[Any], optax.GradientTransformation] = _one_optimizer
     bind: Callable[[Any, int], Any] = _bind_schedule

@@ -23,8 +23,7 @@ from ejax.collectors.player import CollectionStopped, Gate, GroupPlayer, HostSte
 from ejax.envs.host.calls import waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.rollout import make_rollout
-from ejax.runtime.placing import own_copy
-from ejax.runtime.sharding import join, sharded
+from ejax.runtime.sharding import join, own_copy, sharded
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout
 
 _LAST_STEP_S = 1.0  # time that closing waits for a group's thread that is still in a step

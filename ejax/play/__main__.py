@@ -1,16 +1,15 @@
 """``python -m ejax.play RUN``: watch a trained policy, in MuJoCo's viewer or in a video, and see what it stands."""
 
-from ejax.runtime.interrupt import leave_at_once, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, until_signal
 
 if __name__ == "__main__":
-    leave_at_once()  # before the imports, which take seconds
+    exit_on_signal()  # before the imports, which take seconds
 
 import argparse
 import importlib
 import sys
 from pathlib import Path
 
-from ejax.runtime.process_exit import leave
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, whole
 
@@ -76,4 +75,4 @@ def _velocity(text: str) -> tuple[float, float, float]:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

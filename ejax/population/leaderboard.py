@@ -15,7 +15,7 @@ from ejax.config.population import Member
 from ejax.logs.json_records import replace_text
 from ejax.population.step import FITNESS
 from ejax.schema.frozen import thaw
-from ejax.training.progress import Progress
+from ejax.training.saver import Progress
 
 
 @dataclass(kw_only=True)

@@ -20,8 +20,8 @@ from ejax.runtime.stopwatch import Stopwatch
 from ejax.schema.frozen import with_value
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
-from ejax.training.loop import Loop
-from ejax.training.parts import cadence_of, rows_per_update
+from ejax.training.loop import Cadence, Loop
+from ejax.training.parts import rows_per_update
 from ejax.training.profile import Profiler
 from ejax.training.start import RunLocation, locate_run
 from ejax.training.watchdog import guarded_calls
@@ -74,7 +74,7 @@ def _train(location: RunLocation, distributed: bool, started: float) -> Populati
     if location.checkpoint is not None:
         state, meta = load_checkpoint(location.checkpoint, state)
     times = Stopwatch()
-    cadence = cadence_of(config.trainer, rows_per_update(parts.configs[0], parts.parts))
+    cadence = Cadence.of(config.trainer, rows_per_update(parts.configs[0], parts.parts))
     with ExitStack() as stack:
         sink = PopulationSink(location, parts, state, meta, times, started, stack)
         loop: Loop[PopulationState, PopulationResult] = Loop(

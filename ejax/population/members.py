@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -15,7 +14,6 @@ import numpy as np
 from jax.errors import ConcretizationTypeError
 
 from ejax.algorithms.step import RunState, Step
-from ejax.collectors import HostStep
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.config.population import OPTIONS, ExploitConfig, Member
 from ejax.evaluation import evaluate, summarize
@@ -35,9 +33,9 @@ from ejax.schema.frozen import with_value
 from ejax.training.build import all_devices, build, device_step, first_state
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import check_best_metric, episode_options
-from ejax.training.parts import Parts
+from ejax.training.parts import Ingredients, Parts
 from ejax.training.policies import uses_dropout
-from ejax.training.steppers import DeviceStepper, Interrupted, committed
+from ejax.training.steppers import DeviceStepper, ShouldStop, Stepper, commit_to_device
 from ejax.training.warm_start import start_from_policy
 from ejax.types import Env, Key, Metrics, Params
 
@@ -113,10 +111,10 @@ def build_population(config: RunConfig) -> PopulationParts:
     )
 
 
-class PopulationStepper:
+class PopulationStepper(Stepper[PopulationState]):
     """Collection and update of all members in one program, several updates in one dispatch."""
 
-    awaited, program = "train", None
+    timer_name = "train"
 
     def __init__(
         self,
@@ -132,7 +130,7 @@ class PopulationStepper:
         mesh = self._lanes.mesh
         placed: dict[str, Any] = {}
         if mesh is None:
-            state = committed(state)
+            state = commit_to_device(state)
         else:
             places = jax.tree.map(lambda _: by_members(mesh), state)
             places = replace(places, update=replicated(mesh))
@@ -142,32 +140,14 @@ class PopulationStepper:
         self._compiled = program.lower(state, self._keys, jax.ShapeDtypeStruct((), jnp.int32)).compile()
         return state
 
-    def advance(self, state: PopulationState, count: int, interrupted: Interrupted) -> tuple[PopulationState, Metrics]:
+    def advance(self, state: PopulationState, count: int, should_stop: ShouldStop) -> tuple[PopulationState, Metrics]:
         """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count, M], but ``time/train_s``, which is [count]."""
-        del interrupted  # between dispatches is soon enough
+        del should_stop  # between dispatches is soon enough
         began = time.perf_counter()
         state, metrics = self._compiled(state, self._keys, jnp.int32(count))
         seconds = np.zeros(count)
         seconds[0] = time.perf_counter() - began
         return state, metrics | {"time/train_s": seconds}
-
-    def paused(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def reports(self) -> list[str]:
-        return []
-
-    def versions(self) -> list[int] | None:
-        return None
-
-    def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
-        del listeners  # its environments step inside the program
-
-    def __enter__(self) -> "PopulationStepper":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        del error
 
 
 class PopulationEvaluator:
@@ -220,7 +200,7 @@ def _first_state(
     }
     for i, (member, config) in enumerate(zip(members, configs, strict=True)):
         key, num_envs = jax.random.key(member.seed), config.trainer.num_envs
-        state = first_state(config, record, policy, env, parts.optimizer, key, num_envs=num_envs)
+        state = first_state(Ingredients(config, record, policy, env, parts.optimizer, key, dropout=False), num_envs)
         if values:  # as arrays: the optimizer's state has one form for all, also where a value is 0
             own = with_values(config.algorithm.cfg, {name: value[i] for name, value in values.items()})
             optimizer = record.make_optimizer(own)
@@ -244,7 +224,9 @@ def _member_step(config: RunConfig, parts: Parts, values: Values) -> Step:
         record = replace(record, update=unjit_for_traced(record.update, *values.values()))
     optimizer = record.make_optimizer(options)
     dropout = uses_dropout(config.policy, parts.policy)
-    return device_step(config, record, parts.policy, cast(Env, parts.env), optimizer, options, dropout=dropout)
+    key = jax.random.key(config.trainer.seed)
+    made = Ingredients(config, record, parts.policy, parts.env, optimizer, key, dropout)
+    return device_step(made, options)
 
 
 def _check_values(make_step: Callable[[Values], Step], state: PopulationState) -> None:

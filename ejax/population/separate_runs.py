@@ -25,7 +25,7 @@ from ejax.store.find import new_run_folder, newest_run
 from ejax.store.resume_rules import check_same_run, record_changes, started_for
 from ejax.store.run_dir import RunDirectory, RunMeta, create_run_directory, open_run_directory
 from ejax.store.run_lock import run_lock
-from ejax.training.progress import Progress
+from ejax.training.saver import Progress
 from ejax.training.skipped import NonFiniteUpdateError
 
 

@@ -23,6 +23,7 @@ from ejax.logs.json_records import replace_text
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.population.leaderboard import PopulationResult, summaries, write_summary
+from ejax.population.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
 from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
@@ -30,14 +31,12 @@ from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import RunDirectory, create_run_directory
 from ejax.store.run_lock import run_lock
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
-from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
-from ejax.training.loop import Dispatch
-from ejax.training.parts import Parts, cadence_of, rows_per_update
-from ejax.training.progress import Progress
-from ejax.training.saver import Saver
+from ejax.training.loop import Cadence, Dispatch
+from ejax.training.parts import Parts, rows_per_update
+from ejax.training.saver import Progress, Saver
 from ejax.training.skipped import skipped_fraction
 from ejax.training.start import RunLocation
-from ejax.training.steppers import Interrupted
+from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params
 
 Arrays = dict[str, NDArray[Any]]
@@ -71,7 +70,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         self._config, self._trainer, self._parts, self._directory = config, trainer, parts, location.directory
         self._clock, self._started = clock, started
         self._rows = rows_per_update(parts.configs[0], parts.parts)
-        self._cadence = cadence_of(trainer, self._rows)
+        self._cadence = Cadence.of(trainer, self._rows)
         self._alive = np.asarray(state.alive).copy()
         self._rewards: NDArray[Any] = np.asarray(meta.get("rewards", [math.nan] * len(parts.members)), float)
         self._last_eval: dict[str, float] = {}
@@ -236,7 +235,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         self._last_saved = update
         self.note(f"saved {self._latest}")
 
-    def _evaluate_fresh(self, state: PopulationState, interrupted: Interrupted) -> None:
+    def _evaluate_fresh(self, state: PopulationState, should_stop: ShouldStop) -> None:
         """Evaluate each member's best checkpoint and its last in the same fresh episodes, and write that down."""
         seeds, params = fresh_seeds(self._trainer), state.members.train.params
         if not seeds:
@@ -250,7 +249,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         for which, checkpoints, own in (("best", best, bests), ("last", last, params)):
 
             def play(seed: int, own: Params = own) -> Arrays | None:
-                return None if interrupted() else jax.device_get(self._parts.evaluator.begin(own, seed))
+                return None if should_stop() else jax.device_get(self._parts.evaluator.begin(own, seed))
 
             metrics = evaluate_fresh(seeds, play)
             if metrics is None:
@@ -260,16 +259,14 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
                 of_one = {tag: float(x[i]) for tag, x in metrics.items()}
                 write_fresh(folder.path, which, checkpoints[i], self._trainer, of_one)
 
-    def end(
-        self, state: PopulationState, update: int, steps_per_s: float, interrupted: Interrupted
-    ) -> PopulationResult:
+    def end(self, state: PopulationState, update: int, steps_per_s: float, should_stop: ShouldStop) -> PopulationResult:
         finished = update >= self._trainer.num_updates
         self._save(state, update)
         for i, folder in enumerate(self._folders):
             folder.saver.save(member_state(state, i), update)
         best = self._write_summary(state, update)
         if finished:
-            self._evaluate_fresh(state, interrupted)
+            self._evaluate_fresh(state, should_stop)
         else:
             self.note(
                 f"stopped at {update * self._rows} {self._config.step_name} of each member; "

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from ejax.runtime.process_exit import leave
+from ejax.runtime.process_exit import exit_with
 from ejax.schema.trust import add_trust_option, trust_words
 
 
@@ -83,4 +83,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

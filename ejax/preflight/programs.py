@@ -14,11 +14,10 @@ from ejax.envs.mujoco.choice import ENGINES
 from ejax.rollout import reset, unroll, with_memory
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build
-from ejax.training.environments import evaluation_env
+from ejax.training.environments import evaluation_env, settle_physics
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.host_steppers import HostStepper
 from ejax.training.parts import Parts
-from ejax.training.physics import settle_physics
 from ejax.training.policies import uses_dropout
 from ejax.training.steppers import DeviceStepper
 from ejax.types import HostEnv, Key, Params, Rollout

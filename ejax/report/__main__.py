@@ -1,9 +1,9 @@
 """``python -m ejax.report RUN…``: runs as one HTML page that opens anywhere."""
 
-from ejax.runtime.interrupt import leave_at_once, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, until_signal
 
 if __name__ == "__main__":
-    leave_at_once()  # before the imports, which take seconds
+    exit_on_signal()  # before the imports, which take seconds
 
 import argparse
 import importlib
@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from ejax.runtime.process_exit import leave
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,4 +78,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -17,12 +17,12 @@ from typing import Any
 from urllib.parse import quote
 
 from ejax.logs.json_records import FactsError
+from ejax.population.lineage import lineage, value_texts
 from ejax.report.cells import NOTHING, bar, duration_cell, number_cell, swatch, table, value_cell
 from ejax.report.curves import Group, curves, groups_of, sweep
 from ejax.report.reading import read_run
 from ejax.report.runs import MISSING, Run, differing
 from ejax.runtime.plain_files import read_bytes
-from ejax.training.lineage import lineage, value_texts
 
 _LARGEST_VIDEO = 4_000_000
 _LARGEST_VIDEOS = 24_000_000

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from ejax.logs.best import Best, improves
 from ejax.logs.charts import LARGEST
-from ejax.training.lineage import Exploited
-from ejax.training.sessions import Recorded
+from ejax.logs.sessions import Recorded
+from ejax.population.lineage import Exploited
 
 MISSING = object()
 """In place of a key that a config does not have."""

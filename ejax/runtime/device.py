@@ -33,7 +33,7 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
 
 
 def device_problem(device: str) -> str:
-    """Why JAX does not compute there, and what it has here; "" where it does."""
+    """The reason why JAX does not compute there, and its devices here; "" where it does."""
     platform, _, index = device.partition(":")
     try:
         there = len(jax.local_devices(backend=platform))

@@ -49,78 +49,41 @@ def host_call(
     return tuple(jax.lax.platform_dependent(*args, cpu=cached, default=uncached))
 
 
-class _Version(ctypes.Structure):
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
-        *(("major", ctypes.c_int), ("minor", ctypes.c_int)),
-    )
+def _struct(**fields: Any) -> Any:
+    """A structure of XLA's, its fields in their order in memory."""
+    return type("_Struct", (ctypes.Structure,), {"_fields_": tuple(fields.items())})
 
 
-class _Error(ctypes.Structure):
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
-        *(("message", ctypes.c_char_p), ("code", ctypes.c_int)),
-    )
-
-
-class _Api(ctypes.Structure):
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
-        *(("version", _Version), ("internal", ctypes.c_void_p)),
-        ("create_error", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Error))),
-    )
-
-
-class _Metadata(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("version", _Version), ("traits", ctypes.c_uint32))
-
-
-class _Extension(ctypes.Structure):
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.c_void_p)),
-        ("metadata", ctypes.POINTER(_Metadata)),
-    )
-
-
-class _Buffer(ctypes.Structure):
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
-        *(("dtype", ctypes.c_int), ("data", ctypes.c_void_p)),
-        *(("rank", ctypes.c_int64), ("dims", ctypes.POINTER(ctypes.c_int64))),
-    )
-
-
-class _Scalar(ctypes.Structure):
-    _fields_ = (("dtype", ctypes.c_int), ("value", ctypes.POINTER(ctypes.c_int64)))
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
-        *(("count", ctypes.c_int64), ("types", ctypes.c_void_p)),
-        ("buffers", ctypes.POINTER(ctypes.POINTER(_Buffer))),
-    )
-
-
-class _Attributes(ctypes.Structure):
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
-        *(("count", ctypes.c_int64), ("types", ctypes.c_void_p), ("names", ctypes.c_void_p)),
-        ("scalars", ctypes.POINTER(ctypes.POINTER(_Scalar))),
-    )
-
-
-class _CallFrame(ctypes.Structure):
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("extension", ctypes.POINTER(_Extension))),
-        *(("api", ctypes.POINTER(_Api)), ("context", ctypes.c_void_p), ("stage", ctypes.c_int)),
-        *(("args", _Buffers), ("results", _Buffers), ("attributes", _Attributes)),
-    )
+_HEAD = {"size": ctypes.c_size_t, "extension": ctypes.c_void_p}
+"""Two fields that most structures begin with."""
+_Version = _struct(**_HEAD, major=ctypes.c_int, minor=ctypes.c_int)
+_Error = _struct(**_HEAD, message=ctypes.c_char_p, code=ctypes.c_int)
+_CreateError = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Error))
+_Api = _struct(**_HEAD, version=_Version, internal=ctypes.c_void_p, create_error=_CreateError)
+_Metadata = _struct(size=ctypes.c_size_t, version=_Version, traits=ctypes.c_uint32)
+_Extension = _struct(size=ctypes.c_size_t, type=ctypes.c_int, next=ctypes.c_void_p, metadata=ctypes.POINTER(_Metadata))
+_Dims = ctypes.POINTER(ctypes.c_int64)
+_Buffer = _struct(**_HEAD, dtype=ctypes.c_int, data=ctypes.c_void_p, rank=ctypes.c_int64, dims=_Dims)
+_Scalar = _struct(dtype=ctypes.c_int, value=ctypes.POINTER(ctypes.c_int64))
+_BufferList = ctypes.POINTER(ctypes.POINTER(_Buffer))
+_Buffers = _struct(**_HEAD, count=ctypes.c_int64, types=ctypes.c_void_p, buffers=_BufferList)
+_ScalarList = ctypes.POINTER(ctypes.POINTER(_Scalar))
+_Attributes = _struct(**_HEAD, count=ctypes.c_int64, types=ctypes.c_void_p, names=ctypes.c_void_p, scalars=_ScalarList)
+_CallFrame = _struct(
+    size=ctypes.c_size_t,
+    extension=ctypes.POINTER(_Extension),
+    api=ctypes.POINTER(_Api),
+    context=ctypes.c_void_p,
+    stage=ctypes.c_int,
+    args=_Buffers,
+    results=_Buffers,
+    attributes=_Attributes,
+)
 
 
 @functools.cache
 def _registered() -> bool:
-    """Register the handler; False where XLA speaks another version, which these structures may not fit."""
+    """Register the handler. False: XLA speaks another version, which these structures may not fit."""
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     address = ctypes.cast(_handle, ctypes.c_void_p)
@@ -154,7 +117,7 @@ def _handle(pointer: Any) -> int | None:
     return None
 
 
-def _view(buffer: _Buffer) -> NDArray[Any]:
+def _view(buffer: Any) -> NDArray[Any]:
     """The memory of a buffer as an array, without a copy."""
     shape, dtype = buffer.dims[: buffer.rank], np.dtype(_DTYPES[buffer.dtype])
     if not (size := math.prod(shape) * dtype.itemsize):

@@ -6,12 +6,13 @@ them is an ``OSError`` or a ``ValueError`` here, as a missing or damaged file is
 """
 
 import errno
+import importlib.util
 import json
 import os
 import stat
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 MAX_DIGITS = 100
 """Digits of an integer: more take long to read, and are no number that anybody means."""
@@ -45,13 +46,7 @@ def open_plain(path: str | Path, most: int = MAX_BYTES) -> BufferedReader:
         OSError: it is not there, not a regular file, or has more than ``most`` bytes.
     """
     check_plain(path, most)  # before it is opened: that alone may do something to a device
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    try:
-        _check(os.fstat(file.fileno()), path, most)
-    except BaseException:
-        file.close()
-        raise
-    return file
+    return cast(BufferedReader, _open(path, os.O_RDONLY, "rb", most))
 
 
 def append_plain(path: str | Path) -> IO[bytes]:
@@ -60,10 +55,13 @@ def append_plain(path: str | Path) -> IO[bytes]:
     Raises:
         OSError: it is a link (ELOOP) or no regular file, or cannot be written.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    file = os.fdopen(os.open(path, flags, 0o666), "ab")
+    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, "ab", HUGE)
+
+
+def _open(path: str | Path, flags: int, mode: str, most: int) -> IO[bytes]:
+    file = os.fdopen(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666), mode)
     try:
-        _check(os.fstat(file.fileno()), path, HUGE)
+        _check(os.fstat(file.fileno()), path, most)
     except BaseException:
         file.close()
         raise
@@ -149,3 +147,16 @@ def _check(found: os.stat_result, path: str | Path, most: int) -> None:
 
 def _too_large(path: str | Path, size: int, most: int) -> OSError:
     return OSError(errno.EFBIG, f"has {size} bytes; at most {most} are read", str(path))
+
+
+def package_folder(name: str) -> Path | None:
+    """The folder of an installed package, found without importing it. None: it is not installed.
+
+    Args:
+        name: of a top level.
+    """
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # of a module that no file is the source of, such as __main__
+        return None
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None

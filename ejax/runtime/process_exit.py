@@ -1,27 +1,52 @@
-"""The end of a command line, with its own exit code: even after an environment left threads or called ``exit``."""
+"""Ends of a process: signals that ask a run to stop, and the exit of a command line with its own code.
 
+SIGTERM, Ctrl-C (SIGINT) and SIGHUP of a closed terminal get three answers. While a command imports what it needs, a
+signal ends the process with one line: ``exit_on_signal``. While a run is built, it raises ``StopRequested``, so that
+what was begun is put away: ``interrupting``. While a run trains, the first one lets it finish the update under way,
+save and end: ``interruptible``.
+"""
+
+import errno
 import functools
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S = 10.0
 """For threads to come to an end by themselves."""
-_MOST_NAMED = 4
+_MAX_NAMED = 4
+_UNHEEDED: list[list[int]] = []
+"""Signals that active ``interrupting`` blocks have received."""
 _end_process = os._exit
-"""The real one: ``leave`` replaces it for everybody else."""
+"""The real one: ``exit_with`` replaces it for everybody else."""
 
 
-def leave(main: Callable[[], int]) -> NoReturn:
-    """Run a command line and end the process with its exit code.
+class StopRequested(KeyboardInterrupt):
+    """A signal ends what the main thread is at."""
 
-    Python waits for threads that are no daemons, without a bound. Where one is alive after a grace time, it is named,
-    and the process ends without it. Only for ``if __name__ == "__main__"``: a library must not end its caller.
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class ProcessExit(SystemExit):
+    """``os._exit`` by code that must not end the run; its exit code is never 0."""
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Run a command line and end the process with its exit code, even if an environment left threads.
+
+    Python waits for threads that are no daemons, without a bound. Those that outlive a grace time are named, and the
+    process ends without them. Only for ``if __name__ == "__main__"``: a library must not end its caller.
     """
     code = 1
     os._exit = functools.partial(_refuse_exit, os.getpid())
@@ -33,19 +58,23 @@ def leave(main: Callable[[], int]) -> NoReturn:
     finally:
         # after a signal without what Python does at its end: threads that compile would be waited for, or crash it
         if code > 128:
-            leave_now(code)
+            hard_exit(code)
         if _left_behind():
-            threading.Thread(target=_outlast, args=(code,), name="ejax-leave", daemon=True).start()
+            threading.Thread(target=_outlast, args=(code,), name="ejax-exit", daemon=True).start()
     sys.exit(code)
+
+
+def hard_exit(code: int) -> NoReturn:
+    """End the process immediately, with what was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it
+            stream.flush()
+    _end_process(code)
 
 
 def owns_process() -> bool:
     """Recognize the process of a command line, which may end it."""
     return os._exit is not _end_process
-
-
-class ProcessExit(SystemExit):
-    """``os._exit`` by code that must not end the run; its exit code is never 0."""
 
 
 def _refuse_exit(owner: int, code: int) -> NoReturn:
@@ -62,25 +91,15 @@ def _refuse_exit(owner: int, code: int) -> NoReturn:
 def _outlast(code: int) -> None:
     """End the process, unless it ends by itself first."""
     time.sleep(_GRACE_S)
-    threads = _left_behind()
-    if threads:
-        names = ", ".join(f"'{thread.name}' ({_place(thread)})" for thread in threads[:_MOST_NAMED])
-        if len(threads) > _MOST_NAMED:
-            names += f" and {len(threads) - _MOST_NAMED} more"
+    if threads := _left_behind():
+        names = ", ".join(f"'{thread.name}' ({_place(thread)})" for thread in threads[:_MAX_NAMED])
+        names += f" and {len(threads) - _MAX_NAMED} more" * (len(threads) > _MAX_NAMED)
         print(f"ejax: leaving without threads that do not end: {names}", file=sys.stderr)
-        leave_now(code)
-
-
-def leave_now(code: int) -> NoReturn:
-    """End the process at once, with what was printed."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or nobody reads it
-            stream.flush()
-    _end_process(code)
+        hard_exit(code)
 
 
 def _left_behind() -> list[threading.Thread]:
-    """Threads that Python waits for. A pool's idle threads are among them, and end when Python asks them to."""
+    """Threads that Python waits for. A pool's idle threads are among them, and end when Python wants them to."""
     return [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
 
 
@@ -91,3 +110,118 @@ def _place(thread: threading.Thread) -> str:
         return "ended just now"
     last = traceback.extract_stack(frame, limit=1)[-1]
     return f"{last.name}, {last.filename}:{last.lineno}"
+
+
+def exit_on_signal() -> None:
+    """From now on a signal ends the process, with a line and the shell's exit code. For the first line of a command.
+
+    By the end of the process and not by an exception: code that is being imported may catch that, or print it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in _heeded():
+            signal.signal(number, _exit_before_start)
+
+
+def _exit_before_start(number: int, frame: FrameType | None) -> None:
+    del frame
+    command = f"ejax.{Path(sys.argv[0]).stem}"
+    write_stderr(f"{command}: ended by {signal.Signals(number).name} before it began: nothing was left")
+    hard_exit(128 + number)
+
+
+def until_signal(command: str, body: Callable[[], int]) -> int:
+    """Run a command's ``body``: a signal that it does not heed itself ends it with a last word and the shell's code.
+
+    Returns:
+        The exit code: the body's; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+    """
+    received: list[int] = []
+    try:
+        with interrupting(received):
+            return body()
+    except BaseException as error:
+        if not received and not isinstance(error, KeyboardInterrupt):
+            raise
+        number = error.number if isinstance(error, StopRequested) else next(iter(received), signal.SIGINT)
+        with _handling(signal.SIG_IGN):
+            left = "; ".join(getattr(error, "__notes__", [])) or "no run was under way"
+            write_stderr(f"{command}: ended at once by {signal.Signals(number).name}: {left}")
+        return 128 + number
+
+
+@contextmanager
+def interrupting(received: list[int]) -> Iterator[None]:
+    """A signal raises ``StopRequested`` inside, and is kept in ``received``: compilers may swallow what is raised."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del frame
+        _let_go_of_closed_terminal()
+        received.append(number)
+        raise StopRequested(number)
+
+    _UNHEEDED.append(received)
+    try:
+        with _handling(interrupt):
+            yield
+    finally:
+        _UNHEEDED.remove(received)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """A signal only sets a flag inside, and reports it; a second Ctrl-C raises ``StopRequested``.
+
+    The flag is set from the start where ``StopRequested`` was raised before and came to nothing.
+    """
+    received = [number for numbers in _UNHEEDED for number in numbers]
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        _let_go_of_closed_terminal()
+        if received and number == signal.SIGINT:
+            raise StopRequested(number)
+        if not received:
+            name = signal.Signals(number).name
+            text = "finishing the update under way, then saving; Ctrl-C (once more) ends at once, without saving"
+            write_stderr(f"{name}: {text}")
+        received.append(number)
+
+    with _handling(note):
+        yield lambda: bool(received)
+
+
+def write_stderr(text: str) -> None:
+    """Write a line on standard error, also from a signal handler, where ``print`` may be in use already."""
+    with suppress(OSError):  # nobody may read it any more
+        os.write(2, f"{text}\n".encode())
+
+
+def _let_go_of_closed_terminal() -> None:
+    """Discard output once the terminal is closed: printing would raise, before the run is saved."""
+    for descriptor in (1, 2):
+        try:
+            os.ttyname(descriptor)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                with open(os.devnull, "w") as nowhere:
+                    os.dup2(nowhere.fileno(), descriptor)
+
+
+def _heeded() -> list[signal.Signals]:
+    """All but those that the process was started with ignored: SIGHUP under nohup."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def _handling(handler: Any) -> Iterator[None]:
+    """``handler`` inside, the former ones after it; signals reach the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.signal(number, handler) for number in _heeded()}
+    try:
+        yield
+    finally:
+        for number, before in former.items():
+            # a command that has begun cannot report of itself that it has not
+            signal.signal(number, signal.SIG_DFL if before in (None, _exit_before_start) else before)

@@ -23,16 +23,17 @@ from ejax.schema.problems import ConfigError
 _DEAD_AFTER_S = 15
 """Without a sign of life: dead, or suspended."""
 _LATE_S = 60.0
-"""After so long a process says what it waits for."""
+"""After so long a process prints what it waits for."""
 _RESCUE = "rescue"
 _POLL_MS = 1000
 """Between two looks at whether another process has failed."""
 _FOUND_BY_JAX = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI"}
 _SIZES = {**_FOUND_BY_JAX, "WORLD_SIZE": "torchrun or the like"}
-"""Variables that say how many processes a scheduler started."""
+"""Variables with the number of processes that a scheduler started."""
 
 JOIN = "start each with python -m ejax.train … --coordinator HOST:PORT --num-processes N --process-id I"
 """The remedy for processes that do not find each other."""
+_AGAIN = "start all of them again: python -m ejax.train … --resume latest"
 
 
 class ProcessesError(RuntimeError):
@@ -45,7 +46,7 @@ class RescueCall(ProcessesError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where the processes find each other, and which of them this one is. None: the scheduler knows it."""
+    """The place where the processes find each other, and this one's number. None: the scheduler knows it."""
 
     coordinator: str | None = None
     """``host:port`` of process 0."""
@@ -108,7 +109,7 @@ def _check_coordinator(coordinator: str) -> None:
 
 
 def _scheduled() -> bool:
-    """Whether a scheduler started several processes that JAX can find."""
+    """Recognize one of several processes of a scheduler that JAX knows."""
     indexed_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
     return _is_one_of_several(_FOUND_BY_JAX) is not None or indexed_job or "JAX_COORDINATOR_ADDRESS" in os.environ
 
@@ -119,7 +120,7 @@ def unjoined() -> str | None:
 
 
 def _is_one_of_several(sizes: dict[str, str]) -> str | None:
-    """The scheduler whose variable says that it started several processes.
+    """The scheduler that started several processes, by its variable.
 
     Raises:
         ConfigError: a variable that is no number.
@@ -169,7 +170,7 @@ class Group:
 
         Raises:
             ProcessesError: another one failed, or does not come.
-        RescueCall: another one hangs, and saves.
+            RescueCall: another one hangs, and saves.
         """
         number, me = next(_rounds), jax.process_index()
         _client().key_value_set(f"ejax/word/{number}/{me}", json.dumps(mine))
@@ -196,8 +197,11 @@ class Group:
         while True:
             try:
                 return str(_client().blocking_key_value_get(f"ejax/word/{number}/{process}", _POLL_MS))
-            except jax.errors.JaxRuntimeError:
+            except jax.errors.JaxRuntimeError as error:
                 _raise_failure()
+                if "DEADLINE_EXCEEDED" not in str(error):  # no word yet is one thing, nobody to bring it another
+                    reason = str(error).partition("\n")[0]
+                    raise ProcessesError(f"the words of process 0 do not arrive: {reason}; {_AGAIN}") from error
             waited = time.monotonic() - began
             if waited > limit:
                 text = f"process {process} has not come to {what} for {limit:.0f} s (trainer.process_timeout_s)"
@@ -208,11 +212,8 @@ class Group:
                 print(f"[processes] process {me} waits for process {process} to {what}, for {_LATE_S:g} s", flush=True)
 
 
-_AGAIN = "start all of them again: python -m ejax.train … --resume latest"
-
-
 def report_failure(reason: str) -> None:
-    """Have the other processes end, and say why."""
+    """Have the other processes end, and give them the reason."""
     words = json.dumps({"host": socket.gethostname(), "reason": reason})
     with suppress(jax.errors.JaxRuntimeError):
         _client().key_value_set(f"ejax/failed/{jax.process_index()}", words, allow_overwrite=True)
@@ -240,7 +241,7 @@ def failing_together() -> Iterator[None]:
 
 
 def _look_for_failure(error: Exception) -> None:
-    """Give another process, whose end may have broken the devices' messages, the time to say why."""
+    """Give another process, whose end may have broken the devices' messages, the time to give a reason."""
     print(f"ejax: {str(error).partition(chr(10))[0]}; looking whether another process is gone", flush=True)
     until = time.monotonic() + _DEAD_AFTER_S + 3.0
     while time.monotonic() < until:
@@ -254,9 +255,9 @@ def _raise_failure() -> None:
     with suppress(jax.errors.JaxRuntimeError):  # none has
         failed = _client().key_value_dir_get("ejax/failed/")
     for key, words in sorted(failed):
-        process, said = int(key.rsplit("/", 1)[1]), json.loads(words)
+        process, failure = int(key.rsplit("/", 1)[1]), json.loads(words)
         if process != jax.process_index():
-            raise ProcessesError(f"process {process} on {said['host']} failed: {said['reason']}; {_AGAIN}")
+            raise ProcessesError(f"process {process} on {failure['host']} failed: {failure['reason']}; {_AGAIN}")
 
 
 def _client() -> Any:

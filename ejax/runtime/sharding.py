@@ -2,9 +2,10 @@
 
 Nothing is averaged by hand. The program is that of one device; from where its arrays lie, XLA computes each part where
 its environments are and adds the parts up. Every device therefore has the same parameters, and the results
-are those of one device, apart from the order of sums.
+are those of one device, apart from the order of sums. ``constrain_split`` acts inside
+``jax.set_mesh(make_mesh(devices))``; without a mesh it does nothing.
 
-``constrain_split`` acts inside ``jax.set_mesh(make_mesh(devices))``; without a mesh it does nothing.
+Arrays of several processes are sharded over all devices, copied to those of one process, or exchanged between them.
 """
 
 import math
@@ -12,7 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from numpy.typing import NDArray
+
+from ejax.runtime.processes import count
+from ejax.types import PyTree
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,18 +49,18 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def shapes_on(places: Sharding | Any | None, tree: T) -> T:
+def shapes_on(shardings: Sharding | Any | None, tree: T) -> T:
     """The shapes of arrays, and where they lie: what a program can be lowered for without making them.
 
     Args:
         tree: of arrays, or of their shapes.
-        places: one for all, or a tree of them. None: wherever the program's other arrays lie.
+        shardings: one for all, or a tree of them. None: wherever the program's other arrays lie.
     """
-    if places is None:
+    if shardings is None:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-    if isinstance(places, Sharding):
-        places = jax.tree.map(lambda _: places, tree)
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+    if isinstance(shardings, Sharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, shardings)
 
 
 def join(parts: Sequence[T], place: NamedSharding, axis: int) -> T:
@@ -124,3 +131,76 @@ def _mesh() -> jax.sharding.AbstractMesh | None:
     """Inside a program: the mesh of devices that share its environments. None: they are on one."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh if _AXIS in mesh.axis_names else None
+
+
+def shard(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Arrays that every process has whole, as arrays of all devices: each puts what its own devices hold.
+
+    Args:
+        shardings: a ``Sharding`` for each leaf.
+    """
+
+    def place(x: Any, sharding: Sharding) -> Any:
+        if _is_key(x):
+            data = np.asarray(jax.random.key_data(x))
+            return jax.random.wrap_key_data(_make(data, sharding), impl=jax.random.key_impl(x))
+        return _make(np.asarray(x), sharding)
+
+    return jax.tree.map(place, tree, shardings) if count() > 1 else jax.device_put(tree, shardings)
+
+
+def _make(x: Any, sharding: Sharding) -> jax.Array:
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
+    """Arrays that are the same on every device, on this process's ``device`` alone."""
+
+    def own(x: jax.Array) -> jax.Array:
+        if x.is_fully_replicated:
+            for shard in x.addressable_shards:
+                if shard.device == device:
+                    return shard.data
+        return x if x.is_fully_addressable else x.addressable_data(0)
+
+    return jax.device_put(jax.tree.map(own, tree), device)
+
+
+def at_hand(tree: PyTree) -> PyTree:
+    """Arrays that are the same on every device, on those of this process alone: it may compute with them by itself."""
+
+    if count() == 1:
+        return tree
+    here = replicated(make_mesh([shard.device for shard in jax.tree.leaves(tree)[0].addressable_shards]))
+
+    def own(x: jax.Array) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(x.shape, here, [shard.data for shard in x.addressable_shards])
+
+    return jax.tree.map(own, tree)
+
+
+def exchange(tree: PyTree) -> list[PyTree]:
+    """Exchange arrays of the same shapes: each process's, in their order, as NumPy's. All of them call it.
+
+    As bytes, since JAX has no numbers of 64 bits. Keys come as arrays of all devices.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    mine = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in leaves]
+    packed = np.frombuffer(b"".join(x.tobytes() for x in mine), np.uint8)
+    everywhere = replicated(make_mesh(jax.devices()))
+
+    def unpack(packed: NDArray[np.uint8]) -> PyTree:
+        parts = np.split(packed, np.cumsum([x.nbytes for x in mine])[:-1])
+        arrays = [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, mine, strict=True)]
+        return jax.tree.unflatten(structure, [as_given(x, array) for x, array in zip(leaves, arrays, strict=True)])
+
+    def as_given(x: Any, array: NDArray[Any]) -> Any:
+        if not _is_key(x):
+            return array
+        return jax.random.wrap_key_data(_make(array, everywhere), impl=jax.random.key_impl(x))
+
+    return [unpack(each) for each in multihost_utils.process_allgather(packed)]
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)

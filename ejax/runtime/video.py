@@ -1,4 +1,4 @@
-"""H.264 videos from frames: streamed to ffmpeg, so memory stays bounded however long the video is."""
+"""H.264 videos from frames, streamed to ffmpeg, so memory stays bounded however long the video is."""
 
 import itertools
 import math
@@ -137,7 +137,7 @@ def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int 
             with cast(IO[bytes], process.stdin) as sink:
                 yield sink
         except BrokenPipeError:
-            pass  # ffmpeg ended early; its exit status says why
+            pass  # ffmpeg ended early; its exit status gives the reason
         except BaseException:
             process.kill()
             raise

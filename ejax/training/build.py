@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
-import optax
 
-from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.envs.description import describe
@@ -17,11 +15,11 @@ from ejax.runtime.processes import JOIN, count, unjoined
 from ejax.training.environments import build_env, check_own_env
 from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
-from ejax.training.parts import Parts
+from ejax.training.parts import Ingredients, Parts
 from ejax.training.policies import build_policy, check_own_policy, uses_dropout
 from ejax.training.steppers import DeviceStepper
-from ejax.training.teacher import load_teacher
-from ejax.types import Env, HostEnv, Policy
+from ejax.training.warm_start import load_teacher
+from ejax.types import Env, HostEnv
 
 _MAX_UPDATES_PER_DISPATCH = 64
 
@@ -38,8 +36,8 @@ def build(
     Args:
         config: bound, or as it was read; see ``ejax.config.bind``.
         quarantine: folder for what broke host environments.
-        absent: devices that are not here, to compile for. Several of them share the environments, whatever
-            ``trainer.distributed`` says, and of a state on devices there are only the shapes.
+        absent: devices that are not here, to compile for. Several of them share the environments, without
+            regard to ``trainer.distributed``, and of a state on devices there are only the shapes.
         given: objects of the caller's, instead of those that the config names.
 
     Raises:
@@ -50,33 +48,15 @@ def build(
         text = "is several runs, and this is about one; leave it out, or name a member's config: RUN/members/I/configs"
         raise ConfigError([Problem("population", text)])
     config = bind(config)
-    trainer, algorithm = config.trainer, config.algorithm.record
+    trainer = config.trainer
     devices = all_devices(config) if trainer.distributed and absent is None else None
 
     if trainer.shard_parameters and absent is None and (not trainer.distributed or count() > 1):
         text = "got true, which needs trainer.distributed: true, in one process"
         raise ConfigError([Problem("trainer.shard_parameters", f"{text}; with several, parameters are whole on each")])
 
-    # the environment comes first: it decides the policy's shapes, and an algorithm may refuse it
-    size, eval_env = group_size(config, len(devices or [None])), None
-    if given is None:
-        first = build_env(config, num_envs=size, quarantine=quarantine)
-    else:
-        first, eval_env = adopt_envs(config, given, num_envs=size, quarantine=quarantine)
-    check_own_env(config, first)
-    if problems := list(algorithm.env_problems(config.algorithm.cfg, first)):
-        raise ConfigError(problems)
-    policy = build_policy(config.policy, first) if given is None else given.policy
-    check_own_policy(config.policy, policy, first)
-    if problems := list(algorithm.policy_problems(config.algorithm.cfg, policy)):
-        raise ConfigError(problems)
-    notes = describe(first).notes
-    if algorithm.with_teacher is not None:
-        teacher, told = load_teacher(config, first)
-        notes += told
-        algorithm = algorithm.with_teacher(teacher)
-    optimizer = algorithm.make_optimizer(config.algorithm.cfg)
-    key, dropout = jax.random.key(trainer.seed), uses_dropout(config.policy, policy)
+    size = group_size(config, len(devices or [None]))
+    made, eval_env, notes = _ingredients(config, given, size, quarantine)
 
     # where the observations come from decides what steps the run: demonstrations, the program itself, a collector
     if config.data is not None:
@@ -84,105 +64,104 @@ def build(
             raise ConfigError([Problem("trainer.distributed", "got true, but cloning runs on one device; give false")])
         from ejax.training.cloning import cloning_parts  # brings the data engine, which no other run needs
 
-        parts = cloning_parts(config, config.data, policy, first, optimizer, key, dropout=dropout)
-        return replace(parts, notes=notes)
-    if not isinstance(first, HostEnv) and trainer.collector.mode in ("auto", "device"):
+        parts = cloning_parts(made, config.data)
+    elif not isinstance(made.env, HostEnv) and trainer.collector.mode in ("auto", "device"):
         if absent is not None:
             devices = list(absent) if len(absent) > 1 else None
-        make = partial(_device_parts, config, algorithm, policy, first, optimizer, key, devices, dropout=dropout)
-        return replace(make(shapes_only=absent is not None), notes=notes, eval_env=eval_env)
-    make_host = partial(host_parts, config, policy, first, optimizer, key)
-    parts = make_host(devices=devices, dropout=dropout, quarantine=quarantine)
+        parts = _device_parts(made, devices, shapes_only=absent is not None)
+    else:
+        parts = host_parts(made, devices, quarantine)
     return replace(parts, notes=notes, eval_env=eval_env)
 
 
-def _device_parts(
-    config: RunConfig,
-    algorithm: Algorithm,
-    policy: Policy,
-    env: Env,
-    optimizer: optax.GradientTransformation,
-    key: jax.Array,
-    devices: list[jax.Device] | None,
-    *,
-    dropout: bool,
-    shapes_only: bool,
-) -> Parts:
-    """Environments and update in one program."""
-    trainer, options = config.trainer, config.algorithm.cfg
-    step = device_step(config, algorithm, policy, env, optimizer, options, dropout=dropout)
+def _ingredients(
+    config: RunConfig, given: Given | None, size: int, quarantine: Path
+) -> tuple[Ingredients, Any, tuple[str, ...]]:
+    """Make and check the ingredients; the environment to evaluate in, if it is the caller's; and messages."""
+    algorithm, options, eval_env = config.algorithm.record, config.algorithm.cfg, None
+    # the environment comes first: it decides the policy's shapes, and an algorithm may refuse it
+    if given is None:
+        env = build_env(config, num_envs=size, quarantine=quarantine)
+    else:
+        env, eval_env = adopt_envs(config, given, num_envs=size, quarantine=quarantine)
+    check_own_env(config, env)
+    if problems := list(algorithm.env_problems(options, env)):
+        raise ConfigError(problems)
+    policy = build_policy(config.policy, env) if given is None else given.policy
+    check_own_policy(config.policy, policy, env)
+    if problems := list(algorithm.policy_problems(options, policy)):
+        raise ConfigError(problems)
+    notes = describe(env).notes
+    if algorithm.with_teacher is not None:
+        teacher, more = load_teacher(config, env)
+        notes += more
+        algorithm = algorithm.with_teacher(teacher)
+    key, dropout = jax.random.key(config.trainer.seed), uses_dropout(config.policy, policy)
+    made = Ingredients(config, algorithm, policy, env, algorithm.make_optimizer(options), key, dropout)
+    return made, eval_env, notes
 
-    # the whole first state in one program; environments of all devices are made here and spread by the stepper
+
+def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes_only: bool) -> Parts:
+    """Environments and update in one program."""
+    trainer, algorithm, options = made.config.trainer, made.algorithm, made.config.algorithm.cfg
+
+    # the whole first state in one program; environments of all devices are made here and sharded by the stepper
     among = len(devices) if devices else 1
-    make_first = partial(first_state, config, algorithm, policy, env, optimizer, key, num_envs=among * trainer.num_envs)
+    make_first = partial(first_state, made, num_envs=among * trainer.num_envs)
     state = jax.eval_shape(make_first) if shapes_only else make_first()
 
     # a bound only: how many updates go into a dispatch is a traced number, so that one program serves all
     per_dispatch = trainer.updates_per_dispatch
-    max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
     functions = (algorithm.update, algorithm.make_step, algorithm.resets)
-    what = None if algorithm.with_teacher else (*functions, policy, env, options, trainer.buffer_size, dropout)
+    what = (*functions, made.policy, made.env, options, trainer.buffer_size, made.dropout)
     stepper = DeviceStepper(
-        step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters, what=what
+        device_step(made, options),
+        made.key,
+        _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch,
+        devices=devices,
+        shard_parameters=trainer.shard_parameters,
+        what=None if algorithm.with_teacher else what,
     )
-    return Parts(policy, env, optimizer, stepper, state, among)
+    return Parts(made.policy, made.env, made.optimizer, stepper, state, among)
 
 
-def device_step(
-    config: RunConfig,
-    algorithm: Algorithm,
-    policy: Policy,
-    env: Env,
-    optimizer: optax.GradientTransformation,
-    options: Any,
-    *,
-    dropout: bool,
-) -> Step:
-    """Environments and update.
+def device_step(made: Ingredients, options: Any) -> Step:
+    """Environments, which are inside the program, and update.
 
     Args:
         options: of the algorithm; ``config.algorithm.cfg``, or with arrays in it.
     """
-    num_steps = config.trainer.buffer_size
+    algorithm, env, num_steps = made.algorithm, cast(Env, made.env), made.config.trainer.buffer_size
     if algorithm.make_step is not None:
-        return algorithm.make_step(policy, env, optimizer, options, num_steps=num_steps, dropout=dropout)
+        return algorithm.make_step(made.policy, env, made.optimizer, options, num_steps=num_steps, dropout=made.dropout)
     return make_rollout_step(
-        policy,
+        made.policy,
         env,
-        optimizer,
+        made.optimizer,
         options,
         update=algorithm.update,
         resets=algorithm.resets(options),
         num_steps=num_steps,
-        dropout=dropout,
+        dropout=made.dropout,
     )
 
 
-def first_state(
-    config: RunConfig,
-    algorithm: Algorithm,
-    policy: Policy,
-    env: Env,
-    optimizer: optax.GradientTransformation,
-    key: jax.Array,
-    *,
-    num_envs: int,
-) -> RunState:
+def first_state(made: Ingredients, num_envs: int) -> RunState:
     """The state at update 0, with environments inside the program."""
-    options = config.algorithm.cfg
+    algorithm, options, env = made.algorithm, made.config.algorithm.cfg, cast(Env, made.env)
     state = init_run_state(
-        policy,
+        made.policy,
         env,
-        optimizer,
-        key,
+        made.optimizer,
+        made.key,
         num_envs=num_envs,
         reference=algorithm.keeps_reference(options),
         target=algorithm.keeps_target,
-        scales_rewards=config.trainer.normalize_reward,
+        scales_rewards=made.config.trainer.normalize_reward,
     )
     if algorithm.make_own is None:
         return state
-    return replace(state, own=algorithm.make_own(options, policy, env, num_envs))
+    return replace(state, own=algorithm.make_own(options, made.policy, env, num_envs))
 
 
 def num_devices(config: RunConfig) -> int:

@@ -1,4 +1,4 @@
-"""Callbacks: code that runs at the events of a training, ejax's own and the caller's alike.
+"""Callbacks: the caller's code that runs at the events of a training, before ejax logs and saves.
 
 Events of one update, in this order: ``on_step`` for each step of environments outside the program, ``on_rollout``,
 ``on_update``, then ``on_save`` and ``on_evaluation`` where they are due. Several updates may go into one dispatch of
@@ -14,9 +14,60 @@ from typing import Any, Protocol
 from ejax.algorithms.step import RunState
 from ejax.collectors import HostStep
 from ejax.config import RunConfig
-from ejax.training.cadence import Cadence
-from ejax.training.result import RunResult
-from ejax.types import Env, HostEnv, Policy
+from ejax.logs.latest import duration, number
+from ejax.logs.notebook import result_html
+from ejax.training.loop import Cadence
+from ejax.types import Env, HostEnv, Params, Policy
+
+
+@dataclass(kw_only=True)
+class RunResult:
+    """Result of a run; EmbodiChain's names."""
+
+    policy: Policy
+    params: Params
+    run_dir: Path
+    global_step: int
+    num_updates: int
+    elapsed_time_sec: float
+    """Duration of this call, compilation included."""
+    training_fps: float
+    """Environment steps per second of this call, after compilation; evaluation and logging included."""
+    finished: bool
+    """False after SIGTERM or Ctrl-C: the run can be resumed."""
+    skipped_updates: float = 0.0
+    """In the whole run: updates that were not applied, and the parts of others that were not."""
+    best_eval_value: float | None = None
+    latest_checkpoint_path: Path | None = None
+    best_checkpoint_path: Path | None = None
+    last_train_metrics: dict[str, float] = field(default_factory=dict)
+    last_eval_metrics: dict[str, float] = field(default_factory=dict)
+    train_history: list[dict[str, float]] = field(default_factory=list)
+    eval_history: list[dict[str, float]] = field(default_factory=list)
+    fresh_eval_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """``best`` and ``last``: of that checkpoint over ``trainer.final_eval_episodes``, and which and how many they were.
+    Empty for a run that is not finished or not evaluated."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds by activity, as in the log's ``time/``: those of the loop, and of the C engine within them."""
+
+    def _repr_html_(self) -> str:
+        """Show curves and facts in a notebook."""
+        finished = "yes" if self.finished else 'no; go on with train(config, resume="latest")'
+        facts = {
+            "run": str(self.run_dir),
+            "steps": f"{self.global_step:,}, in {self.num_updates:,} updates",
+            "wall time": f"{duration(self.elapsed_time_sec)}, {self.training_fps:,.0f} steps/s",
+            "finished": finished,
+            **({} if self.best_eval_value is None else {"best evaluation": number(self.best_eval_value)}),
+            "best checkpoint": str(self.best_checkpoint_path or "none"),
+            "latest checkpoint": str(self.latest_checkpoint_path or "none"),
+        }
+        return result_html(facts, [*self.train_history, *self.eval_history])
+
+    @property
+    def mostly_skipped(self) -> bool:
+        """More than half of the run's updates were not applied."""
+        return self.skipped_updates > 0.5 * self.num_updates
 
 
 @dataclass
@@ -28,7 +79,7 @@ class TrainingRun:
     policy: Policy
     env: Env | HostEnv
     cadence: Cadence
-    """When the run evaluates, saves and logs."""
+    """Its evaluations, checkpoints and lines of the log."""
     state: RunState
     """After the last update of the dispatch that ``update`` is part of; on the device, where reading it waits."""
     update: int
@@ -41,7 +92,7 @@ class TrainingRun:
     """This update's evaluation is still to come."""
     stopped: bool = False
     extra: dict[str, float] = field(default_factory=dict)
-    """What ``log`` was given since the last line of the log."""
+    """Numbers that ``log`` was given since the last line of the log."""
 
     @property
     def step(self) -> int:

@@ -1,110 +1,96 @@
-"""What moves a run of behaviour cloning on: batches of demonstrations, and updates from them."""
+"""Behaviour cloning: batches of demonstrations, drawn ahead of their use, and updates from them.
 
+Demonstrations come from a live engine or from kept episodes. Batch number k is drawn by a generator made from
+``(data.seed, k)``: the run's count of updates is the place in the stream, and nothing random is stored.
+"""
+
+import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import fields, replace
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Self
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
 
 from ejax.algorithms.step import RunState, init_host_run_state
-from ejax.collectors import HostStep
-from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config import ConfigError, Problem
 from ejax.config.data import DataConfig
+from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError
+from ejax.data.dataset import Chunks, ChunkSource
+from ejax.data.samplers import make_rng
+from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
 from ejax.policies.calls import check_obs
-from ejax.training.demonstrations import Batch, Demonstrations
+from ejax.schema.frozen import thaw
+from ejax.schema.registry import place_of_task
+from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
-from ejax.training.parts import Parts
+from ejax.training.parts import Ingredients, Parts
 from ejax.training.programs import jitted
-from ejax.training.steppers import Interrupted
-from ejax.types import Env, HostEnv, Key, Metrics, Policy, TrainState
+from ejax.training.steppers import ShouldStop, Stepper
+from ejax.types import HostEnv, Key, Metrics, Policy, PyTree
 
-Clone: TypeAlias = Callable[[RunState, Batch, Key], tuple[RunState, Metrics]]
+Batch = dict[str, PyTree]
+_LOOK_S = 0.1
+"""s between two looks of a wait at whether the run is stopped."""
+_GRACE_S = 1.0
+"""s that a batch which cannot be drawn waits for the run to be stopped, before it is an error."""
 
 
-def cloning_parts(
-    config: RunConfig,
-    data: DataConfig,
-    policy: Policy,
-    env: Env | HostEnv,
-    optimizer: optax.GradientTransformation,
-    key: Key,
-    *,
-    dropout: bool,
-) -> Parts:
+def cloning_parts(made: Ingredients, data: DataConfig) -> Parts:
     """The environment is there for its spaces, and to be evaluated in."""
-    algorithm, options, space = config.algorithm.record, config.algorithm.cfg, env.action_space
-    obs = sample_obs(env, 1)
+    config, update, options = made.config, made.config.algorithm.record.update, made.config.algorithm.cfg
+    obs, space = sample_obs(made.env, 1), made.env.action_space
     demonstrations = Demonstrations(data, config.trainer.buffer_size // data.chunk_size, obs)
-    stepper = CloningStepper(
-        demonstrations,
-        policy,
-        make_clone(policy, optimizer, options, update=algorithm.update, dropout=dropout),
-        key,
-        action_chunk=config.env.cfg.get("action_chunk", 1),
-        num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
-        env=env if isinstance(env, HostEnv) else None,
-        what=(policy, optimizer, options, algorithm.update, dropout),
-    )
-    state = init_host_run_state(policy, optimizer, key, obs)
-    return Parts(policy, env, optimizer, stepper, replace(state, source=demonstrations.state()))
-
-
-def make_clone(
-    policy: Policy,
-    optimizer: optax.GradientTransformation,
-    config: Any,
-    *,
-    update: Callable[..., tuple[TrainState, Metrics]],
-    dropout: bool = False,
-) -> Clone:
-    """One update of the run.
-
-    Args:
-        update: of the form of ``ejax.algorithms.bc.bc_update``.
-    """
+    same = {"policy": made.policy, "optimizer": made.optimizer, "config": options, "dropout": made.dropout}
 
     def clone(state: RunState, batch: Batch, key: Key) -> tuple[RunState, Metrics]:
-        train, losses = update(
-            state.train, batch, key, policy=policy, optimizer=optimizer, config=config, dropout=dropout
-        )
+        train, losses = update(state.train, batch, key, **same)
         metrics = {f"train/{name}": value for name, value in losses.items()}
         return replace(state, update=state.update + 1, train=train), metrics
 
-    return clone
+    stepper = CloningStepper(
+        demonstrations,
+        made.policy,
+        jitted((update, *same.values()), clone),
+        made.key,
+        action_chunk=config.env.cfg.get("action_chunk", 1),
+        num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
+        env=made.env if isinstance(made.env, HostEnv) else None,
+    )
+    state = init_host_run_state(made.policy, made.optimizer, made.key, obs)
+    return Parts(made.policy, made.env, made.optimizer, stepper, replace(state, source=demonstrations.state()))
 
 
-class CloningStepper:
-    """An update from each batch; see ``Stepper``. ``RunState.source`` says which episodes there were.
+class CloningStepper(Stepper[RunState]):
+    """An update from each batch; see ``Stepper``. ``RunState.source`` identifies the episodes.
 
     Args:
         action_chunk: K, actions of one decision of the policy.
+        clone: an update of the run from a batch, jitted.
         num_outputs: numbers of one decision; 0: of choices, which the policy itself checks.
         env: closed at the end, where it has something to close.
-        what: all that the update depends on, for ``ejax.training.programs.jitted``.
     """
-
-    max_updates, awaited, program = 1, "update", None
 
     def __init__(
         self,
-        demonstrations: Demonstrations,
+        demonstrations: "Demonstrations",
         policy: Policy,
-        clone: Clone,
+        clone: Any,
         key: Key,
         *,
         action_chunk: int = 1,
         num_outputs: int = 0,
         env: HostEnv | None = None,
-        what: Hashable = None,
     ) -> None:
-        self.demonstrations, self._policy = demonstrations, policy
-        self._clone = jitted(what, clone)
+        self.demonstrations, self._policy, self._clone = demonstrations, policy, clone
         self._key, self._env = key, env
         self._action_chunk, self._num_outputs = action_chunk, num_outputs
         self._notes: list[str] = []
@@ -114,9 +100,9 @@ class CloningStepper:
         self._notes += self.demonstrations.start(self._update, state.source)
         return replace(state, source=self.demonstrations.state())
 
-    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+    def advance(self, state: RunState, count: int, should_stop: ShouldStop) -> tuple[RunState, Metrics] | None:
         del count
-        drawn = self.demonstrations.next(interrupted)
+        drawn = self.demonstrations.next(should_stop)
         if drawn is None:
             return None
         batch, waited_s = drawn
@@ -132,19 +118,10 @@ class CloningStepper:
         rows = {name: np.array([value]) for name, value in facts.items()}
         return state, {name: x[None] for name, x in metrics.items()} | rows
 
-    def paused(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def reports(self) -> list[str]:
         notes = self._notes + self.demonstrations.notes
         self._notes, self.demonstrations.notes = [], []
         return notes
-
-    def versions(self) -> list[int] | None:
-        return None
-
-    def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
-        del listeners  # no environment steps
 
     def __enter__(self) -> "CloningStepper":
         self.demonstrations.__enter__()
@@ -168,3 +145,245 @@ class CloningStepper:
                 f"which are {self._action_chunk} actions (env.cfg.action_chunk)"
             )
             raise ConfigError([Problem("data.action_field", text)])
+
+
+class Demonstrations:
+    """The ``data`` section at work. A context manager: leaving it ends threads and worker.
+
+    Args:
+        num_windows: in one batch, each of ``config.chunk_size`` frames, and those before by ``config.history_length``.
+        obs: zeros in the form of one environment's observation, leaves [1, ...].
+
+    Raises:
+        ConfigError: kept episodes that cannot be read.
+    """
+
+    def __init__(self, config: DataConfig, num_windows: int, obs: PyTree) -> None:
+        self.config = config
+        self._num_windows, self._obs = num_windows, obs
+        self._engine = _make_engine(config) if config.source == "engine" else None
+        self._source: ChunkSource | None = self._engine
+        self._pool = ThreadPoolExecutor(config.num_workers, "ejax-draw")
+        self._ahead: deque[Future[Batch]] = deque()
+        self._drawing, self._closing = threading.Lock(), threading.Event()
+        self._state: PyTree = ()
+        self.notes: list[str] = []
+        """Messages about the end."""
+        if self._engine is None:
+            self._source, self._state = _open_folder(config, None)
+
+    def state(self) -> PyTree:
+        """Identify the episodes drawn from, for a checkpoint; () for a live engine, whose episodes cannot be kept."""
+        return self._state
+
+    def start(self, first: int, state: PyTree) -> list[str]:
+        """Begin to draw batch ``first`` and those after it.
+
+        Args:
+            state: of ``state``, or of a checkpoint: episodes that were added since are left alone.
+
+        Returns:
+            Messages.
+
+        Raises:
+            CheckpointError: the folder does not begin with the episodes that it had.
+            Exception: what the task raised, or why no episode was made.
+        """
+        messages: list[str] = []
+        if self._engine is not None:
+            self._engine.start()
+            if first > 0:
+                messages.append(
+                    "not exact: the demonstrations are made again, so batches differ from an uninterrupted run's"
+                )
+        else:
+            count = int(state["num_episodes"])
+            if count < int(self._state["num_episodes"]):
+                messages.append(
+                    f"goes on with the first {count} episodes of {self.config.folder}; later ones are left alone"
+                )
+            self._source, self._state = _open_folder(self.config, count)
+            if int(self._state["digest"]) != int(state["digest"]):
+                raise CheckpointError(
+                    f"{self.config.folder} does not begin with the {count} episodes that the run was started with; "
+                    "give back that folder by data.folder"
+                )
+        self._next = first
+        while len(self._ahead) < self.config.prefetch:
+            self._draw_one_more()
+        return messages
+
+    def next(self, should_stop: Callable[[], bool]) -> tuple[Batch, float] | None:
+        """The next batch, on its way to the device, and the seconds that it was waited for. None: stopped.
+
+        Returns:
+            ``obs`` and ``action``, leaves [R, C, ...]; of windows around a frame also ``valid`` and ``loss_mask``.
+
+        Raises:
+            ConfigError: the fields do not fit the environment's spaces.
+            Exception: what the task raised; OnlineDataWorkerError where the worker died or hangs.
+        """
+        started = time.monotonic()
+        while not should_stop():
+            try:
+                batch = self._ahead[0].result(_LOOK_S)
+            except NotYet:
+                if self._ahead[0].done():  # the error is the draw's own
+                    raise
+                continue
+            except OnlineDataWorkerError:
+                # what stops a run may have ended the worker first, by a signal to all processes
+                deadline = time.monotonic() + _GRACE_S
+                while time.monotonic() < deadline:
+                    if should_stop():
+                        return None
+                    time.sleep(_LOOK_S / 10)
+                raise
+            self._ahead.popleft()
+            self._draw_one_more()
+            return batch, time.monotonic() - started
+        return None
+
+    def stats(self) -> dict[str, float]:
+        """``data/…`` of ``OnlineDataEngine.stats``; of kept episodes their number."""
+        if self._engine is not None:
+            return self._engine.stats()
+        return {"data/episodes": float(self._state["num_episodes"])}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._closing.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)  # of a batch, which looks at ``_closing``
+        if self._engine is None:
+            return
+        try:
+            self._engine.__exit__(*error)
+        except OnlineDataWorkerError as late:  # all batches were drawn: it is worth a note
+            self.notes.append(f"the demonstrations ended before the run did: {late}")
+
+    def _draw_one_more(self) -> None:
+        self._ahead.append(self._pool.submit(self._draw, self._next))
+        self._next += 1
+
+    def _draw(self, number: int) -> Batch:
+        config = self.config
+        rng = make_rng(config.seed, number)
+        if config.episode_sample_budget is None or self._engine is None:
+            chunks = self._sample(rng)
+        else:
+            with self._drawing:  # one at a time: new episodes are then enough for whoever waited for them
+                chunks = self._sample_of_new(self._engine, rng)
+        obs = self._observation(chunks)
+        action = _field(chunks, config.action_field, "data.action_field")
+        if isinstance(action, Mapping):
+            text = f"'{config.action_field}' has the fields {', '.join(flatten(action))}; name one of them"
+            raise ConfigError([Problem("data.action_field", text)])
+        masks = {name: chunks[name] for name in ("valid", LOSS_MASK) if config.history_length is not None}
+        return jax.device_put({"obs": obs, "action": _numbers(action), **masks})
+
+    def _sample(self, rng: np.random.Generator) -> Chunks:
+        if self._source is None:
+            raise RuntimeError("start() comes before drawing")
+        count, config, mode = self._num_windows, self.config, self.config.sampling_mode
+        if config.history_length is None:
+            return self._source.sample_batch(count, config.chunk_size, mode, rng=rng)
+        around: Any = mode  # data_problems refuses the third mode
+        return self._source.sample_batch_with_context(count, config.history_length, config.chunk_size, around, rng=rng)
+
+    def _sample_of_new(self, engine: OnlineDataEngine, rng: np.random.Generator) -> Chunks:
+        """Draw a batch; have new episodes made where the present ones may not be drawn from so often."""
+        for _ in range(2):  # a request may join a refill under way, some of whose episodes were drawn from already
+            try:
+                return self._sample(rng)
+            except DataBudgetExhaustedError:
+                generation = engine.request_refill()
+            while not self._closing.is_set():
+                try:
+                    engine.wait_for_generation(generation, _LOOK_S)
+                    break
+                except TimeoutError:
+                    continue
+        return self._sample(rng)
+
+    def _observation(self, chunks: Mapping[str, Any]) -> PyTree:
+        config, expected = self.config, self._obs
+        if not config.obs_parts:
+            return _like(expected, _field(chunks, config.obs_field, "data.obs_field"), config.obs_field)
+        if not isinstance(expected, Mapping) or config.obs_parts.keys() - expected.keys():
+            parts = f"the parts {', '.join(sorted(expected))}" if isinstance(expected, Mapping) else "no parts"
+            text = f"names {', '.join(config.obs_parts)}, but the environment's observation has {parts}"
+            raise ConfigError([Problem("data.obs_parts", text)])
+        obs = {}
+        for name, part in expected.items():
+            path = str(config.obs_parts.get(name, f"{config.obs_field}/{name}"))
+            obs[name] = _like(part, _field(chunks, path, f"data.obs_parts.{name}"), path)
+        return obs
+
+
+def _make_engine(config: DataConfig) -> OnlineDataEngine:
+    """Make the engine that the section describes, by options of the same names in both."""
+    shared = {field.name for field in fields(OnlineDataEngineCfg)} & DataConfig.model_fields.keys()
+    options = {name: thaw(getattr(config, name)) for name in shared}
+    return OnlineDataEngine(OnlineDataEngineCfg(**options | {"task": place_of_task(str(config.task))}))
+
+
+def _open_folder(config: DataConfig, count: int | None) -> tuple[ChunkSource, PyTree]:
+    """The first ``count`` episodes, or all; and what identifies them."""
+    try:
+        from ejax.data.lerobot.recorded import RecordedEpisodes
+
+        episodes = RecordedEpisodes(
+            str(config.folder), episodes=None if count is None else range(count), cache_mb=config.cache_mb
+        )
+    except ImportError as error:
+        raise ConfigError(
+            [Problem("data.source", f"'recorded' needs pyarrow: pip install -e '.[data]' in ejax's folder ({error})")]
+        ) from error
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError([Problem("data.folder", str(error))]) from error
+    lengths = episodes.reader.lengths[: len(episodes)]
+    digest = zlib.crc32(b"".join(_fingerprint(episodes.reader.fields(i)) for i in range(len(lengths))))
+    return episodes, {"num_episodes": jnp.int32(len(lengths)), "digest": jnp.uint32(digest)}
+
+
+def _fingerprint(about: Mapping[str, Any]) -> bytes:
+    """Bytes that distinguish a kept episode from others without reading its frames."""
+    return np.array([about["length"], about["seed"]], np.int64).tobytes() + np.float64(about["written_at"]).tobytes()
+
+
+def _field(chunks: Mapping[str, Any], path: str, key: str) -> Any:
+    node: Any = chunks
+    for name in path.split("/"):
+        if not isinstance(node, Mapping) or name not in node:
+            there = ", ".join(
+                flatten({k: v for k, v in chunks.items() if k not in ("episode", LOSS_MASK, *FRAME_FIELDS)})
+            )
+            raise ConfigError([Problem(key, f"the demonstrations have no field '{path}'; there is {there}")])
+        node = node[name]
+    return node
+
+
+def _like(expected: PyTree, given: Any, path: str) -> PyTree:
+    """The parts of ``given`` that an observation has, their shapes checked."""
+    if isinstance(expected, Mapping):
+        if not isinstance(given, Mapping) or expected.keys() - given.keys():
+            there = ", ".join(given) if isinstance(given, Mapping) else "one array"
+            text = f"'{path}' has {there}; the environment's observation has {', '.join(sorted(expected))}"
+            raise ConfigError([Problem("data.obs_field", text)])
+        return {name: _like(part, given[name], f"{path}/{name}") for name, part in expected.items()}
+    if isinstance(given, Mapping):
+        text = (
+            f"'{path}' has the parts {', '.join(given)}; the environment's observation is one array: name one of them"
+        )
+        raise ConfigError([Problem("data.obs_field", text)])
+    if given.shape[2:] != expected.shape[1:]:
+        text = f"'{path}' is {list(given.shape[2:])}, the environment's observation {list(expected.shape[1:])}"
+        raise ConfigError([Problem("data.obs_field", text)])
+    return _numbers(given)
+
+
+def _numbers(array: Any) -> Any:
+    """Real numbers as float32, images and choices as they are."""
+    return array.astype(np.float32) if array.dtype.kind == "f" else array

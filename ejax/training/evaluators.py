@@ -1,11 +1,11 @@
-"""The evaluation of a run: which environment, how many episodes, compiled once."""
+"""Evaluation of a run: its environment and its episodes, compiled once."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import jax
 
@@ -24,8 +24,8 @@ class Evaluator(Protocol):
     """A context manager: it owns the environments of the evaluation."""
 
     def compile(self, params: Params) -> None:
-        """In any thread; what ``begin`` returns waits for it."""
-        ...
+        """In any thread; the callable that ``begin`` returns waits for it."""
+        return
 
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
         """Start an evaluation, as far as it goes by itself.
@@ -34,32 +34,32 @@ class Evaluator(Protocol):
             seed: of the start states. None: ``trainer.eval_seed``.
 
         Returns:
-            What does the rest: gives the means over the episodes under EmbodiChain's tags, or raises what went wrong.
+            The rest: gives the means over the episodes under EmbodiChain's tags, or raises what went wrong.
         """
         ...
 
-    def __enter__(self: E) -> E: ...
+    def __enter__(self: E) -> E:
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        return
 
 
 def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluator:
-    """Evaluates in an environment of its own, where it lives outside JAX.
+    """Make what evaluates: in an environment of its own, where it lives outside JAX.
 
     Args:
         quarantine: folder for what broke it.
     """
-    trainer = config.trainer
+    trainer, env = config.trainer, parts.eval_env
     if not isinstance(parts.env, HostEnv):
-        return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env, parts.eval_env), trainer)
-    if not trainer.enable_eval:
-        return HostEvaluator(parts.policy, None, trainer)
-    if parts.eval_env is not None:
-        return HostEvaluator(parts.policy, cast(HostEnv, parts.eval_env), trainer)
-    num_envs = min(trainer.num_eval_envs, trainer.num_eval_episodes)
-    env = build_env(config, phase="eval", num_envs=num_envs, quarantine=quarantine)
-    return HostEvaluator(parts.policy, env if isinstance(env, HostEnv) else None, trainer)
+        return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env, env), trainer)
+    if env is None and trainer.enable_eval:
+        num_envs = min(trainer.num_eval_envs, trainer.num_eval_episodes)
+        env = build_env(config, phase="eval", num_envs=num_envs, quarantine=quarantine)
+    return HostEvaluator(parts.policy, env if isinstance(env, HostEnv) and trainer.enable_eval else None, trainer)
 
 
 def check_best_metric(config: RunConfig, parts: Parts) -> None:
@@ -91,7 +91,7 @@ def require_measured(tag: str, tags: Iterable[str]) -> None:
         raise ConfigError([Problem("trainer.best_eval_metric", text)])
 
 
-class DeviceEvaluator:
+class DeviceEvaluator(Evaluator):
     """One jitted program; its results are not waited for."""
 
     def __init__(self, policy: Policy, env: Env, trainer: TrainerConfig) -> None:
@@ -119,49 +119,34 @@ class DeviceEvaluator:
             outcome.set_exception(error)
         return outcome.result
 
-    def __enter__(self) -> "DeviceEvaluator":
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        del error
-
-
-class HostEvaluator:
-    """Steps environments of its own, in the caller's thread."""
+class HostEvaluator(Evaluator):
+    """Steps environments of its own, in the caller's thread. Without any it serves a run that is not evaluated."""
 
     def __init__(self, policy: Policy, env: HostEnv | None, trainer: TrainerConfig) -> None:
         self._policy, self._env, self._trainer = policy, env, trainer
 
-    def compile(self, params: Params) -> None:
-        del params  # one step of the policy compiles in no time
-
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
-        return partial(self._evaluate, params, self._trainer.eval_seed if seed is None else seed)
-
-    def _evaluate(self, params: Params, seed: int) -> Metrics:
+        trainer = self._trainer
         if self._env is None:
             raise RuntimeError("enable_eval is off: there is no environment to evaluate in")
-        trainer = self._trainer
-        episodes = evaluate_host(
+        play = partial(
+            evaluate_host,
             self._policy,
             self._env,
             params,
-            seed,
+            trainer.eval_seed if seed is None else seed,
             num_episodes=trainer.num_eval_episodes,
             choice=trainer.eval_episode_choice,
         )
-        return summarize(episodes)
-
-    def __enter__(self) -> "HostEvaluator":
-        return self
+        return lambda: summarize(play())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._env is None:
-            return
         try:
-            self._env.close()
+            if self._env is not None:
+                self._env.close()
         except Exception as problem:
             if error is None:
                 raise
@@ -169,7 +154,7 @@ class HostEvaluator:
 
 
 def episode_options(trainer: TrainerConfig) -> dict[str, Any]:
-    """Which episodes the program on the device plays."""
+    """The episodes that the program on the device plays."""
     return {
         "num_envs": trainer.num_eval_envs,
         "num_episodes": trainer.num_eval_episodes,

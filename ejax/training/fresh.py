@@ -47,14 +47,14 @@ def fresh_seeds(trainer: TrainerConfig) -> list[int]:
     return np.random.SeedSequence((trainer.seed, trainer.eval_seed, _FRESH)).generate_state(number_of).tolist()
 
 
-def best_or_last(best: Path | None, last: Path, tell: Callable[[str], None]) -> Path:
-    """The best checkpoint; the last one where there is none, or where it is damaged, with a note."""
+def best_or_last(best: Path | None, last: Path, note: Callable[[str], None]) -> Path:
+    """The best checkpoint; the last one if there is none, or if it is damaged, with a note."""
     if best is None:
         return last
     try:
         return verify_checkpoint(best).path
     except CheckpointError as error:
-        tell(f"{error}; the last checkpoint stands for it in the fresh episodes")
+        note(f"{error}; the last checkpoint stands for it in the fresh episodes")
         return last
 
 

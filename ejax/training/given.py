@@ -1,4 +1,4 @@
-"""A run of the caller's objects: an environment, a policy and an algorithm, and the config that describes them."""
+"""A run of the caller's objects, environment, policy and algorithm, and the config that describes them."""
 
 import inspect
 import json
@@ -86,7 +86,7 @@ def config_of(
 
 def _describe_policy(policy: Policy) -> dict[str, Any]:
     kind: Any = type(policy)
-    name = _registered_name("policy", kind)
+    name = _registered_name("policy", kind, kind.__module__)
     if name is not None and (section_of := find_policy(name).section_of) is not None:
         return {"name": name, **section_of(policy)}
     if kind.__module__.startswith("ejax.") and not isinstance(policy, DroppingPolicy):
@@ -128,42 +128,33 @@ def _arguments_of(made: Any) -> dict[str, Any] | None:
 
 
 def _name_of_class(kind: Kind, made: Any) -> str:
-    """The name by which a config finds a class: its registered one, or its place; else it is registered now."""
-    if (name := _registered_name(kind, made)) is not None:
+    return _name_of(kind, made, made.__module__, made.__qualname__, made.__name__)
+
+
+def _name_of_record(record: Algorithm) -> str:
+    """The name of a record, which is called ``ALGORITHM`` in the module of its ``Config``."""
+    options = record.Config
+    return _name_of("algorithm", record, options.__module__, "ALGORITHM", options.__name__.removesuffix("Config"))
+
+
+def _name_of(kind: Kind, made: Any, module: str, attribute: str, short: str) -> str:
+    """The name by which a config finds an object: as registered, or its place; else it is registered as ``short``."""
+    if (name := _registered_name(kind, made, module)) is not None:
         return name
-    place = f"{made.__module__}:{made.__qualname__}"
-    if _attribute(made.__module__, made.__qualname__) is made:
-        trust(place)
-        return place
-    return _register(kind, made.__name__, made)
+    if getattr(sys.modules.get(module), attribute, None) is made:
+        trust(f"{module}:{attribute}")
+        return f"{module}:{attribute}"
+    return _register(kind, short, made)
 
 
-def _registered_name(kind: Kind, made: Any) -> str | None:
-    """The registered name of a class, or of a record whose ``make`` it is."""
+def _registered_name(kind: Kind, made: Any, module: str) -> str | None:
+    """The registered name of an object of ``module``, or of a policy's record whose ``make`` it is."""
     for name, entry in registry.entries(kind).items():
-        if not isinstance(entry, str) or entry.startswith(f"{made.__module__}:"):
+        if not isinstance(entry, str) or entry.startswith(f"{module}:"):
             found = registry.resolve(kind, name)
             if found is made or (isinstance(found, PolicyKind) and found.make is made):
                 return name
     return None
-
-
-def _name_of_record(record: Algorithm) -> str:
-    """As ``_name_of_class``, of a record that is called ``ALGORITHM`` in the module of its ``Config``."""
-    module = record.Config.__module__
-    place = f"{module}:ALGORITHM"
-    is_there = _attribute(module, "ALGORITHM") is record
-    for name, entry in registry.entries("algorithm").items():
-        if entry is record or (entry == place and is_there):
-            return name
-    if is_there:
-        trust(place)
-        return place
-    return _register("algorithm", record.Config.__name__.removesuffix("Config"), record)
-
-
-def _attribute(module: str, name: str) -> Any:
-    return getattr(sys.modules.get(module), name, None)
 
 
 def _register(kind: Kind, name: str, made: Any) -> str:

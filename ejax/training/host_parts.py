@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
-import optax
 
-from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import ResetPolicy, init_host_run_state, make_learn
 from ejax.collectors import AsyncCollector, HostCollector, Schedule, Share
 from ejax.collectors.config import CollectorConfig
@@ -18,9 +16,9 @@ from ejax.runtime.plain_files import read_json
 from ejax.runtime.processes import Group, count
 from ejax.runtime.sharding import make_mesh
 from ejax.training.environments import build_env, sample_obs
-from ejax.training.host_steppers import AsyncStepper, HostStepper
-from ejax.training.parts import Parts
-from ejax.types import Env, HostEnv, Policy
+from ejax.training.host_steppers import HostStepper
+from ejax.training.parts import Ingredients, Parts
+from ejax.types import Env, HostEnv
 
 
 def group_size(config: RunConfig, num_devices: int) -> int:
@@ -52,18 +50,8 @@ def _own_groups(config: RunConfig, devices: Sequence[jax.Device]) -> range:
     return range(num_groups)[share * sorted(num_devices).index(jax.process_index()) :][:share]
 
 
-def host_parts(
-    config: RunConfig,
-    policy: Policy,
-    first: Env | HostEnv,
-    optimizer: optax.GradientTransformation,
-    key: jax.Array,
-    *,
-    devices: Sequence[jax.Device] | None,
-    dropout: bool,
-    quarantine: Path,
-) -> Parts:
-    """A collector of groups of environments, the first of which there is, and a stepper in turn with it or beside it.
+def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quarantine: Path) -> Parts:
+    """A collector of groups of environments, the first of which there is, and a stepper between or beside its rollouts.
 
     Args:
         devices: that have ``trainer.num_envs`` each, of all processes. None: see ``trainer.collector.learner_devices``.
@@ -72,30 +60,30 @@ def host_parts(
         ConfigError: an algorithm that needs its environment inside the program; groups or devices that do not divide
             the environments; a device that is not here.
     """
-    trainer, algorithm = config.trainer, config.algorithm.record
+    config, algorithm, options = made.config, made.config.algorithm.record, made.config.algorithm.cfg
     if algorithm.update is None:
         text = f"{config.algorithm.name} needs an environment inside its program; with host environments: ppo, grpo"
         raise ConfigError([Problem("algorithm.name", text)])
-    num_groups = trainer.collector.num_groups
+    num_groups = config.trainer.collector.num_groups
     own = _own_groups(config, devices) if devices else range(num_groups)
     size = group_size(config, len(devices) if devices else 1)
-    groups = _groups(config, first, len(own), size, quarantine)
-    resets = algorithm.resets(config.algorithm.cfg)
+    groups = _groups(config, made.env, len(own), size, quarantine)
+    resets = algorithm.resets(options)
     _check_starts(config, resets, groups)
-    stepper = _stepper(config, algorithm, resets, policy, optimizer, groups, own, key, devices, dropout=dropout)
+    stepper = _stepper(made, resets, groups, own, devices)
     state = init_host_run_state(
-        policy,
-        optimizer,
-        key,
+        made.policy,
+        made.optimizer,
+        made.key,
         sample_obs(groups[0], num_groups * groups[0].num_envs),
-        reference=algorithm.keeps_reference(config.algorithm.cfg),
+        reference=algorithm.keeps_reference(options),
         target=algorithm.keeps_target,
         scales_rewards=config.trainer.normalize_reward,
     )
     # of all the run's groups: a checkpoint has them, and theirs are alike
     envs = stepper.collector.state() * (num_groups // len(groups))
     num_devices = 1 if devices is None else len(devices)
-    return Parts(policy, first, optimizer, stepper, replace(state, envs=envs), num_devices)
+    return Parts(made.policy, made.env, made.optimizer, stepper, replace(state, envs=envs), num_devices)
 
 
 def _groups(config: RunConfig, first: Env | HostEnv, num_groups: int, size: int, quarantine: Path) -> list[HostEnv]:
@@ -123,19 +111,52 @@ def _check_starts(config: RunConfig, resets: ResetPolicy, groups: Sequence[HostE
 
 
 def _stepper(
-    config: RunConfig,
-    algorithm: Algorithm,
+    made: Ingredients,
     resets: ResetPolicy,
-    policy: Policy,
-    optimizer: optax.GradientTransformation,
     groups: Sequence[HostEnv],
     own: range,
-    key: jax.Array,
     devices: Sequence[jax.Device] | None,
-    *,
-    dropout: bool,
 ) -> HostStepper:
     """A collector of these groups, whose numbers are ``own``, and updates from what it collects."""
+    config, trainer, wanted = made.config, made.config.trainer, made.config.trainer.collector
+    actors, learners = _find_devices(config, devices)
+    collector = HostCollector(
+        made.policy,
+        groups,
+        num_steps=trainer.buffer_size,
+        seed=trainer.seed,
+        dropout=made.dropout,
+        restart=resets.restart,
+        group_size=resets.group_size,
+        share=Share(
+            first_group=own.start,
+            num_groups=wanted.num_groups,
+            devices=actors or ([find_device(trainer.device, "trainer.device")] if learners else None),
+            mesh=make_mesh(devices) if devices else None,
+        ),
+    )
+    background = None
+    if wanted.mode == "async":
+        timeouts = {"stop_timeout_s": wanted.stop_timeout_s, "env_timeout_s": wanted.env_timeout_s}
+        background = AsyncCollector(collector, made.key, schedule=_schedule(wanted), **timeouts)
+    update, options = config.algorithm.record.update, config.algorithm.cfg
+    return HostStepper(
+        collector,
+        make_learn(made.policy, made.optimizer, options, update=update, resets=resets),
+        made.key,
+        background=background,
+        devices=learners or None,
+        group=Group(trainer.process_timeout_s) if count() > 1 else None,
+        what=(made.policy, made.optimizer, options, update, resets),
+    )
+
+
+def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tuple[list[jax.Device], list[jax.Device]]:
+    """The devices that act, and those that learn; of neither: wherever the arrays are.
+
+    Args:
+        devices: of all processes, where they train together.
+    """
     trainer, wanted = config.trainer, config.trainer.collector
     actors = [find_device(each, "trainer.collector.actor_devices") for each in wanted.actor_devices]
     learners = [find_device(each, "trainer.collector.learner_devices") for each in wanted.learner_devices]
@@ -150,34 +171,7 @@ def _stepper(
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
     if devices and not actors:
         actors = [device for device in devices if device.process_index == jax.process_index()]
-    collector = HostCollector(
-        policy,
-        groups,
-        num_steps=trainer.buffer_size,
-        seed=trainer.seed,
-        dropout=dropout,
-        restart=resets.restart,
-        group_size=resets.group_size,
-        share=Share(
-            first_group=own.start,
-            num_groups=wanted.num_groups,
-            devices=actors or ([find_device(trainer.device, "trainer.device")] if learners else None),
-            mesh=make_mesh(devices) if devices else None,
-        ),
-    )
-    learn = make_learn(policy, optimizer, config.algorithm.cfg, update=algorithm.update, resets=resets)
-    what = (policy, optimizer, config.algorithm.cfg, algorithm.update, resets)
-    group = Group(trainer.process_timeout_s) if count() > 1 else None
-    if wanted.mode != "async":
-        return HostStepper(collector, learn, key, devices=learners or None, group=group, what=what)
-    background = AsyncCollector(
-        collector,
-        key,
-        schedule=_schedule(wanted),
-        stop_timeout_s=wanted.stop_timeout_s,
-        env_timeout_s=wanted.env_timeout_s,
-    )
-    return AsyncStepper(background, learn, devices=learners or None, group=group, what=what)
+    return actors, learners
 
 
 def _schedule(wanted: CollectorConfig) -> Schedule:

@@ -1,4 +1,4 @@
-"""Steppers of environments outside the program: a collector and updates, one after the other or side by side."""
+"""Stepper of environments outside the program: a collector and updates, one after the other or side by side."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -15,34 +15,32 @@ from ejax.algorithms.step import Learn, RunState, drop_episodes
 from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector, HostStep
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.runtime.placing import at_hand, own_copy, spread
 from ejax.runtime.processes import Group, leads
-from ejax.runtime.sharding import make_mesh, replicated, sharded
+from ejax.runtime.sharding import at_hand, make_mesh, own_copy, replicated, shard, sharded
 from ejax.training.programs import jitted
-from ejax.training.steppers import Interrupted, committed
-from ejax.types import Key, Metrics, PyTree, Rollout
+from ejax.training.steppers import ShouldStop, Stepper, commit_to_device
+from ejax.types import Key, Metrics, Rollout
 
-Facts = dict[str, float]
+CollectionMetrics = dict[str, float]
 _COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
     "collector/learner_wait_s": max,
     "collector/actor_wait_s": max,
     "collector/staleness": max,
     "collector/queued_rollouts": min,
 }
-"""How the metrics of several processes' collections become one; others are added up."""
+"""Reductions of the metrics of several processes' collections to one; others are added up."""
 
 
-class HostStepper:
-    """A rollout, then an update.
+class HostStepper(Stepper[RunState]):
+    """A rollout, then an update from it.
 
     Args:
+        background: collects beside the updates, in a thread of its own. None: the main thread does, between them.
         devices: that each have a part of the rollout, of an update with the numbers of one device. For several that
             have the environments and minibatches of one device each, ``collector.mesh``.
         group: the processes that collect a part of each rollout. None: this is the only one.
         what: all that the update depends on, for ``ejax.training.programs.jitted``.
     """
-
-    max_updates, awaited, program = 1, "update", None
 
     def __init__(
         self,
@@ -50,14 +48,16 @@ class HostStepper:
         learn: Learn,
         key: Key,
         *,
+        background: AsyncCollector | None = None,
         devices: Sequence[jax.Device] | None = None,
         group: Group | None = None,
         what: Hashable = None,
     ) -> None:
-        self.collector, self._key, self._group = collector, key, group
+        self.collector, self.background, self._key, self._group = collector, background, key, group
         self.learn = jitted(what, learn)
-        self._place = Placement(devices) if devices else None
+        self._learners = make_mesh(devices) if devices else None
         self._mesh_update = None if collector.mesh is None else MeshUpdate(learn, key, collector.mesh)
+        self._should_stop: ShouldStop = lambda: False
         self.notes: list[str] = []
         """Messages for ``reports`` besides those of the environments."""
 
@@ -76,24 +76,34 @@ class HostStepper:
             if not self.collector.restart:
                 self.notes.append("not exact: these environments cannot be saved, so new episodes start")
             learner = drop_episodes(learner)
-        learner = committed(learner) if self._mesh_update is None else self._mesh_update.place(learner)
+        learner = commit_to_device(learner) if self._mesh_update is None else self._mesh_update.place(learner)
         self._is_first = True
         self.collector.compile(learner.train.params)
+        if self.background is not None:
+            self._begin_collecting(self.background, learner)
         return replace(learner, envs=envs)
 
-    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+    def _begin_collecting(self, background: AsyncCollector, learner: RunState) -> None:
+        most = background.schedule.max_staleness
+        if self._update > 0 and most > 0:
+            which = "first rollout after a resume is" if most == 1 else f"first {most} rollouts after a resume are"
+            self.notes.append(f"not exact: the {which} made by newer parameters than without it")
+        background.start(at_hand(learner.train.params), first=self._update)
+
+    def advance(self, state: RunState, count: int, should_stop: ShouldStop) -> tuple[RunState, Metrics] | None:
         # the policy needs it to act; and an update that failed must be seen before other processes are waited for
         began = time.perf_counter()
         jax.block_until_ready(state.update)
         updated = time.perf_counter()
         del count  # is 1
-        collected = self._collect(state, interrupted)
+        self._should_stop = should_stop
+        collected = self._collect(state)
         seconds = {"time/update_s": updated - began, "time/collect_s": time.perf_counter() - updated}
         began = time.perf_counter()
         if self._mesh_update is not None and collected is not None:
             self._mesh_update.compile(replace(state, envs=()), collected.rollout)
         compile_s = time.perf_counter() - began
-        facts = self._facts_of_all(collected)
+        facts = self._metrics_of_all(collected)
         if collected is None or facts is None:
             return None
         began = time.perf_counter()
@@ -106,13 +116,15 @@ class HostStepper:
         else:
             seconds["time/update_s"] += learn_s
         self._update += 1
+        if self.background is not None:
+            self.background.publish(at_hand(learner.train.params), self._update)
         rows: dict[str, Any] = {name: np.array([value]) for name, value in (facts | seconds).items()}
         return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
 
-    def _facts_of_all(self, collected: Collected | None) -> Facts | None:
+    def _metrics_of_all(self, collected: Collected | None) -> CollectionMetrics | None:
         """The metrics of the collection, of all processes together. None: one of them gave up its part of the rollout,
         and there is no update."""
-        own = None if collected is None else _facts(collected)
+        own = None if collected is None else _collection_metrics(collected)
         if self._group is None:
             return own
         word = None if own is None else {"facts": own, "reports": [] if leads() else self.reports()}
@@ -122,28 +134,31 @@ class HostStepper:
                 self.notes += [f"process {process} gave up its rollout: it was to stop"] * (own is not None)
                 return None
             self.notes += [f"process {process}: {text}" for text in other["reports"]]
-        return combine_facts([other["facts"] for other in words])
+        return combine_metrics([other["facts"] for other in words])
 
     def _learn(self, learner: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:
         if self._mesh_update is not None:
             return self._mesh_update.learn(learner, rollout)
-        if self._place is not None:
-            learner, rollout = self._place.state(learner), self._place.rollout(rollout)
+        if self._learners is not None:
+            learner = jax.device_put(learner, replicated(self._learners))
+            rollout = jax.device_put(rollout, sharded(self._learners, axis=1))
         _, key_update = jax.random.split(jax.random.fold_in(self._key, self._update))
         return self.learn(learner, rollout, key_update)
 
-    def _collect(self, state: RunState, interrupted: Interrupted) -> Collected | None:
-        if interrupted():
+    def _collect(self, state: RunState) -> Collected | None:
+        if self.background is not None:
+            return self.background.collect(self._should_stop)
+        if self._should_stop():
             return None
         key, _ = jax.random.split(jax.random.fold_in(self._key, self._update))
-        gate = lambda: nullcontext(interrupted())  # noqa: E731
+        gate = lambda: nullcontext(self._should_stop())  # noqa: E731
         try:
             return self.collector.collect(state.train.params, key, index=self._update, gate=gate)
         except (CollectionStopped, EnvAbandoned):
             return None
 
     def paused(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        return nullcontext() if self.background is None else self.background.paused(self._should_stop)
 
     def reports(self) -> list[str]:
         guarded = [group for group in self.collector.groups if isinstance(group, GuardedEnv)]
@@ -151,18 +166,16 @@ class HostStepper:
         return notes + [report for group in guarded for report in group.reports()]
 
     def versions(self) -> list[int] | None:
-        return None
+        return None if self.background is None else self.background.versions
 
     def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
         self.collector.listeners = listeners
 
-    def __enter__(self) -> "HostStepper":
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        del kind, traceback
+        if self.background is not None:
+            return self.background.__exit__(kind, error, traceback)
         try:
             self.collector.close()
         except Exception as problem:
@@ -171,64 +184,13 @@ class HostStepper:
             error.add_note(f"while closing the collector: {problem}")
 
 
-class AsyncStepper(HostStepper):
-    """Updates beside a collector that runs by itself."""
-
-    def __init__(
-        self,
-        collector: AsyncCollector,
-        learn: Learn,
-        *,
-        devices: Sequence[jax.Device] | None = None,
-        group: Group | None = None,
-        what: Hashable = None,
-    ) -> None:
-        super().__init__(collector.collector, learn, collector.key, devices=devices, group=group, what=what)
-        self.background = collector
-        self._interrupted: Interrupted = lambda: False
-
-    def start(self, state: RunState) -> RunState:
-        state = super().start(state)
-        most = self.background.schedule.max_staleness
-        if self._update > 0 and most > 0:
-            which = "first rollout after a resume is" if most == 1 else f"first {most} rollouts after a resume are"
-            self.notes.append(f"not exact: the {which} made by newer parameters than without it")
-        self.background.start(at_hand(state.train.params), first=self._update)
-        return state
-
-    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
-        self._interrupted = interrupted
-        moved = super().advance(state, count, interrupted)
-        if moved is not None:
-            self.background.publish(at_hand(moved[0].train.params), self._update)
-        return moved
-
-    def _collect(self, state: RunState, interrupted: Interrupted) -> Collected | None:
-        del state
-        return self.background.collect(interrupted)
-
-    def paused(self) -> AbstractContextManager[None]:
-        return self.background.paused(self._interrupted)
-
-    def versions(self) -> list[int] | None:
-        return self.background.versions
-
-    def __enter__(self) -> "AsyncStepper":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.background.__exit__(kind, error, traceback)
-
-
 class MeshUpdate:
     """An update that all devices of a mesh make, of one process or of several: each has the numbers of one device of
     environments and minibatches."""
 
     def __init__(self, learn: Learn, key: Key, mesh: Mesh) -> None:
         self._mesh, self._here = mesh, mesh.local_devices[0]
-        self._key = spread(key, replicated(mesh))
+        self._key = shard(key, replicated(mesh))
 
         def learn_next(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
             _, key_update = jax.random.split(jax.random.fold_in(key, state.update))
@@ -238,7 +200,7 @@ class MeshUpdate:
         self._compiled: Any = None
 
     def place(self, state: RunState) -> RunState:
-        return spread(state, jax.tree.map(lambda _: replicated(self._mesh), state))
+        return shard(state, jax.tree.map(lambda _: replicated(self._mesh), state))
 
     def compile(self, state: RunState, rollout: Rollout) -> None:
         """The first time: before the processes agree on an update, since one that runs it waits for the others for a
@@ -253,23 +215,10 @@ class MeshUpdate:
         return state, own_copy(metrics, self._here)
 
 
-class Placement:
-    """The learner's devices: states on all of them, rollouts split by environment."""
-
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
-        self._mesh = make_mesh(devices)
-
-    def state(self, state: PyTree) -> Any:
-        return jax.device_put(state, replicated(self._mesh))
-
-    def rollout(self, rollout: PyTree) -> Any:
-        return jax.device_put(rollout, sharded(self._mesh, axis=1))
-
-
-def _facts(collected: Collected) -> Facts:
+def _collection_metrics(collected: Collected) -> CollectionMetrics:
     return collected.facts | {"collector/policy_s": collected.policy_s, "collector/env_s": collected.env_s}
 
 
-def combine_facts(parts: Sequence[Facts]) -> Facts:
+def combine_metrics(parts: Sequence[CollectionMetrics]) -> CollectionMetrics:
     """The metrics of all processes' collections: seconds of work and counts add up; of waiting, the longest counts."""
     return {name: _COMBINED.get(name, sum)([part[name] for part in parts]) for name in parts[0]}

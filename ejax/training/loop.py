@@ -1,4 +1,4 @@
-"""THE loop: advance a run, and hand all that comes of it to a sink, until the end."""
+"""THE loop: advance a run, and hand the results to a sink, until the end."""
 
 import time
 from collections.abc import Callable
@@ -11,18 +11,104 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.config.models import TrainerConfig
 from ejax.logs.usage import TIME
-from ejax.runtime.interrupt import interruptible
+from ejax.runtime.process_exit import interruptible
 from ejax.runtime.processes import Group
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
-from ejax.training.cadence import Cadence, Throttle
 from ejax.training.profile import Profiler
-from ejax.training.steppers import Interrupted, Stepper
+from ejax.training.steppers import ShouldStop, Stepper
 from ejax.types import Metrics
 
 S = TypeVar("S")
 R = TypeVar("R", covariant=True)
 K = TypeVar("K", bound="Sink[Any, Any]")
+_SECONDS_PER_DISPATCH = 0.5
+"""Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""
+
+
+def crosses(update: int, rows: int, every: int) -> bool:
+    """Recognize an ``update`` that reaches or passes a multiple of ``every`` env steps. An ``every`` of 0 means never.
+
+    Args:
+        rows: env steps of one update.
+    """
+    return every > 0 and update * rows // every > (update - 1) * rows // every
+
+
+def divides(update: int, every: int) -> bool:
+    """Recognize a multiple of ``every``. An ``every`` of 0 means never."""
+    return every > 0 and update % every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """Times at which a run evaluates, saves and logs: functions of the update alone, as a resumed run needs them.
+
+    Frequencies are in env steps, but for those that are named after updates.
+    """
+
+    rows: int
+    """Env steps of one update."""
+    num_updates: int
+    eval_freq: int
+    """0: only at the end, if at all."""
+    save_freq: int
+    save_frequency_updates: int
+    log_freq_updates: int
+
+    @classmethod
+    def of(cls, trainer: TrainerConfig, rows: int) -> "Cadence":
+        """The cadence of a config."""
+        return cls(
+            rows=rows,
+            num_updates=trainer.num_updates,
+            eval_freq=trainer.eval_freq if trainer.enable_eval else 0,
+            save_freq=trainer.save_freq,
+            save_frequency_updates=trainer.save_frequency_updates,
+            log_freq_updates=trainer.log_freq_updates,
+        )
+
+    def evaluates(self, update: int) -> bool:
+        return crosses(update, self.rows, self.eval_freq)
+
+    def saves(self, update: int) -> bool:
+        return crosses(update, self.rows, self.save_freq) or divides(update, self.save_frequency_updates)
+
+    def logs(self, update: int) -> bool:
+        return divides(update, self.log_freq_updates) or update == self.num_updates
+
+    def updates_until_event(self, update: int, limit: int) -> int:
+        """Updates from ``update`` to the next one that is evaluated or saved, that one included; at most ``limit``."""
+        limit = min(limit, self.num_updates - update)
+        events = (n for n in range(1, limit) if self.evaluates(update + n) or self.saves(update + n))
+        return next(events, limit)
+
+    def video_number(self, update: int) -> int:
+        """Multiples of ``eval_freq`` passed; an evaluation at the end, between two of them, has the next number."""
+        number = update * self.rows // max(1, self.eval_freq)
+        return number if self.eval_freq == 0 or self.evaluates(update) else number + 1
+
+
+class Throttle:
+    """Updates per dispatch: as many as fit into half a second, or a fixed number.
+
+    Args:
+        max_updates: the most that one dispatch can do.
+        adapts: False: always that many.
+    """
+
+    def __init__(self, max_updates: int, *, adapts: bool) -> None:
+        self._max_updates = max_updates
+        self.limit = 1 if adapts else max_updates
+        self._adapts = adapts
+
+    def took(self, count: int, seconds: float) -> None:
+        """A dispatch of ``count`` updates took ``seconds``."""
+        if self._adapts:
+            # grow slowly, so that one slow dispatch (an evaluation) does not shrink the next ones to nothing
+            fitting = int(count * _SECONDS_PER_DISPATCH / max(seconds, 1e-3))
+            self.limit = max(1, min(fitting, 2 * self.limit, self._max_updates))
 
 
 @dataclass
@@ -44,12 +130,12 @@ class Sink(Protocol[S, R]):
 
     @property
     def stopped(self) -> bool:
-        """Somebody asked the run to end, who is no signal."""
-        ...
+        """The run is to end, though no signal came."""
+        return False
 
     def compile(self, state: S) -> None:
         """Compile what evaluates. In a thread, while the training is compiled."""
-        ...
+        return
 
     def start(self, state: S, seconds: float) -> None:
         """All is compiled, after ``seconds`` since the call began."""
@@ -63,18 +149,21 @@ class Sink(Protocol[S, R]):
         """Log, save and evaluate a dispatch whose metrics are there."""
         ...
 
-    def end(self, state: S, update: int, steps_per_s: float, interrupted: Interrupted) -> R:
+    def end(self, state: S, update: int, steps_per_s: float, should_stop: ShouldStop) -> R:
         """Save and evaluate for the last time."""
         ...
 
     def note(self, text: str) -> None:
         """Show a message."""
-        ...
+        return
 
-    def __enter__(self: K) -> K: ...
+    def __enter__(self: K) -> K:
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        return
 
 
 class Loop(Generic[S, R]):
@@ -112,18 +201,18 @@ class Loop(Generic[S, R]):
         stepper, sink, profiler = self._stepper, self._sink, self._profiler
         pending: Dispatch[S] | None = None
         compiler = ThreadPoolExecutor(1, "ejax-compiler")
-        with stepper, sink, compiler, profiler, interruptible() as interrupted:
+        with stepper, sink, compiler, profiler, interruptible() as should_stop:
             ENGINE.take()  # of what the process did before
             # at once: compilation leaves Python's lock alone, and takes longer than many a training
             compiler.submit(sink.compile, state)
             state = self._compile(state)
             while update < total:
                 count = profiler.limit(update, self._cadence.updates_until_event(update, self._throttle.limit))
-                count, stops = self._agreed(count, interrupted() or sink.stopped)
+                count, stops = self._agreed(count, should_stop() or sink.stopped)
                 if stops:
                     break
                 profiler.before(update, state)
-                moved = stepper.advance(state, count, interrupted)
+                moved = stepper.advance(state, count, should_stop)
                 if moved is None:
                     break
                 state, metrics = moved
@@ -139,7 +228,7 @@ class Loop(Generic[S, R]):
                         sink.note(text)
             if pending is not None:
                 self._finish(pending)
-            return sink.end(state, update, self._steps_per_s(update, time.monotonic()), interrupted)
+            return sink.end(state, update, self._steps_per_s(update, time.monotonic()), should_stop)
 
     def _compile(self, state: S) -> S:
         state = self._stepper.start(state)
@@ -150,8 +239,8 @@ class Loop(Generic[S, R]):
         return state
 
     def _agreed(self, count: int, stops: bool) -> tuple[int, bool]:
-        """The updates of the next dispatch, and whether to stop instead: the first process has a clock, each may be
-        asked to stop."""
+        """The updates of the next dispatch, and whether to stop instead: the first process has a clock, each may
+        receive a signal."""
         if self._group is None:
             return count, stops
         words = self._group.gather({"count": count, "stops": stops}, "begin an update")
@@ -159,7 +248,7 @@ class Loop(Generic[S, R]):
 
     def _finish(self, dispatch: Dispatch[S]) -> None:
         """Wait for the metrics of a dispatch, and hand it on."""
-        with self._times.of(self._stepper.awaited):
+        with self._times.of(self._stepper.timer_name):
             metrics = {name: np.asarray(x) for name, x in jax.device_get(dispatch.metrics).items()}
         now = time.monotonic()
         self._compiled_at += float(sum(metrics.get(f"{TIME}compile_s", ())))  # of programs that need a first rollout

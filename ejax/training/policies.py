@@ -30,7 +30,7 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
     """
     if problems := space_problems(config, env.action_space, env.observation_space):
         raise ConfigError(problems)
-    spec, told = action_spec(env.action_space, squash=config.squash_actions), describe(env)
+    spec, about = action_spec(env.action_space, squash=config.squash_actions), describe(env)
     offered = {
         "action_spec": spec,
         "observation_space": env.observation_space,
@@ -45,8 +45,8 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
         "critic_obs_normalization": config.critic_obs_normalization,
         "vla_config": config.vla_config,
         **config.memories,
-        "instructions": told.instructions,
-        "held_out_instructions": told.held_out_instructions,
+        "instructions": about.instructions,
+        "held_out_instructions": about.held_out_instructions,
     }
     make = config.record.make
     if config.memories and config.record.with_memory is not None:
@@ -64,7 +64,7 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
 
 
 def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -> None:
-    """Ask a policy that is not ejax's for all that a run asks of one, by shapes, before anything is compiled.
+    """Try all calls of a run on a policy that is not ejax's, by shapes, before anything is compiled.
 
     Raises:
         ConfigError: random numbers or variables that would be lost, repeated, or never move.

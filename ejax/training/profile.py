@@ -1,7 +1,7 @@
 """``trainer.profile``: a trace of some updates, and which part of the program took how long in it.
 
 A training on the device is one program, of which the host sees the end. Its trace has a row for each operation, and the
-program's text says for each operation which function it was traced in: from both follow the shares of the policy, the
+program's text names for each the function that it was traced in: from both follow the shares of the policy, the
 environments and the update.
 """
 
@@ -25,7 +25,7 @@ _PARTS = (
     ("jit(unroll)", "the rest of collecting"),
     ("_update)", "update"),
 )
-"""The first of these functions that an operation's path has says what it is part of."""
+"""The first of these functions in an operation's path decides what it is part of."""
 _OTHER = "other"
 
 
@@ -38,13 +38,13 @@ class Operation(NamedTuple):
 
 
 class Profiler:
-    """Traces the updates that it is told to, once in a run."""
+    """Traces the updates that the config names, once in a run."""
 
     def __init__(self, config: ProfileConfig | None, folder: Path) -> None:
         self._config, self._folder, self._tracing = config, folder, False
 
     def limit(self, update: int, count: int) -> int:
-        """Of ``count`` updates after ``update``, as many as lie on one side of the trace's beginning and end."""
+        """Limit ``count`` updates after ``update`` to those that lie on one side of the trace's beginning and end."""
         if self._config is None:
             return count
         edges = (self._config.start, self._config.start + self._config.updates)
@@ -60,7 +60,7 @@ class Profiler:
             self._tracing = True
 
     def ends(self, update: int) -> bool:
-        """Whether a trace is under way that ends here."""
+        """Recognize the end of the trace under way."""
         return self._tracing and self._config is not None and update >= self._config.start + self._config.updates
 
     def finish(self, state: Any, stepper: Stepper[Any]) -> list[str]:

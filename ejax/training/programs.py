@@ -14,7 +14,7 @@ import jax
 from ejax.schema.frozen import is_hashable
 
 _MOST = 8
-"""Programs that are kept, those that were asked for last."""
+"""Programs that are kept, the most recently used ones."""
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
 

@@ -1,7 +1,7 @@
 """Videos of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
 
 Episodes are played, drawn and encoded in a thread of their own. A recorder that fails, or is still busy, costs the
-video and nothing else: ``reports`` says what happened. The thread is not niced: measured on two cores, that does
+video and nothing else: ``reports`` explains. The thread is not niced: measured on two cores, that does
 not speed up the training, and what a starved thread holds of Python's lock makes single updates late.
 """
 
@@ -65,7 +65,7 @@ class VideoRecorder:
         self._collect()
         if self._video is not None:
             if not self._skipped:
-                self._reports.append("videos take longer than they are asked for: some are not made")
+                self._reports.append("videos take longer than the time between them: some are not made")
             self._skipped = True
             return
         self._video = self._thread.submit(self._make, params, key, count)
@@ -104,7 +104,7 @@ class VideoRecorder:
         video, self._video = self._video, None
         try:
             self._reports += [f"recorded {path}" for path in video.result()]
-        except Exception as error:  # whatever it was, the training is worth more than the video
+        except Exception as error:  # of any kind: the training is worth more than the video
             report = f"no video: {type(error).__name__}: {error}"
             if report != self._failure:
                 self._reports.append(report)

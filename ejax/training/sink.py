@@ -1,46 +1,49 @@
-"""What a run leaves: every event goes through its callbacks, ejax's own among them, in one order."""
+"""Sink of one run: count, log, evaluate, save and record at its events, around the caller's callbacks."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 from numpy.typing import NDArray
 
 from ejax.algorithms.step import RunState
 from ejax.envs.host.calls import EnvAbandoned
+from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.metrics import MetricWriter
-from ejax.logs.usage import TIME
-from ejax.runtime.placing import own_copy
+from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.runtime.processes import Group, count
-from ejax.runtime.stopwatch import Stopwatch
-from ejax.training.callbacks import Callback, Callbacks, TrainingRun
+from ejax.runtime.sharding import own_copy
+from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
-from ejax.training.loop import Dispatch
-from ejax.training.own_callbacks import BestKeeper, Checkpoints, MetricReporter, OnLog, SkippedUpdates, Verdict, Videos
-from ejax.training.parts import cadence_of, rows_per_update
-from ejax.training.progress import Progress
+from ejax.training.loop import Dispatch, Sink
 from ejax.training.recorder import VideoRecorder
-from ejax.training.result import RunResult
-from ejax.training.saver import Saver
+from ejax.training.saver import Progress, Saver
+from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.training.start import RunLocation, StartState
-from ejax.training.steppers import Interrupted
+from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params, Phase
 
+Verdict = Literal["best", "not the best", "given up", "failed"]
+"""The word on an evaluation, for processes that do not make it."""
+OnLog: TypeAlias = Callable[[int, dict[str, float]], object]
 
-class RunSink:
+
+class RunSink(Sink[RunState, RunResult]):
     """The events of one run. Used once.
 
     Args:
-        times: where the loop's seconds go.
+        clock: where the loop's seconds go.
         callbacks: of the caller; each event comes to them before it is logged and saved.
+        on_log: of ``ejax.run.train``.
         started: when the call began that trains, of ``time.monotonic``.
-        evaluates_first: the evaluation that was due when the state was saved has to be made.
         group: the processes that train together, of which this one writes. None: it is the only one.
     """
 
@@ -49,25 +52,26 @@ class RunSink:
         location: RunLocation,
         start: StartState,
         writer: MetricWriter,
-        times: Stopwatch,
+        clock: Stopwatch,
         callbacks: Iterable[Callback],
         on_log: OnLog | None,
         *,
         started: float,
-        evaluates_first: bool,
         group: Group | None = None,
     ) -> None:
         config, parts, folder = location.config, start.parts, location.directory.path
-        trainer = config.trainer
-        self._config, self._parts, self._writer, self._times = config, parts, writer, times
-        self._started, self._group = started, group
-        self._directory, self._first, self._evaluates_first = location.directory, start.update, evaluates_first
-        rows = rows_per_update(config, parts)
+        self._config, self._trainer, self._parts, self._writer = config, config.trainer, parts, writer
+        self._directory, self._start, self._started, self._group = location.directory, start, started, group
+        self._clock, self._total, self._on_log = clock, Stopwatch(), on_log
+        self._last_logged: dict[str, float] = {}
+        self._train_history: list[dict[str, float]] = []
+        self._eval_history: list[dict[str, float]] = []
         (self._device,) = parts.state.update.devices()
         self._run = TrainingRun(
-            config, folder, parts.policy, parts.env, cadence_of(trainer, rows), start.state, start.update, writer.note
+            config, folder, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
         )
-        self._progress, messages = Progress.of(start.meta, trainer)
+        self._callbacks = Callbacks(callbacks)
+        self._progress, messages = Progress.of(start.meta, self._trainer)
         self.saver = Saver(
             config,
             location.directory,
@@ -75,27 +79,14 @@ class RunSink:
             parts.stepper,
             self._progress,
             (start.state, start.update),
-            rows,
+            start.cadence.rows,
             parts.num_devices,
-            callback_states=lambda: self._callbacks.states(),
+            callback_states=self._callbacks.states,
         )
         self._evaluator = make_evaluator(config, parts, folder / "quarantine" / "eval")
         self._recorder = _recorder(location, start)
-        skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
-        self._reporter = MetricReporter(writer, self._progress, times, self._device, on_log)
-        self._checkpoints = Checkpoints(self.saver, self._progress, times, self._saved, self._judged)
-        self._callbacks = Callbacks(
-            [
-                SkippedUpdates(self._progress, location.directory, skips=skips),
-                BestKeeper(self._progress),
-                *callbacks,
-                self._reporter,
-                self._checkpoints,
-                Videos(self._recorder, self._device),
-            ]
-        )
-        messages += self._callbacks.load(start.meta.get("callbacks", {}))
-        for text in messages:
+        self._skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
+        for text in [*messages, *self._callbacks.load(start.meta.get("callbacks", {}))]:
             writer.alarm(text)
         if listeners := self._callbacks.step_listeners():
             parts.stepper.watch_steps(listeners)
@@ -109,21 +100,21 @@ class RunSink:
         self._writer.note(text)
 
     def compile(self, state: RunState) -> None:
-        if self._config.trainer.enable_eval:
+        if self._trainer.enable_eval:
             self._evaluator.compile(state.train.params)
 
     def start(self, state: RunState, seconds: float) -> None:
+        first, profile = self._start.update, self._trainer.profile
         self._run.state = state
-        self.saver.complete = state, self._first
-        profile = self._config.trainer.profile
+        self.saver.complete = state, first
         self.note(f"built and compiled in {seconds:.1f} s; run folder {self._directory.path}")
-        if profile is not None and profile.start < self._first:
-            text = f"trainer.profile.start is {profile.start}, and the run goes on at {self._first}"
+        if profile is not None and profile.start < first:
+            text = f"trainer.profile.start is {profile.start}, and the run goes on at {first}"
             self._writer.alarm(f"no profile: {text}")
         for each in self._callbacks:
             each.on_start(self._run)
         self._callbacks.states()  # one that cannot be saved is refused before anything is trained
-        if self._evaluates_first:
+        if self._start.evaluation_due:
             self._evaluate_now()
 
     def reached(self, state: RunState, update: int) -> Callable[[], Metrics] | None:
@@ -132,7 +123,7 @@ class RunSink:
 
     def finish(self, dispatch: Dispatch[RunState], metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:
         """Log, save, and only then see what the evaluation gave."""
-        run, trainer = self._run, self._config.trainer
+        run, trainer = self._run, self._trainer
         run.state, run.steps_per_s = dispatch.state, steps_per_s
         at_end = trainer.enable_eval and dispatch.update >= trainer.num_updates
         for i in range(dispatch.count):
@@ -144,17 +135,62 @@ class RunSink:
         self._show_messages()
 
     def _updated(self, metrics: dict[str, float]) -> None:
+        run = self._run
         for name in [name for name in metrics if name.startswith(TIME)]:
-            self._times.add(name.removeprefix(TIME).removesuffix("_s"), metrics.pop(name))
+            self._clock.add(name.removeprefix(TIME).removesuffix("_s"), metrics.pop(name))
         collected = {tag: x for tag, x in metrics.items() if not tag.startswith("train/")}
         for each in self._callbacks:
-            each.on_rollout(self._run, collected)
+            each.on_rollout(run, collected)
+        if not self._skips:
+            refuse_nonfinite(run.update, metrics, next(iter(self._directory.periodic()), None))
+        self._progress.skipped_updates += skipped_fraction(metrics)
+        for text in skip_notes(run.update, metrics):
+            self.note(text)
         for each in self._callbacks:
-            each.on_update(self._run, metrics)
+            each.on_update(run, metrics)
+        if run.cadence.logs(run.update):
+            shown = {tag: x for tag, x in metrics.items() if not math.isnan(x)} | {"charts/SPS": run.steps_per_s}
+            shown |= times(self._take_seconds()) | memory_in_use(self._device)
+            self._log(shown)
+            self._last_logged = shown
+            self._train_history.append({"global_step": run.step, **shown})
+        if run.cadence.saves(run.update):
+            self._save()
 
-    def _saved(self, run: TrainingRun, path: Path) -> None:
+    def _take_seconds(self) -> dict[str, float]:
+        """Seconds of each activity since the last call."""
+        seconds = self._clock.take() | ENGINE.take()
+        for name, value in seconds.items():
+            self._total.add(name, value)
+        return seconds
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        """Write a line of the log, together with what callbacks have added."""
+        metrics |= self._run.extra
+        self._run.extra = {}
+        with self._clock.of("log"):
+            self._writer.write(self._run.step, metrics, self._progress.best)
+        if self._on_log is not None and self._on_log(self._run.step, dict(metrics)) is False:
+            self._run.stop()
+
+    def _save(self) -> None:
+        """Save a periodic checkpoint, unless this update has one."""
+        run = self._run
+        if self.saver.has(run.update):
+            return
+        with self._clock.of("save"):
+            path = self.saver.save(run.state, run.update, evaluation_due=run.evaluation_due)
+        self._saved(path)
+        if not self._trainer.enable_eval:
+            self._record_video(run.update)
+
+    def _saved(self, path: Path) -> None:
         for each in self._callbacks:
-            each.on_save(run, path)
+            each.on_save(self._run, path)
+
+    def _record_video(self, number: int) -> None:
+        params: Any = own_copy(self._run.state.train.params, self._device)
+        self._recorder.record(params, jax.random.key(self._trainer.eval_seed), number)
 
     def _judged(self, verdict: Verdict) -> None:
         """Give the other processes the word on an evaluation that only this one makes."""
@@ -170,27 +206,41 @@ class RunSink:
 
     def _record_evaluation(self, evaluation: Callable[[], Metrics]) -> None:
         """Wait for an evaluation, write it, and keep the state if it is the best."""
-        run = self._run
+        run, progress, tag = self._run, self._progress, self._trainer.best_eval_metric
         try:
             metrics = self._results(evaluation)
             if metrics is None:
                 self._judged("given up")
                 return
-            require_measured(self._config.trainer.best_eval_metric, metrics)
-        except Exception:  # whatever it was, what was trained until here is kept
+            require_measured(tag, metrics)
+        except Exception:  # of any kind: what was trained until here is kept
             run.evaluation_due = True
             self._judged("failed")
-            self._checkpoints.save(run)
+            self._save()
             raise
         run.evaluation_due = False
+        if improves(metrics, progress.best, tag=tag, mode=self._trainer.best_eval_mode):
+            progress.best = Best(metrics[tag], run.step, metrics.get(REWARD))
+        progress.last_evaluated, progress.last_eval_metrics = run.update, dict(metrics)
         for each in self._callbacks:
             each.on_evaluation(run, metrics)
+        self._log(dict(metrics))
+        self._eval_history.append({"global_step": run.step, **metrics})
+        is_best = progress.best is not None and progress.best.step == run.step
+        # the others write their parts before this one can complete the checkpoint
+        self._judged("best" if is_best else "not the best")
+        if is_best:
+            with self._clock.of("save"):
+                path = self.saver.save_best(run.state, run.update)
+            self._saved(path)
+        self.saver.mark_evaluated(run.update)
+        self._record_video(run.cadence.video_number(run.update))
 
     def _results(self, evaluation: Callable[[], Metrics]) -> dict[str, float] | None:
-        """What an evaluation gave. None: the user asked the run to stop, and an environment does not return."""
-        pauses = self._config.trainer.collector.pause_in_evaluation
+        """The metrics of an evaluation. None: the user wants the run to stop, and an environment does not return."""
+        pauses = self._trainer.collector.pause_in_evaluation
         try:
-            with self._parts.stepper.paused() if pauses else nullcontext(), self._times.of("evaluate"):
+            with self._parts.stepper.paused() if pauses else nullcontext(), self._clock.of("evaluate"):
                 return {name: float(x) for name, x in jax.device_get(evaluation()).items()}
         except EnvAbandoned as abandoned:
             self.note(f"no evaluation: {abandoned}")
@@ -200,9 +250,9 @@ class RunSink:
         for text in [*self._recorder.reports(), *self._parts.stepper.reports()]:
             self.note(text)
 
-    def _evaluate_fresh(self, interrupted: Interrupted) -> dict[str, dict[str, Any]]:
+    def _evaluate_fresh(self, should_stop: ShouldStop) -> dict[str, dict[str, Any]]:
         """Evaluate the best checkpoint and the last in fresh episodes, and write that down."""
-        trainer, last = self._config.trainer, self.saver.latest
+        trainer, last = self._trainer, self.saver.latest
         seeds = fresh_seeds(trainer)
         if not seeds or last is None:
             return {}
@@ -216,7 +266,7 @@ class RunSink:
             own = params_of(checkpoint, last, params)
 
             def play(seed: int, own: Params = own) -> dict[str, float] | None:
-                return None if interrupted() else self._results(self._evaluator.begin(own, seed))
+                return None if should_stop() else self._results(self._evaluator.begin(own, seed))
 
             metrics = evaluate_fresh(seeds, play)
             if metrics is None:
@@ -225,23 +275,23 @@ class RunSink:
             found[which] = write_fresh(self._directory.path, which, checkpoint, trainer, metrics)
         return found
 
-    def end(self, state: RunState, update: int, steps_per_s: float, interrupted: Interrupted) -> RunResult:
+    def end(self, state: RunState, update: int, steps_per_s: float, should_stop: ShouldStop) -> RunResult:
         """A last checkpoint and evaluation, where the loop has not made them; the facts of the run."""
-        run, progress, finished = self._run, self._progress, update >= self._config.trainer.num_updates
+        run, progress, finished = self._run, self._progress, update >= self._trainer.num_updates
         run.state, run.update = state, update
-        run.evaluation_due = finished and self._config.trainer.enable_eval and progress.last_evaluated != update
+        run.evaluation_due = finished and self._trainer.enable_eval and progress.last_evaluated != update
         if not finished:
             self._recorder.break_off()
-        self._checkpoints.save(run)
+        self._save()
         if run.evaluation_due:
             self._evaluate_now()
-        fresh = self._evaluate_fresh(interrupted) if finished else {}
+        fresh = self._evaluate_fresh(should_stop) if finished else {}
         if not finished:
             self.note(
                 f"stopped at {run.step} {self._config.step_name}; "
                 f"go on with python -m ejax.train --run {self._directory.path} --resume latest"
             )
-        self._reporter.seconds()
+        self._take_seconds()
         result = RunResult(
             policy=self._parts.policy,
             params=state.train.params,
@@ -255,12 +305,12 @@ class RunSink:
             best_eval_value=progress.best.value if progress.best else None,
             latest_checkpoint_path=self.saver.latest,
             best_checkpoint_path=self.saver.best,
-            last_train_metrics=self._reporter.last,
+            last_train_metrics=self._last_logged,
             last_eval_metrics=progress.last_eval_metrics,
-            train_history=self._reporter.train_history,
-            eval_history=self._reporter.eval_history,
+            train_history=self._train_history,
+            eval_history=self._eval_history,
             fresh_eval_metrics=fresh,
-            seconds=self._reporter.total.take(),
+            seconds=self._total.take(),
         )
         for each in self._callbacks:
             each.on_end(run, result)

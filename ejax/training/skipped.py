@@ -1,4 +1,4 @@
-"""Updates that were not applied because something in them was not finite: how many, and what is said of them."""
+"""Updates that were not applied because something in them was not finite: their number, and messages about them."""
 
 import math
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def refuse_nonfinite(update: int, metrics: Mapping[str, float], last_checkpoint:
 
 
 def mostly_skipped_text(skipped: float, updates: int) -> str:
-    """What is wrong with a run that learned nothing in more than half of its updates, and what to do."""
+    """Explain what is wrong with a run that learned nothing in more than half of its updates, and what to do."""
     return (
         f"{skipped:.0f} of {updates} updates were skipped, because loss, gradient or step were not finite (or the "
         f"gradient above max_grad_norm_before_clip): this run has hardly learned; {_REMEDY}, and train again"

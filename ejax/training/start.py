@@ -1,28 +1,31 @@
 """Begin a run: a new one, one that goes on, a fork of another, or one from another system's file."""
 
+import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ejax.algorithms.step import RunState
-from ejax.config import ConfigError, RunConfig, bind
+from ejax.config import ConfigError, Problem, RunConfig, bind
+from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
+from ejax.schema.messages import short_repr
 from ejax.schema.registry import is_foreign_checkpoint
-from ejax.store.checkpoint import load_checkpoint, verify_checkpoint
+from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
 from ejax.store.find import never_began, new_run_folder, newest_run
 from ejax.store.resume_rules import check_same_run, record_changes, started_for
 from ejax.store.run_dir import RunDirectory, RunMeta, create_run_directory, open_run_directory
 from ejax.store.run_lock import run_lock
 from ejax.store.schedule_file import check_schedule, write_schedule
 from ejax.training.build import build, num_devices
+from ejax.training.environments import engine_of, settle_physics
 from ejax.training.evaluators import check_best_metric
 from ejax.training.given import Given
-from ejax.training.parts import Parts
-from ejax.training.physics import engine_of, settle_physics
-from ejax.training.rescale import rescale_for_devices
-from ejax.training.teacher import check_teacher
-from ejax.training.warm_start import find_checkpoint, start_from_file, start_from_policy, start_from_run
+from ejax.training.loop import Cadence
+from ejax.training.parts import Parts, rows_per_update
+from ejax.training.warm_start import check_teacher, find_checkpoint, start_from_file, start_from_policy, start_from_run
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class RunLocation:
     is_new: bool = False
     """The folder was made just now."""
     alarms: tuple[str, ...] = ()
-    """What a person must see: damaged checkpoints, a run that starts from the beginning."""
+    """Messages that a person must see: damaged checkpoints, a run that starts from the beginning."""
     notes: tuple[str, ...] = ()
 
 
@@ -51,9 +54,12 @@ class StartState:
 
     parts: Parts
     state: RunState
+    cadence: Cadence
     meta: dict[str, Any] = field(default_factory=dict)
     """The checkpoint's meta; empty for a run from the beginning."""
     notes: tuple[str, ...] = ()
+    evaluation_due: bool = False
+    """The evaluation that was due when the state was saved has to be made."""
 
     @property
     def update(self) -> int:
@@ -71,11 +77,11 @@ def locate_run(
     if fork is not None and resume is not None:
         raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
     if fork is not None:
-        return fork_run(config, fork, run_dir, locks)
-    if resume is None:
-        return new_run(config, run_dir, locks)
-    if is_foreign_checkpoint(resume):
-        return foreign_run(config, resume, run_dir, locks)
+        passed_over: list[str] = []
+        origin = str(find_checkpoint(fork, passed_over).absolute())
+        return new_run(config, run_dir, locks, origin=origin, alarms=tuple(passed_over))
+    if resume is None or is_foreign_checkpoint(resume):
+        return new_run(config, run_dir, locks, origin=resume)
     return resume_run(config, resume, run_dir, locks)
 
 
@@ -87,10 +93,10 @@ def new_run(
     origin: str | None = None,
     alarms: tuple[str, ...] = (),
 ) -> RunLocation:
-    """Make the folder of a run from the beginning.
+    """Make the folder of a run from the beginning, or of one that goes on from another in a folder of its own.
 
     Args:
-        origin: a file whose state it begins with.
+        origin: another system's file, or another run's checkpoint, whose state it begins with.
         alarms: on what led here.
     """
     config = bind(config)
@@ -99,18 +105,6 @@ def new_run(
     locks.enter_context(run_lock(run_dir))
     directory = create_run_directory(config, run_dir, origin=origin, notes=notes)
     return RunLocation(directory, settled, file=origin, is_new=True, alarms=alarms, notes=notes)
-
-
-def fork_run(config: RunConfig, fork: Path, run_dir: Path | None, locks: ExitStack) -> RunLocation:
-    """Make the folder of a new run that begins with the whole state of another one's checkpoint."""
-    passed_over: list[str] = []
-    origin = str(find_checkpoint(fork, passed_over).absolute())
-    return new_run(config, run_dir, locks, origin=origin, alarms=tuple(passed_over))
-
-
-def foreign_run(config: RunConfig, file: str, run_dir: Path | None, locks: ExitStack) -> RunLocation:
-    """Make the folder of a new run that goes on where another system's training stands."""
-    return new_run(config, run_dir, locks, origin=file)
 
 
 def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitStack) -> RunLocation:
@@ -157,23 +151,23 @@ def build_start(location: RunLocation, given: Given | None = None) -> StartState
     Args:
         given: objects of the caller's, instead of those that the config names.
     """
+    config = location.config
     try:
-        start = _build(location, given)
-        check_best_metric(location.config, start.parts)
+        parts = build(config, quarantine=location.directory.path / "quarantine", given=given)
+        state, meta, notes = _first_state(location, parts)
+        check_best_metric(config, parts)
     except BaseException:
         if location.is_new:
             location.directory.take_back()
         raise
-    return start
+    due = config.trainer.enable_eval and meta.get("evaluation_due", False)
+    cadence = Cadence.of(config.trainer, rows_per_update(config, parts))
+    return StartState(parts, state, cadence, meta, (*parts.notes, *notes), due)
 
 
-def announce_start(location: RunLocation, start: StartState, writer: MetricWriter, rows: int) -> None:
-    """Put the folder in order for a run that goes on from here, and show every message of its start.
-
-    Args:
-        rows: env steps of one update.
-    """
-    directory, step = location.directory, start.update * rows
+def announce_start(location: RunLocation, start: StartState, writer: MetricWriter) -> None:
+    """Put the folder in order for a run that goes on from here, and show every message of its start."""
+    directory, step = location.directory, start.update * start.cadence.rows
     for text in location.alarms:
         writer.alarm(text)
     for text in (*location.notes, *start.notes):
@@ -195,20 +189,64 @@ def announce_start(location: RunLocation, start: StartState, writer: MetricWrite
     writer.note(f"resumed from {location.checkpoint} at {step} {location.config.step_name}")
 
 
-def _build(location: RunLocation, given: Given | None) -> StartState:
+def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[str, Any], Sequence[str]]:
+    """The state to begin with, the meta of its checkpoint, and messages."""
     directory, config = location.directory, location.config
-    parts = build(config, quarantine=directory.path / "quarantine", given=given)
     if location.checkpoint is not None:
         state, meta = load_checkpoint(location.checkpoint, parts.state)
         check_teacher(config, parts.state, state)
-        return StartState(parts, state, meta, notes=parts.notes)
+        return state, meta, ()
     if location.file is None:
         state, notes = start_from_policy(parts, config)
-        return StartState(parts, state, notes=(*parts.notes, *notes))
+        return state, {}, notes
     if is_foreign_checkpoint(location.file):
         state, notes = start_from_file(Path(location.file), parts, config)
     else:
         state, notes = start_from_run(Path(location.file), parts, config)
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         write_schedule(directory.path, 0, range(int(state.update)))
-    return StartState(parts, state, notes=(f"goes on from {location.file}", *notes))
+    return state, {}, (f"goes on from {location.file}", *notes)
+
+
+def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:
+    """The config for this number of devices that computes what the checkpoint's did, and a note if they differ.
+
+    Options that are meant for one device (``num_envs``, ``batch_size``) grow as the devices get fewer; minibatches keep
+    the strata of the devices that the run was begun on.
+
+    Raises:
+        ConfigError: the environments, or the rows of a minibatch, cannot be shared by so many.
+        CheckpointError: the checkpoint's config is no config of this run.
+    """
+    meta = read_facts(checkpoint / "meta.json", RunMeta)
+    was = meta.get("num_devices")
+    if was is None:  # an older checkpoint
+        return config, ()
+    before, saved = _saved_options(config, checkpoint, meta["config"])
+    if (was, before) == (num_devices, config.trainer.num_envs):
+        return config, ()
+    if rest := (was * before) % num_devices:
+        text = f"the run has {was} x {before} environments, of which {num_devices} devices would leave {rest}"
+        raise ConfigError([Problem("trainer.num_envs", f"{text}; give a number of devices that divides them")])
+    num_envs = was * before // num_devices
+    options = config.algorithm.record.rescale_for_devices(saved, was, num_devices)
+    trainer = config.trainer.model_copy(update={"num_envs": num_envs})
+    algorithm = config.algorithm.model_copy(update={"cfg": options})
+    note = f"{num_devices} devices, {num_envs} environments on each; the checkpoint was made on {was} with {before}"
+    return config.model_copy(update={"trainer": trainer, "algorithm": algorithm}), (note,) if was != num_devices else ()
+
+
+def _saved_options(config: RunConfig, checkpoint: Path, saved: dict[str, Any]) -> tuple[int, Any]:
+    """Read ``num_envs`` and the algorithm's options of a checkpoint. Names in it are compared, never resolved."""
+    try:
+        num_envs, algorithm = saved["trainer"]["num_envs"], saved["algorithm"]
+        if algorithm["name"] != config.algorithm.name:
+            raise ValueError(
+                f"it names the algorithm {short_repr(algorithm['name'])}, the run's is {config.algorithm.name}"
+            )
+        if type(num_envs) is not int or num_envs < 1:
+            raise ValueError(f"trainer.num_envs is {short_repr(num_envs)}")
+        return num_envs, type(config.algorithm.cfg).model_validate_json(json.dumps(algorithm["cfg"]), strict=True)
+    except (KeyError, TypeError, ValueError) as error:  # pydantic's is a ValueError
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        raise CheckpointError(f"the config in {checkpoint / 'meta.json'} is no config of this run: {reason}") from error

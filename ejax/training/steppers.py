@@ -14,12 +14,12 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from ejax.algorithms.step import RunState, Step, repeat_step
 from ejax.collectors import HostStep
-from ejax.runtime.placing import spread
-from ejax.runtime.sharding import make_mesh, replicated, shapes_on, sharded, sharded_somewhere
+from ejax.runtime.sharding import make_mesh, replicated, shapes_on, shard, sharded, sharded_somewhere
 from ejax.training.programs import compiled
 from ejax.types import Key, Metrics
 
-Interrupted = Callable[[], bool]
+ShouldStop = Callable[[], bool]
+"""True once a signal wants the run to end."""
 State = TypeVar("State")
 S = TypeVar("S", bound="Stepper[Any]")
 T = TypeVar("T")
@@ -28,51 +28,54 @@ T = TypeVar("T")
 class Stepper(Protocol[State]):
     """Owns what collects; a context manager. Update number k draws from ``fold_in(key, k)``, whichever it is."""
 
-    max_updates: int
+    max_updates: int = 1
     """Updates that one call can do."""
-    awaited: str
-    """What the host waits for when it reads the metrics: ``train`` is collection and update in one program."""
+    timer_name: str = "update"
+    """The host's wait for the metrics, in its account of time: ``train`` is collection and update in one program."""
 
     @property
     def program(self) -> str | None:
         """The compiled program's text; None where there are several."""
-        ...
+        return None
 
     def start(self, state: State) -> State:
         """Compile, and begin to collect. The state to begin with."""
         ...
 
-    def advance(self, state: State, count: int, interrupted: Interrupted) -> tuple[State, Metrics] | None:
-        """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count]. None: interrupted before there was a rollout."""
+    def advance(self, state: State, count: int, should_stop: ShouldStop) -> tuple[State, Metrics] | None:
+        """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count]. None: stopped before there was a rollout."""
         ...
 
     def paused(self) -> AbstractContextManager[None]:
         """Nothing is collected inside.
 
         Raises:
-            EnvAbandoned: the user asked the run to stop, and a step does not return.
+            EnvAbandoned: the user wants the run to stop, and a step does not return.
         """
-        ...
+        return nullcontext()
 
     def reports(self) -> list[str]:
         """Messages since the last call."""
-        ...
+        return []
 
     def versions(self) -> list[int] | None:
         """Versions of the parameters that made each rollout since ``start``; None where they are always the newest."""
-        ...
+        return None
 
     def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
         """Call these after each step of environments outside the program; inside there is none to see."""
-        ...
+        return
 
-    def __enter__(self: S) -> S: ...
+    def __enter__(self: S) -> S:
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        return
 
 
-def committed(state: T) -> T:
+def commit_to_device(state: T) -> T:
     """Every array bound to the device it lies on, as what is read from a checkpoint is.
 
     Arrays that are bound and arrays that are not make two programs of one step: a run that goes on would compile again
@@ -81,7 +84,7 @@ def committed(state: T) -> T:
     return cast(T, jax.tree.map(lambda x: jax.device_put(x, x.sharding) if isinstance(x, jax.Array) else x, state))
 
 
-class DeviceStepper:
+class DeviceStepper(Stepper[RunState]):
     """Collection and update in one program, several updates in one dispatch.
 
     Args:
@@ -101,16 +104,16 @@ class DeviceStepper:
         what: Hashable = None,
     ) -> None:
         self._what = None if what is None else (what, max_updates, shard_parameters)
-        self.step, self._key, self.max_updates, self.awaited = step, key, max_updates, "train"
+        self.step, self._key, self.max_updates, self.timer_name = step, key, max_updates, "train"
         self._shard_parameters = shard_parameters
         self._mesh = make_mesh(devices) if devices else None
 
     def start(self, state: RunState) -> RunState:
         if self._mesh is None:
-            state = committed(state)
+            state = commit_to_device(state)
         else:
-            state = spread(state, _places(state, self._mesh, self._shard_parameters))
-            self._key = spread(self._key, replicated(self._mesh))
+            state = shard(state, shardings_of(state, self._mesh, self._shard_parameters))
+            self._key = shard(self._key, replicated(self._mesh))
         self._compiled = compiled(self._what, (state, self._key), lambda: self.lower(state, self._key))
         return state
 
@@ -127,56 +130,38 @@ class DeviceStepper:
         count = jax.ShapeDtypeStruct((), jnp.int32)
         if self._mesh is None:
             return repeat_step(self.step, self.max_updates).lower(state, key, count)
-        places = (_places(state, self._mesh, self._shard_parameters), replicated(self._mesh))
-        # an environment that makes arrays when it is first asked, as MJX does its model, makes them on one device: that
+        shardings = (shardings_of(state, self._mesh, self._shard_parameters), replicated(self._mesh))
+        # an environment that makes arrays at its first call, as MJX does its model, makes them on one device: that
         # must be before the mesh of several is set
         jax.eval_shape(self.step, state, key)
         with jax.set_mesh(self._mesh):
-            return repeat_step(self.step, self.max_updates, out_shardings=places).lower(state, key, count)
+            return repeat_step(self.step, self.max_updates, out_shardings=shardings).lower(state, key, count)
 
     def shapes(self, state: RunState, device: jax.Device) -> tuple[RunState, Key]:
         """The shapes of state and key, and where they lie: on the devices that share the run, or on ``device``."""
         if self._mesh is None:
             # the key is not bound to its device, as when a run starts: it goes where the state is
             return shapes_on(SingleDeviceSharding(device), state), shapes_on(None, self._key)
-        return shapes_on(_places(state, self._mesh, self._shard_parameters), state), shapes_on(
+        return shapes_on(shardings_of(state, self._mesh, self._shard_parameters), state), shapes_on(
             replicated(self._mesh), self._key
         )
 
-    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
-        del interrupted  # between dispatches is soon enough
+    def advance(self, state: RunState, count: int, should_stop: ShouldStop) -> tuple[RunState, Metrics]:
+        del should_stop  # between dispatches is soon enough
         number, began = jnp.int32(count), time.perf_counter()
         if self._mesh is not None:
-            number = spread(number, replicated(self._mesh))
+            number = shard(number, replicated(self._mesh))
         state, metrics = self._compiled(state, self._key, number)
         # a program that calls back to the host, as the C engine's do, is not dispatched but run
         seconds = np.zeros(count)
         seconds[0] = time.perf_counter() - began
         return state, metrics | {"time/train_s": seconds}
 
-    def paused(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
-    def reports(self) -> list[str]:
-        return []
-
-    def versions(self) -> list[int] | None:
-        return None
-
-    def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
-        del listeners  # its environments step inside the program
-
-    def __enter__(self) -> "DeviceStepper":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        del error
-
-
-def _places(state: RunState, mesh: Mesh, shard_parameters: bool) -> Any:
-    """Where each array of the state lies: the environments are split, the parameters and what the optimizer keeps of
-    them too if that is asked for, the rest is on every device."""
-    places = jax.tree.map(lambda _: replicated(mesh), state)
+def shardings_of(state: RunState, mesh: Mesh, shard_parameters: bool) -> Any:
+    """The sharding of each array of the state: environments are split over the devices, and with ``shard_parameters``
+    the parameters and what the optimizer keeps of them; the rest is on every device."""
+    shardings = jax.tree.map(lambda _: replicated(mesh), state)
     if shard_parameters:
-        places = replace(places, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))
-    return replace(places, envs=jax.tree.map(lambda _: sharded(mesh), state.envs))
+        shardings = replace(shardings, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))
+    return replace(shardings, envs=jax.tree.map(lambda _: sharded(mesh), state.envs))

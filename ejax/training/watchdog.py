@@ -1,6 +1,6 @@
 """Bounds what the main thread's calls into environments may take, without a thread in between.
 
-Environments that are stepped in turn with the updates are called in the main thread, since some simulators work in no
+Environments that are stepped between the updates are called in the main thread, since some simulators work in no
 other. A thread beside it looks at what is on record (``ejax.envs.host.calls``), and has the main thread interrupted by
 a signal once a call is overdue: an exception is raised inside the environment. Where no exception arrives, because the
 call is stuck in native code, the last resort is ``rescue``.
@@ -18,18 +18,15 @@ from types import FrameType, TracebackType
 
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.host.calls import Call, CutOff, EnvAbandoned, exits_are_errors, under_way
-from ejax.runtime.process_exit import leave_now, owns_process
+from ejax.runtime.process_exit import SIGNALS, hard_exit, owns_process
 
 _POLL_S = 0.2
 _NATIVE_S = 2.0
 """After so many seconds of interruptions a call counts as stuck in native code."""
 _LAST_CLOSE_S = 1.0
 """For an environment to close, once some call was cut off."""
-_SIGNAL: signal.Signals | None = getattr(signal, "SIGURG", None)
-"""Ignored unless somebody wants it, and hardly anybody does; Go's runtime preempts with it for the same reason. None
-outside POSIX."""
-_ASKING = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-"""Signals that ask the run to end, see ``ejax.runtime.interrupt``."""
+_SIGNAL = signal.SIGURG
+"""Ignored unless somebody wants it, and hardly anybody does; Go's runtime preempts with it for the same reason."""
 
 Rescue = Callable[[str, bool], None]
 
@@ -41,7 +38,7 @@ def guarded_calls(name: str, limits: CollectorConfig) -> Iterator["Watchdog"]:
     Args:
         name: of the environment, for what ``call_env`` does not call; see ``exits_are_errors``.
     """
-    rescue = _leave_stuck if owns_process() else None
+    rescue = _exit_stuck if owns_process() else None
     with (
         exits_are_errors(name),
         Watchdog(env_timeout_s=limits.env_timeout_s, stop_timeout_s=limits.stop_timeout_s, rescue=rescue) as watchdog,
@@ -50,15 +47,14 @@ def guarded_calls(name: str, limits: CollectorConfig) -> Iterator["Watchdog"]:
 
 
 class Watchdog:
-    """A context manager. In a thread that is not the main one, and outside POSIX, it does nothing: signals reach the
-    main thread only.
+    """A context manager. In a thread that is not the main one it does nothing: signals reach the main thread only.
 
     Args:
         env_timeout_s: how long a call may take.
-        stop_timeout_s: how long one may take after a signal that asks the run to end, and how long ``close`` may.
-        rescue: called as ``rescue(text, asked)`` in the watchdog's thread where a call cannot be cut off: says ``text``
-            and ends the process. ``asked``: the user asked the run to end. None: nothing more can be done. It may be
-            replaced as a run goes on, which has more to save.
+        stop_timeout_s: how long one may take after a signal to end the run, and how long ``close`` may.
+        rescue: called as ``rescue(text, requested)`` in the watchdog's thread where a call cannot be cut off: prints
+            ``text`` and ends the process. ``requested``: the user wanted the run to end. None: nothing more can
+            be done. It may be replaced as a run goes on, which has more to save.
     """
 
     def __init__(self, *, env_timeout_s: float, stop_timeout_s: float, rescue: Rescue | None = None) -> None:
@@ -70,7 +66,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="ejax-watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
-        if threading.get_ident() != self._main or _SIGNAL is None:
+        if threading.get_ident() != self._main:
             return self
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -83,7 +79,7 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._thread.ident is None or _SIGNAL is None:
+        if self._thread.ident is None:
             return
         self._ending.set()
         os.write(self._write, b"\0")
@@ -99,7 +95,7 @@ class Watchdog:
         while not self._ending.is_set():
             if select.select([self._read], [], [], _POLL_S)[0]:
                 received = os.read(self._read, 1024)
-                if self._asked_at is None and any(number in _ASKING for number in received):
+                if self._asked_at is None and any(number in SIGNALS for number in received):
                     self._asked_at = time.monotonic()
             call = under_way(self._main)
             overdue = self._overdue(call)
@@ -107,7 +103,7 @@ class Watchdog:
                 continue
             if call != cutting:
                 cutting, since, gave_up = call, time.monotonic(), False
-            if time.monotonic() - since < _NATIVE_S and _SIGNAL is not None:
+            if time.monotonic() - since < _NATIVE_S:
                 signal.pthread_kill(self._main, _SIGNAL)
                 self._ending.wait(_POLL_S)  # this signal has written to the pipe as well
             elif self.rescue is not None:
@@ -124,11 +120,11 @@ class Watchdog:
         if call is None or overdue is None:
             return
         self._has_cut = True
-        text, asked = overdue
-        raise EnvAbandoned(text) if asked else CutOff(text)
+        text, requested = overdue
+        raise EnvAbandoned(text) if requested else CutOff(text)
 
     def _overdue(self, call: Call | None) -> tuple[str, bool] | None:
-        """What is wrong with the call, and whether the user asked the run to end. None: nothing yet."""
+        """The fault of the call, and whether the user wanted the run to end. None: nothing yet."""
         if call is None:
             return None
         now = time.monotonic()
@@ -145,7 +141,7 @@ class Watchdog:
         return None
 
 
-def _leave_stuck(text: str, asked: bool) -> None:
-    del asked
+def _exit_stuck(text: str, requested: bool) -> None:
+    del requested
     print(f"ejax: {text}", file=sys.stderr)
-    leave_now(1)
+    hard_exit(1)

@@ -146,4 +146,4 @@ def _is_the_users(error: BaseException) -> bool:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return True
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_globals.get("__name__") == "ejax.runtime.interrupt"
+    return bool(frames) and frames[-1].f_globals.get("__name__") == "ejax.runtime.process_exit"

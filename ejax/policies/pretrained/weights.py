@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.runtime.packages import package_folder
-from ejax.runtime.plain_files import HUGE, check_plain
+from ejax.runtime.plain_files import HUGE, check_plain, package_folder
 from ejax.schema.messages import short_repr, shorten
 from ejax.schema.registry import WEIGHT_READERS, import_entry
 from ejax.types import PyTree
