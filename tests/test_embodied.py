@@ -18,7 +18,7 @@ from ejax.config import ConfigError, load_config
 from ejax.config.__main__ import main
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
-from ejax.envs.manager.tasks import TASK_RULES, register_task, scene_only
+from ejax.envs.manager.tasks import OUTCOMES, register_task, scene_only
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.policies.observations import flatten_observation
@@ -596,8 +596,8 @@ def test_an_unknown_id_is_refused_and_its_neighbour_named() -> None:
 
 
 def test_a_task_of_ones_own_has_its_id_and_its_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.envs.manager.tasks.TASK_RULES", tasks := dict(TASK_RULES))
-    monkeypatch.setattr("ejax.envs.manager.manager_spec.TASK_RULES", tasks)
+    monkeypatch.setattr("ejax.envs.manager.tasks.OUTCOMES", tasks := dict(OUTCOMES))
+    monkeypatch.setattr("ejax.envs.manager.manager_spec.OUTCOMES", tasks)
     register_task("PushFar", lambda world: replace(scene_only(world), success=jnp.array(True)), ("reach",))
     env = EmbodiedEnv({**changed(PUSH_CUBE, "env.extensions.reach", 2.0), "id": "PushFar"}, physics="mujoco")
     assert env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)[1].terminated

@@ -11,7 +11,8 @@ import pytest
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.functors import actions, events, observations, rewards
-from ejax.envs.manager.functors.registry import CONTRACTS, FUNCTORS, find_functor, register_functor
+from ejax.envs.manager.functors.registry import FUNCTORS, find_functor, register_functor
+from ejax.envs.manager.vocabulary import CONTRACTS
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
 from ejax.envs.task.world import World
@@ -56,8 +57,8 @@ def make_world(
 
 
 def reward(name: str, world: World, action: Array | None = None, info: dict | None = None, **params: object) -> float:
-    functor = find_functor("rewards", name)
-    return float(functor(world, {}, jnp.zeros(8) if action is None else action, info or {}, **params))
+    state = replace(world.state, action=jnp.zeros(8) if action is None else action)
+    return float(find_functor("rewards", name)(replace(world, state=state, info=info or {}), **params))
 
 
 # --- observations -----------------------------------------------------------------------------------------

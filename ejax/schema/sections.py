@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import EMPTY, KeyReport, Status
 from ejax.schema.registry import did_you_mean
@@ -89,6 +90,27 @@ class Section:
             return default
         return value
 
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            self.problem(name, f"got {short_repr(value)}; must be true or false")
+            return default
+        return value
+
+    def choice(self, name: str, allowed: Iterable[str], default: Any = None) -> Any:
+        """One of some names; another one, which is a problem, is returned as it is."""
+        value, allowed = self.take(name, default), list(allowed)
+        if value not in allowed:
+            text = f"got {short_repr(value)}; allowed: {', '.join(allowed)}{did_you_mean(str(value), allowed)}"
+            self.problem(name, text)
+        return value
+
+    def expect(self, name: str, wanted: Any, text: str) -> None:
+        """A key that may be left out, or give what holds anyway."""
+        value = self.take(name, wanted)
+        if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
+            self.problem(name, f"got {short_repr(value)}; {text}")
+
     def numbers(self, name: str, default: tuple[float, ...], count: int | None = None) -> tuple[float, ...]:
         """A list of ``count`` numbers; any count if None."""
         value = self.take(name, default)
@@ -110,6 +132,22 @@ class Section:
         """Every entry, all taken as read: for sections whose keys are names."""
         self._read |= set(self.data)
         yield from self.data.items()
+
+    def sections(self) -> Iterator[tuple[str, "Section"]]:
+        """Every entry as a section, by its name; each is closed before the next."""
+        for name, data in self.items():
+            with Section(data, self.key(str(name)), self.report) as section:
+                yield str(name), section
+
+    def listed(self, name: str) -> Iterator["Section"]:
+        """The entries of a list as sections; each is closed before the next."""
+        entries = self.take(name, ())
+        if not isinstance(entries, list | tuple):
+            self.problem(name, f"got {short_repr(thaw(entries))}; must be a list")
+            entries = ()
+        for i, data in enumerate(entries):
+            with Section(data, self.key(f"{name}[{i}]"), self.report) as section:
+                yield section
 
     def ignore(self, name: str, text: str) -> None:
         """A key without effect."""

@@ -41,6 +41,11 @@ def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
     return read
 
 
+def is_positive(value: Any) -> bool:
+    """True for a finite number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def plain(data: Any, key: str = "", depth: int = 0) -> Any:
     """A copy of a config that is in memory, of what JSON can hold; other objects as their text.
 

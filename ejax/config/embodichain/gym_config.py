@@ -21,7 +21,7 @@ from ejax.config.embodichain.velocity_tasks import VELOCITY_ENV, read_velocity_t
 from ejax.config.models import EnvConfig, EventsConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.spaces import space_problems
-from ejax.envs.manager.ignored import IGNORED
+from ejax.envs.manager.vocabulary import IGNORED
 from ejax.envs.randomization.names import KINDS, split_events
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.messages import short_repr

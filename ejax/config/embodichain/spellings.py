@@ -15,7 +15,7 @@ from ejax.config.embodichain.compat import COMPAT, compat_defaults
 from ejax.config.embodichain.draft import Draft
 from ejax.config.models import MAX_NAME_BYTES, find_algorithm
 from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, embodichain_field
-from ejax.envs.manager.ignored import IGNORED
+from ejax.envs.manager.vocabulary import IGNORED
 from ejax.policies.mlp import NetworkConfig
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import Kind, UnknownNameError, did_you_mean, registered_name

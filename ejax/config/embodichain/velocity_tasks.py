@@ -8,7 +8,7 @@ anyway, and is refused where it differs.
 import math
 from typing import TYPE_CHECKING, Any
 
-from ejax.envs.manager.ignored import IGNORED
+from ejax.envs.manager.vocabulary import IGNORED
 from ejax.schema.messages import short_repr
 from ejax.schema.sections import Section
 

@@ -16,14 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.manager.bodies import Vector
-from ejax.envs.manager.ignored import IGNORED
-from ejax.envs.manager.robots import Matrix
+from ejax.envs.manager.robots import Matrix, Vector
+from ejax.envs.manager.vocabulary import IGNORED
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.scenery import Camera
-from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
-from ejax.schema.problems import KeyReport
 from ejax.schema.registry import did_you_mean
 from ejax.schema.sections import Section
 from ejax.types import Array, CameraView
@@ -33,11 +30,12 @@ _INTRINSICS = (600.0, 600.0, 320.0, 240.0)
 _BASELINE = (0.05, 0.0, 0.0)
 _LINKS = {"ee_link": "flange", "base_link": "base"}
 """EmbodiChain's links at both ends of an arm's kinematics -> ejax's bodies in the same place."""
+_COLOURS_ONLY = "there are pictures of colours only, which ejax's policies read; give false"
 _REFUSED = {
-    "enable_depth": "there are pictures of colours only, which ejax's policies read; give false",
+    "enable_depth": _COLOURS_ONLY,
     "enable_mask": "there are no masks: bodies have no numbers here as in EmbodiChain's renderer; give false",
     "enable_normal": "there are no normals: MuJoCo's renderer has none; give false",
-    "enable_position": "there are pictures of colours only, which ejax's policies read; give false",
+    "enable_position": _COLOURS_ONLY,
     "enable_disparity": "there is no depth, from which disparities are computed; give false",
 }
 _SENSORS = ("Camera", "StereoCamera")
@@ -70,7 +68,7 @@ class SensorCamera:
     """False: the observation has none of it."""
 
     def lens(self, *, right: bool = False) -> Lens:
-        """The only one, or the left one, unless ``right`` of a stereo camera is asked for."""
+        """The only lens, or one of a stereo camera's two."""
         return self.lenses[-1 if right else 0]
 
     def lens_pose(self, lens: Lens) -> NDArray[np.float64]:
@@ -80,10 +78,8 @@ class SensorCamera:
         return np.asarray(self.pose) @ shifted
 
     def view(self, lens: Lens) -> CameraView:
-        """What a camera without a parent looks at: constants, so that what never moves is drawn once."""
-        pose = self.lens_pose(lens)
-        half_width, half_height = self._half_size(lens)
-        x, y = lens.intrinsics[2] / self.width, lens.intrinsics[3] / self.height
+        """The view of a camera without a parent: constants, so that what never moves is drawn once."""
+        pose, (half_width, half_height, x, y) = self.lens_pose(lens), self._opening(lens)
         return CameraView(
             _vector(pose[:3, 3]),
             _vector(pose[:3, 3] - pose[:3, 2]),
@@ -95,80 +91,79 @@ class SensorCamera:
         )
 
     def pinhole(self, lens: Lens, parent_pose: Array) -> Camera:
-        """What a camera with a parent looks at, whose pose is [4, 4]."""
+        """The view of a camera with a parent, whose pose is [4, 4]."""
         pose = parent_pose @ jnp.asarray(self.lens_pose(lens), parent_pose.dtype)
-        half_width, half_height = self._half_size(lens)
+        half_width, half_height, x, y = self._opening(lens)
         across, high = half_width * pose[:3, 0], half_height * pose[:3, 1]
-        x, y = lens.intrinsics[2] / self.width, lens.intrinsics[3] / self.height
         aim = across * (1.0 - 2.0 * x) + high * (2.0 * y - 1.0) - pose[:3, 2]
         return Camera(eye=pose[:3, 3], frame=jnp.stack([across, high, aim], axis=1))
 
-    def _half_size(self, lens: Lens) -> tuple[float, float]:
-        """Half the picture's width and height at unit distance."""
-        fx, fy, _, _ = lens.intrinsics
-        return self.width / (2.0 * fx), self.height / (2.0 * fy)
+    def _opening(self, lens: Lens) -> tuple[float, float, float, float]:
+        """Half the picture's width and height at unit distance, and its centre as parts of both."""
+        fx, fy, cx, cy = lens.intrinsics
+        return self.width / (2.0 * fx), self.height / (2.0 * fy), cx / self.width, cy / self.height
 
 
-def read_cameras(data: Any, report: KeyReport, links: tuple[str, ...], robot_uid: str) -> tuple[SensorCamera, ...]:
+def read_cameras(root: Section, links: tuple[str, ...], robot_uid: str) -> tuple[SensorCamera, ...]:
     """The entries of ``sensor``.
 
     Args:
         links: the robot's bodies.
     """
-    if not isinstance(data, list | tuple):
-        report.refuse("sensor", f"got {short_repr(thaw(data))}; must be a list")
-        return ()
-    read = [_read_sensor(each, f"sensor[{i}]", report, links, robot_uid) for i, each in enumerate(data)]
+    read = [_read_camera(section, links, robot_uid) for section in root.listed("sensor")]
     cameras = tuple(each for each in read if each is not None)
     names = [each.uid for each in cameras]
     for name in {name for name in names if names.count(name) > 1}:
-        report.refuse("sensor", f"two are called '{name}'; give each a uid of its own")
+        root.problem("sensor", f"two are called '{name}'; give each a uid of its own")
     return cameras
 
 
-def _read_sensor(
-    data: Any, path: str, report: KeyReport, links: tuple[str, ...], robot_uid: str
-) -> SensorCamera | None:
-    with Section(data, path, report) as section:
-        kind, uid = section.take("sensor_type", "Camera"), section.take("uid")
-        if kind not in _SENSORS:
-            text = f"got {short_repr(kind)}; allowed: {', '.join(_SENSORS)}{did_you_mean(str(kind), _SENSORS)}"
-            if kind == "ContactSensor":
-                text = "contacts are no observation of a gym config's scene here; velocity tasks sense their own"
-            section.problem("sensor_type", text)
-            section.skip("its sensor is not there")
-            return None
-        if not isinstance(uid, str):
-            section.problem("uid", f"got {short_repr(uid)}; must be a name")
-        for name, text in _REFUSED.items():
-            if section.take(name, False) is not False:
-                section.problem(name, text)
-        section.ignore_all(IGNORED["sensor"])
-        width, height = section.integer("width", _SIZE[0], at_least=1), section.integer("height", _SIZE[1], at_least=1)
-        sees = section.take("enable_color", True)
-        if not isinstance(sees, bool):
-            section.problem("enable_color", f"got {short_repr(sees)}; must be true or false")
-        lenses = [Lens("color", _read_intrinsics(section, "intrinsics"), (0.0, 0.0, 0.0))]
-        if kind == "StereoCamera":
-            x, y, z = section.numbers("left_to_right_pos", _BASELINE, 3)
-            section.ignore_all(IGNORED["sensor.stereo"])
-            right = _read_intrinsics(section, "intrinsics_right")
-            lenses = [lenses[0]._replace(shift=(-x / 2.0, -y / 2.0, -z / 2.0))]
-            lenses.append(Lens("color_right", right, (x / 2.0, y / 2.0, z / 2.0)))
-        with section.open("extrinsics") as extrinsics:
-            parent = _read_parent(extrinsics, links, robot_uid)
-            pose = _read_pose(extrinsics, mounted=parent is not None)
-        if sees is False:
-            section.note("enable_color", "false: the observation has no picture of it")
-        return SensorCamera(
-            uid=str(uid),
-            width=width,
-            height=height,
-            pose=pose,
-            parent=parent,
-            lenses=tuple(lenses),
-            pictures=sees is not False,
-        )
+def names_camera(value: Any, uids: tuple[str, ...]) -> bool:
+    """True where a functor's parameters name one of the cameras."""
+    if isinstance(value, Mapping):
+        return any(key in uids or names_camera(each, uids) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return any(names_camera(each, uids) for each in value)
+    return isinstance(value, str) and value in uids
+
+
+def _read_camera(section: Section, links: tuple[str, ...], robot_uid: str) -> SensorCamera | None:
+    kind, uid = section.take("sensor_type", "Camera"), section.take("uid")
+    if kind not in _SENSORS:
+        text = f"got {short_repr(kind)}; allowed: {', '.join(_SENSORS)}{did_you_mean(str(kind), _SENSORS)}"
+        if kind == "ContactSensor":
+            text = "contacts are no observation of a gym config's scene here; velocity tasks sense their own"
+        section.problem("sensor_type", text)
+        section.skip("its sensor is not there")
+        return None
+    if not isinstance(uid, str):
+        section.problem("uid", f"got {short_repr(uid)}; must be a name")
+    for name, text in _REFUSED.items():
+        if section.take(name, False) is not False:
+            section.problem(name, text)
+    section.ignore_all(IGNORED["sensor"])
+    width, height = section.integer("width", _SIZE[0], at_least=1), section.integer("height", _SIZE[1], at_least=1)
+    pictures = section.flag("enable_color", True)
+    lenses = (Lens("color", _read_intrinsics(section, "intrinsics"), (0.0, 0.0, 0.0)),)
+    if kind == "StereoCamera":
+        x, y, z = (each / 2.0 for each in section.numbers("left_to_right_pos", _BASELINE, 3))
+        section.ignore_all(IGNORED["sensor.stereo"])
+        right = Lens("color_right", _read_intrinsics(section, "intrinsics_right"), (x, y, z))
+        lenses = (lenses[0]._replace(shift=(-x, -y, -z)), right)
+    with section.open("extrinsics") as extrinsics:
+        parent = _read_parent(extrinsics, links, robot_uid)
+        pose = _read_pose(extrinsics, mounted=parent is not None)
+    if not pictures:
+        section.note("enable_color", "false: the observation has no picture of it")
+    return SensorCamera(
+        uid=str(uid),
+        width=width,
+        height=height,
+        pose=tuple(tuple(row) for row in pose.tolist()),
+        parent=parent,
+        lenses=lenses,
+        pictures=pictures,
+    )
 
 
 def _read_intrinsics(section: Section, name: str) -> tuple[float, float, float, float]:
@@ -185,16 +180,16 @@ def _read_parent(section: Section, links: tuple[str, ...], robot_uid: str) -> st
         return None
     link = str(name).removeprefix(f"{robot_uid}/")
     body = link if link in links else _LINKS.get(link, "")
-    if body not in links:
-        there = [*links, *(each for each, own in _LINKS.items() if own in links)]
-        text = f"the robot has no link '{name}'; ejax's model of it has {', '.join(there)}{did_you_mean(link, there)}"
-        section.problem("parent", text)
-        return None
-    return body
+    if body in links:
+        return body
+    there = [*links, *(each for each, own in _LINKS.items() if own in links)]
+    text = f"the robot has no link '{name}'; ejax's model of it has {', '.join(there)}{did_you_mean(link, there)}"
+    section.problem("parent", text)
+    return None
 
 
-def _read_pose(section: Section, *, mounted: bool) -> Matrix:
-    """[4, 4] of ``eye``, ``target`` and ``up``, or of ``pos`` and ``quat``."""
+def _read_pose(section: Section, *, mounted: bool) -> NDArray[np.float64]:
+    """[4, 4] of ``eye``, ``target`` and ``up``, or of ``pos`` and ``quat``; the identity where they are wrong."""
     position, quat = section.numbers("pos", (0.0, 0.0, 0.0), 3), section.numbers("quat", (0.0, 0.0, 0.0, 1.0), 4)
     if "eye" not in section:
         for name in ("target", "up"):
@@ -203,24 +198,24 @@ def _read_pose(section: Section, *, mounted: bool) -> Matrix:
         norm = float(np.linalg.norm(quat))
         if norm < 1e-6:
             section.problem("quat", f"got {list(quat)}; must be a rotation, x y z w")
-            return _as_matrix(np.eye(4))
+            return np.eye(4)
         x, y, z, w = (each / norm for each in quat)
         pose = transform(np.array(position), np.array([w, x, y, z]))
         if not mounted:
             pose[:3, 1:3] *= -1.0
-        return _as_matrix(pose)
+        return pose
     for name in ("pos", "quat"):
         if name in section:
             section.note(name, "no effect beside eye", "without effect")
     eye, up = section.numbers("eye", (0.0, 0.0, 0.0), 3), section.numbers("up", (0.0, 0.0, 1.0), 3)
     if "target" not in section:
         section.problem("target", "is missing: eye needs a point to look at")
-        return _as_matrix(np.eye(4))
+        return np.eye(4)
     target = section.numbers("target", (0.0, 0.0, 0.0), 3)
     if eye == target:
         section.problem("target", f"eye and target are both {list(eye)}; give a point to look at")
-        return _as_matrix(np.eye(4))
-    return _as_matrix(_look_at(np.array(eye), np.array(target), np.array(up)))
+        return np.eye(4)
+    return _look_at(np.array(eye), np.array(target), np.array(up))
 
 
 def _look_at(eye: NDArray[np.float64], target: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -235,19 +230,6 @@ def _look_at(eye: NDArray[np.float64], target: NDArray[np.float64], up: NDArray[
     return pose
 
 
-def _as_matrix(pose: NDArray[np.float64]) -> Matrix:
-    return tuple(tuple(row) for row in pose.tolist())
-
-
 def _vector(numbers: NDArray[np.float64]) -> Vector:
     x, y, z = map(float, numbers)
     return x, y, z
-
-
-def names_camera(value: Any, uids: tuple[str, ...]) -> bool:
-    """True where a functor's parameters name one of the cameras."""
-    if isinstance(value, Mapping):
-        return any(key in uids or names_camera(each, uids) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return any(names_camera(each, uids) for each in value)
-    return isinstance(value, str) and value in uids

@@ -1,6 +1,6 @@
 """The manager environment: a task that is written in an EmbodiChain gym config."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.core import FrozenDict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ejax.envs.description import EnvDescription
 from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
+from ejax.envs.manager.scene import Scene
 from ejax.envs.mujoco.engine import Engine, check_physics
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.changes import Change, base, keep_written, refuse_overlaps
@@ -113,7 +115,7 @@ class EmbodiedEnv(PhysicsTask):
 
     def carry_over(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
         """The new episode with the parameters that were drawn at startup."""
-        for event, change in _changes(self.spec):
+        for event, change in _changes(self.spec.scene, self.spec.events):
             if event.mode == "startup":
                 started = replace(started, physics=keep_written(change, ended.physics, started.physics))
         return started, obs
@@ -152,7 +154,7 @@ class EmbodiedEnv(PhysicsTask):
         """The state before any event."""
         spec = self.spec
         start = spec.scene.initial_state()
-        parameters = base(spec.scene.model, [change for _, change in _changes(spec)])
+        parameters = base(spec.scene.model, [change for _, change in _changes(spec.scene, spec.events)])
         return replace(
             start,
             physics=replace(start.physics, parameters={name: jnp.asarray(x) for name, x in parameters.items()}),
@@ -182,28 +184,22 @@ class EmbodiedEnv(PhysicsTask):
         return jax.tree.map(_as_numbers, obs)
 
     def _sensors(self, world: World) -> Obs:
-        """What robot and cameras observe, before any functor."""
-        seen = self.appearance(world.state)
-        pictures: dict[str, Obs] = {}
+        """The observation by robot and cameras, before any functor."""
+        seen = world.appearance()
+        obs: Obs = {"robot": {"qpos": world.qpos, "qvel": world.qvel, "qf": world.qf}}
         for camera in world.scene.cameras:
-            size = {"width": camera.width, "height": camera.height}
+            parent = None if camera.parent is None else world.body_pose(camera.parent)
             for lens in camera.lenses if camera.pictures else ():
-                view = (
-                    camera.view(lens) if camera.parent is None else camera.pinhole(lens, world.body_pose(camera.parent))
-                )
-                pictures.setdefault(camera.uid, {})[lens.name] = picture(seen, self.renderer, view, **size)
-        return {**_robot(world), **({"sensor": pictures} if pictures else {})}
+                view = camera.view(lens) if parent is None else camera.pinhole(lens, parent)
+                drawn = picture(seen, self.renderer, view, width=camera.width, height=camera.height)
+                obs.setdefault("sensor", {}).setdefault(camera.uid, {})[lens.name] = drawn
+        return obs
 
 
-def _changes(spec: ManagerSpec) -> list[tuple[Term, Change]]:
-    """The events that change parameters or push, with what they do.
-
-    Raises:
-        ValueError: what one of them refuses.
-    """
-    model = spec.scene.model
+def _changes(scene: Scene, events: Iterable[Term]) -> list[tuple[Term, Change]]:
+    """The events that change parameters or push, with what they do. Raises ValueError: what one of them refuses."""
     return [
-        (each, each.func.change(model, **each.params)) for each in spec.events if isinstance(each.func, PhysicsEvent)
+        (each, each.func.change(scene.model, **each.params)) for each in events if isinstance(each.func, PhysicsEvent)
     ]
 
 
@@ -212,47 +208,18 @@ def _as_numbers(leaf: Array) -> Array:
     return leaf if leaf.dtype == jnp.uint8 else leaf.reshape(-1).astype(jnp.float32)
 
 
-def _robot(world: World) -> Obs:
-    """The observation of every robot."""
-    return {"robot": {"qpos": world.qpos, "qvel": world.qvel, "qf": world.qf}}
-
-
 def _put(obs: Obs, functor: Term, world: World, key: Key | None = None) -> Obs:
-    """The observation with one functor's value in it, noisy where there is a key.
-
-    Raises:
-        ValueError: ``modify`` of a value that is missing, or ``add`` of one that exists.
+    """The observation with one functor's value in it, noisy with a key.
+    Raises ValueError: ``modify`` of a value that is missing, or ``add`` of one that exists.
     """
-    old = _at(obs, functor.path)
-    there, name = ", ".join(_paths(obs)), "/".join(functor.path)
-    if functor.mode == "modify":
-        if old is None or isinstance(old, Mapping):
-            raise ValueError(f"cannot modify observation '{name}'; there is {there}")
-        return _with(obs, functor.path, functor.shaping.shape(functor(world, old), key))
-    if old is not None:
+    values, path = flatten_dict(obs), functor.path
+    there, name = ", ".join(sorted("/".join(each) for each in values)), "/".join(path)
+    if functor.mode == "modify" and path not in values:
+        raise ValueError(f"cannot modify observation '{name}'; there is {there}")
+    if functor.mode != "modify" and any(path[: len(each)] == each[: len(path)] for each in values):
         raise ValueError(f"cannot add observation '{name}': it is there already ({there}); use mode modify")
-    return _with(obs, functor.path, functor.shaping.shape(functor(world, obs), key))
-
-
-def _at(obs: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        obs = obs.get(name) if isinstance(obs, Mapping) else None
-    return obs
-
-
-def _with(obs: Obs, path: tuple[str, ...], value: Array) -> Obs:
-    first, *rest = path
-    if not rest:
-        return {**obs, first: value}
-    return {**obs, first: _with(obs.get(first, {}), tuple(rest), value)}
-
-
-def _paths(obs: Mapping[str, Any], above: str = "") -> list[str]:
-    return [
-        path
-        for name, value in sorted(obs.items())
-        for path in (_paths(value, f"{above}{name}/") if isinstance(value, Mapping) else [above + name])
-    ]
+    value = functor(world, values[path] if functor.mode == "modify" else obs)
+    return unflatten_dict({**values, path: functor.shaping.shape(value, key)})
 
 
 def _as_space(obs: Any) -> Any:
@@ -265,9 +232,7 @@ def _as_space(obs: Any) -> Any:
 
 def _try_functors(env: EmbodiedEnv) -> None:
     """Trace each functor once, so that its refusals are reported with their keys.
-
-    Raises:
-        ConfigError: everything that they refuse.
+    Raises ConfigError: everything that they refuse.
     """
     spec = env.spec
     report = KeyReport({note.key: note for note in spec.notes})
@@ -279,20 +244,18 @@ def _try_functors(env: EmbodiedEnv) -> None:
             report.refuse(key, str(error).splitlines()[0])
             return None
 
-    def attempt_change(event: Term) -> Change | None:
+    def world(state: SceneState, **given: Any) -> World:
+        return replace(env.world(state), engine="mujoco", before=env.world(state), **given)
+
+    changes: list[tuple[str, Change]] = []
+    for event in spec.events:
         try:
-            return event.func.change(spec.scene.model, **event.params)  # type: ignore[attr-defined]
+            changes += [(event.key, change) for _, change in _changes(spec.scene, [event])]
         except (TypeError, ValueError) as error:
             report.refuse(f"{event.key}.params", str(error))
-            return None
-
-    def world(state: SceneState) -> World:
-        return replace(env.world(state), engine="mujoco", before=env.world(state))
-
-    made = [(event.key, attempt_change(event)) for event in spec.events if isinstance(event.func, PhysicsEvent)]
-    refuse_overlaps(((key, change) for key, change in made if change is not None), report)
-    for key, change in made if spec.scene.cameras else ():
-        if change is not None and "geom_size" in change.writes:
+    refuse_overlaps(changes, report)
+    for key, change in changes if spec.scene.cameras else ():
+        if "geom_size" in change.writes:
             report.refuse(key, "pictures show the sizes of the config; leave out this event, or sensor")
     report.raise_if_refused(SOURCE)
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
@@ -300,14 +263,9 @@ def _try_functors(env: EmbodiedEnv) -> None:
         attempt(event.key, lambda state, key, event=event: event(world(state), key), state, key)
     obs: Obs = attempt("sensor", lambda state: env._sensors(world(state)), state) or {}
     for each in spec.observations:
-        shapes = attempt(each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
-        obs = obs if shapes is None else shapes
+        obs = attempt(each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state) or obs
     outcome = attempt("id", lambda state: vars(spec.outcome(world(state))), state)
     info = {name: outcome[name] for name in ("success", "fail")} if outcome else {}
-    for reward in spec.rewards:
-
-        def value(obs: Obs, state: SceneState, info: Any, reward: Term = reward) -> Array:
-            return reward(replace(world(state), obs=obs, info=info))
-
-        attempt(reward.key, value, obs, state, info)
+    for term in spec.rewards:
+        attempt(term.key, lambda obs, state, info, term=term: term(world(state, obs=obs, info=info)), obs, state, info)
     report.raise_if_refused(SOURCE)

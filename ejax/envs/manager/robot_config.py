@@ -1,56 +1,55 @@
-"""``robot`` of a gym config: which of ejax's robots, how it is driven, where it stands."""
+"""``robot`` of a gym config: which of ejax's robots, how it is driven, where it stands.
+
+Drives have stiffness k, damping c, and limits F and v of each joint. A robot of ours gets
+
+    s = min(1, F / (v·c)),    damping s·c,    stiffness s²·k
+
+EmbodiChain limits the whole force of a drive; ours limits the spring, and the damping acts in addition, see ``robots``.
+Scaled like this a joint turns at v at its force limit, and its damping ratio c/(2·√(k·I)) stays as configured. v is at
+most the robot's own greatest velocity. PushCube's 1e5, 1e3, 500, 2 become 6250 and 250.
+"""
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ejax.envs.manager.bodies import Vector
-from ejax.envs.manager.drives import Drives, matching_joints, read_drives
-from ejax.envs.manager.ignored import IGNORED
-from ejax.envs.manager.robots import UR_FAMILY, Matrix, Robot, make_cart_pole, make_ur
+from ejax.envs.manager.robots import (
+    UR_FAMILY,
+    Drives,
+    Matrix,
+    PlacedRobot,
+    Robot,
+    Vector,
+    make_cart_pole,
+    make_ur,
+    matching_joints,
+)
+from ejax.envs.manager.vocabulary import IGNORED
 from ejax.schema.messages import short_repr
 from ejax.schema.sections import Section
 
-_ROBOT_REFUSED = {
-    "qpos_limits": "joints have the limits of ejax's model",
-    "body_scale": "ejax scales no robots",
-    "sensors": "give a robot's cameras under sensor, with the link as extrinsics.parent",
-    "init_local_pose": "give init_pos and init_rot instead",
-    "fpath": "ejax reads no robot files; leave it out for ejax's model of this robot",
-}
 _ROBOTS = f"URRobot ({', '.join(UR_FAMILY)}), with or without DH_PGI_140_80; CartPole"
 _FAR = 1e6
 """m: no tool is that far from its flange."""
 _IDENTITY: Matrix = tuple(tuple(row) for row in np.eye(4).tolist())
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacedRobot:
-    """A robot as the config sets it up."""
-
-    robot: Robot
-    uid: str
-    drives: Drives
-    position: Vector
-    rotation: Vector
-    """m; intrinsic Euler angles, rad."""
-    home: tuple[float, ...]
-    """[J]: ``init_qpos``."""
-
-
 def read_robot(section: Section) -> PlacedRobot | None:
-    """Read the robot. None: the report says why there is none."""
+    """Read the robot. None: the report has the reason."""
     uid = str(section.take("uid", "robot"))
     kind = str(section.take("robot_type", ""))
     arm, hand = _read_components(section)
     if kind.lower() in UR_FAMILY:
         arm = kind.lower()
-    if kind == "URRobot" and arm is None:
-        arm = "ur10"
-    if arm is None or (kind and kind != "URRobot" and kind.lower() not in UR_FAMILY):
+    elif kind == "URRobot":
+        arm = arm or "ur10"
+    elif kind:
+        arm = None
+    if arm is None:
         _refuse_robot(section, kind)
         section.skip("its robot is not there")
         return None
@@ -61,21 +60,18 @@ def read_robot(section: Section) -> PlacedRobot | None:
     if len(names) == 2:
         section.problem(names[0], f"means the same as {names[1]}, which is given too; keep one")
     with section.open(names[-1] if names else "drive_pros") as drives_section:
-        drives = read_drives(drives_section, robot)
-    position = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
-    rotation = section.numbers("init_rot", (0.0, 0.0, 0.0), 3)
+        drives = _read_drives(drives_section, robot)
+    x, y, z = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
+    roll, pitch, yaw = map(math.radians, section.numbers("init_rot", (0.0, 0.0, 0.0), 3))
     home = section.numbers("init_qpos", (0.0,) * len(robot.joints), len(robot.joints))
     section.ignore_all(IGNORED["robot"])
-    for name, text in _ROBOT_REFUSED.items():
-        section.refuse(name, text)
-    return PlacedRobot(
-        robot=robot,
-        uid=uid,
-        drives=drives,
-        position=(position[0], position[1], position[2]),
-        rotation=(math.radians(rotation[0]), math.radians(rotation[1]), math.radians(rotation[2])),
-        home=home,
-    )
+    section.refuse("qpos_limits", "joints have the limits of ejax's model")
+    section.refuse("body_scale", "ejax scales no robots")
+    section.refuse("sensors", "give a robot's cameras under sensor, with the link as extrinsics.parent")
+    section.refuse("init_local_pose", "give init_pos and init_rot instead")
+    section.refuse("fpath", "ejax reads no robot files; leave it out for ejax's model of this robot")
+    place: dict[str, Vector] = {"position": (x, y, z), "rotation": (roll, pitch, yaw)}
+    return PlacedRobot(robot=robot, drives=drives, home=home, uid=uid, **place)
 
 
 def _refuse_robot(section: Section, kind: str) -> None:
@@ -96,26 +92,20 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
     """The arm (a UR model or ``cart_pole``) that the URDF files name, and whether there is a gripper."""
     arm, hand = None, False
     with section.open("urdf_cfg") as urdf:
-        components = urdf.take("components", ())
-        if not isinstance(components, list | tuple):
-            urdf.problem("components", f"got {short_repr(components)}; must be a list")
-            components = ()
-        for i, data in enumerate(components):
-            with Section(data, urdf.key(f"components[{i}]"), section.report) as component:
-                kind, path = component.take("component_type"), str(component.take("urdf_path", ""))
-                if np.array_equal(component.data.get("transform") or _IDENTITY, _IDENTITY):
-                    component.take("transform")
-                component.refuse("transform", "ejax mounts the gripper on the flange as it is; give the identity")
-                model = re.search(r"\b(ur(?:3|5|10)e?)\b", path.lower())
-                if kind == "arm" and "cart_pole" in path.lower():
-                    arm = "cart_pole"
-                elif kind == "arm" and model:
-                    arm = model.group(1)
-                elif kind == "hand" and "DH_PGI_140_80" in path:
-                    hand = True
-                else:
-                    text = f"ejax has no model of {kind} '{path}'; its robots: {_ROBOTS}"
-                    component.problem("urdf_path", text)
+        for component in urdf.listed("components"):
+            kind, path = component.take("component_type"), str(component.take("urdf_path", ""))
+            if np.array_equal(component.data.get("transform") or _IDENTITY, _IDENTITY):
+                component.take("transform")
+            component.refuse("transform", "ejax mounts the gripper on the flange as it is; give the identity")
+            model = re.search(r"\b(ur(?:3|5|10)e?)\b", path.lower())
+            if kind == "arm" and "cart_pole" in path.lower():
+                arm = "cart_pole"
+            elif kind == "arm" and model:
+                arm = model.group(1)
+            elif kind == "hand" and "DH_PGI_140_80" in path:
+                hand = True
+            else:
+                component.problem("urdf_path", f"ejax has no model of {kind} '{path}'; its robots: {_ROBOTS}")
         urdf.ignore_all(IGNORED["robot.urdf_cfg"])
     return arm, hand
 
@@ -124,15 +114,13 @@ def _read_tcp(section: Section) -> Matrix:
     """[4, 4] of ``solver_cfg.<part>.tcp``."""
     tcp = _IDENTITY
     with section.open("solver_cfg") as solvers:
-        for part, data in solvers.items():
-            with Section(data, solvers.key(str(part)), section.report) as solver:
-                given = solver.take("tcp", _IDENTITY)
-                solver.ignore_all(IGNORED["robot.solver_cfg.<part>"])
-                pose = _as_pose(given)
-                if pose is None:
-                    solver.problem("tcp", f"got {short_repr(given)}; must be a pose, 4 rows of 4 numbers")
-                elif part == "arm":
-                    tcp = pose
+        for part, solver in solvers.sections():
+            given = solver.take("tcp", _IDENTITY)
+            solver.ignore_all(IGNORED["robot.solver_cfg.<part>"])
+            if (pose := _as_pose(given)) is None:
+                solver.problem("tcp", f"got {short_repr(given)}; must be a pose, 4 rows of 4 numbers")
+            elif part == "arm":
+                tcp = pose
     return tcp
 
 
@@ -153,15 +141,49 @@ def _read_parts(section: Section, robot: Robot) -> dict[str, tuple[str, ...]]:
     parts = dict(robot.parts)
     with section.open("control_parts") as given:
         for part, names in given.items():
-            key = given.key(str(part))
             if not isinstance(names, list | tuple) or not names:
-                section.report.refuse(key, f"got {short_repr(names)}; must be a list of joints, by name or pattern")
+                given.problem(part, f"got {short_repr(names)}; must be a list of joints, by name or pattern")
                 continue
             matched = {str(name): matching_joints(str(name), robot.joints) for name in names}
-            missing = [name for name, joints in matched.items() if not joints]
-            if missing:
-                text = f"no joints {', '.join(missing)}; there is {', '.join(robot.joints)}"
-                section.report.refuse(key, text)
-            section.report.add(key, "used")
-            parts[str(part)] = tuple(joint for joint in robot.joints if any(joint in each for each in matched.values()))
+            if missing := [name for name, joints in matched.items() if not joints]:
+                given.problem(part, f"no joints {', '.join(missing)}; there is {', '.join(robot.joints)}")
+            given.note(part, "")
+            parts[part] = tuple(joint for joint in robot.joints if any(joint in each for each in matched.values()))
     return parts
+
+
+def _read_drives(section: Section, robot: Robot) -> Drives:
+    """``drive_pros`` or ``joint_drive_props``: numbers for all joints, or by joint name, pattern or control part."""
+    stiffness = _per_joint(section, robot, "stiffness", dict.fromkeys(robot.joints, robot.stiffness))
+    damping = _per_joint(section, robot, "damping", dict.fromkeys(robot.joints, robot.damping))
+    effort = _per_joint(section, robot, "max_effort", robot.max_effort)
+    velocity = _per_joint(section, robot, "max_velocity", dict.fromkeys(robot.joints, math.inf))
+    section.expect("drive_type", "force", "ejax drives by force")
+    section.ignore_all(IGNORED["robot.drive_pros"])
+    scale = [
+        1.0 if robot.max_velocity is None or c == 0.0 else min(1.0, f / (min(v, robot.max_velocity) * c))
+        for f, v, c in zip(effort, velocity, damping, strict=True)
+    ]
+    return Drives(
+        stiffness=tuple(s * s * k for s, k in zip(scale, stiffness, strict=True)),
+        damping=tuple(s * c for s, c in zip(scale, damping, strict=True)),
+        max_effort=tuple(effort),
+    )
+
+
+def _per_joint(section: Section, robot: Robot, name: str, default: Mapping[str, float]) -> list[float]:
+    """One value for each joint; a later entry of a mapping wins."""
+    value = section.take(name)
+    given = value if isinstance(value, Mapping) else {} if value is None else {".*": value}
+    chosen = dict(default)
+    for pattern, number in given.items():
+        key = f"{name}.{pattern}" if isinstance(value, Mapping) else name
+        matched = robot.parts.get(pattern) or matching_joints(str(pattern), robot.joints)
+        still = name == "max_velocity" and number == 0
+        if isinstance(number, bool) or not isinstance(number, int | float) or number < 0 or still:
+            section.problem(key, f"got {number!r}; must be a number {'>' if name == 'max_velocity' else '>='} 0")
+            continue
+        if not matched:
+            section.problem(key, f"no such joint or control part; there is {', '.join([*robot.joints, *robot.parts])}")
+        chosen |= dict.fromkeys(matched, float(number))
+    return [chosen[joint] for joint in robot.joints]

@@ -1,13 +1,16 @@
 """A MuJoCo model from a robot and rigid objects, and the place of each in its state.
 
+A dynamic object moves on three slide joints and a ball joint, seven numbers in qpos, so that its linear and angular
+damping are two numbers, as EmbodiChain has them.
+
 Contacts are listed pairs only: objects with the floor, with the robot's hull and with each other; the robot's feelers
 with the floor. Their friction is the mean of both bodies' coefficients, PhysX's rule.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, Literal
 from xml.etree import ElementTree as ET
 
 import jax.numpy as jnp
@@ -15,18 +18,43 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.manager.bodies import DEFAULT_FRICTION, RigidObject, Vector, add_body, to_text
 from ejax.envs.manager.cameras import SensorCamera
-from ejax.envs.manager.drives import Drives
-from ejax.envs.manager.robots import Robot
+from ejax.envs.manager.robots import Drives, PlacedRobot, Robot, Vector, find_child, to_text
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import transform
+from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
 from ejax.envs.task.states import SceneState, marker_name
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array
 
-_FRAME = Path(__file__).parents[1] / "assets" / "scene.xml"
+DEFAULT_FRICTION = 0.5
+"""Friction of the robot, the floor, and objects that give none."""
+_CORNER = 0.1
+"""Radius of the balls a box stands on, as a part of its shortest half edge. Against a plane, MJX keeps only those
+vertices of a box that lie within 1 mm of the deepest one: a tilting box would move differently in the two engines."""
+_FREE_OF_CONTACTS = {"contype": "0", "conaffinity": "0"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RigidObject:
+    """A primitive body."""
+
+    uid: str
+    shape: Literal["box", "sphere", "cylinder", "capsule"]
+    size: tuple[float, ...]
+    """MuJoCo's sizes: half edges, or radius and half height, m."""
+    dynamic: bool = True
+    position: Vector = (0.0, 0.0, 0.0)
+    rotation: Vector = (0.0, 0.0, 0.0)
+    """Intrinsic Euler angles, rad."""
+    mass: float
+    friction: float = DEFAULT_FRICTION
+    linear_damping: float = 0.0
+    angular_damping: float = 0.0
+    """1/s"""
+    collides: bool = True
+    """False: it passes through everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +92,21 @@ class Scene:
         body = self.model.body(self.base).id
         return transform(self.model.body_pos[body], self.model.body_quat[body])
 
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Names of the rigid objects."""
+        return tuple(each.uid for each in self.objects)
+
     def camera(self, uid: str) -> SensorCamera:
         """Raises ValueError: no such camera; the message lists the uids."""
-        for each in self.cameras:
-            if each.uid == uid:
-                return each
-        raise ValueError(f"no camera '{uid}'; there is {', '.join(each.uid for each in self.cameras) or 'none'}")
+        return _find("camera", self.cameras, uid)
+
+    def find_object(self, uid: str) -> RigidObject:
+        """Raises ValueError: no such object; the message lists the uids."""
+        return _find("rigid object", self.objects, uid)
 
     def part(self, name: str) -> tuple[int, ...]:
-        """Joint indices of a control part.
-
-        Raises:
-            ValueError: no such part.
-        """
+        """Joint indices of a control part. Raises ValueError: no such part."""
         parts = dict(self.parts)
         if name not in parts:
             there = f"it has {', '.join(parts)}{did_you_mean(str(name), parts)}"
@@ -90,18 +120,6 @@ class Scene:
         if self.tool_part is None or part not in (None, self.tool_part):
             where = f"; it is on '{self.tool_part}'" if self.tool_part else ": this robot has none"
             raise ValueError(f"control part '{part}' has no tool centre point{where}")
-
-    @property
-    def uids(self) -> tuple[str, ...]:
-        """Names of the rigid objects."""
-        return tuple(each.uid for each in self.objects)
-
-    def find_object(self, uid: str) -> RigidObject:
-        """Raises ValueError: no such object; the message lists the uids."""
-        for each in self.objects:
-            if each.uid == uid:
-                return each
-        raise ValueError(f"no rigid object '{uid}'; there is {', '.join(self.uids) or 'none'}")
 
     def initial_pose(self, uid: str) -> Array:
         """[4, 4]: where the config puts an object."""
@@ -129,36 +147,31 @@ class Scene:
 
 
 def make_scene(
-    robot: Robot,
-    drives: Drives,
+    placed: PlacedRobot,
     objects: tuple[RigidObject, ...],
-    *,
-    position: Vector,
-    rotation: Vector,
-    home: tuple[float, ...],
     gravity: Vector,
     timestep: float,
+    *,
     markers: tuple[str, ...] = (),
     cameras: tuple[SensorCamera, ...] = (),
 ) -> Scene:
     """Compose the model.
 
     Args:
-        position, rotation: of the robot's base, m and rad (intrinsic x y z).
-        home: [J].
         gravity: m/s².
         timestep: s.
         markers: keys of virtual targets, for each of which a disc is drawn.
     """
-    root = ET.parse(_FRAME).getroot()
-    _child(root, "option").attrib |= {"gravity": to_text(gravity), "timestep": str(timestep)}
-    world = _child(root, "worldbody")
-    robot.body.attrib |= {"pos": to_text(position), "euler": to_text(rotation)}
+    robot = placed.robot
+    root = ET.parse(ASSETS / "scene.xml").getroot()
+    find_child(root, "option").attrib |= {"gravity": to_text(gravity), "timestep": str(timestep)}
+    world = find_child(root, "worldbody")
+    robot.body.attrib |= {"pos": to_text(placed.position), "euler": to_text(placed.rotation)}
     world.append(robot.body)
-    _add_drives(root, robot, drives)
+    _add_drives(root, robot, placed.drives)
     pairs = ET.SubElement(root, "contact")
     for each in objects:
-        feet = add_body(world, each)
+        feet = _add_body(world, each)
         for geom in feet if each.collides else ():
             _add_pair(pairs, "floor", geom, each.friction, DEFAULT_FRICTION)
         for geom in robot.hull if each.collides else ():
@@ -169,44 +182,75 @@ def make_scene(
     for geom in robot.feelers:
         _add_pair(pairs, "floor", geom, DEFAULT_FRICTION, DEFAULT_FRICTION)
     for key in markers:
-        disc = ET.SubElement(world, "body", {"name": marker_name(key), "mocap": "true"})
-        visual = {"material": "marker", "contype": "0", "conaffinity": "0"}
-        ET.SubElement(disc, "geom", visual, type="cylinder", size="0.1 0.001", pos="0 0 -0.049")
+        disc = ET.SubElement(world, "body", name=marker_name(key), mocap="true")
+        visual = {"material": "marker", "type": "cylinder", "size": "0.1 0.001", "pos": "0 0 -0.049"}
+        ET.SubElement(disc, "geom", visual | _FREE_OF_CONTACTS)
+    index = {joint: i for i, joint in enumerate(robot.joints)}
     return Scene(
         xml=ET.tostring(root, encoding="unicode"),
         joints=robot.joints,
-        parts=_indices(robot.parts, robot.joints),
+        parts=tuple((name, tuple(index[each] for each in members)) for name, members in robot.parts.items()),
         tool_part=robot.tool_part,
-        drives=drives,
-        home=home,
+        drives=placed.drives,
+        home=placed.home,
         objects=objects,
         base=str(robot.body.get("name")),
         cameras=cameras,
-        followers=tuple((robot.joints.index(one), robot.joints.index(other)) for one, other in robot.followers.items()),
+        followers=tuple((index[one], index[other]) for one, other in robot.followers.items()),
     )
 
 
-def _indices(parts: Mapping[str, tuple[str, ...]], joints: tuple[str, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((name, tuple(joints.index(joint) for joint in members)) for name, members in parts.items())
+def _find(kind: str, entries: Iterable[Any], uid: str) -> Any:
+    by_uid = {each.uid: each for each in entries}
+    if uid not in by_uid:
+        raise ValueError(f"no {kind} '{uid}'; there is {', '.join(by_uid) or 'none'}")
+    return by_uid[uid]
 
 
 def _add_drives(root: ET.Element, robot: Robot, drives: Drives) -> None:
     """See ``ejax.envs.manager.robots`` for the law."""
     actuators = ET.SubElement(root, "actuator")
     for i, name in enumerate(robot.joints):
-        _child(robot.body, f".//joint[@name='{name}']").set("damping", str(drives.damping[i]))
+        find_child(robot.body, f".//joint[@name='{name}']").set("damping", str(drives.damping[i]))
         law = {"gainprm": "1", "biastype": "affine", "biasprm": to_text((0.0, -drives.stiffness[i], 0.0))}
         limit = {"forcelimited": "true", "forcerange": to_text((-drives.max_effort[i], drives.max_effort[i]))}
         ET.SubElement(actuators, "general", law | limit, name=name, joint=name)
 
 
+def _add_body(world: ET.Element, each: RigidObject) -> list[str]:
+    """Add an object. Returns the geoms that rest on the floor."""
+    body = ET.SubElement(world, "body", name=each.uid)
+    if each.dynamic:  # the body is at the origin, so that its part of qpos is its pose in the world
+        damping = str(each.mass * each.linear_damping)
+        for axis, direction in (("x", "1 0 0"), ("y", "0 1 0"), ("z", "0 0 1")):
+            ET.SubElement(body, "joint", name=f"{each.uid}_{axis}", type="slide", axis=direction, damping=damping)
+        damping = str(_mean_inertia(each) * each.angular_damping)
+        ET.SubElement(body, "joint", name=f"{each.uid}_turn", type="ball", damping=damping)
+    else:
+        body.attrib |= {"pos": to_text(each.position), "euler": to_text(each.rotation)}
+    look = {"type": each.shape, "size": to_text(each.size), "material": "object"}
+    ET.SubElement(body, "geom", look | _FREE_OF_CONTACTS, name=each.uid, mass=str(each.mass))
+    if not each.dynamic or each.shape != "box":
+        return [each.uid] if each.dynamic else []
+    radius = _CORNER * min(each.size)
+    feet = [f"{each.uid}_corner_{i}" for i in range(8)]
+    for name, signs in zip(feet, itertools.product((-1.0, 1.0), repeat=3), strict=True):
+        place = to_text(np.array(signs) * (np.array(each.size) - radius))
+        ball = {"type": "sphere", "size": str(radius), "pos": place, "group": "3", "mass": "0"}
+        ET.SubElement(body, "geom", ball | _FREE_OF_CONTACTS, name=name)
+    return feet
+
+
+def _mean_inertia(each: RigidObject) -> float:
+    """Mean of the three moments of inertia, kg·m²."""
+    if each.shape == "box":
+        return each.mass * 2.0 * sum(half**2 for half in each.size) / 9.0
+    if each.shape == "sphere":
+        return 0.4 * each.mass * each.size[0] ** 2
+    radius, half = each.size
+    return each.mass * (radius**2 + 2.0 * half**2 / 3.0) / 3.0
+
+
 def _add_pair(pairs: ET.Element, one: str, other: str, friction: float, other_friction: float) -> None:
     mean = (friction + other_friction) / 2.0
     ET.SubElement(pairs, "pair", geom1=one, geom2=other, condim="3", friction=to_text((mean, mean)))
-
-
-def _child(element: ET.Element, path: str) -> ET.Element:
-    child = element.find(path)
-    if child is None:
-        raise ValueError(f"the MJCF of <{element.tag}> has no {path}")
-    return child

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import jax.numpy as jnp
 
+from ejax.envs.manager.vocabulary import OTHER_TASKS, TASKS_ELSEWHERE
 from ejax.envs.task.step import Outcome
 from ejax.envs.task.world import World
 from ejax.schema.registry import did_you_mean
@@ -16,7 +17,6 @@ _FELL = -0.1
 _BELOW_TABLE = 1e-3
 _SUCCESS_ANGLE = 0.02
 _SUCCESS_VELOCITY = 0.05
-
 
 OutcomeFn: TypeAlias = Callable[[World], Outcome]
 
@@ -41,18 +41,16 @@ def push(world: World, uid: str) -> Outcome:
     """Success: the body is horizontally within ``success_threshold`` of ``goal_pose``. Truncated: it fell to −0.1 m."""
     position = world.object_pose(uid)[:3, 3]
     distance = jnp.linalg.norm((position - world.pose("goal_pose")[:3, 3])[:2])
-    never = jnp.zeros((), bool)
-    return Outcome(
+    return replace(
+        scene_only(world),
         success=distance < world.extensions.get("success_threshold", 0.1),
-        fail=never,
         truncated=position[2] < _FELL,
-        reward=jnp.zeros(()),
         metrics={"distance_to_goal": distance},
     )
 
 
 def push_t(world: World) -> Outcome:
-    """As ``push``; with ``require_on_table`` success also asks that the body is not below ``table_height``, m."""
+    """As ``push``; with ``require_on_table`` success also needs the body not below ``table_height``, m."""
     outcome = push(world, "t")
     if not world.extensions.get("require_on_table", True):
         return outcome
@@ -90,7 +88,7 @@ def _at_rest(world: World) -> Array:
 
 
 SCENE_ONLY = "EmbodiedEnv-v1"
-TASK_RULES: dict[str, Task] = {
+OUTCOMES: dict[str, Task] = {
     "PushCubeRL": Task(partial(push, uid="cube"), ("success_threshold",)),
     "PushBallRL": Task(partial(push, uid="soccer_ball"), ("success_threshold",)),
     "PushTRL": Task(push_t, ("success_threshold", "table_height", "require_on_table")),
@@ -99,44 +97,26 @@ TASK_RULES: dict[str, Task] = {
 }
 """By the ``id`` of a gym config. EmbodiChain released neither PushBallRL nor PushTRL: they are in its history."""
 
-_OTHERS = frozenset(
-    (
-        *("ANYmalCFlatRL", "MicroDuckFlatRL", "UnitreeGo2FlatRL"),
-        *("UnitreeH1_2FlatRL", "HumanoidRun", "FrankaReachApg", "SimpleTask", "StayStillSave", "StayStillSave3Cam"),
-        *("PourWater", "PourWaterAgent", "ScoopIce", "Rearrangement", "RearrangementAgent", "HandOver"),
-        *("BlocksRankingRGB", "BlocksRankingSize", "MatchObjectContainer", "PlaceObjectDrawer", "StackBlocksTwo"),
-        *("StackCups", "TaskProgramOpenDrawer", "TaskProgramRepeatedPickPlace", "TaskProgramRubiksCubePickPlace"),
-        *("ExpansionPourWater", "ExpansionPrimitivePickPlace", "SimpleBCPickPlace"),
-    )
-)
-"""The part before the first hyphen of other ids in EmbodiChain's releases, 0.0.1 to 0.3.2."""
-_ELSEWHERE = {"UnitreeG1FlatRL": "VelocityRL, robot g1", "UnitreeGo1FlatRL": "VelocityRL, robot go1"}
-"""Those that ejax has as classes."""
-
 
 def missing_task(name: str) -> str:
-    """The message on an ``id`` that is not in ``TASK_RULES``: the reason, and the remedy."""
+    """The message on an ``id`` that is not in ``OUTCOMES``: the reason, and the remedy."""
     remedy = (
         f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
         "register a function of its outcome with register_task (ejax.envs.manager.tasks)"
     )
-    if own := _ELSEWHERE.get(name.partition("-")[0]):
+    if own := TASKS_ELSEWHERE.get(name.partition("-")[0]):
         return f"'{name}' is no task of EmbodiedEnv, but of a class: {own}. trainer.gym_config finds it"
-    if name.partition("-")[0] in _OTHERS:
+    if name.partition("-")[0] in OTHER_TASKS:
         return (
             f"'{name}' is a class of EmbodiChain's, which ejax does not have: when an episode succeeds, fails or ends, "
             f"and whatever else the class computes, such as its actions, is not known here. ejax has "
-            f"{', '.join(TASK_RULES)}; {remedy}"
+            f"{', '.join(OUTCOMES)}; {remedy}"
         )
-    return f"no task '{name}'; there is {', '.join(TASK_RULES)}; else {remedy}{did_you_mean(name, TASK_RULES)}"
+    return f"no task '{name}'; there is {', '.join(OUTCOMES)}; else {remedy}{did_you_mean(name, OUTCOMES)}"
 
 
 def register_task(name: str, outcome: OutcomeFn, extensions: tuple[str, ...] = ()) -> None:
-    """Add a task of your own to EmbodiChain's.
-
-    Raises:
-        ValueError: the name is taken.
-    """
-    if name in TASK_RULES:
+    """Add a task of your own to EmbodiChain's. Raises ValueError: the name is taken."""
+    if name in OUTCOMES:
         raise ValueError(f"task '{name}' is registered already")
-    TASK_RULES[name] = Task(outcome, extensions)
+    OUTCOMES[name] = Task(outcome, extensions)

@@ -5,10 +5,8 @@ import functools
 import itertools
 from xml.etree import ElementTree as ET
 
-from ejax.envs.manager.bodies import RigidObject
-from ejax.envs.manager.drives import Drives
-from ejax.envs.manager.robots import make_ur
-from ejax.envs.manager.scene import make_scene
+from ejax.envs.manager.robots import Drives, PlacedRobot, find_child, make_ur
+from ejax.envs.manager.scene import RigidObject, make_scene
 from ejax.envs.task.states import marker_name
 
 HALF_EDGE = 0.025
@@ -39,41 +37,24 @@ def make_model(
     stable. With Euler's implicit damping the contact solver foresees accelerations of the arm that it then does not
     have, and a cube that is shaken slides by more than a centimetre. ``tests/test_pick_place.py`` holds and carries it.
     """
-    objects = tuple(
-        RigidObject(
-            uid=name,
-            shape="box",
-            size=(HALF_EDGE, HALF_EDGE, HALF_EDGE),
-            dynamic=True,
-            position=(0.0, 0.0, 0.0),
-            rotation=(0.0, 0.0, 0.0),
-            mass=0.1,
-            friction=1.0,
-            linear_damping=0.0,
-            angular_damping=0.0,
-        )
-        for name in cubes
-    )
-    scene = make_scene(
-        make_ur("ur10", _TOOL, gripper=True),
-        DRIVES,
-        objects,
-        position=(0.0, 0.0, 0.0),
-        rotation=(0.0, 0.0, 0.0),
-        home=HOME,
-        gravity=(0.0, 0.0, -9.81),
-        timestep=0.01,
-        markers=zones,
-    )
+    size = (HALF_EDGE, HALF_EDGE, HALF_EDGE)
+    objects = tuple(RigidObject(uid=name, shape="box", size=size, mass=0.1, friction=1.0) for name in cubes)
+    robot = PlacedRobot(robot=make_ur("ur10", _TOOL, gripper=True), drives=DRIVES, home=HOME)
+    scene = make_scene(robot, objects, (0.0, 0.0, -9.81), 0.01, markers=zones)
     root = ET.fromstring(scene.xml)
     for name, armature in zip(scene.joints, _ARMATURE, strict=True):
-        _find(root, f".//joint[@name='{name}']").set("armature", str(armature))
-    _find(root, "option").attrib |= {"cone": "elliptic", "impratio": "10", "iterations": "10", "ls_iterations": "20"}
-    _find(root, "option/flag").set("eulerdamp", "disable")
+        find_child(root, f".//joint[@name='{name}']").set("armature", str(armature))
+    find_child(root, "option").attrib |= {
+        "cone": "elliptic",
+        "impratio": "10",
+        "iterations": "10",
+        "ls_iterations": "20",
+    }
+    find_child(root, "option/flag").set("eulerdamp", "disable")
     for one, other in itertools.combinations(cubes, 2):
-        _let_corners_touch(_find(root, "contact"), one, other)
+        _let_corners_touch(find_child(root, "contact"), one, other)
     for zone in zones:
-        disc = _find(root, f".//body[@name='{marker_name(zone)}']/geom")
+        disc = find_child(root, f".//body[@name='{marker_name(zone)}']/geom")
         disc.attrib |= {"size": "0.055 0.001", "pos": f"0 0 {0.001 - HALF_EDGE}"}
         if zone_rgba is not None:
             disc.set("rgba", zone_rgba)
@@ -86,16 +67,9 @@ def _let_corners_touch(pairs: ET.Element, one: str, other: str) -> None:
     Engines agree on balls against boxes. Of boxes against boxes MJX finds other contacts than the C engine, and takes
     40 s to compile.
     """
-    pair = _find(pairs, f"pair[@geom1='{one}'][@geom2='{other}']")
+    pair = find_child(pairs, f"pair[@geom1='{one}'][@geom2='{other}']")
     pairs.remove(pair)
     for box, cube in ((one, other), (other, one)):
         for corner in range(8):
             names = {"geom1": f"{cube}_corner_{corner}", "geom2": box}
             ET.SubElement(pairs, "pair", {**pair.attrib, **names})
-
-
-def _find(root: ET.Element, path: str) -> ET.Element:
-    element = root.find(path)
-    if element is None:
-        raise ValueError(f"the MJCF of the scene has no {path}")
-    return element

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.description import Feature
-from ejax.envs.manager.bodies import Vector
-from ejax.envs.manager.robots import FINGER_TRAVEL
+from ejax.envs.manager.robots import FINGER_TRAVEL, Vector
 from ejax.envs.mujoco.kinematics import solve_site_pose
 from ejax.envs.mujoco.rotations import make_pose
 from ejax.envs.task.physics_task import PhysicsTask

@@ -40,39 +40,19 @@ class ActionTerm:
     """The state with new targets, from the world before the step and the term's numbers [width]."""
     command: Command | None = None
     joints: Joints = ()
-    """What it sets of which joints: two terms of one config may not set the same. None: not known."""
+    """The targets that it sets: two terms of one config may not set the same. None: not known."""
 
     @property
     def width(self) -> int:
         return len(self.low)
 
 
-@dataclass(frozen=True)
-class JointSelection:
-    """The joints of a control part, or those of some names."""
-
-    part_name: str | None = None
-    joint_names: Sequence[str] | None = None
-    preserve_order: bool = False
-    """Of ``joint_names``; without it they are in the robot's order."""
-
-    def joints(self, scene: Scene) -> Joints:
-        """Look them up. Raises ValueError: not one of both is given, or names that are unknown or repeated."""
-        if (self.part_name is None) == (self.joint_names is None):
-            raise ValueError("give either part_name or joint_names")
-        if self.part_name is not None:
-            return scene.part(self.part_name)
-        names = self.joint_names or ()
-        if unknown := [name for name in names if name not in scene.joints]:
-            raise ValueError(f"no joints {', '.join(unknown)}; there is {', '.join(scene.joints)}")
-        joints = tuple(scene.joints.index(name) for name in names)
-        if not joints or len(set(joints)) != len(joints):
-            raise ValueError(f"joint_names must name at least one joint, each once, got {self.joint_names}")
-        return joints if self.preserve_order else tuple(sorted(joints))
-
-
 def joint_action(act: Callable[..., ActionTerm]) -> Callable[..., ActionTerm]:
-    """Let a functor act on selected joints in place of the active ones: the fields of ``JointSelection`` come first."""
+    """Let a functor act on selected joints in place of the active ones.
+
+    Its first parameters become ``part_name`` or ``joint_names``, one of both, and ``preserve_order``: without it named
+    joints are in the robot's order.
+    """
 
     @functools.wraps(act)
     def functor(
@@ -83,13 +63,28 @@ def joint_action(act: Callable[..., ActionTerm]) -> Callable[..., ActionTerm]:
         preserve_order: bool = False,
         **params: Any,
     ) -> ActionTerm:
-        return act(scene, JointSelection(part_name, joint_names, preserve_order).joints(scene), **params)
+        return act(scene, _selected(scene, part_name, joint_names, preserve_order), **params)
 
-    first, second, *own = inspect.signature(act).parameters.values()
-    selection = inspect.signature(JointSelection).parameters.values()
-    # a gym config's parameters are checked by it, as those of any other functor
-    vars(functor)["__signature__"] = inspect.Signature([first, second, *selection, *own])
+    # a gym config's parameters are checked by the signature, as those of any other functor
+    *selection, _ = inspect.signature(functor, follow_wrapped=False).parameters.values()
+    _, _, *own = inspect.signature(act).parameters.values()
+    vars(functor)["__signature__"] = inspect.Signature([*selection, *own])
     return functor
+
+
+def _selected(scene: Scene, part_name: str | None, names: Sequence[str] | None, preserve_order: bool) -> Joints:
+    """Raises ValueError: not one of both is given, or names that are unknown or repeated."""
+    if (part_name is None) == (names is None):
+        raise ValueError("give either part_name or joint_names")
+    if part_name is not None:
+        return scene.part(part_name)
+    names = names or ()
+    if unknown := [name for name in names if name not in scene.joints]:
+        raise ValueError(f"no joints {', '.join(unknown)}; there is {', '.join(scene.joints)}")
+    joints = tuple(scene.joints.index(name) for name in names)
+    if not joints or len(set(joints)) != len(joints):
+        raise ValueError(f"joint_names must name at least one joint, each once, got {names}")
+    return joints if preserve_order else tuple(sorted(joints))
 
 
 def delta_qpos(scene: Scene, active: Joints, scale: Scale = 1.0) -> ActionTerm:
@@ -110,8 +105,7 @@ def qpos_denormalized(
     range: Sequence[float] = (-1.0, 1.0),
 ) -> ActionTerm:
     """q* = lo + (scale·a − r₀)/(r₁ − r₀)·(hi − lo) in the columns ``joint_ids`` (default: all), else scale·a."""
-    low, high = scene.limits[list(active)].T
-    chosen = _columns(active, joint_ids)
+    (low, high), chosen = scene.limits[list(active)].T, _columns(active, joint_ids)
 
     def law(q: Array, x: Array) -> Array:
         return jnp.where(chosen, low + (x - range[0]) / (range[1] - range[0]) * (high - low), x)
@@ -127,8 +121,7 @@ def qpos_normalized(
     range: Sequence[float] = (0.0, 1.0),
 ) -> ActionTerm:
     """q* = (scale·a − lo)/(hi − lo)·(r₁ − r₀) + r₀ in the columns ``joint_ids`` (default: all), else scale·a."""
-    low, high = scene.limits[list(active)].T
-    chosen = _columns(active, joint_ids)
+    (low, high), chosen = scene.limits[list(active)].T, _columns(active, joint_ids)
 
     def law(q: Array, x: Array) -> Array:
         return jnp.where(chosen, (x - low) / (high - low) * (range[1] - range[0]) + range[0], x)

@@ -57,9 +57,7 @@ def randomize_rigid_object_pose(
         rotation_range: Euler angles in degrees; alone, or turned from the initial rotation.
         physics_update_step: physics steps that follow, of this environment alone. Differs from EmbodiChain, where they
             move all environments, and where the velocities of all are set to zero.
-
-    Raises:
-        ValueError: no such object.
+    Raises ValueError: no such object.
     """
     uid = entity_cfg["uid"]
     start = world.initial_pose(uid)
@@ -98,9 +96,7 @@ def randomize_robot_qpos(
     joint_ids: Sequence[int] | None = None,
 ) -> World:
     """Put joints at uniformly drawn positions, at rest: added to the present ones, or absolute.
-
-    Raises:
-        ValueError: a range that does not have a number for each joint.
+    Raises ValueError: a range that does not have a number for each joint.
     """
     if qpos_range is None:
         return world
@@ -123,7 +119,7 @@ def _draw(
     relative_position: bool,
     relative_rotation: bool,
 ) -> Array:
-    """[4, 4]: the reference pose, with position and rotation drawn where there is a range."""
+    """[4, 4]: the reference pose, with position and rotation drawn from the ranges given."""
     key_position, key_rotation = jax.random.split(key)
     position, rotation = reference[:3, 3], reference[:3, :3]
     if position_range:

@@ -29,9 +29,7 @@ def normalize_robot_joint_data(
     """(x − lo)/(hi − lo)·(r₁ − r₀) + r₀ in the selected columns.
 
     Columns are those of the observation: the active joints. EmbodiChain's ``joint_ids`` are the same.
-
-    Raises:
-        ValueError: no or two selections, columns that are not there, or limits other than those of positions.
+    Raises ValueError: no or two selections, columns that are not there, or limits other than those of positions.
     """
     if (joint_ids is None) == (control_parts is None):
         raise ValueError("give either joint_ids or control_parts")
@@ -67,11 +65,6 @@ def get_rigid_object_pose(world: World, obs: Mapping[str, Any], entity_cfg: Enti
     return pose if to_matrix else jnp.concatenate([pose[:3, 3], quaternion_from_matrix(pose[:3, :3])])
 
 
-def get_object_pose(world: World, obs: Mapping[str, Any], entity_cfg: Entity, to_matrix: bool = True) -> Array:
-    """As ``get_rigid_object_pose``, by its newer name."""
-    return get_rigid_object_pose(world, obs, entity_cfg, to_matrix)
-
-
 def get_rigid_object_velocity(world: World, obs: Mapping[str, Any], entity_cfg: Entity) -> Array:
     """[6]: linear (m/s) and angular (rad/s) velocity. Zeros for an object that is not there."""
     return world.object_velocity(entity_cfg["uid"]) if world.has_object(entity_cfg["uid"]) else jnp.zeros(6)
@@ -97,7 +90,7 @@ def get_sensor_intrinsics(world: World, obs: Mapping[str, Any], entity_cfg: Enti
 
 
 OF_WORLD = (
-    *(normalize_robot_joint_data, get_robot_eef_pose, get_rigid_object_pose, get_object_pose),
+    *(normalize_robot_joint_data, get_robot_eef_pose, get_rigid_object_pose),
     *(get_rigid_object_velocity, target_position),
 )
 OF_CAMERAS = (get_sensor_pose_in_robot_frame, get_sensor_intrinsics)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from ejax.envs.manager.functors import actions, events, observations, rewards, tool_actions
+from ejax.envs.manager.vocabulary import REFUSED_FUNCTORS
 from ejax.envs.randomization.names import REFUSED
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.schema.registry import did_you_mean
@@ -14,7 +15,10 @@ FunctorKind = Literal["observations", "rewards", "events", "actions"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
-    "observations": {each.__name__: each for each in (*observations.OF_WORLD, *observations.OF_CAMERAS)},
+    "observations": {
+        **{each.__name__: each for each in (*observations.OF_WORLD, *observations.OF_CAMERAS)},
+        "get_object_pose": observations.get_rigid_object_pose,  # its newer name
+    },
     "rewards": {each.__name__: each for each in rewards.REWARDS},
     "events": {
         **{each.__name__: each for each in events.EVENTS},
@@ -40,44 +44,11 @@ FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
         "DefaultJointPositionTerm": actions.unbounded_default_joint_position,
     },
 }
-CONTRACTS: dict[str, str] = {
-    "joint_position.absolute@1": "JointPositionAction",
-    "joint_position.default_offset@1": "DefaultJointPositionAction",
-    "joint_position.limits@1": "JointPositionToLimitsAction",
-    "joint_position.relative@1": "RelativeJointPositionAction",
-    "joint_velocity@1": "JointVelocityAction",
-    "joint_effort@1": "JointEffortAction",
-    "eef_pose.absolute@1": "EefPoseAction",
-    "eef_pose.relative@1": "RelativeEefPoseAction",
-    "gripper.parallel@1": "ParallelGripperAction",
-}
-"""What an action means, as EmbodiChain's configs name it in place of ``func`` -> the functor of that meaning."""
-
-_LOOKS = (
-    "what pictures look like is randomized by env RenderedEnv's randomizers, with renderer raycast (docs/pictures.md)"
-)
-_REFUSED: dict[FunctorKind, dict[str, str]] = {
-    "observations": {
-        "compute_semantic_mask": "ejax's cameras see colours, no masks",
-        "compute_exteroception": "it marks grasps in the pictures of a single environment, for data sets",
-    },
-    "events": {
-        **REFUSED,
-        **dict.fromkeys(("randomize_camera_extrinsics", "randomize_camera_intrinsics", "randomize_light"), _LOOKS),
-        **dict.fromkeys(("randomize_emission_light", "randomize_visual_material"), _LOOKS),
-        "randomize_indirect_lighting": "ejax's renderers have no light that comes from surroundings",
-        "set_rigid_object_visual_material": "ejax has its own colours",
-        "set_rigid_object_group_visual_material": "ejax has its own colours",
-    },
-}
-"""EmbodiChain's functors that ejax does not have, with the reason."""
 
 
 def register_functor(kind: FunctorKind, name: str, *, override: bool = False) -> Callable[[F], F]:
     """Add a function of your own to EmbodiChain's: ``@register_functor("rewards", "lift_height")``.
-
-    Raises:
-        ValueError: the name is taken.
+    Raises ValueError: the name is taken.
     """
 
     def register(function: F) -> F:
@@ -105,8 +76,8 @@ def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
         if attribute not in vars(module):
             raise ImportError(f"module '{module_name}' has no '{attribute}'{did_you_mean(attribute, vars(module))}")
         return vars(module)[attribute]
-    if name in _REFUSED.get(kind, {}):
-        raise ValueError(f"no {kind} functor '{name}': {_REFUSED[kind][name]}")
+    if reason := (REFUSED_FUNCTORS.get(kind, {}) | (REFUSED if kind == "events" else {})).get(name):
+        raise ValueError(f"no {kind} functor '{name}': {reason}")
     elsewhere = next((other for other in FUNCTORS if name in FUNCTORS[other]), None)
     hint = f"; it belongs under env.{elsewhere}" if elsewhere else did_you_mean(name, FUNCTORS[kind])
     raise ValueError(

@@ -1,10 +1,9 @@
-"""Reward functors: f(world, obs, action, info, **params) -> float32 scalar, for the step that led to ``world``.
+"""Reward functors: f(world, **params) -> float32 scalar, for the step that led to ``world``. Weights come later.
 
-``action``: [A], the policy's, as it gave it. ``info``: ``success`` and ``fail`` of the task, bool. Weights come later.
+``world.action``: [A], the policy's, as it gave it. ``world.info``: ``success`` and ``fail`` of the task, bool.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 
@@ -12,15 +11,9 @@ from ejax.envs.manager.functors.observations import Entity
 from ejax.envs.task.world import World
 from ejax.types import Array
 
-Info = Mapping[str, Any]
-Obs = Mapping[str, Any]
-
 
 def reaching_behind_object(
     world: World,
-    obs: Obs,
-    action: Array,
-    info: Info,
     object_cfg: Entity,
     target_pose_key: str = "goal_pose",
     behind_offset: float = 0.015,
@@ -32,7 +25,7 @@ def reaching_behind_object(
 
     o, g, ee: the object, its goal and the tool, m.
     """
-    there = world.object_pose(object_cfg["uid"])[:3, 3]
+    there = _position(world, object_cfg)
     to_goal = world.pose(target_pose_key)[:3, 3] - there
     direction = to_goal / (jnp.linalg.norm(to_goal) + 1e-6)
     place = there - behind_offset * direction + jnp.array([0.0, 0.0, height_offset])
@@ -42,9 +35,6 @@ def reaching_behind_object(
 
 def distance_to_target(
     world: World,
-    obs: Obs,
-    action: Array,
-    info: Info,
     source_entity_cfg: Entity,
     target_pose_key: str = "target_pose",
     exponential: bool = False,
@@ -52,15 +42,11 @@ def distance_to_target(
     use_xy_only: bool = False,
 ) -> Array:
     """exp(−d²/2σ²) if ``exponential``, else −d, m."""
-    distance = _target_distance(world, source_entity_cfg, target_pose_key, use_xy_only)
-    return _shape(distance, exponential, sigma)
+    return _shape(_target_distance(world, source_entity_cfg, target_pose_key, use_xy_only), exponential, sigma)
 
 
 def incremental_distance_to_target(
     world: World,
-    obs: Obs,
-    action: Array,
-    info: Info,
     source_entity_cfg: Entity,
     target_pose_key: str = "target_pose",
     tanh_scale: float = 10.0,
@@ -72,66 +58,51 @@ def incremental_distance_to_target(
 
     0 in an episode's first step. Differs from EmbodiChain, which remembers d_prev across episodes.
     """
-    if world.before is None:
-        raise ValueError("incremental_distance_to_target needs the world before the step")
-    distances = [
-        _target_distance(each, source_entity_cfg, target_pose_key, use_xy_only) for each in (world.before, world)
-    ]
-    progress = jnp.tanh(tanh_scale * (distances[0] - distances[1]))
+    before, now = (
+        _target_distance(each, source_entity_cfg, target_pose_key, use_xy_only) for each in (_before(world), world)
+    )
+    progress = jnp.tanh(tanh_scale * (before - now))
     reward = jnp.where(progress >= 0.0, positive_weight, negative_weight) * progress
     return jnp.where(world.state.episode_step > 1, reward, 0.0)
 
 
 def distance_between_objects(
     world: World,
-    obs: Obs,
-    action: Array,
-    info: Info,
     source_entity_cfg: Entity,
     target_entity_cfg: Entity,
     exponential: bool = False,
     sigma: float = 1.0,
 ) -> Array:
     """exp(−d²/2σ²) if ``exponential``, else −d, m."""
-    source, target = (world.object_pose(each["uid"])[:3, 3] for each in (source_entity_cfg, target_entity_cfg))
-    return _shape(jnp.linalg.norm(source - target), exponential, sigma)
+    offset = _position(world, source_entity_cfg) - _position(world, target_entity_cfg)
+    return _shape(jnp.linalg.norm(offset), exponential, sigma)
 
 
-def orientation_alignment(
-    world: World, obs: Obs, action: Array, info: Info, source_entity_cfg: Entity, target_entity_cfg: Entity
-) -> Array:
+def orientation_alignment(world: World, source_entity_cfg: Entity, target_entity_cfg: Entity) -> Array:
     """(trace(R_source·R_targetᵀ) − 1)/2: the cosine of the angle between two objects' orientations."""
     source, target = (world.object_pose(each["uid"])[:3, :3] for each in (source_entity_cfg, target_entity_cfg))
     return (jnp.trace(source @ target.T) - 1.0) / 2.0
 
 
-def action_smoothness_penalty(world: World, obs: Obs, action: Array, info: Info) -> Array:
+def action_smoothness_penalty(world: World) -> Array:
     """−‖a − a_prev‖; 0 in an episode's first step.
 
     Differs from EmbodiChain, which compares the joint target with the former action of the policy, and has 0 in
     evaluation and at the start of each rollout.
     """
-    if world.before is None:
-        raise ValueError("action_smoothness_penalty needs the world before the step")
-    change = jnp.linalg.norm(action - world.before.state.action)
+    change = jnp.linalg.norm(world.action - _before(world).action)
     return jnp.where(world.state.episode_step > 1, -change, 0.0)
 
 
-def success_reward(world: World, obs: Obs, action: Array, info: Info) -> Array:
+def success_reward(world: World) -> Array:
     """1 where the task succeeded, else 0; 0 where the task has no notion of success."""
-    return jnp.where(jnp.asarray(info.get("success", False)), 1.0, 0.0)
+    return jnp.where(jnp.asarray(world.info.get("success", False)), 1.0, 0.0)
 
 
 def joint_velocity_penalty(
-    world: World,
-    obs: Obs,
-    action: Array,
-    info: Info,
-    robot_uid: str = "robot",
-    joint_ids: Sequence[int] | None = None,
-    part_name: str | None = None,
+    world: World, robot_uid: str = "robot", joint_ids: Sequence[int] | None = None, part_name: str | None = None
 ) -> Array:
-    """−‖q̇‖ of the joints given by index, by control part, or of all. There is one robot, whatever its uid."""
+    """−‖q̇‖ of the joints given by index, by control part, or of all. There is one robot, of any uid."""
     num_joints = len(world.scene.joints)
     if joint_ids is not None:
         return -jnp.linalg.norm(world.state.physics.qvel[_joint_ids(joint_ids, num_joints)])
@@ -141,13 +112,7 @@ def joint_velocity_penalty(
 
 
 def joint_limit_penalty(
-    world: World,
-    obs: Obs,
-    action: Array,
-    info: Info,
-    robot_uid: str = "robot",
-    joint_ids: Sequence[int] | None = None,
-    margin: float = 0.1,
+    world: World, robot_uid: str = "robot", joint_ids: Sequence[int] | None = None, margin: float = 0.1
 ) -> Array:
     """−Σ max(0, margin − min(q̂, 1 − q̂)) with q̂ the position as a part of the joint's range."""
     num_joints = len(world.scene.joints)
@@ -163,9 +128,20 @@ REWARDS = (
 )
 
 
+def _before(world: World) -> World:
+    if world.before is None:
+        raise ValueError("this reward needs the world before the step")
+    return world.before
+
+
+def _position(world: World, entity: Entity) -> Array:
+    """[3], m"""
+    return world.object_pose(entity["uid"])[:3, 3]
+
+
 def _target_distance(world: World, source: Entity, key: str, use_xy_only: bool) -> Array:
     """m"""
-    offset = world.object_pose(source["uid"])[:3, 3] - world.pose(key)[:3, 3]
+    offset = _position(world, source) - world.pose(key)[:3, 3]
     return jnp.linalg.norm(offset[:2] if use_xy_only else offset)
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.manager.drives import matching_joints
 from ejax.envs.manager.functors.actions import ActionTerm, Joints, Scale, check_scale, with_targets
+from ejax.envs.manager.robots import matching_joints
 from ejax.envs.manager.scene import Scene
 from ejax.envs.mujoco.kinematics import site_step, solve_site_pose
 from ejax.envs.mujoco.rotations import (
@@ -21,6 +21,7 @@ from ejax.envs.mujoco.rotations import (
 )
 from ejax.envs.task.states import SceneState
 from ejax.envs.task.world import World
+from ejax.schema.values import is_positive
 from ejax.types import Array
 
 _ROUNDING = 1e-6
@@ -40,9 +41,7 @@ def eef_pose(
 
     Args:
         pose_dim: 6: x y z (m) and Euler angles (rad, intrinsic x y z); 7: x y z and a quaternion (w x y z).
-
-    Raises:
-        ValueError: another ``pose_dim``, or a part without a tool.
+    Raises ValueError: another ``pose_dim``, or a part without a tool.
     """
     if pose_dim not in (6, 7):
         raise ValueError(
@@ -85,20 +84,14 @@ def relative_eef_pose(
     Args:
         dls_damping: λ.
         max_joint_delta: rad, each joint's in one control step; read under ``dls`` only, as is ``dls_damping``.
-
-    Raises:
-        ValueError: a part without a tool, another method, or a number that is not above 0.
+    Raises ValueError: a part without a tool, another method, or a number that is not above 0.
     """
     joints = _tool_joints(scene, part_name)
     if ik_method not in ("solver", "dls"):
         raise ValueError(f"got ik_method {ik_method!r}; allowed: solver, dls")
-    for name, number in (
-        ("translation_scale", translation_scale),
-        ("rotation_scale", rotation_scale),
-        ("dls_damping", dls_damping),
-        ("max_joint_delta", max_joint_delta),
-    ):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0.0 < number < np.inf:
+    numbers = {"translation_scale": translation_scale, "rotation_scale": rotation_scale}
+    for name, number in {**numbers, "dls_damping": dls_damping, "max_joint_delta": max_joint_delta}.items():
+        if not is_positive(number):
             raise ValueError(f"got {name} {number!r}; must be a number > 0")
     low, high = scene.limits[list(joints)].T
 
@@ -149,12 +142,8 @@ def parallel_gripper(
     """
     if command_mode not in _ENDS:
         raise ValueError(f"got command_mode {command_mode!r}; allowed: {', '.join(_ENDS)}")
-    commands = {
-        "lower_command": lower_command,
-        "upper_command": upper_command,
-        "open_command": open_command,
-        "close_command": close_command,
-    }
+    names = ("lower_command", "upper_command", "open_command", "close_command")
+    commands = dict(zip(names, (lower_command, upper_command, open_command, close_command), strict=True))
     limited = bool(use_joint_limits) and command_mode == "continuous"
     needed = () if limited else _ENDS[command_mode]
     for name, command in commands.items():
@@ -211,9 +200,7 @@ def _tool_joints(scene: Scene, part_name: str | None) -> Joints:
 
 def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float] | None) -> NDArray[np.float32]:
     """[joints]: positions that a mapping of joint names or patterns gives.
-
-    Raises:
-        ValueError: not one number for each joint, or a name of none.
+    Raises ValueError: not one number for each joint, or a name of none.
     """
     names = [scene.joints[joint] for joint in joints]
     if not isinstance(given, Mapping):
