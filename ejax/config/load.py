@@ -9,13 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ejax.config.embodichain.draft import OVERRIDE, Draft
-from ejax.config.embodichain.gym_config import (
-    action_problems,
-    env_problems,
-    event_problems,
-    note_manager_form,
-    read_gym_config,
-)
+from ejax.config.embodichain.gym_config import note_manager_form, read_gym_config
 from ejax.config.embodichain.spellings import (
     GYM_DEFAULTS,
     canonical_key,
@@ -31,6 +25,7 @@ from ejax.config.embodichain.spellings import (
     resolve_model_type,
     resolve_sizes,
 )
+from ejax.config.environment import action_problems, env_problems, event_problems
 from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig

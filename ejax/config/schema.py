@@ -6,8 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ejax.config.embodichain.compat import COMPAT
-from ejax.config.embodichain.spellings import MOVED, WITHOUT_EFFECT
+from ejax.config.embodichain.spellings import COMPAT, MOVED, WITHOUT_EFFECT
 from ejax.config.models import find_algorithm
 from ejax.config.run_config import RunConfig
 from ejax.schema.registry import ALGORITHMS

@@ -4,14 +4,15 @@ FILE may be a gym config by itself. Any other file gets one note that names its 
 """
 
 import itertools
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from ejax.config.embodichain.draft import OVERRIDE, Draft
-from ejax.config.embodichain.gym_config import MANAGER_ENV, env_problems, manager_notes, read_gym_config
-from ejax.config.embodichain.other_files import is_gym_config, other_file
-from ejax.config.embodichain.spellings import canonical_key
+from ejax.config.embodichain.gym_config import MANAGER_ENV, manager_notes, read_gym_config
+from ejax.config.embodichain.spellings import LOGARITHMS, canonical_key
+from ejax.config.environment import env_problems
 from ejax.config.files import read_file
 from ejax.config.load import device_problems, read_draft
 from ejax.config.models import EnvConfig
@@ -19,12 +20,10 @@ from ejax.schema.messages import MAX_VALUE_CHARS, shorten
 from ejax.schema.problems import KeyNote, Status, with_sections
 from ejax.schema.registry import is_import_path
 
-_CANONICALIZED = {
-    "trainer.cuda": "trainer.device",
-    "policy.initial_action_std": "policy.initial_log_std",
-    "policy.action_std_range": "policy.log_std_range",
-}
+_CANONICALIZED = {"trainer.cuda": "trainer.device", **LOGARITHMS}
 """Values that ``spellings`` rewrites, besides the keys that it moves."""
+_SECTIONS = ("trainer", "policy", "algorithm")
+"""Sections of a train config."""
 
 
 def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
@@ -41,11 +40,20 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     """
     path = Path(path)
     data = read_file(path)
-    if (what := other_file(data)) is not None:
+    if (what := _other_file(data)) is not None:
         return [KeyNote(shorten(path.name, MAX_VALUE_CHARS), "unsupported", what)]
-    if is_gym_config(data):
-        return _shortened(_check_gym_config(path, data, overrides))
-    draft = Draft(read_file(path), path.parent, overrides)
+    alone = "id" in data and isinstance(data.get("env"), Mapping) and not any(name in data for name in _SECTIONS)
+    draft = Draft({} if alone else read_file(path), path.parent, overrides)
+    notes = [] if alone else _check_train_config(draft, data)
+    if alone:
+        _read_gym_config(draft, path, data)
+    notes += _gym_notes(draft)
+    reported = {key for note in notes for key in with_sections(note.key)}
+    notes += [note for note in draft.report.notes if note.status == "unsupported" and note.key not in reported]
+    return [note._replace(key=shorten(note.key, MAX_VALUE_CHARS), text=shorten(note.text)) for note in notes]
+
+
+def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
     config = read_draft(draft)
     for key, text in device_problems(config.trainer.device) if config is not None else ():
         draft.note(key, text)
@@ -55,31 +63,19 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes
     }
-    notes = [_judge(key, known, _CANONICALIZED.get(key, canonical_key(key))) for key in _leaves(data)]
-    notes += _gym_notes(draft)
-    reported = {key for note in notes for key in with_sections(note.key)}
-    notes += [note for note in draft.report.notes if note.status == "unsupported" and note.key not in reported]
-    return _shortened(notes)
+    return [_judge(key, known, _CANONICALIZED.get(key, canonical_key(key))) for key in _leaves(data)]
 
 
-def _check_gym_config(path: Path, data: dict[str, Any], overrides: Sequence[str]) -> list[KeyNote]:
-    """The notes of a gym config that no train config names."""
-    draft = Draft({}, folder=path.parent)
+def _read_gym_config(draft: Draft, path: Path, data: dict[str, Any]) -> None:
+    """Read a gym config that no train config names."""
     draft.gym_config = path.name, path
-    for text in overrides:
+    for text in draft.overrides:
         draft.problem(f"override {text!r}", "belongs to a train config; a gym config by itself takes none")
     env = read_gym_config(draft, data, path.name)
     draft.put("env", env)
     if not draft.report.problems:
         for key, text in env_problems(EnvConfig.model_validate(env)):
             draft.problem(key, text)
-    notes = list(_gym_notes(draft))
-    reported = {key for note in notes for key in with_sections(note.key)}
-    return notes + [note for note in draft.report.notes if note.status == "unsupported" and note.key not in reported]
-
-
-def _shortened(notes: Sequence[KeyNote]) -> list[KeyNote]:
-    return [note._replace(key=shorten(note.key, MAX_VALUE_CHARS), text=shorten(note.text)) for note in notes]
 
 
 def table(notes: Sequence[KeyNote]) -> str:
@@ -130,3 +126,16 @@ def _leaves(data: Any, above: str = "") -> list[str]:
     if not isinstance(data, Mapping) or not data:
         return [above] if above else []
     return [leaf for name, value in data.items() for leaf in _leaves(value, f"{above}.{name}" if above else str(name))]
+
+
+def _other_file(data: Mapping[str, Any]) -> str | None:
+    """Name the kind of a file that is neither a train config nor a gym config; None: it may be one, with mistakes."""
+    if all(name in data for name in _SECTIONS):
+        return None
+    for kind in tomllib.loads(Path(__file__).with_name("other_files.toml").read_text())["kinds"]:
+        if all(key in data for key in kind["keys"]):
+            return str(kind["text"])
+    if not data or {*_SECTIONS, "env", "data", "compat"} & set(data):
+        return None
+    sections = ", ".join(_SECTIONS)
+    return f"no config: it has none of the sections {sections}, and is no gym config, which has id and env"

@@ -92,6 +92,12 @@ class Draft(Section):
             return spelled + below.removeprefix(".")
         return spelled.removesuffix(OVERRIDE if below else "") + below
 
+    def reject(self, name: str, text: str) -> None:
+        """A key that must not be given, which is taken out."""
+        if self.has(name):
+            self.pop(name)
+            self.problem(name, text)
+
     def ignore(self, name: str, text: str) -> None:
         """A key without effect, which is taken out."""
         if self.has(name):
