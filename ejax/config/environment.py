@@ -1,6 +1,7 @@
 """Problems of an environment's config that show before a run builds it: arguments, events, what the policy needs."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -74,8 +75,8 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
         if unknown or not specs:
             continue
         if "interval_events" in inspect.signature(make).parameters:
-            cfg = {**env.cfg, "interval_events": specs}
-            problems += _refusals(make, lambda cfg=cfg: make(**cfg), section, section, "interval_events")
+            build = functools.partial(make, **{**env.cfg, "interval_events": specs})
+            problems += _refusals(make, build, section, section, "interval_events")
             continue
         text = (
             f"{env.id} takes no events from outside. Environments in manager form do (trainer.gym_config with "

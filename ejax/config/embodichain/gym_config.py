@@ -151,8 +151,7 @@ def _read_events(draft: Draft, events: Section, task: str, arguments: Collection
 def _ranged(spec: Any) -> str:
     """The argument of a task class that an event draws; "" if there is none for it."""
     params = spec.get("params") if isinstance(spec, Mapping) else None
-    body = params.get("entity_cfg") if isinstance(params, Mapping) else None
-    if not isinstance(body, Mapping):
+    if not isinstance(params, Mapping) or not isinstance(body := params.get("entity_cfg"), Mapping):
         return ""
     fits = (spec.get("func"), spec.get("mode")) == ("randomize_rigid_object_pose", "reset")
     plain = not params.keys() - {"entity_cfg", "position_range", "relative_position"}

@@ -205,8 +205,9 @@ def drop_unsupported(draft: Draft) -> None:
             draft.note(key, "no effect: actor_only has no critic", "without effect")
     algorithm = _algorithm(draft)
     apg = [new for old, new in MOVED.items() if old.startswith("trainer.") and new.startswith("algorithm.")]
+    options = {} if algorithm is None else algorithm.Config.model_fields
     for key in () if algorithm is None else apg:  # SHAC has some of them
-        if draft.key(key).startswith("trainer.") and key.rpartition(".")[2] not in algorithm.Config.model_fields:
+        if draft.key(key).startswith("trainer.") and key.rpartition(".")[2] not in options:
             draft.ignore(key, "no effect: an option of the apg algorithm")
     for phase in PHASES:
         _canonicalize_events(draft, phase)

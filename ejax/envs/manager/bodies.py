@@ -39,7 +39,7 @@ def _read_list(root: Section, name: str) -> Iterator[RigidObject]:
             numbers = _read_attributes(attrs)
         if kind is not None:
             dynamic = body_type == "dynamic" and name != "background"
-            place = {"position": (x, y, z), "rotation": (roll, pitch, yaw)}
+            place: dict[str, Any] = {"position": (x, y, z), "rotation": (roll, pitch, yaw)}
             yield RigidObject(uid=str(uid), shape=kind, size=size, dynamic=dynamic, **place, **numbers)
 
 

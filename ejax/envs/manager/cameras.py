@@ -144,7 +144,7 @@ def _read_camera(section: Section, links: tuple[str, ...], robot_uid: str) -> Se
     section.ignore_all(IGNORED["sensor"])
     width, height = section.integer("width", _SIZE[0], at_least=1), section.integer("height", _SIZE[1], at_least=1)
     pictures = section.flag("enable_color", True)
-    lenses = (Lens("color", _read_intrinsics(section, "intrinsics"), (0.0, 0.0, 0.0)),)
+    lenses: tuple[Lens, ...] = (Lens("color", _read_intrinsics(section, "intrinsics"), (0.0, 0.0, 0.0)),)
     if kind == "StereoCamera":
         x, y, z = (each / 2.0 for each in section.numbers("left_to_right_pos", _BASELINE, 3))
         section.ignore_all(IGNORED["sensor.stereo"])

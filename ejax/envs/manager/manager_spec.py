@@ -191,7 +191,7 @@ def _read_env(
     observations = read_specs(env.open("observations"), "observations", robot_uid)
     if not sensing:
         root.note("sensor", _NO_SENSORS, "without effect")
-        blind = [each for each in observations if each.path[0] == "sensor" or names_camera(each.params, uids[1])]
+        blind = [each for each in observations if each.path[0] == "sensor" or names_camera(each.params, tuple(uids[1]))]
         for each in blind:
             root.report.add(each.key, "without effect", _NO_SENSORS)
         observations = tuple(each for each in observations if each not in blind)
