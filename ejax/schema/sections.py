@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ejax.schema.frozen import thaw
+from ejax.schema.frozen import freeze, thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import EMPTY, KeyReport, Status
 from ejax.schema.registry import did_you_mean
@@ -108,7 +108,7 @@ class Section:
     def expect(self, name: str, wanted: Any, text: str) -> None:
         """A key that may be left out, or give what holds anyway."""
         value = self.take(name, wanted)
-        if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
+        if freeze(value) != freeze(wanted) or isinstance(value, bool) != isinstance(wanted, bool):
             self.problem(name, f"got {short_repr(value)}; {text}")
 
     def numbers(self, name: str, default: tuple[float, ...], count: int | None = None) -> tuple[float, ...]:

@@ -44,7 +44,7 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
     for name in ("background", "rigid_object", "rigid_object_group", "articulation"):
         root.refuse(name, "a velocity task has a floor and a robot, nothing else")
     with root.open("physics_config") as physics:
-        for name, wanted in (("gravity", [0.0, 0.0, -9.81]), ("physics_dt", task.timestep), ("num_substeps", 1)):
+        for name, wanted in (("gravity", (0.0, 0.0, -9.81)), ("physics_dt", task.timestep), ("num_substeps", 1)):
             physics.expect(name, wanted, f"the velocity task of {task.robot.name} has {wanted}")
         physics.ignore_all(IGNORED["physics_config"])
         physics.ignore("solver_cfg", "no effect: the model's solver is Newton, implicitfast, 10 iterations")
@@ -118,7 +118,7 @@ def _read_push(events: Section) -> dict[str, Any] | None:
             event.skip("its functor is not there")
             continue
         if event.take("mode") != "interval" or event.integer("interval_step", 1) != 1:
-            event.problem("mode", "a push has mode interval and interval_step 1: it has a timer of its own")
+            event.problem("mode", "a push has mode interval and interval_step 1: its own timer says when it is due")
         with event.open("params") as params:
             with params.open("entity_cfg") as entity:
                 entity.take("uid")
