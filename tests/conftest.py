@@ -110,6 +110,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order files by their time, the longest first: one that starts last would keep the other processes waiting."""
+    for item in items:
+        words = [word for mark in item.iter_markers("slow_cases") for word in mark.args]
+        if any(word in item.name for word in words):
+            item.add_marker("slow")
     recorded = json.loads(DURATIONS.read_text())
     items.sort(key=lambda item: -recorded.get(item.path.name, math.inf))
 

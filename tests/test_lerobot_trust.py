@@ -465,6 +465,7 @@ def test_a_file_that_is_cut_off_is_named_with_the_remedy(recorded: Path, tmp_pat
         (folder / name).write_bytes(whole)
 
 
+@pytest.mark.slow_cases("video")
 def test_every_flipped_bit_is_found_or_changes_nothing_that_is_read(recorded: Path, tmp_path: Path) -> None:
     folder, chance = copied(recorded, tmp_path), random.Random(0)
     whole, found, same = content(folder), 0, 0

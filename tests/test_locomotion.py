@@ -117,6 +117,7 @@ def test_forces_on_the_feet_are_those_of_the_contacts(name: str) -> None:
     np.testing.assert_allclose(contacts.force, expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow_cases("mjx", "warp")
 @pytest.mark.parametrize("engine", ["mjx", "warp"])
 def test_all_engines_sense_the_same_contacts(engine: str) -> None:
     if engine == "warp":

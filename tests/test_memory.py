@@ -347,6 +347,7 @@ def test_the_length_of_sequences_divides_rollouts_and_minibatches(collected: Any
         sequence_length(policy, rollout, 3, 64, 1)
 
 
+@pytest.mark.slow_cases("gru")
 def test_gradients_in_chunks_add_up(collected: Any) -> None:
     policy, params, rollout = collected
     advantage, target = jax.random.normal(KEY, (2, 8, 8))
@@ -359,6 +360,7 @@ def test_gradients_in_chunks_add_up(collected: Any) -> None:
     chex.assert_trees_all_close(whole, parts, rtol=1e-7, atol=1e-6)
 
 
+@pytest.mark.slow_cases("gru")
 @pytest.mark.parametrize(
     "memory", [None, {"type": "gru", "hidden_size": 16}, {"type": "history", "length": 4}], ids=str
 )

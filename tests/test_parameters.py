@@ -179,6 +179,7 @@ def test_mjx_derives_what_mj_set_const_does(asset: str) -> None:
         np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-5 * np.abs(expected).max(), err_msg=name)
 
 
+@pytest.mark.slow_cases("mjx", "warp")
 @pytest.mark.parametrize("engine", ["mjx", "warp"])
 def test_an_accelerated_engine_follows_the_c_engine_with_every_parameter(engine: Engine) -> None:
     if how := how_to_install(engine):

@@ -257,6 +257,7 @@ def test_it_is_registered_and_hashable() -> None:
     assert hash(env) == hash(PickPlaceRL(goal_position_range=(0.0, 0.0))) and env.goal_position_range == (0.0, 0.0)
 
 
+@pytest.mark.slow_cases("mjx", "warp")
 @pytest.mark.parametrize("engine", ["mjx", "warp"])
 def test_the_engines_follow_the_c_engine_through_a_grasp(engine: Engine) -> None:
     """Held together step by step, as in ``test_mujoco.py``: closing, lifting and holding. Both compute in float32."""

@@ -78,6 +78,7 @@ def in_mujoco(asset: str, qpos: Any, qvel: Any) -> np.ndarray:
     return np.array(data.sensordata)
 
 
+@pytest.mark.slow_cases("mjx")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_kind_of_sensor_reads_what_was_placed_at_the_start_and_after_a_step(engine: str) -> None:
     sensors = "".join(EVERYWHERE + NOT_IN_MJX if engine == "mujoco" else EVERYWHERE)
@@ -97,6 +98,7 @@ def test_what_mjx_does_not_sense_is_refused_by_name(sensor: str) -> None:
         jax.eval_shape(task(sensor, "mjx").reset, KEY)
 
 
+@pytest.mark.slow_cases("mjx")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_marker_that_collides_is_an_obstacle_where_it_was_placed(engine: str) -> None:
     solid = MODEL.replace(' contype="0" conaffinity="0"', "").replace(
