@@ -104,6 +104,7 @@ def test_a_run_may_be_named_without_its_time_and_a_checkpoint_by_its_path(run: P
     assert named.checkpoint == ejax.load(run, checkpoint=str(checkpoint)).checkpoint
 
 
+@pytest.mark.slow
 def test_a_policy_with_memory_remembers_until_it_is_reset(tmp_path: Path) -> None:
     raw = tiny(tmp_path)
     raw["policy"]["actor"] = raw["policy"]["actor"] | {"memory": {"type": "gru", "hidden_size": 4}}

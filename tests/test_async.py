@@ -372,6 +372,7 @@ def versions(run: Path) -> list[int]:
     return json.loads((run / "schedule.json").read_text())["versions"]
 
 
+@pytest.mark.slow
 def test_a_killed_host_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     raw = config(tmp_path, "host", updates=12)
     raw["trainer"]["save_frequency_updates"] = 2

@@ -102,6 +102,7 @@ def run_script(folder: Path, *words: str, **environment: str) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_script_finds_a_trusted_module_of_the_working_directory_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text("from ejax.envs.tasks.point_mass import PointMassRL as Mine")
     (tmp_path / "envpool.py").write_text("open('ran', 'w')")

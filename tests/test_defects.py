@@ -153,6 +153,7 @@ def test_an_action_dim_that_is_not_the_environments_is_refused(tmp_path: Path) -
         build_policy(policy, Counting())
 
 
+@pytest.mark.slow
 def test_grpo_trains_in_the_loop_that_trains_ppo(tmp_path: Path) -> None:
     """D25"""
     result = train(parse_config(tiny(tmp_path, iterations=6) | {"algorithm": GRPO}))

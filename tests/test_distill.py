@@ -248,6 +248,7 @@ def test_a_student_may_see_pictures_where_its_teacher_reads_numbers(tmp_path: Pa
     assert "train/kl" in metrics
 
 
+@pytest.mark.slow
 def test_devices_compute_what_one_does_with_as_many_strata(teacher: Path, tmp_path: Path) -> None:
     num_devices, results = jax.device_count(), []
     for distributed, among in ((False, num_devices), (True, 1)):

@@ -135,6 +135,7 @@ def test_one_environment_serves_both_phases_where_events_are_equal(events: dict,
     assert evaluation_env(config, env) is env and build_env(config, phase="eval") == env
 
 
+@pytest.mark.slow
 def test_evaluation_sees_its_events_and_training_does_not(tmp_path: Path) -> None:
     plain, tilted = (parse_config(raw(tmp_path, events)) for events in ({}, {"eval": {"tilt": TILT}}))
     without = train(plain, run_dir=tmp_path / "without")
@@ -146,6 +147,7 @@ def test_evaluation_sees_its_events_and_training_does_not(tmp_path: Path) -> Non
         assert again[name] == pytest.approx(value, rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_events_ends_with_the_same_bits(tmp_path: Path) -> None:
     events = {"train": {"tilt": TILT, "counter": COUNT}}
     config = parse_config(raw(tmp_path, events, updates=4, enable_eval=False))

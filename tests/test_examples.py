@@ -16,6 +16,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
+@pytest.mark.slow
 def test_the_own_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     reward = load("own_loop", monkeypatch).main(num_updates=3)
     assert -120.0 < reward < 0.0  # an untrained point mass: about −0.7 a step for 100 steps

@@ -45,6 +45,7 @@ class KeyedEnv(PointMassRL):
         return Keyed(inner, own), timestep
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distributed", [False, True])
 def test_typed_keys_in_a_state_go_on_where_they_were(tmp_path: Path, distributed: bool) -> None:
     extra = {"distributed": distributed, "save_frequency_updates": 1, "keep_checkpoints": 4, **EVALUATED}

@@ -106,6 +106,7 @@ def test_a_damaged_best_checkpoint_is_told_and_the_last_one_stands_for_it(
     assert "the last checkpoint stands for it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distributed", [False, True])
 def test_each_member_of_a_population_is_played(distributed: bool, tmp_path: Path) -> None:
     given = tiny(tmp_path, **EVALUATED, iterations=4, distributed=distributed)

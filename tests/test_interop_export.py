@@ -403,6 +403,7 @@ def test_an_environment_that_does_not_repeat_itself_is_no_reason_to_clip(
     assert json.loads((tmp_path / "out" / "contract.json").read_text())["action"]["clipped"] is clipped
 
 
+@pytest.mark.slow
 def test_a_policy_trained_outside_jax_is_exported(tmp_path: Path) -> None:
     if not HERE:
         pytest.skip("no format can be written here")

@@ -497,6 +497,7 @@ def test_a_policy_of_images_alone_ignores_its_normalizer(tmp_path: Path, monkeyp
     assert "not_a_number" not in report["rows"]  # there are no numbers
 
 
+@pytest.mark.slow
 def test_a_run_with_drawn_pictures_and_chunks_of_actions_is_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     assert read_exploits(tmp_path) == EXPLOITS
 
 
+@pytest.mark.slow
 def test_the_summary_and_the_report_have_current_values_and_who_copied_whom(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -306,6 +306,7 @@ def test_the_ratio_is_one_before_the_first_gradient_step(collected: Any, options
     assert metrics.get("kl", 0.0) < 1e-10 and metrics.get("behave_approx_kl", 0.0) < 1e-10
 
 
+@pytest.mark.slow
 def test_dropped_units_are_those_of_when_the_policy_acted() -> None:
     network = NETWORK.model_copy(update={"dropout_p": 0.5})
     memory = MemoryConfig(type="gru", hidden_size=5, encoder=network)
@@ -402,6 +403,7 @@ COLLECTORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", COLLECTORS)
 def test_a_run_resumes_to_the_same_bits_with_what_it_remembered(where: str, tmp_path: Path) -> None:
     raw = remembering(tmp_path, collector=COLLECTORS[where], save_frequency_updates=1)
@@ -509,6 +511,7 @@ def test_cloning_reads_windows_frame_by_frame_from_an_episodes_start(loss: Any) 
         raise ConfigError(list(BC.policy_problems(config.model_copy(update={"frames_per_window": 2}), policy)))
 
 
+@pytest.mark.slow
 def test_devices_compute_what_one_does_with_as_many_strata(tmp_path: Path) -> None:
     one = remembering(tmp_path, ppo={"batch_size": 32, "minibatch_strata": 2, "sequence_length": 4}, num_envs=8)
     two = remembering(tmp_path, ppo={"batch_size": 16, "sequence_length": 4}, num_envs=4, distributed=True)

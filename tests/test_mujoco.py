@@ -85,6 +85,7 @@ def test_the_drives_reach_their_target() -> None:
     np.testing.assert_allclose(reached.qvel[-1, :, :6], 0.0, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_mjx_follows_the_c_engine_through_contact() -> None:
     """MJX computes in float32 and detects contacts with its own code; a contact at the edge of touching, as the cube's
     at the start, may be seen by one engine a substep earlier. Measured over single control steps of 16 such pushes,
@@ -200,6 +201,7 @@ def test_environments_can_be_drawn_without_a_display() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_thread_that_draws_many_sizes_leaves_the_canvas_of_another_alone() -> None:
     """More sizes than a thread keeps, while another thread holds one: each is drawn as if it were alone."""

@@ -159,6 +159,7 @@ def test_its_contract_is_complete(run: RunResult) -> None:
     assert json.loads(json.dumps(made)) == made
 
 
+@pytest.mark.slow
 def test_the_c_engine_and_mjx_agree() -> None:
     """The same episode, three steps. Of 64 episodes the worst differ by 6e-8 and 2.4e-7."""
     ends = []

@@ -77,6 +77,7 @@ def test_a_result_shows_its_curves_and_facts(tmp_path: Path) -> None:
     assert str(result.run_dir) in html and "192, in 6 updates" in html
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(WITHOUT_A_KERNEL, reason="needs the extra docs")
 def test_a_kernels_interrupt_saves_and_the_next_cell_goes_on(tmp_path: Path) -> None:
     from jupyter_client.kernelspec import KernelSpec

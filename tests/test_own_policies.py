@@ -54,6 +54,7 @@ def keys_in(tree: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
 
 
+@pytest.mark.slow
 @FRAMEWORKS
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_is_resumed_forked_evaluated_loaded_and_taken_on_from(framework: str, kind: str, tmp_path: Path) -> None:

@@ -302,6 +302,7 @@ train(parse_config(json.loads((whole / "members" / "3" / "configs" / "resolved.j
 """
 
 
+@pytest.mark.slow
 def test_a_member_has_the_numbers_of_a_run_by_itself(tmp_path: Path) -> None:
     whole, alone = tmp_path / "whole", tmp_path / "alone"
     # with the compiler's usual flags: those of the tests round differently inside the loop over members, on some CPUs
@@ -338,6 +339,7 @@ def test_a_member_that_is_trained_by_itself_is_not_written_beside_it(trained: Po
         train_population(config_of(tmp_path, iterations=5), run_dir=run, resume="latest")
 
 
+@pytest.mark.slow
 def test_a_resumed_population_ends_bit_for_bit_as_one_that_went_on(trained: PopulationResult) -> None:
     out = trained.run_dir.parent
     train_population(config_of(out, iterations=2), run_dir=out / "resumed")
@@ -398,6 +400,7 @@ def after_updates(config: RunConfig, num_updates: int = 2) -> list[PyTree]:
     ]
 
 
+@pytest.mark.slow
 def test_options_that_are_arrays_give_nearly_the_numbers_of_constants() -> None:
     """Constants such as the 1 − 0.999 of Adam's betas are folded in float64. Measured: 9e-8; without the betas 0."""
     options = PPOConfig()
@@ -413,6 +416,7 @@ def test_options_that_are_arrays_give_nearly_the_numbers_of_constants() -> None:
     assert not equal(first.params, second.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -454,6 +458,7 @@ def test_with_values_leaves_the_options_as_they_were() -> None:
     assert options == PPOConfig()
 
 
+@pytest.mark.slow
 def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
     given = {"apart": True, "seeds": 1, "algorithm.cfg.n_epochs": [2, 1]}
     config = population(given, output_dir=tmp_path, **EVALUATED)
@@ -476,6 +481,7 @@ def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(t
     assert again.best_eval_values == result.best_eval_values
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_side_by_side_as_on_a_gpu_members_have_nearly_the_numbers_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(

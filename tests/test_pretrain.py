@@ -317,6 +317,7 @@ def test_where_episodes_may_not_be_drawn_any_more_new_ones_are_waited_for() -> N
     assert stats["data/fills"] >= 5.0 and stats["data/episodes"] == 4 * stats["data/fills"]
 
 
+@pytest.mark.slow
 def test_a_live_engine_is_learned_from_and_measured(tmp_path: Path) -> None:
     config = parse_config(
         tree(

@@ -307,6 +307,7 @@ def two_processes(tmp_path: Path, config: dict[str, Any], *arguments: str) -> li
     return texts
 
 
+@pytest.mark.slow
 def test_two_processes_train_save_and_end_together(tmp_path: Path) -> None:
     texts = two_processes(tmp_path, TINY, f"trainer.output_dir={tmp_path / 'runs'}")
     assert "2 devices, 2 environments on each" in texts[0] and "[train]" not in texts[1]
@@ -331,6 +332,7 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ejax.training.build.all_devices", lambda config: jax.devices()[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_devices")
 def test_two_processes_collect_and_go_on_as_one_with_their_devices_does(tmp_path: Path) -> None:
     one = parse_config(hosted("host", 2), ["trainer.distributed=true"])
@@ -346,6 +348,7 @@ def test_two_processes_collect_and_go_on_as_one_with_their_devices_does(tmp_path
     assert "not exact" not in texts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_devices")
 def test_two_processes_collect_beside_the_updates_what_one_does(tmp_path: Path) -> None:
     two_processes(tmp_path, hosted("async", 3), "--run", str(tmp_path / "both"))

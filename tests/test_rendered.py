@@ -96,6 +96,7 @@ def test_the_parts_of_a_dict_stay_beside_the_picture() -> None:
         RenderedEnv("RenderedEnv", {"env": "CartPoleRL"})
 
 
+@pytest.mark.slow
 def test_an_episode_keeps_its_look_and_the_next_has_another() -> None:
     env = RenderedEnv(
         "CartPoleRL",

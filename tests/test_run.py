@@ -47,6 +47,7 @@ def wait_for_checkpoint(process: subprocess.Popen[bytes], folder: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["PointMassRL", "CartPoleRL", "PushCubeRL"])
 def test_a_killed_run_resumes_to_the_same_bits(env: str, tmp_path: Path) -> None:
     raw = config(tmp_path, env, updates=30, keep_checkpoints=100)
@@ -236,6 +237,7 @@ def test_a_damaged_file_is_said_and_changes_no_bit(
     assert (given, name.rpartition("/")[2] in text) == (verdict, True), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_exits_cleanly(number: signal.Signals, tmp_path: Path) -> None:
     raw = config(tmp_path, updates=100_000, save_frequency_updates=50)

@@ -296,6 +296,7 @@ def test_without_locks_in_the_file_system_owners_are_compared(run: Path, monkeyp
                 pass
 
 
+@pytest.mark.slow
 def test_a_resume_that_lengthens_a_run_is_recorded_and_keeps_the_schedules_horizon(tmp_path: Path) -> None:
     def config(iterations: int) -> Any:
         schedule = {"name": "linear", "kwargs": {}}

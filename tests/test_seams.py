@@ -110,6 +110,7 @@ def test_what_an_algorithm_keeps_needs_a_step_that_writes_it() -> None:
         Algorithm(Config=RememberingConfig, update=lambda *args, **kwargs: None, make_own=make_ring)
 
 
+@pytest.mark.slow
 def test_members_of_a_population_are_one_step_under_vmap() -> None:
     """Two members in one program compute what each computes alone, up to the order of sums."""
     env = PointMassRL()

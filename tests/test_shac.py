@@ -350,6 +350,7 @@ RAW: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     config = parse_config(RAW, [f"trainer.output_dir={tmp_path}"])
     whole = train(config, run_dir=tmp_path / "whole")
@@ -389,6 +390,7 @@ def test_a_rollout_is_a_segment_and_not_the_buffer_size() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_it_learns_to_reach_and_compiles_once() -> None:
     """PlanarReachRL, 200 updates: a quarter of the untrained arm's cost in held-out episodes."""
     env = PlanarReachRL()

@@ -57,6 +57,7 @@ def together(raw: dict[str, Any]) -> list[Any]:
     return several
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raw", "options"),
     [(PPO, []), (PPO, ADAPTIVE), (PPO, LINEAR), (PPO, ["algorithm.cfg.num_mini_batches=3"]), (GRPO, []), (APG, [])],
@@ -86,6 +87,7 @@ def test_environments_are_split_and_parameters_are_the_same_on_each_device() -> 
             np.testing.assert_array_equal(first, other)
 
 
+@pytest.mark.slow
 def test_devices_that_share_the_parameters_compute_what_those_that_have_them_all_do() -> None:
     wide = ["trainer.distributed=true", "policy.actor.network_cfg.hidden_sizes=[128,128]"]
     shared, metrics = updates(PPO, [*wide, "trainer.shard_parameters=true"])
@@ -109,6 +111,7 @@ def test_the_program_splits_the_work(raw: dict[str, dict[str, Any]]) -> None:
     assert not any(f"[{all_rows},19]" in text for all_rows in (16, 24, 128))
 
 
+@pytest.mark.slow
 def test_a_distributed_run_counts_all_steps_and_goes_on(tmp_path: Path) -> None:
     overrides = ["trainer.distributed=true", f"trainer.output_dir={tmp_path}", "trainer.console=false"]
     config = parse_config(PPO, [*overrides, "trainer.exp_name=all"])
@@ -121,6 +124,7 @@ def test_a_distributed_run_counts_all_steps_and_goes_on(tmp_path: Path) -> None:
     chex.assert_trees_all_equal(result.params, whole.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [PPO, GRPO], ids=["ppo", "grpo"])
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path, raw: dict[str, Any]) -> None:
     overrides = ["trainer.distributed=true", f"trainer.output_dir={tmp_path}", "trainer.enable_eval=false"]

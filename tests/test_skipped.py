@@ -72,6 +72,7 @@ def test_a_sound_update_and_one_skipped_on_purpose_are_not_refused() -> None:
     refuse_nonfinite(7, excessive, None)
 
 
+@pytest.mark.slow
 def test_a_run_that_hardly_learned_says_so_and_does_not_end_as_if_all_were_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_training_that_does_not_skip_ends_in_one_line(tmp_path: Path, capsys: 
     assert "Traceback" not in told and told.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_no_evaluation_with_a_broken_episode_is_the_best(tmp_path: Path) -> None:
     """The environment says success 1 and a finite return; what it shows is infinite at the end."""
     for seen, best in ((1000, 1.0), (2 * NUM_STEPS, None)):

@@ -46,6 +46,7 @@ def run_line(line: str) -> None:
     assert code == 0, line
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("flatbuffers") is None, reason="its export needs flatbuffers")
 def test_a_task_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

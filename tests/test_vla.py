@@ -220,6 +220,7 @@ def mode_of(policy: VLAPolicy, obs: PyTree, params: Params | None = None) -> np.
     return np.asarray(jax.jit(lambda params, obs: policy.apply(params, obs)[0].mode())(params, obs))
 
 
+@pytest.mark.slow
 def test_the_instruction_and_the_picture_change_the_action() -> None:
     policy, obs = small(), observations()
     action = mode_of(policy, obs)
@@ -264,6 +265,7 @@ def test_a_sentence_without_an_embedding_is_refused_outside_programs() -> None:
     small().check_obs({**obs, "instruction": other})
 
 
+@pytest.mark.slow
 def test_leading_axes_are_kept() -> None:
     policy, obs = small(), observations()
     params = variables_of(policy)
@@ -285,6 +287,7 @@ def test_a_gaussian_head_makes_a_normal_of_the_chunk() -> None:
     assert np.ptp(value) > 0
 
 
+@pytest.mark.slow
 def test_merged_adapters_act_as_unmerged_ones() -> None:
     policy, obs = small(lora={"rank": 2}), observations()
     params = variables_of(policy)
@@ -428,6 +431,7 @@ def test_a_loss_of_another_head_is_refused(head: str, wrong: Any) -> None:
         bc_loss(variables_of(policy), batch, policy=policy, config=BCConfig(loss=wrong))
 
 
+@pytest.mark.slow
 def test_the_error_of_what_a_policy_predicts_besides_is_added_to_the_loss() -> None:
     policy, obs = small(predicts=["state"]), observations(batch=(2, 2))
     batch = {"obs": obs, "action": jnp.zeros((2, 2, A)), "noise_seed": jnp.zeros(2, jnp.uint32)}

@@ -58,6 +58,7 @@ def trained(folder: Path, run_config: Any) -> Any:
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [PPO, GRPO], ids=["ppo", "grpo"])
 def test_a_flow_trains_on_the_device(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     run_config = config(tmp_path, algorithm)
@@ -66,6 +67,7 @@ def test_a_flow_trains_on_the_device(tmp_path: Path, algorithm: dict[str, Any]) 
     assert not np.array_equal(before["params"]["action_out"]["kernel"], after["params"]["action_out"]["kernel"])
 
 
+@pytest.mark.slow
 def test_a_flow_trains_beside_a_background_collector_that_lags(tmp_path: Path) -> None:
     corrected = {"name": "ppo", "cfg": {**PPO["cfg"], "staleness_correction": "vtrace"}}
     collector = {"mode": "async", "max_staleness": 1}
@@ -74,6 +76,7 @@ def test_a_flow_trains_beside_a_background_collector_that_lags(tmp_path: Path) -
     assert len(lags) == 3 and all(np.isfinite(lags)) and lags[0] == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_host_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     options = {"collector": {"mode": "host"}, "save_frequency_updates": 1, "keep_checkpoints": 9}
     run_config = config(tmp_path, GRPO, **options)
@@ -86,6 +89,7 @@ def test_a_host_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, whole.train.params, again.train.params))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_through_values_that_are_not_finite(tmp_path: Path) -> None:
     trust(BRITTLE)
     raw = config(tmp_path, GRPO, collector={"mode": "host"}, iterations=3).to_dict()
@@ -94,6 +98,7 @@ def test_a_run_goes_on_through_values_that_are_not_finite(tmp_path: Path) -> Non
     assert len(list((tmp_path / "run" / "quarantine").glob("*.npz"))) == 2
 
 
+@pytest.mark.slow
 def test_adapters_start_from_a_policy_without_them(tmp_path: Path) -> None:
     base = train(config(tmp_path, GRPO, iterations=1), run_dir=tmp_path / "base")
     raw = config(tmp_path, GRPO, {"lora": {"rank": 2}}, iterations=1).to_dict()
