@@ -7,7 +7,7 @@ td = policy.get_action(TensorDict({"obs": obs}, [N]))     # EmbodiChain's way
 A vision-language-action policy is a ``TorchVLA`` (``interop.twin.vla``), which has ``act`` alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from interop.checkpoints.plain_pt import load_plain
 from interop.dense import describe, odd_tensor
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from interop.twin.image_encoder import ImageEncoder
-from interop.twin.kinds import Spec, kind_of, load_spec
+from interop.twin.kinds import Spec, load_spec
 from interop.twin.memory import history_step, make_recurrence, recurrent_step
 from interop.twin.observation import as_tensor, narrow
 from interop.twin.parts import check_batch, part, vla_tokenizer
 from interop.twin.spec import MemorySpec, NetworkSpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
+from interop.twin.vla import TorchVLA
 from interop.twin.vla_spec import VLASpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -304,6 +305,10 @@ class ObsNormalizer(nn.Module):
         return (x - mean) / (deviation + _NORMALIZER_EPSILON)
 
 
+TWINS: dict[type, Callable[[Any], Any]] = {PolicySpec: TorchPolicy, VLASpec: TorchVLA}
+"""Spec -> torch module, whose ``deployed()`` takes ``spec.inputs`` and gives ``spec.outputs``, all by position."""
+
+
 def load_policy(directory: Path | str) -> Any:
     """The twin from an export's ``policy.json``, ``policy.pt`` and, of a ``TorchVLA``, ``tokenizer.json``.
 
@@ -360,7 +365,7 @@ def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer 
     Raises:
         RuntimeError: the state_dict is not that of such a policy; torch names the keys.
     """
-    policy = kind_of(spec).make_twin(spec)
+    policy = TWINS[type(spec)](spec)
     if tokenizer is not None:
         policy.tokenizer = tokenizer
     policy.load_state_dict({name: torch.as_tensor(x) for name, x in state_dict.items()}, strict=True)

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from interop.artefacts.parity import ParityError, Run
 from interop.plain_files import MAX_ARTEFACT, check_plain, read_bytes
-from interop.twin.kinds import Spec, kind_of
-from interop.twin.spec import MEMORY
+from interop.twin.kinds import Spec
+from interop.twin.spec import MEMORY, PolicySpec
+from interop.twin.vla_spec import VLASpec
 
 _LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime")
 
@@ -180,7 +181,11 @@ def _load_torchscript(path: Path, spec: Spec) -> Run:
 
 
 def _write_onnx(path: Path, trained: Trained) -> None:
-    model = kind_of(trained.spec).make_onnx(trained.spec, trained.state_dict)
+    from interop.artefacts.onnx_graph import make_onnx
+    from interop.artefacts.onnx_vla import make_vla_onnx
+
+    makers: dict[type, Callable[..., Any]] = {PolicySpec: make_onnx, VLASpec: make_vla_onnx}
+    model = makers[type(trained.spec)](trained.spec, trained.state_dict)
     path.write_bytes(model.SerializeToString())
 
 
