@@ -17,7 +17,7 @@ class Best:
 
     value: float
     step: int | None = None
-    """The env step that it was measured at; None: the checkpoint that it comes from did not keep it."""
+    """The env step that it was measured at; None: not kept."""
     reward: float | None = None
     """``eval/avg_reward`` beside it, which decides between equal values; None: not known."""
 
@@ -27,10 +27,6 @@ def improves(metrics: Mapping[str, float], best: Best | None, *, tag: str, mode:
 
     Of equal values the one with the higher reward is better: a success rate of 1 is soon reached, and the policy goes
     on learning. Where that is equal too, or not known, the first stays.
-
-    Args:
-        metrics: the evaluation's results, ``tag`` among them.
-        mode: the highest or the lowest value is best.
     """
     value = metrics[tag]
     if not math.isfinite(value) or metrics.get(NONFINITE_EPISODES):

@@ -40,7 +40,6 @@ class Curve:
     num_runs: int
 
     def pieces(self) -> list[list[Point]]:
-        """The points in stretches without a gap."""
         stretches = groupby(self.points, key=lambda point: math.isfinite(point.value))
         return [list(stretch) for finite, stretch in stretches if finite]
 
@@ -56,7 +55,7 @@ def curve_of(label: str, colour: int, runs: Sequence[Mapping[int, float]]) -> Cu
 
 
 def number(x: float) -> str:
-    """As a person reads it; the exact one stands beside it wherever it is shown."""
+    """Write a number for people; the exact one stands beside it wherever it is shown."""
     if not math.isfinite(x):
         return "not finite"
     if x == round(x) and abs(x) < 1e15:
@@ -65,7 +64,6 @@ def number(x: float) -> str:
 
 
 def curves_figure(title: str, curves: Sequence[Curve], x_name: str) -> str:
-    """A figure with one line a curve, and what of it is not shown."""
     thin = [_thinned(curve) for curve in curves]
     finite = [y for curve in curves for piece in curve.pieces() for point in piece for y in point[1:4]]
     if not finite:
@@ -93,11 +91,7 @@ def curves_figure(title: str, curves: Sequence[Curve], x_name: str) -> str:
 
 
 def slice_figure(key: str, points: Sequence[tuple[object, float, str, int]], y_name: str) -> str:
-    """One dot a run, over the values of a key: to scale where they are numbers, else side by side.
-
-    Args:
-        points: (the key's value, the result, whose it is, its colour).
-    """
+    """Draw a dot a run over the values of a key, to scale if numbers; ``points``: (value, result, label, colour)."""
     numbers = [float(value) for value, *_ in points if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) == len(points):
         log = min(numbers) > 0 and max(numbers) / min(numbers) >= 8
@@ -126,8 +120,6 @@ def slice_figure(key: str, points: Sequence[tuple[object, float, str, int]], y_n
 
 @dataclass(frozen=True)
 class _Axis:
-    """From values to pixels."""
-
     low: float
     high: float
     start: float
@@ -155,7 +147,7 @@ def _tick(value: float, step: float) -> str:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float, str | None]:
-    """Bottom and top of an axis for these values, and a note where it is cut."""
+    """Give the bottom and top of an axis, and a note where it is cut."""
     low, high = min(values), max(values)
     inner_low, inner_high = np.percentile(values, (2, 98)).tolist()
     note = None
@@ -184,7 +176,7 @@ def _frame(x: _Axis, y: _Axis, x_name: str, x_ticks: Iterable[tuple[float, str]]
 
 
 def _spread(ticks: Sequence[tuple[float, str]], x: _Axis) -> list[tuple[float, str]]:
-    """Those that find room beside the one before."""
+    """Keep those that find room beside the one before."""
     kept: list[tuple[float, str]] = []
     for place, name in ticks:
         name = name if len(name) <= 16 else f"{name[:15]}…"
@@ -209,7 +201,6 @@ def _line(curve: Curve, x: _Axis, y: _Axis) -> str:
 
 
 def _band(curve: Curve, x: _Axis, y: _Axis) -> str:
-    """Between the quartiles, in pieces where a step has no value."""
     if curve.num_runs == 1:
         return ""
     path = ""
@@ -221,7 +212,7 @@ def _band(curve: Curve, x: _Axis, y: _Axis) -> str:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """The curve itself, or of each stretch of it the lowest and the highest point, and both ends."""
+    """Keep the lowest and the highest point of each stretch, and both ends."""
     points, total = curve.points, len(curve.points)
     if total <= _MAX_POINTS:
         return curve

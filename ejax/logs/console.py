@@ -1,8 +1,7 @@
 """A run on the screen: a live view in a terminal or a notebook, plain lines everywhere else.
 
 Plain lines have EmbodiChain's form, ``[train] step=… sps=… avgReward(100)=… avgLength(100)=…``, and then the
-update's own metrics. EmbodiChain prints one for each rollout; here at most one a second, and always the last.
-All other numbers are in the log.
+update's own metrics; at most one a second, and always the last.
 """
 
 import datetime
@@ -40,10 +39,7 @@ class View(Protocol):
 
 
 def make_console(title: str, *, total_steps: int, start_step: int = 0, file: TextIO | None = None) -> View:
-    """Make the live view if ``file`` (default: standard output) is a terminal, the plain one otherwise.
-
-    In a notebook what is shown lies in the cell's output.
-    """
+    """Make the view that fits ``file`` (default: standard output): live in a terminal or a notebook, else plain."""
     if file is None and in_notebook():
         return NotebookView(title, total_steps=total_steps, start_step=start_step)
     file = file or sys.stdout
@@ -57,10 +53,7 @@ def make_console(title: str, *, total_steps: int, start_step: int = 0, file: Tex
 def summary(facts: Mapping[str, object], file: TextIO | None = None) -> None:
     """Print the final facts of a run, in their order: a table in a terminal, ``[summary]`` lines otherwise.
 
-    Args:
-        facts: name -> value. Integers get thousands separators, floats four digits, a ``datetime.timedelta``
-            is shown as h:mm:ss, anything else by ``str``.
-        file: default: standard output.
+    Integers get thousands separators, floats four digits, a ``datetime.timedelta`` is shown as h:mm:ss.
     """
     file = file or sys.stdout
     if not file.isatty():
@@ -88,7 +81,6 @@ class PlainView:
         self._pending_step = 0
 
     def write(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None:
-        """Print ``metrics``, or keep them for the next line if the last one was less than a second ago."""
         train = {tag: value for tag, value in metrics.items() if not tag.startswith("eval/")}
         if train:
             self._pending.update(train)
@@ -101,11 +93,10 @@ class PlainView:
             self._print("eval", step, fields, f" best={number(best.value)}{at(best.step, '@{}')}" if best else "")
 
     def note(self, message: str) -> None:
-        """Print a line of free text."""
         print(message, file=self._file, flush=True)
 
     def close(self) -> None:
-        """Print what has not been printed yet. The file stays open: it belongs to the caller."""
+        """Print what has not been printed yet. The file stays open."""
         self._print_pending()
 
     def _print_pending(self) -> None:
@@ -124,10 +115,7 @@ class PlainView:
 
 
 class LiveView:
-    """A progress bar and the latest values, redrawn in place by a thread of rich's.
-
-    The training loop does not wait for the terminal.
-    """
+    """A progress bar and the latest values, redrawn in place by a thread: training does not wait for the terminal."""
 
     def __init__(self, terminal: Console, title: str, *, total_steps: int, start_step: int = 0) -> None:
         self._terminal = terminal
@@ -136,15 +124,12 @@ class LiveView:
         self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None:
-        """Take over ``metrics``; the next redraw shows them."""
         self._latest.take(step, metrics, best)
 
     def note(self, message: str) -> None:
-        """Print a line above the bar."""
         self._terminal.print(message, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Draw once more and leave that on the screen."""
         self._live.stop()
 
     def _render(self) -> RenderableType:
@@ -184,7 +169,7 @@ class LiveView:
 
 
 def what_moved(history: Sequence[Mapping[str, float]]) -> str:
-    """One line on a training: its first and last return, length and success, as logged; empty where none is."""
+    """Give the first and last return, length and success of a training, as logged, in one line."""
     texts = []
     for tag, name in SHORT_NAME.items():
         values = [row[tag] for row in history if tag in row]

@@ -18,10 +18,7 @@ class FactsError(ValueError):
 
 
 def read_facts(file: Path, schema: type[BaseModel]) -> dict[str, Any]:
-    """Read the mapping in a JSON file; keys that the schema does not have are kept.
-
-    Args:
-        schema: keys and types; nothing is converted, so that ``"1"`` is no integer.
+    """Read the mapping in a JSON file; keys that the schema does not have are kept. Nothing is converted.
 
     Raises:
         FactsError: no such file, no JSON, no mapping, or one that lacks a key or holds another type.
@@ -42,11 +39,7 @@ def read_facts(file: Path, schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def check_facts(facts: Any, schema: type[BaseModel]) -> dict[str, Any]:
-    """``facts`` themselves, where they are a mapping of the schema's form.
-
-    Raises:
-        FactsError: they are not.
-    """
+    """Return ``facts``. FactsError: they are no mapping of the schema's form."""
     if not isinstance(facts, dict):
         raise FactsError(f"holds a {type(facts).__name__}; it must be a mapping")
     try:
@@ -63,7 +56,7 @@ def check_facts(facts: Any, schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Put a text in place of a file's: a kill leaves the former one or the new one. One writer in a folder."""
+    """Replace a file's text: a kill leaves the former one or the new one. For one writer in a folder."""
     partial = file.with_name(".partial")
     partial.write_text(text)
     os.replace(partial, file)

@@ -18,10 +18,7 @@ GROUPS = ("charts", "train", "rewards", "metrics", "eval")
 
 
 class Latest:
-    """The progress of a run, and its latest values.
-
-    ``take`` only rebinds attributes to new objects, so another thread that draws always sees whole ones.
-    """
+    """The progress of a run, and its latest values. Other threads always see whole ones."""
 
     def __init__(self, title: str, *, total_steps: int, start_step: int = 0) -> None:
         self.title, self.total_steps, self.step = title, total_steps, start_step
@@ -33,7 +30,6 @@ class Latest:
         self._eval_step: int | None = None
 
     def take(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None:
-        """Take over what a view is given."""
         self._last_write_time = time.monotonic()
         if self._first_write is None and step > self.step:
             self._first_write = (step, self._last_write_time)
@@ -56,7 +52,6 @@ class Latest:
         return self._first_write is not None
 
     def pace(self) -> str:
-        """Time spent, time left, steps a second."""
         elapsed = f"{duration(time.monotonic() - self._start_time)} elapsed"
         if not self.has_begun:
             return f"{elapsed}, waiting for the first update (compiling)"
@@ -64,7 +59,6 @@ class Latest:
         return f"{elapsed}  {self._time_left()} left{'' if math.isnan(rate) else f'  {rate:,.0f} steps/s'}"
 
     def fields(self, group: str) -> dict[str, str]:
-        """The latest values of one group of tags, as text, by their short names."""
         tags = [tag for tag in self._values if tag.startswith(group + "/") and tag != "charts/SPS"]
         fields = {SHORT_NAME.get(tag, tag.removeprefix(group + "/")): number(self._values[tag]) for tag in tags}
         if group == "eval" and self._eval_step is not None:
@@ -72,11 +66,10 @@ class Latest:
         return fields
 
     def best_text(self) -> str:
-        """The best evaluation so far; empty if there was none."""
         return f"{number(self.best.value)}{at(self.best.step, ' at step {:,}')}" if self.best else ""
 
     def _time_left(self) -> str:
-        """Remaining steps at the rate since the first update: what came before it was compilation."""
+        """Give the remaining steps at the rate since the first update, to leave compilation out."""
         if self.step >= self.total_steps:
             return duration(0)
         first_step, first_time = self._first_write or (self.step, self._start_time)

@@ -1,7 +1,6 @@
-"""``logs/metrics.jsonl``: one line a write, and what a run that goes on keeps of it.
+"""``logs/metrics.jsonl``: one line a write, which reaches the operating system before ``write`` returns.
 
-Each line reaches the operating system before ``write`` returns. A checkpoint holds how much of the file there was and
-its digest, so that a resumed run notices what has become of it since.
+A checkpoint holds the file's size and digest, so that a resumed run notices what has become of it.
 """
 
 import hashlib
@@ -29,7 +28,6 @@ class Logged(BaseModel):
 
     bytes: NonNegativeInt
     sha256: str
-    """Digest of these bytes."""
 
 
 class MetricRecord(BaseModel):
@@ -61,7 +59,7 @@ class MetricLog:
         self._digest.update(line)
 
     def so_far(self) -> dict[str, Any]:
-        """The extent of the file for a checkpoint, see ``Logged``; the file is on disk then."""
+        """Sync the file to disk and give its extent, for a checkpoint's ``Logged``."""
         os.fsync(self._file.fileno())
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
@@ -75,8 +73,9 @@ class MetricLog:
 def keep_up_to(
     path: Path, step: int, *, logged: Mapping[str, Any] | None = None, evaluates_again: bool = False
 ) -> list[str]:
-    """Set the lines after ``step`` aside, in a file that is reported, and drop one that a kill cut short; if anything
-    else is wrong, the file as it was is set aside and reported.
+    """Set the lines after ``step`` aside, and drop one that a kill cut short; report this, and any other damage.
+
+    If anything else is wrong, the file as it was is set aside.
 
     Args:
         logged: the checkpoint's entry on the file; None: it has none.
@@ -114,13 +113,10 @@ def keep_up_to(
 
 
 def read_log(path: Path, *, logged: Mapping[str, Any] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """The lines of a log, for who only looks at it, and what is wrong with it.
+    """Read the lines of a log, and list what is wrong with it; it is not changed.
 
     Args:
         logged: a checkpoint's entry on the file; None: it has none.
-
-    Returns:
-        What each line that is one holds, and a text for each thing that is not as it was written.
     """
     if not path.is_file():
         return [], [f"{path.name} is {'no file' if path.exists() else 'not there'}"]
@@ -135,7 +131,7 @@ def read_log(path: Path, *, logged: Mapping[str, Any] | None = None) -> tuple[li
 
 
 def _scan(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[int], int | None]:
-    """``(each line with its record, the numbers of lines that are not ours, that of one that a kill cut short)``."""
+    """Give each line with its record, the numbers of foreign lines, and that of one that a kill cut short."""
     found, wrong, cut_short = [], [], None
     for number, line in enumerate(content.splitlines(keepends=True), 1):
         try:
@@ -149,7 +145,6 @@ def _scan(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[int]
 
 
 def _change(content: bytes, logged: Mapping[str, Any]) -> str | None:
-    """Describe what became of the lines that a checkpoint knows; None: nothing."""
     if hashlib.sha256(content[: logged["bytes"]]).hexdigest() == logged["sha256"]:
         return None
     what = "was changed" if len(content) >= logged["bytes"] else "lacks lines that it had" if content else "is gone"

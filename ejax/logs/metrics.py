@@ -7,10 +7,8 @@ A run directory holds, in EmbodiChain's layout and with its tags::
     logs/<exp_name>/events.out.tfevents… TensorBoard
     logs/wandb_id                        the W&B run to go on with, if there is one
 
-Each write reaches the operating system before it returns, so a killed process loses nothing that it had
-logged. That costs about a tenth of a millisecond for 20 tags. tensorboardX's own writer queues one event per
-tag to a thread instead: a kill loses the queue, and after an error in that thread (disk full) the training
-loop waits for it forever.
+Each write reaches the operating system before it returns, in about 0.1 ms for 20 tags: a killed process loses nothing
+that it had logged. tensorboardX's own writer would lose its queue, and wait for ever once its disk is full.
 """
 
 import importlib
@@ -37,19 +35,16 @@ _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
 class MetricWriter:
     """The sinks of one run directory. A context manager, used from one thread.
 
-    A run that is not new goes on from its update: JSONL lines after it are dropped, TensorBoard hides its points after
-    it, W&B continues the same run. So nothing appears twice and nothing before is lost. Lines that ejax did not write
-    so are set aside and reported.
+    A run that is not new goes on from its update: later JSONL lines are dropped, TensorBoard hides later points, W&B
+    continues the same run. Lines that ejax did not write so are set aside and reported.
 
     Args:
-        run_dir: made if missing.
-        config: names the TensorBoard folder, the W&B run and the console view.
         meta: of the checkpoint that the run goes on from; empty for a run from the beginning.
         rows: env steps of one update.
         update: updates that are made already.
         evaluates_again: the evaluation at ``update`` is written a second time: drop the first.
         console, use_wandb: instead of the config's.
-        started: when the call began that trains the run, of ``time.monotonic``. None: no session is recorded.
+        started: ``time.monotonic`` when the call began that trains. None: no session is recorded.
 
     Raises:
         FileExistsError: ``run_dir`` already has metrics, and the run is new.
@@ -117,7 +112,6 @@ class MetricWriter:
         NaN is ``null`` in JSONL and left out elsewhere, as EmbodiChain does; JSON has no infinity either.
 
         Args:
-            step: env steps so far.
             metrics: tag -> number. Not device arrays: reading one would wait for the device.
             best: the best evaluation so far, for the console.
             shown: the part of them for the console. None: all.
@@ -129,7 +123,6 @@ class MetricWriter:
             self._view.write(step, metrics if shown is None else shown, best)
 
     def note(self, message: str) -> None:
-        """Show a line of text on the console, above the progress bar."""
         if self._view is not None:
             self._view.note(message)
 
@@ -141,11 +134,9 @@ class MetricWriter:
             print(f"ejax: {message}", file=sys.stderr, flush=True)
 
     def logged(self) -> dict[str, Any]:
-        """The extent of the JSONL file, for a checkpoint."""
         return self._log.so_far()
 
     def close(self) -> None:
-        """Close every sink. Calling it again does nothing."""
         self._stack.close()
 
     def __enter__(self) -> "MetricWriter":
@@ -197,7 +188,6 @@ def _import_wandb() -> Any:
 
 
 def _start_wandb(wandb: Any, log_dir: Path, config: RunConfig, *, resumes: bool) -> Any:
-    """Start a W&B run, or go on with the one noted in ``logs/wandb_id``."""
     trainer, id_file = config.trainer, log_dir / "wandb_id"
     run_id = read_text(id_file).strip() if resumes and id_file.exists() else None
     place = {"project": trainer.wandb_project_name, "name": trainer.exp_name, "dir": str(log_dir)}

@@ -26,7 +26,6 @@ _OF_MEMBERS = "/median"
 
 
 def in_notebook() -> bool:
-    """True if this process is the kernel of a notebook."""
     ipython, kernels = sys.modules.get("IPython"), sys.modules.get("ipykernel.zmqshell")
     return (
         ipython is not None and kernels is not None and isinstance(ipython.get_ipython(), kernels.ZMQInteractiveShell)
@@ -45,10 +44,7 @@ class NotebookView:
         show: Callable[[str], Callable[[str], object]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            show: puts HTML below the cell, and gives what replaces it by another. None: IPython's display.
-        """
+        """Args: show: puts HTML below the cell, and gives what replaces it by another. None: IPython's display."""
         self._latest = Latest(title, total_steps=total_steps, start_step=start_step)
         self._history: dict[str, dict[int, float]] = {}
         self._notes: list[str] = []
@@ -57,7 +53,6 @@ class NotebookView:
         self._replace = (show or _display)(self._html())
 
     def write(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None:
-        """Take over ``metrics``, and redraw if that was not done just now."""
         self._latest.take(step, metrics, best)
         _remember(self._history, step, metrics)
         if self._clock() >= self._next:
@@ -69,7 +64,6 @@ class NotebookView:
         self._draw()
 
     def close(self) -> None:
-        """Draw once more."""
         self._draw()
 
     def _draw(self) -> None:
@@ -89,11 +83,7 @@ class NotebookView:
 
 
 def result_html(facts: Mapping[str, str], rows: Iterable[Mapping[str, float]]) -> str:
-    """A run's end as HTML: facts, and curves of what was logged.
-
-    Args:
-        rows: a ``global_step`` and metrics each.
-    """
+    """Show a run's end as HTML: facts, and curves of ``rows``, which have a ``global_step`` and metrics each."""
     history: dict[str, dict[int, float]] = {}
     for row in rows:
         _remember(history, int(row["global_step"]), row)
@@ -122,7 +112,6 @@ def _figures(history: Mapping[str, Mapping[int, float]]) -> str:
 
 
 def _table(rows: Mapping[str, str]) -> str:
-    """Two columns; a row without a text is left out."""
     cells = [
         f"<tr><td class=dim>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in rows.items() if text
     ]

@@ -13,16 +13,11 @@ _OF_MAXRSS = 1.0 if sys.platform == "darwin" else 1024.0
 
 
 def times(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by name under the tags of the log, ``time/<name>_s``."""
     return {f"{TIME}{name}_s": value for name, value in seconds.items()}
 
 
 def memory_in_use(first: jax.Device) -> dict[str, float]:
-    """MiB: the most that this process had so far, and what each of its devices has and had at most.
-
-    Args:
-        first: a device of the kind in use. CPUs report nothing: their memory is the process's.
-    """
+    """Give the peak MiB of this process, and what its devices of the kind of ``first`` have and had at most."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _OF_MAXRSS
     found = {"memory/host_peak_mib": most / _MIB}
     for device in jax.local_devices(backend=first.platform):
@@ -34,7 +29,7 @@ def memory_in_use(first: jax.Device) -> dict[str, float]:
 
 
 def breakdown(seconds: Mapping[str, float]) -> str:
-    """One line for the end of a run, the longest first; what is less than a percent is left out."""
+    """List the longest activities first, in one line; what is less than a percent is left out."""
     total = sum(value for name, value in seconds.items() if name != "physics") or 1.0
     longest = sorted(seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {value:.1f} s" for name, value in longest if value >= 0.01 * total)

@@ -22,7 +22,7 @@ from ejax.types import Env, HostEnv, Params, Policy, PyTree
 class Actor:
     """A policy with its parameters, called with NumPy arrays. It keeps the memory of a policy with memory.
 
-    Attributes: ``config``, ``env`` (of evaluations), ``policy`` and ``params``, for your own code.
+    Attributes: ``config``, ``env`` (of evaluations), ``policy`` and ``params``.
     """
 
     def __init__(
@@ -38,19 +38,18 @@ class Actor:
     def act(
         self, obs: PyTree, *, deterministic: bool = True, starts: NDArray[np.bool_] | None = None
     ) -> NDArray[np.generic]:
-        """Actions for the environment: [A] for one observation, [N, A] for N.
+        """Choose actions for the environment: [A] for one observation, [N, A] for N along the first axis of every leaf.
 
         They are clipped to the bounds of the action space where the environment of the run clips them.
 
         Args:
-            obs: as the environment gives it, of one environment, or of N along the first axis of every leaf.
             deterministic: the mode of the distribution; otherwise a sample.
             starts: [N] bool, rows whose episode starts with this observation, for a policy with memory. None: those
                 after ``reset``, and the first.
 
         Raises:
-            ValueError: an observation of another form than the environment's, or with values that are not finite or
-                that the type of the environment's observations cannot hold, or an instruction that cannot be read.
+            ValueError: an observation of another form than the environment's, with values that are not finite or do not
+                fit its type, or an instruction that cannot be read.
         """
         rows, single = self._rows(obs)
         check_obs(self.policy, rows)
@@ -69,11 +68,10 @@ class Actor:
         return given[0] if single else given
 
     def reset(self) -> None:
-        """New episodes start: a policy with memory forgets. For others nothing changes."""
+        """Start new episodes: a policy with memory forgets."""
         self._memory = None
 
     def _rows(self, obs: PyTree) -> tuple[PyTree, bool]:
-        """``(observations with a first axis of rows, whether there was none)``."""
         given: Any = jax.tree.structure(obs)
         wanted: Any = jax.tree.structure(self._like)
         if given != wanted:
@@ -94,11 +92,7 @@ class Actor:
 
 
 def _in_type(x: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
-    """``x`` in the type of an environment's observation, which must hold its values: real numbers may be rounded.
-
-    Raises:
-        ValueError: naming the array and a value that it has.
-    """
+    """Cast ``x`` to an observation's type. ValueError: it cannot hold a value; real numbers may be rounded."""
     if x.dtype.kind not in "biuf" and not jax.dtypes.issubdtype(x.dtype, np.floating):  # ml_dtypes' floats have kind V
         raise ValueError(f"{name}: got an array of {x.dtype}; the environment's is of {dtype}")
     with np.errstate(all="ignore"):
@@ -114,7 +108,7 @@ def _in_type(x: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
 
 
 def load(run: Path | str, *, checkpoint: str | None = None, member: int | None = None, device: str = "cpu") -> Actor:
-    """The policy of a run.
+    """Load the policy of a run.
 
     Args:
         run: the run's folder; without the time at its end: the newest run of that name.

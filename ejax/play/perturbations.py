@@ -1,7 +1,6 @@
 """Changes of an environment between two steps: commands, blows, and the viewer's mouse.
 
-A patch is a function from state to state, leaves [1, ...]. It looks for the parts that it changes, wherever wrappers
-keep them.
+A patch is a function from state to state, leaves [1, ...].
 """
 
 import math
@@ -33,23 +32,22 @@ _AXES = {
 }
 """Key -> the velocity's part and its sign, in the robot's frame: forward, left, turning left.
 
-The viewer takes letters and the digits to 5 for itself: W draws wireframes, X takes textures away.
+The viewer takes letters and the digits to 5 for itself.
 """
 _STOP = ord("8")
 
 
 class HeldCommand:
-    """A velocity command that holds until a key changes it; the drawn ones do until there is one.
+    """A velocity command that holds until a key changes it; None: the drawn ones.
 
-    Args:
-        velocity: forward, left (m/s), turning left (rad/s).
+    ``velocity``: forward, left (m/s), turning left (rad/s).
     """
 
     def __init__(self, velocity: tuple[float, float, float] | None = None) -> None:
         self._velocity = velocity
 
     def press(self, key: int) -> None:
-        """A key of the viewer, by GLFW's number; others than the arrows, 7, 8 and 9 have no effect."""
+        """Take a key of the viewer, by GLFW's number."""
         velocity = list(self._velocity or (0.0, 0.0, 0.0))
         if key in _AXES:
             axis, sign = _AXES[key]
@@ -68,10 +66,9 @@ class HeldCommand:
 
 
 def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> StatePatch:
-    """Every so many decisions the first body that moves freely gets ``size`` m/s more, in a random direction, level.
+    """Make a patch that adds ``size`` m/s to the first freely moving body, in a random level direction, now and then.
 
-    Raises:
-        ValueError: nothing moves freely.
+    It does so every ``every`` decisions. ValueError: nothing moves freely.
     """
     free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
     if not len(free):
@@ -95,7 +92,7 @@ def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> Sta
 
 
 def add_velocity(state: PyTree, change: NDArray[np.float64]) -> PyTree:
-    """``change`` [nv] is added to the velocities of the simulation."""
+    """Add ``change`` [nv] to the velocities of the simulation."""
     if not change.any():
         return state
     return replace_parts(
@@ -106,11 +103,9 @@ def add_velocity(state: PyTree, change: NDArray[np.float64]) -> PyTree:
 
 
 def parts_of(state: PyTree, kind: type) -> list[Any]:
-    """Those parts of a state that are of a kind."""
     leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
     return [each for each in leaves if isinstance(each, kind)]
 
 
 def replace_parts(state: PyTree, kind: type, change: Callable[[Any], Any]) -> PyTree:
-    """The state with these parts of it changed."""
     return jax.tree.map(lambda x: change(x) if isinstance(x, kind) else x, state, is_leaf=lambda x: isinstance(x, kind))

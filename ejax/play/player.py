@@ -1,8 +1,7 @@
 """One environment played step by step, to be looked at: in MuJoCo's viewer, or in a video.
 
-A pure environment is stepped by the functions that training and evaluation use, one row of them, and with the random
-numbers of an evaluation in one slot: the episodes are those of ``ejax.evaluate --num-envs 1`` of the same seed. Between
-two steps a hand may change the state: a command from the keys, a blow, the mouse (``ejax.play.perturbations``).
+A pure environment plays the episodes of ``ejax.evaluate --num-envs 1`` of the same seed. Between two steps its state
+may be changed: a command from the keys, a blow, the mouse (``ejax.play.perturbations``).
 """
 
 import itertools
@@ -36,7 +35,6 @@ class Moment(NamedTuple):
     """States of one environment after each of the decision's actions; outside JAX its picture. NumPy."""
     reward: float = 0.0
     starts: bool = False
-    """An episode begins: nothing was decided."""
     ended: bool = False
     finite: bool = True
     facts: Mapping[str, float] = {}
@@ -52,12 +50,7 @@ def play_pure(
     samples: bool = False,
     patch: Callable[[PyTree], PyTree] = lambda state: state,
 ) -> Iterator[Moment]:
-    """One episode after the other, without an end.
-
-    Args:
-        samples: act with samples of the distribution, not with its mode.
-        patch: applied to the state, leaves [1, ...], before each decision.
-    """
+    """Play one episode after the other, without an end; ``patch`` changes the state [1, ...] before each decision."""
     key_reset, key_steps = jax.random.split(key)
     envs = with_memory(reset(env, key_reset, 1), policy)
     yield Moment((_row(envs.state),), starts=True)
@@ -78,7 +71,7 @@ def play_pure(
 def play_host(
     policy: Policy, env: RenderableHostEnv, params: Params, seed: int, *, samples: bool = False
 ) -> Iterator[Moment]:
-    """``play_pure`` for one row outside JAX, which starts again by itself."""
+    """Play one row outside JAX, which starts again by itself, as ``play_pure`` does."""
     key = jax.random.key(seed)
     obs, memory = _start_host(policy, env, seed)
     yield Moment((env.pictures()[0],), starts=True)
@@ -99,7 +92,7 @@ def play_host(
 
 
 def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int) -> Iterator[NDArray[np.uint8]]:
-    """Frames of one episode in each row, side by side, until the last has ended; one that ended stands still."""
+    """Film one episode in each row, side by side, until the last has ended; one that ended stands still."""
     obs, memory = _start_host(policy, env, seed)
     key, pictures, ended = jax.random.key(seed), env.pictures(), np.zeros(env.num_envs, bool)
     yield tile_frames(pictures)
@@ -116,13 +109,10 @@ def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int)
 
 
 class Score:
-    """Results of the episodes, counted as they are played."""
-
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._episodes: list[dict[str, float]] = []
         self._moments: list[Moment] = []
-        """Decisions of the episode under way."""
 
     @property
     def num_episodes(self) -> int:
@@ -130,7 +120,6 @@ class Score:
 
     @property
     def text(self) -> str:
-        """Score of the episode under way, for a picture."""
         rewards = [0.0, *(each.reward for each in self._moments)]
         return f"step {len(rewards) - 1}, reward {rewards[-1]:.3g}, return {sum(rewards):.3g}"
 
@@ -145,7 +134,7 @@ class Score:
             self._end(moment.facts)
 
     def summary(self) -> dict[str, object]:
-        """As ``ejax.evaluate`` has it, of the episodes that ended."""
+        """Summarize the episodes that ended, as ``ejax.evaluate`` does."""
         if not self._episodes:
             return {"episodes": 0}
         columns = {name: np.array([each[name] for each in self._episodes], np.float32) for name in self._episodes[0]}
@@ -177,7 +166,7 @@ _TRACKED = {
 def count(
     moments: Iterator[Moment], score: Score, *, num_episodes: int | None = None, num_actions: int | None = None
 ) -> Iterator[PyTree]:
-    """The sights one by one, counted, until so many episodes have ended, or so many actions were taken."""
+    """Yield the sights, counted, until so many episodes have ended, or so many actions were taken."""
     left = num_actions
     for moment in moments:
         score.add(moment)
@@ -194,7 +183,7 @@ def count(
 def _decide(
     policy: Policy, env: Env, params: Params, envs: EnvCarry, key: Key, *, samples: bool
 ) -> tuple[Array, PyTree, EnvCarry, Timestep]:
-    """``(action, states after each action [A, ...], environment, timestep)``, before any reset."""
+    """Give the action, the states after each of its parts [A, ...], the environment and the timestep before a reset."""
     action, remembered = act(policy, params, envs.obs, envs.memory, key, samples=samples)
     keys = jax.random.split(jax.random.split(key)[0], 1)  # as ``ejax.rollout.step`` splits it
     state, timestep = jax.vmap(env.step)(envs.state, action, keys)
@@ -215,7 +204,7 @@ def _next_episode(env: Env, ended: EnvCarry, key: Key) -> EnvCarry:
 def act(
     policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, *, samples: bool
 ) -> tuple[Array, PyTree]:
-    """``(what the environment is given, memory after it)``."""
+    """Give what the environment is given, and the memory after it."""
     distribution, _, remembered = apply_policy(policy, params, obs, memory)
     if not samples:
         return distribution.mode(), remembered
@@ -223,7 +212,6 @@ def act(
 
 
 def _start_host(policy: Policy, env: HostEnv, seed: int) -> tuple[PyTree, PyTree]:
-    """``(observation, memory)``: as ``ejax.evaluation.evaluate_host`` begins."""
     obs = env.reset(np.random.SeedSequence(seed).generate_state(env.num_envs).astype(np.uint32))
     return obs, first_memory(policy, env.num_envs)
 

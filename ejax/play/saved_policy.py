@@ -48,8 +48,7 @@ def evaluate_run(
     """Evaluate a checkpoint of a run and write ``<run>/evaluations/<checkpoint>.json``.
 
     Args:
-        overrides: ``env.key=value``: another environment than that of the training. They become part of the file's
-            name.
+        overrides: ``env.key=value``: another environment than that of the training, named in the file's name.
         member: of a population. None: the best one.
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where none is the best.
         choice: which episodes count, see ``ejax.evaluation.evaluate``.
@@ -100,11 +99,7 @@ def _play_episodes(
 
 
 def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """The config with these overrides, all of ``env``.
-
-    Raises:
-        ConfigError: one that is not.
-    """
+    """Apply overrides to a config. ConfigError: one is not of ``env``."""
     for text in overrides:
         if not text.startswith("env."):
             raise ConfigError([Problem(text, "can change env.… only, such as env.cfg.episode_length=50")])
@@ -112,7 +107,6 @@ def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def _slug(override: str) -> str:
-    """The part of a file's name: the last key and the value."""
     key, _, value = override.partition("=")
     return re.sub(r"[^\w.+-]+", "-", f"{key.rpartition('.')[2]}={value}".replace("=", "-"))[:60]
 
@@ -126,7 +120,7 @@ def _try_to_record(
     video: Path,
     quarantine: Path,
 ) -> dict[str, object]:
-    """Entry of the metrics about the video: its path, or the reason why there is none."""
+    """Give the video's path, or the reason why there is none."""
     try:
         if not isinstance(env, HostEnv):
             return {"video": record_video(policy, env, params, jax.random.key(seed), video)}
@@ -139,11 +133,7 @@ def _try_to_record(
 
 
 def chosen_checkpoint(directory: RunDirectory, which: str | None, command: str) -> Path:
-    """The checkpoint that ``--checkpoint`` of a command names.
-
-    Args:
-        which: as of ``RunDirectory.find``, or a path.
-        command: reports damaged ones, which are passed over.
+    """Find the checkpoint that ``which`` names, as ``RunDirectory.find`` takes it, or a path.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -154,7 +144,7 @@ def chosen_checkpoint(directory: RunDirectory, which: str | None, command: str) 
 
 
 def filmed(config: RunConfig) -> RunConfig:
-    """The config whose environment can be drawn, where Gymnasium needs to know so when it is made."""
+    """Have the environment drawn, where Gymnasium needs to know so when it is made."""
     if "render_mode" in config.env.cfg:
         return config
     takes_mode = config.env.id.startswith("gymnasium:")
@@ -167,7 +157,6 @@ def filmed(config: RunConfig) -> RunConfig:
 
 
 def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tuple[Policy, Params]:
-    """The policy of a run and its parameters from a checkpoint."""
     policy = build_policy(config.policy, env)
     key = jax.random.key(0)
     like = jax.eval_shape(lambda: policy.init(key, sample_obs(env, 1)))
@@ -175,11 +164,7 @@ def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tupl
 
 
 def record_video(policy: Policy, env: Env, params: Params, key: Key, path: Path, *, num_envs: int = _FILMED) -> Path:
-    """Record ``num_envs`` episodes side by side, until the last of them has ended.
-
-    Raises:
-        ValueError: the environment cannot be drawn.
-    """
+    """Record episodes side by side, until the last has ended. ValueError: the environment cannot be drawn."""
     if not isinstance(env, RenderableEnv):
         raise ValueError(f"{type(env).__name__} cannot be recorded: it has no render(state, width=…, height=…)")
     states, done = play(policy, env, params, key, num_envs=num_envs)

@@ -31,27 +31,20 @@ _SIZE = (640, 480)
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Options of a show: the robot's commands, the blows, the pictures."""
+    """Options of a show; those of the same name are as in ``evaluate_run``."""
 
     video: Path | None = None
     """None: the viewer."""
     member: int | None = None
-    """Member of a population; None: the best one."""
     checkpoint: str | None = None
-    """As in ``evaluate_run``."""
     device: str = "cpu"
     seed: int | None = None
-    """Seed of start states and of all that happens; None: the run's ``eval_seed``."""
     episodes: int | None = None
     """None: until ``seconds`` are over; without those too one in a video, in the viewer until it is closed."""
     seconds: float | None = None
-    """Seconds of simulated time."""
     speed: float = 1.0
-    """Simulated seconds in a second."""
     samples: bool = False
-    """Act with samples of the distribution, not with its mode."""
     randomize: bool = False
-    """With the events of training, ``trainer.events.train``."""
     command: tuple[float, float, float] | None = None
     """Command of a legged robot: forward, left (m/s), turning left (rad/s)."""
     push: float | None = None
@@ -143,11 +136,7 @@ def _play_pure(
 
 
 def _patches(config: RunConfig, env: RenderableEnv, asset: str | None, show: Show) -> list[StatePatch]:
-    """The blows of the command line.
-
-    Raises:
-        ValueError: blows, or a command, for an environment that has no place for them.
-    """
+    """Make the blows of the command line. ValueError: the environment has no place for them, or for a command."""
     state = jax.eval_shape(env.reset, jax.random.key(0))[0]
     if show.command is not None and not parts_of(state, Command):
         raise ValueError(f"--command: {config.env.id} has no commands; VelocityRL has (docs/locomotion.md)")
@@ -195,7 +184,6 @@ def _text(env: RenderableEnv, sight: PyTree, score: Score) -> str:
 
 
 def _asset(env: Any) -> str | None:
-    """The MuJoCo model that shows the environment; None: there is none."""
     try:
         return jax.eval_shape(lambda key: env.appearance(env.reset(key)[0]), jax.random.key(0)).asset
     except AttributeError:

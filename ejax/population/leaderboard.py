@@ -44,7 +44,6 @@ class PopulationResult:
 
     @classmethod
     def of(cls, progress: Sequence[Progress], alive: Sequence[bool], **facts: Any) -> "PopulationResult":
-        """The result with what each member's progress adds to the other facts."""
         bests = [each.best for each in progress]
         return cls(
             alive=tuple(alive),
@@ -56,14 +55,10 @@ class PopulationResult:
 
 
 def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | None = None) -> dict[str, float]:
-    """``<tag>/median`` and ``<tag>/iqm`` over the members' finite values; of some tags ``<tag>/best``.
+    """Give median and interquartile mean over each tag's finite values [M], as ``<tag>/median`` and ``<tag>/iqm``.
 
-    The interquartile mean leaves out a quarter of the members, rounded down, at either end.
-    Source: Agarwal et al. 2021.
-
-    Args:
-        metrics: [M] each. A tag without a finite value is left out.
-        best: tag -> ``max`` or ``min``.
+    The latter leaves out ⌊M/4⌋ members at either end (Agarwal et al. 2021). ``best``: tag -> ``max`` or ``min``, for
+    ``<tag>/best``.
     """
     rows: dict[str, float] = {}
     for tag, values in metrics.items():
@@ -79,11 +74,9 @@ def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | 
 
 
 def best_member(trainer: TrainerConfig, progress: Sequence[Progress], rewards: Sequence[float]) -> int | None:
-    """The member with the best evaluation of all, of equal ones that of the higher reward; where there was none, the
-    one with the highest reward in training. None: nothing is known yet.
+    """Give the member with the best evaluation, of equal ones that of the higher reward.
 
-    Args:
-        rewards: the members' last ``FITNESS``; NaN: not known.
+    Without evaluations: the one of the highest of ``rewards``, in training (NaN: not known). None: nothing is known.
     """
     sign = 1.0 if trainer.best_eval_mode == "max" else -1.0
     bests = {i: each.best for i, each in enumerate(progress) if each.best is not None}
@@ -105,12 +98,7 @@ def write_summary(
     alive: Sequence[bool],
     values: Mapping[str, Sequence[Any]],
 ) -> int | None:
-    """Write ``population.json`` and give the best member.
-
-    Args:
-        step: env steps so far.
-        values: of each member now, where they move.
-    """
+    """Write ``population.json`` and give the best member. ``values``: those that move, of each member now."""
     best = best_member(trainer, progress, rewards)
     rows = []
     for i, (member, own) in enumerate(zip(members, progress, strict=True)):

@@ -1,8 +1,4 @@
-"""Train a population: one program makes every member's updates, in the loop of a run by itself.
-
-The run's folder holds, besides the state of all members to go on from, a folder for each: ``members/3`` is a run like
-any other, with the config of this member, its metrics and its checkpoints.
-"""
+"""The training of a population: one program makes every member's updates, in the loop of a run by itself."""
 
 import time
 from contextlib import ExitStack
@@ -28,15 +24,13 @@ from ejax.training.watchdog import guarded_calls
 
 
 def train_population(config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None) -> PopulationResult:
-    """Train the members that ``config.population`` describes: what ``python -m ejax.train`` runs for such a config.
+    """Train the members that ``config.population`` describes.
 
     Args:
         resume: ``latest``, or the path of a checkpoint of this population. None: a new run.
-        run_dir: as in ``ejax.run.train``.
 
     Raises:
-        ConfigError: what ``ejax.population.members.build_population`` refuses.
-        CheckpointError: nothing to resume from, or a checkpoint of another config.
+        ConfigError: as ``build_population``. CheckpointError: nothing to resume from, or it has another config.
     """
     started = time.monotonic()
     if config.population is None:

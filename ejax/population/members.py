@@ -58,10 +58,7 @@ class PopulationParts:
 
 
 def build_population(config: RunConfig) -> PopulationParts:
-    """Make what trains all members.
-
-    Args:
-        config: bound, with a ``population``. With ``trainer.distributed`` the devices share the members.
+    """Make what trains all members of a bound config. With ``trainer.distributed`` the devices share them.
 
     Raises:
         ConfigError: what ``build`` refuses; environments outside the program; an option that cannot differ in it.
@@ -126,7 +123,7 @@ class PopulationStepper(Stepper[PopulationState]):
         self._step, self._keys, self._lanes, self.max_updates = step, keys, lanes, max_updates
 
     def start(self, state: PopulationState) -> PopulationState:
-        """Compile. The state to begin with, on the devices that share the members."""
+        """Compile, and place the state on the devices that share the members."""
         mesh = self._lanes.mesh
         placed: dict[str, Any] = {}
         if mesh is None:
@@ -169,15 +166,10 @@ class PopulationEvaluator:
             self._compiled.set_exception(error)
 
     def begin(self, params: Params, seed: int | None = None) -> Metrics:
-        """Means over the episodes, [M] each; not waited for.
-
-        Args:
-            seed: of the start states. None: ``trainer.eval_seed``.
-        """
+        """Start the evaluation: means over the episodes, [M] each. ``seed`` None: ``trainer.eval_seed``."""
         return self._compiled.result()(*self._arguments(params, self._seed if seed is None else seed))
 
     def _arguments(self, params: Params, seed: int) -> tuple[Params, Key]:
-        """The parameters, and the same key for each member; on the devices that share the members."""
         keys = jnp.broadcast_to(jax.random.key(seed), jax.tree.leaves(params)[0].shape[:1])
         return (
             (params, keys) if self._lanes.mesh is None else jax.device_put((params, keys), by_members(self._lanes.mesh))
@@ -187,7 +179,6 @@ class PopulationEvaluator:
 def _first_state(
     members: Sequence[Member], configs: Sequence[RunConfig], parts: Parts
 ) -> tuple[PopulationState, tuple[str, ...]]:
-    """The members' first states, each made as by itself, but for what their values change in an optimizer."""
     record = configs[0].algorithm.record
     states: list[RunState] = []
     notes: tuple[str, ...] = ()
@@ -215,7 +206,6 @@ def _first_state(
 
 
 def _member_step(config: RunConfig, parts: Parts, values: Values) -> Step:
-    """The step of one member; where all have the same options, that of a run by itself."""
     record, options = config.algorithm.record, config.algorithm.cfg
     if not values:
         return cast(DeviceStepper, parts.stepper).step
@@ -230,11 +220,7 @@ def _member_step(config: RunConfig, parts: Parts, values: Values) -> Step:
 
 
 def _check_values(make_step: Callable[[Values], Step], state: PopulationState) -> None:
-    """Refuse values that the algorithm cannot take as arrays.
-
-    Raises:
-        ConfigError: naming them.
-    """
+    """Raise a ConfigError with the values that the algorithm cannot take as arrays."""
     one, values = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], (state.members, state.values)), state)
     key = jax.eval_shape(jax.random.key, 0)
 
@@ -268,7 +254,7 @@ def _exploit(config: RunConfig, member: RunConfig) -> Exploit | None:
 
 
 def _bounds(model: Any, key: str) -> tuple[float, float]:
-    """The range that an option's field allows; an open end is taken as it is, since factors are positive."""
+    """Give the range that an option's field allows; an open end counts as closed, since factors are positive."""
     *sections, name = key.split(".")
     for section in sections:
         model = model.model_fields[section].annotation
@@ -290,5 +276,4 @@ take = jax.jit(lambda tree, index: jax.tree.map(lambda x: x[index], tree))
 
 
 def member_state(state: PopulationState, index: int) -> RunState:
-    """The state of one member, as a run by itself has it."""
     return cast(RunState, take(state.members, index))

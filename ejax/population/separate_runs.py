@@ -1,8 +1,4 @@
-"""A population whose members are runs of their own, one after the other: ``population.apart``.
-
-For environments outside the program, and for values that need a program of their own. What is written is what a
-population in one program leaves: a folder for each member, summaries over them, and which is the best.
-"""
+"""Populations whose members are runs of their own, one after the other: ``population.apart``."""
 
 import itertools
 import math
@@ -30,10 +26,9 @@ from ejax.training.skipped import NonFiniteUpdateError
 
 
 def train_separately(config: RunConfig, *, resume: str | None, run_dir: Path | None) -> PopulationResult:
-    """Train each member as ``ejax.run.train`` does; arguments and errors as ``ejax.population.train_population``.
+    """Train each member as ``ejax.run.train`` does; arguments and errors as ``train_population``.
 
-    A member that stops at an update that is not finite is reported, and the next one trained. With ``resume`` members
-    that are finished stay as they are, one that was interrupted goes on, and the others begin.
+    A member that stops at a non-finite update is reported and passed over. ``resume`` goes on with unfinished members.
     """
     with ExitStack() as locks:
         return _train_members(config, _folder(config, resume, run_dir, locks))
@@ -103,17 +98,12 @@ def _folder(config: RunConfig, resume: str | None, run_dir: Path | None, locks: 
 
 
 def _meta(folder: RunDirectory) -> dict[str, Any]:
-    """The meta of a member's last checkpoint; empty where it has none."""
     newest = next(iter(folder.periodic()), None)
     return {} if newest is None else read_facts(newest / "meta.json", RunMeta)
 
 
 def _summarize(config: RunConfig, directory: RunDirectory, logs: Sequence[list[dict[str, Any]]]) -> dict[str, float]:
-    """Write the population's log: the summaries of every step. Returns the last one of evaluations.
-
-    Args:
-        logs: the lines of each member's.
-    """
+    """Write the summaries of every step of the members' ``logs``. Return the last one of evaluations."""
     best = {REWARD: "max", FITNESS: "max", config.trainer.best_eval_metric: config.trainer.best_eval_mode}
     steps: dict[tuple[int, bool], dict[str, list[float]]] = {}
     for line in itertools.chain.from_iterable(logs):

@@ -1,7 +1,4 @@
-"""The files of a population: a folder for each member, as of a run by itself, and summaries over all.
-
-Each member is logged and evaluated by itself; the state of all is saved in one checkpoint, to go on from.
-"""
+"""The files of a population: a folder for each member, as of a run by itself, and summaries over all."""
 
 import math
 import time
@@ -49,9 +46,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
 
     Args:
         meta: of the checkpoint that it goes on from; empty for one from the beginning.
-        clock: where the loop's seconds go.
-        started: when the call began that trains, of ``time.monotonic``.
-        stack: closes what is opened here.
+        started: ``time.monotonic`` when the call began that trains.
     """
 
     stopped = False
@@ -94,7 +89,6 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
             self._summarize_evaluation({tag: np.array([each[tag] for each in known]) for tag in known[0]})
 
     def _begin_log(self, location: RunLocation, step: int) -> None:
-        """Put the folder in order for a population that goes on from ``step``, and show every message of its start."""
         directory = self._directory
         if not location.is_new:
             for aside in directory.set_aside_after(step):
@@ -236,7 +230,6 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         self.note(f"saved {self._latest}")
 
     def _evaluate_fresh(self, state: PopulationState, should_stop: ShouldStop) -> None:
-        """Evaluate each member's best checkpoint and its last in the same fresh episodes, and write that down."""
         seeds, params = fresh_seeds(self._trainer), state.members.train.params
         if not seeds:
             return
@@ -293,13 +286,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
 
 
 class MemberFolder:
-    """The log, the checkpoints and the progress of a member.
-
-    Args:
-        meta: its part of the checkpoint's meta.
-        place: ``rows``, ``update`` and ``is_new`` of the population, as ``MetricWriter`` has them.
-        stack: closes what is opened here.
-    """
+    """Log, checkpoints and progress of a member; ``place``: ``rows``, ``update``, ``is_new`` of the population."""
 
     def __init__(
         self,

@@ -1,10 +1,7 @@
 """Many trainings in one program: members that differ in their seeds and in numbers of the algorithm's options.
 
-On a CPU, which one member keeps busy, they are trained one after the other, by the very operations of a run by itself:
-its numbers come out bit for bit. On an accelerator they are trained side by side, ``vmap`` over the operations, whose
-sums then may be added up in another order.
-
-Population-based training (``exploit``) copies members within the program. Source: Jaderberg et al. 2017.
+On a CPU they are trained one after the other, bit for bit as runs by themselves; on an accelerator side by side, by
+``vmap``, whose sums may be added up in another order. ``exploit`` copies members (Jaderberg et al. 2017).
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +58,6 @@ class Exploit:
     bounds: Mapping[str, tuple[float, float]]
     """Lowest and highest value of each key."""
     make_optimizer: Callable[[Values], optax.GradientTransformation]
-    """Makes that of one member."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +86,9 @@ def with_values(options: Any, values: Values) -> Any:
 def make_population_step(
     make_step: Callable[[Values], Step], *, lanes: Lanes, stops_at_nonfinite: bool, exploit: Exploit | None
 ) -> Callable[[PopulationState, Key], tuple[PopulationState, Metrics]]:
-    """One update of every member; ``(state, keys [M]) -> (state, metrics [M])``.
+    """Make one update of every member, ``(state, keys [M]) -> (state, metrics [M])``.
 
-    Args:
-        make_step: the step of one member, given its values.
-        stops_at_nonfinite: an update that is not applied in whole breaks a member, as it ends a run by itself.
+    With ``stops_at_nonfinite`` an update that is not applied in whole breaks a member, as it ends a run by itself.
     """
 
     def one(state: RunState, values: Values, alive: Array, update: Array, key: Key) -> tuple[RunState, Array, Metrics]:
@@ -132,15 +126,10 @@ repeat_population_step = partial(repeat_step, fold=lambda keys, _: keys)
 
 
 def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit) -> tuple[PopulationState, Array]:
-    """The members of the lowest fitness go on from those of the highest, with values near theirs.
+    """Let the members of the lowest fitness [M] go on from those of the highest, with values near theirs.
 
-    A member that broke has the lowest of all, and lives again. Environments and random numbers stay each member's own.
-
-    Args:
-        fitness: [M]; NaN: not known.
-
-    Returns:
-        The state, and the member that each one goes on from, [M] int32.
+    A broken member has the lowest fitness, and lives again; NaN: not known. Environments and random numbers stay each
+    member's own. The second result is the member that each one goes on from, [M] int32.
     """
     num_members = fitness.shape[0]
     key_donor, key_perturb = jax.random.split(key)
@@ -190,7 +179,7 @@ def _maybe_exploit(
 def _with_rates(
     train: TrainState, before: Values, now: Values, *, make_optimizer: Callable[[Values], optax.GradientTransformation]
 ) -> TrainState:
-    """The learning rates in the optimizer's state, wherever a schedule has taken them, moved as their values were."""
+    """Move the learning rates in the optimizer's state, wherever a schedule has taken them, with their values."""
     starts = [make_optimizer(values).init(train.params["params"]) for values in (before, now)]
 
     def is_rate(node: Any) -> bool:

@@ -19,7 +19,6 @@ def plain_value(value: Any) -> object:
 
 
 def number_cell(value: float | None) -> str:
-    """A number for people, and the number itself for programs."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return NOTHING
     return f'<data value="{value!r}">{number(value)}</data>'
@@ -33,7 +32,6 @@ def duration_cell(seconds: float) -> str:
 
 
 def value_cell(value: Any, *, columns: int = 1) -> str:
-    """A value of a config, which may be long. With ``columns`` it stands in a cell of that width."""
     text = as_text(value)
     cell = escape(text)
     if len(text) > _LONG:
@@ -52,7 +50,7 @@ def bar(share: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
-    """Cells are HTML already; one that is a whole ``<td>`` stays as it is."""
+    """Make a table of cells that are HTML already; one that is a whole ``<td>`` stays as it is."""
     top = "".join(f"<th>{escape(cell).replace('.', '.<wbr>')}</th>" for cell in head)
     body = "".join(
         f"<tr>{''.join(cell if cell.startswith('<td') else f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows

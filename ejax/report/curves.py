@@ -54,7 +54,6 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def _swept(runs: Sequence[Run]) -> list[tuple[str, tuple[Any, ...]]]:
-    """The keys in which runs compute something else, and each one's value."""
     return [(key, values) for key, values in differing([run.config for run in runs]) if computing(key)]
 
 
@@ -155,7 +154,6 @@ def _legend(groups: Sequence[Group]) -> str:
 
 
 def _only_value(values: Sequence[Sequence[float]]) -> float | None:
-    """The one finite value of all; None: there are several, or none."""
     found = {value for each in values for value in each}
     only = found.pop() if len(found) == 1 else math.nan
     return only if math.isfinite(only) else None

@@ -1,7 +1,6 @@
 """The page: tables, figures and videos of runs in one HTML file that loads nothing.
 
-Each number is in a ``<data value=…>`` that holds it exactly, each text is escaped, and the page forbids itself
-everything but its own style and its one script.
+All text is escaped, and the page forbids itself everything but its own style and its one script.
 """
 
 import base64
@@ -34,7 +33,7 @@ _MAX_ROWS = 25
 def render(
     runs: Sequence[Run], exports: Mapping[str, dict[str, Any]], folder: Path, left_out: Sequence[str] = ()
 ) -> str:
-    """The page.
+    """Render the page.
 
     Args:
         exports: path -> content of a ``parity.json``, beside those that are in the runs' folders.
@@ -77,7 +76,7 @@ def render(
 
 
 def _named(runs: Sequence[Run]) -> list[Run]:
-    """The runs under the names of their folders, with as many parents as distinguish them."""
+    """Name runs after their folders, with as many parents as distinguish them."""
     parts = [run.path.resolve().parts for run in runs]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(each[-count:]) for each in parts]
@@ -133,12 +132,10 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
 
 
 def _pair(word: str, found: tuple[int | None, float] | None) -> str:
-    """A value, and below it the step that it is of, or the number of episodes."""
     return NOTHING if found is None else f"{number_cell(found[1])}<br>{word}&nbsp;{number_cell(found[0])}"
 
 
 def _exploits(runs: Sequence[Run]) -> str:
-    """Members that copied each other: their values, and whose parameters they have."""
     keys = [*dict.fromkeys(key for run in runs for each in run.exploits for key in each.values)]
     rows = []
     for run in runs:
@@ -151,7 +148,6 @@ def _exploits(runs: Sequence[Run]) -> str:
 
 
 def _at(config: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key; None: there is none."""
     node: Any = config
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
@@ -273,7 +269,6 @@ def _environment(runs: Sequence[Run]) -> str:
 
 
 def _environment_of(run: Run) -> dict[str, Any]:
-    """Versions that the run started with, and those of its newest checkpoint where they differ."""
     facts = {key: value for key, value in run.versions.items() if key != "notes"}
     facts |= {f"note {i}": note for i, note in enumerate(run.versions.get("notes", []), 1)}
     meta = run.meta or {}

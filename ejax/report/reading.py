@@ -1,4 +1,4 @@
-"""Reading the folder of a run without its code: nothing that a config names is imported.
+"""The folder of a run, read without its code: nothing that a config names is imported.
 
 Missing or damaged parts are texts in ``Run.problems``; only a folder whose config cannot be read is an error.
 """
@@ -36,8 +36,6 @@ class _Trainer(BaseModel):
 
 
 class _Config(BaseModel):
-    """The part of ``resolved.json`` that a report reads."""
-
     trainer: _Trainer
     env: dict[str, Any] = {}
     algorithm: dict[str, Any] = {}
@@ -48,7 +46,7 @@ class _Meta(RunMeta):
 
 
 class _Export(BaseModel):
-    """The part of ``parity.json`` that a report reads; its full schema is interop's."""
+    """The part of ``parity.json`` that is read; its full schema is interop's."""
 
     checkpoint: str
     global_step: int
@@ -69,8 +67,6 @@ class _Change(BaseModel):
 
 
 class _Changes(BaseModel):
-    """The part of ``changes.json`` that a report reads."""
-
     changes: list[_Change]
 
 
@@ -79,7 +75,7 @@ class _Versions(BaseModel):
 
 
 def runs_in(given: Path) -> list[Path]:
-    """The run's folder itself; of a population, those of its members.
+    """List the folders of a population's members, or the run's own.
 
     Raises:
         FileNotFoundError: ``given`` is no run, and no name of one. FactsError: a member is elsewhere.
@@ -93,14 +89,7 @@ def runs_in(given: Path) -> list[Path]:
 
 
 def read_run(given: Path) -> Run:
-    """Read a run's folder.
-
-    Args:
-        given: the folder, or without the time at its end: the newest run of that name.
-
-    Raises:
-        FileNotFoundError: it is no run. FactsError: its config cannot be read.
-    """
+    """Read a run's folder, as by ``find_run``. FileNotFoundError: it is no run. FactsError: no readable config."""
     path = find_run(given)
     resolved = path / "configs" / "resolved.json"
     if not _is_inside(resolved, path):
@@ -173,7 +162,6 @@ class _Folder:
         return sorted(filter(self.owns, found)) if self.owns(self.path / folder) else []
 
     def facts(self, files: Iterable[Path], schema: type[BaseModel]) -> dict[Path, dict[str, Any]]:
-        """Contents of each file that can be read; the others are noted."""
         found = {}
         for file in files:
             try:
@@ -183,7 +171,6 @@ class _Folder:
         return found
 
     def exploits(self, population: Path | None) -> tuple[Exploited, ...]:
-        """Copies between the members of the population that the run belongs to."""
         if population is not None and _is_inside(population / EXPLOITS, population):
             try:
                 return tuple(read_exploits(population))
@@ -192,7 +179,6 @@ class _Folder:
         return ()
 
     def newest_meta(self, files: Iterable[Path]) -> dict[str, Any] | None:
-        """Metadata of the checkpoint with the most steps; its arrays are not read."""
         metas = self.facts(files, _Meta).values()
         meta = max(metas, key=lambda meta: meta.get("global_step", 0), default=None)
         if meta and meta.get("config"):
@@ -205,10 +191,7 @@ class _Folder:
 
 
 def read_export(path: Path) -> dict[str, Any]:
-    """The ``parity.json`` of an export.
-
-    Args:
-        path: that file, or the folder that it is in.
+    """Read the ``parity.json`` of an export, a file or its folder.
 
     Raises:
         FileNotFoundError: there is none. FactsError: it is not what an export writes.
@@ -224,7 +207,7 @@ def _is_inside(file: Path, folder: Path) -> bool:
 
 
 def _starts(files: Sequence[Path]) -> tuple[float, ...]:
-    """Times at which each start of the run began to log: its event file is named after the time, in ns."""
+    """Read when each start of the run began to log: its event file is named after the time, in ns."""
     return tuple(sorted(int(found[1]) / 1e9 for file in files if (found := re.search(r"\.(\d{19})$", file.name))))
 
 

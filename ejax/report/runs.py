@@ -30,7 +30,7 @@ class Session:
     start: float
     end: float
     is_from_start: bool = True
-    """False: the program left no event file that gives its start; this is its first line."""
+    """False: without an event file that gives the start, this is the first line."""
 
     @property
     def seconds(self) -> float:
@@ -43,30 +43,24 @@ class Run:
 
     path: Path
     name: str
-    """On the page: as much of the path as distinguishes it."""
     config: dict[str, Any]
     versions: dict[str, Any]
     records: list[dict[str, Any]]
-    """The lines of ``metrics.jsonl``, as they are."""
     meta: dict[str, Any] | None
     """Metadata of the newest checkpoint that has readable ones."""
     changes: list[dict[str, Any]]
-    """Changes by resumes, as in ``changes.json``."""
     starts: tuple[float, ...]
     recorded: tuple[Recorded, ...]
     """Sessions that came to their end; of a member, also those of its population's one program."""
     together: Path | None
     """The population whose one program, and nothing else, trained the run."""
     evaluations: dict[str, dict[str, Any]]
-    """``evaluations/*.json`` by name."""
     exports: dict[str, dict[str, Any]]
     """``parity.json`` of exports in the folder, by path."""
     videos: tuple[Path, ...]
     """Newest first."""
     num_quarantined: int
-    """Episodes that are kept under ``quarantine/``."""
     exploits: tuple[Exploited, ...]
-    """Copies between members of the population that the run belongs to."""
     problems: tuple[str, ...]
 
     @property
@@ -75,7 +69,6 @@ class Run:
 
     @property
     def step_name(self) -> str:
-        """Unit of the run's counter: samples in cloning, whose data comes from a data engine or a recording."""
         return "samples" if self.config.get("data") else "env steps"
 
     @property
@@ -99,7 +92,6 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Progress of the run: finished, or the reason why not."""
         if self.updates is None:
             return "its progress is in no checkpoint"
         done, total = self.updates
@@ -136,10 +128,7 @@ class Run:
         return best
 
     def fresh(self, which: Literal["best", "last"]) -> tuple[int, float] | None:
-        """Give the number of fresh episodes of that checkpoint, and the watched metric over them.
-
-        None: it was not, or the run has another one by now.
-        """
+        """Give the number of fresh episodes of that checkpoint and the watched metric. None: it has none."""
         facts, tag = self.evaluations.get(f"fresh_{which}", {}), self.trainer["best_eval_metric"]
         step = self.last_step if which == "last" else self.best.step if self.best else None
         if facts.get("step") != step or not isinstance(facts.get(tag), float):
@@ -148,13 +137,11 @@ class Run:
 
     @property
     def member(self) -> int | None:
-        """Its number in the population that it is a member of."""
         folder = self.path.resolve()
         return int(folder.name) if folder.parent.name == "members" and folder.name.isdecimal() else None
 
     @property
     def last_evaluation(self) -> tuple[int, float] | None:
-        """The step and the value of the watched metric, of the evaluation that came last."""
         return next(reversed(self.series(self.trainer["best_eval_metric"]).items()), None)
 
     @cached_property
@@ -189,13 +176,11 @@ class Run:
         return max(logged, (self.meta or {}).get("skipped_updates", 0.0))
 
     def time_parts(self) -> list[tuple[str, float]]:
-        """Seconds by activity, as far as logged; parts may overlap, and are not all."""
         durations = {tag: self.series(tag).values() for tag in sorted(self.tags) if _is_duration(tag)}
         parts = [(f"{tag}, sum of what is logged", sum(x for x in each if x == x)) for tag, each in durations.items()]
         return parts if any(tag.startswith("time/") for tag in self.tags) else [*self._between_lines(), *parts]
 
     def _between_lines(self) -> list[tuple[str, float]]:
-        """Parts of a log that has none of its own: what went by between lines."""
         times = [time for record in self.records if (time := record.get("time"))]
         until_first = [
             next((time for time in times if each.start <= time <= each.end), each.end) - each.start
@@ -238,7 +223,6 @@ def differing(configs: Sequence[Any], path: str = "") -> list[tuple[str, tuple[A
 
 
 def computing(key: str) -> bool:
-    """True for a key that changes what is computed: no name and no seed."""
     return key not in _SEEDS | _NAMES
 
 
@@ -275,5 +259,4 @@ def is_not_finite(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """A value of a config, for a table."""
     return "—" if value is MISSING else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

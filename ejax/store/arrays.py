@@ -17,7 +17,6 @@ from jax.sharding import SingleDeviceSharding
 from ejax.types import PyTree
 
 _MAX_NAMED = 20
-"""Arrays that an error names."""
 _NARROW = (jnp.uint2, jnp.uint4, jnp.float8_e4m3)
 """Types that orbax cannot store; as bytes they lose nothing."""
 
@@ -27,11 +26,7 @@ class CheckpointError(RuntimeError):
 
 
 def save_arrays(folder: Path, state: PyTree) -> None:
-    """Write the arrays of a state; each of several processes calls it, and writes those of its own devices.
-
-    Raises:
-        CheckpointError: orbax stored something else than the state.
-    """
+    """Write this process's share of a state's arrays; CheckpointError: orbax stored something else."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _silent_orbax() as ocp, _plain_path(folder) as path:
         try:
@@ -45,13 +40,10 @@ def save_arrays(folder: Path, state: PyTree) -> None:
 
 
 def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
-    """The arrays of ``like``, whose names on disk begin with ``prefix``.
-
-    Args:
-        remedy: what to do about other names or shapes, for the error.
+    """Read the arrays of ``like``, whose names on disk begin with ``prefix``.
 
     Raises:
-        CheckpointError: they are not there, or have other forms.
+        CheckpointError: they are not there, or have other forms; the text ends with ``remedy``.
     """
     wanted = {prefix + name: leaf for name, leaf in _flatten(like).items()}
     everything = read_arrays(path, None)
@@ -72,7 +64,7 @@ def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
 
 
 def read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """Read arrays onto one device of this process, no matter which had them; those of 64 bits stay on the host.
+    """Read arrays onto one device of this process, whoever wrote them; those of 64 bits stay on the host.
 
     Args:
         wanted: name -> shape and type. None: read the shapes of all.
@@ -102,7 +94,7 @@ def read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Compare arrays by name, shape and type, those of orbax's metadata in the form in which they are stored."""
+    """Compare arrays by name, shape and type; those of orbax's metadata in the form in which they are stored."""
     problems = [f"lacks {name}" for name in sorted(wanted.keys() - saved.keys())]
     problems += [f"has {name}, which this run does not" for name in sorted(saved.keys() - wanted.keys())]
     for name in sorted(wanted.keys() & saved.keys()):
@@ -115,8 +107,7 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
 
 @contextmanager
 def _silent_orbax() -> Iterator[Any]:
-    """Orbax, which takes most of a second to import, and without its warnings: that arrays saved without a mesh are
-    loaded onto one device is wanted here, and its threads log, with tracebacks, what is raised here anyway."""
+    """Import orbax, which takes most of a second, and keep it from warning of what is wanted or raised here."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -132,8 +123,7 @@ def _silent_orbax() -> Iterator[Any]:
 
 @contextmanager
 def _plain_path(folder: Path) -> Iterator[str]:
-    """Name a folder for orbax, which takes ``[…]`` and a backslash in a path for patterns, and ``gs:`` for a bucket:
-    such a path is given by its parent's file descriptor."""
+    """Name a folder for orbax by its parent's file descriptor, where its path would pass for a pattern or a bucket."""
     if re.fullmatch(r"[\w/.,+=@~ -]*", str(folder.absolute()), re.ASCII) or not os.path.isdir("/proc/self/fd"):
         yield str(folder.absolute())
         return
@@ -145,13 +135,12 @@ def _plain_path(folder: Path) -> Iterator[str]:
 
 
 def _of_the_disk(error: ValueError) -> OSError | None:
-    """Orbax's error for a full disk and the like, as Python has it."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
     return None if code is None else OSError(int(code[1]), os.strerror(int(code[1])))
 
 
 def _flatten(tree: PyTree) -> dict[str, Any]:
-    """Leaves by name, but for those without elements: orbax refuses them, and their shape is all there is."""
+    """Name leaves, but for those without elements, which orbax refuses."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0] if leaf.size}
 
 
@@ -160,12 +149,11 @@ def is_key(leaf: Any) -> bool:
 
 
 def _fits_jax(leaf: Any) -> bool:
-    """Check that JAX keeps the leaf's type: not those of 64 bits, which it would cut to 32."""
     return bool(jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True) == leaf.dtype)
 
 
 def _storable(leaf: Any) -> Any:
-    """A leaf in a type that orbax has; it knows typed PRNG keys, and stores their numbers and their kind."""
+    """Give a leaf a type that orbax has."""
     return _same_bits(leaf, jnp.uint8) if leaf.dtype in _NARROW else leaf
 
 
@@ -175,7 +163,6 @@ def _same_bits(leaf: Any, dtype: Any) -> Any:
 
 
 def _stored_form(leaf: Any) -> Any:
-    """Shape and type of a leaf on disk, as orbax's metadata gives them."""
     if is_key(leaf):
         return jax.eval_shape(jax.random.key_data, leaf)
     return jax.ShapeDtypeStruct(leaf.shape, jnp.uint8) if leaf.dtype in _NARROW else leaf

@@ -1,9 +1,8 @@
 """Checkpoints: a directory that appears whole or not at all, and knows when it was damaged.
 
-Layout: ``<name>/state`` (orbax; one array for each leaf, named by its path), ``<name>/meta.json`` (schema version,
-library versions, counters, config), ``<name>/SHA256`` (a digest of each other file and of itself; its presence
-completes the set). While it is written it is called ``.partial-<name>``, and one that it replaces ``.replaced-<name>``:
-at each moment one of them is whole.
+``<name>/state`` (orbax; an array for each leaf), ``<name>/meta.json`` (versions, counters, config), ``<name>/SHA256``
+(digests of them and of itself; it completes the set). While it is written it is called ``.partial-<name>``, and one
+that it replaces ``.replaced-<name>``: at each moment one of them is whole.
 """
 
 import functools
@@ -39,7 +38,7 @@ _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")
 
 
 class CheckpointMeta(BaseModel):
-    """The form of ``meta.json``; what a caller adds besides is kept as it is."""
+    """The form of ``meta.json``, which may have more."""
 
     schema_version: int
     versions: dict[str, str]
@@ -65,10 +64,7 @@ def save_checkpoint(
     meta: dict[str, Any],
     save_arrays: Callable[[Path, PyTree], None] = save_arrays,
 ) -> Path:
-    """Write ``directory/name`` and return it once it is complete on disk; one of that name stays until then.
-
-    An interrupted save leaves only directories that ``recover_checkpoints`` or the next save takes care of.
-    """
+    """Write ``directory/name`` and return it once it is complete on disk; one of that name stays until then."""
     directory.mkdir(parents=True, exist_ok=True)
     _tidy(directory)
     arrays = arrays_under_way(directory, name)
@@ -82,7 +78,7 @@ def arrays_under_way(directory: Path, name: str) -> Path:
 
 
 def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:
-    """Replace the meta of a checkpoint, as a whole or not at all; its arrays are not written a second time."""
+    """Replace the meta of a checkpoint, as a whole or not at all."""
     _tidy(path.parent)
     partial = path.with_name(f"{_PARTIAL}{path.name}")
     shutil.copytree(path / "state", partial / "state", copy_function=_link)
@@ -90,12 +86,9 @@ def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:
 
 
 def recover_checkpoints(directory: Path) -> list[Path]:
-    """Put in place what a kill left under another name: complete checkpoints that were about to get theirs.
+    """Give complete checkpoints that a kill left under another name theirs, and return them.
 
-    Only for a process that goes on with the run: a process that is saving has such names as well.
-
-    Returns:
-        The checkpoints that were put in place.
+    Only for a process that goes on with the run: one that is saving has such names as well.
     """
     recovered = []
     for partial in sorted(directory.glob(f"{_PARTIAL}?*")):
@@ -108,10 +101,10 @@ def recover_checkpoints(directory: Path) -> list[Path]:
 
 
 def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, dict[str, Any]]:
-    """``(state, meta)``, the state with the structure of ``like``.
+    """Read ``(state, meta)``, the state with the structure of ``like``.
 
     Args:
-        part: of the state that ``like`` is, such as ``train.``, without the environments, however many there are.
+        part: of the state that ``like`` is, such as ``train.``.
 
     Raises:
         CheckpointError: incomplete, damaged, of another schema, or of another structure than ``like``.
@@ -121,21 +114,13 @@ def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, d
 
 
 def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
-    """Only the policy's parameters of a ``RunState``: enough to act.
-
-    Args:
-        like: as the policy's ``init`` gives them (shapes suffice).
-        remedy: what to do about other names or shapes, for the error.
-
-    Raises:
-        CheckpointError: as ``load_checkpoint``.
-    """
+    """Read only the policy's parameters of a ``RunState``, by their shapes; errors as ``load_checkpoint``."""
     verify_checkpoint(path)
     return load_arrays(path, like, "train.params.", remedy)
 
 
 def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The policy's parameters of a ``RunState`` by name, ``params.actor.linear_0.kernel``, whichever policy it is.
+    """Read the policy's parameters by name, such as ``params.actor.linear_0.kernel``, whatever the policy.
 
     Raises:
         CheckpointError: incomplete, damaged, of another schema, or without a policy.
@@ -151,10 +136,7 @@ def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta) -> Checkpoint:
-    """The checkpoint at ``path``, every file of it checked against its digest.
-
-    Args:
-        schema: of its meta, where more than the usual is needed.
+    """Check every file of a checkpoint against its digest, and its meta against ``schema``.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged or of another schema.
@@ -197,12 +179,11 @@ def _version(name: str) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Give the versions of what computes: ejax's own is the code's, also in a checkout that is not installed."""
+    """Give the versions of what computes; ejax's own is the code's, also where it is not installed."""
     return {"ejax": ejax.__version__} | {name: _version(name) for name in _LIBRARIES}
 
 
 def _complete(partial: Path, final: Path, meta: dict[str, Any]) -> Path:
-    """Add meta and digests to the arrays in ``partial``, and give it its name."""
     meta = {"schema_version": SCHEMA_VERSION, "versions": library_versions(), **meta}
     (partial / "meta.json").write_text(json.dumps(meta, indent=2))
     write_digests(partial)
@@ -218,7 +199,7 @@ def _complete(partial: Path, final: Path, meta: dict[str, Any]) -> Path:
 
 
 def _tidy(directory: Path) -> list[Path]:
-    """Remove what interrupted saves left; one that was set aside and has no successor gets its name back."""
+    """Remove what interrupted saves left, and put back what was replaced by nothing."""
     restored = []
     for leftover in directory.glob(f"{_PARTIAL}*"):
         remove(leftover)
@@ -233,7 +214,7 @@ def _tidy(directory: Path) -> list[Path]:
 
 
 def _link(source: str, target: str) -> str:
-    """The same file under a second name, where the file system can; a copy elsewhere."""
+    """Link a file under a second name, or copy it where the file system has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -242,7 +223,6 @@ def _link(source: str, target: str) -> str:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, a file or a link, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

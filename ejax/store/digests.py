@@ -1,9 +1,7 @@
 """Digests that prove a folder whole: its ``SHA256`` file must be the one that would be written now.
 
-    <digest>  <path>        a line for each other file, in the order of their paths
-    <digest>  SHA256        of the lines above
-
-So a file that was changed, is missing or was added is noticed, and so is each change to the list itself.
+<digest>  <path>        a line for each other file, in the order of their paths
+<digest>  SHA256        of the lines above
 """
 
 import hashlib
@@ -35,14 +33,13 @@ def render_digests(digests: Mapping[str, str]) -> str:
 
 
 def check_digests(folder: Path, names: Sequence[str] | None = None, listing: str = LISTING) -> bool:
-    """Compare each file of ``folder``, at any depth, with ``SHA256``.
+    """Compare each file of ``folder``, at any depth, with ``listing``.
 
     Args:
         names: the files that are listed, where the folder may hold others as well. None: all.
-        listing: the file to compare with, in place of ``SHA256``.
 
     Returns:
-        Whether the list ends with a digest of its own; ejax's first checkpoints have none.
+        True if the list ends with a digest of its own; ejax's first checkpoints have none.
 
     Raises:
         DamagedError: they differ, or there is something other than files and folders.
@@ -64,11 +61,7 @@ def sha256(content: bytes) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of ``folder``, at any depth, in the order of their paths.
-
-    Raises:
-        DamagedError: a symbolic link, or something else that is neither a file nor a folder.
-    """
+    """List the files of ``folder``, at any depth, in order. DamagedError: one is neither a file nor a folder."""
     found = []
     for root, folders, names in os.walk(folder):
         for path in (Path(root, name) for name in (*folders, *names)):
@@ -93,7 +86,6 @@ def _digests(folder: Path, names: Sequence[str] | None) -> dict[str, str]:
 
 
 def _difference(written: str, digests: Mapping[str, str]) -> str:
-    """The first thing that does not agree, in words."""
     listed: dict[str, str] = {}
     for number, line in enumerate(written.splitlines(), 1):
         match = _LINE.fullmatch(line)

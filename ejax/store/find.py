@@ -35,7 +35,7 @@ def new_run_folder(config: RunConfig) -> Path:
 
 
 def find_run(path: Path) -> Path:
-    """The folder of a run, which may be given without the time at its end: the newest run of that name.
+    """Find the folder of a run; without the time at its end: the newest run of that name.
 
     Raises:
         FileNotFoundError: ``path`` is no run.
@@ -51,11 +51,7 @@ def find_run(path: Path) -> Path:
 
 
 def newest_run(output_dir: Path, exp_name: str) -> Path:
-    """The run of exactly that name which was started last.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Find the run of exactly that name which was started last. FileNotFoundError: there is none."""
     files = output_dir.glob(f"{glob.escape(exp_name)}_*/configs/resolved.json")
     runs = [(file.stat().st_mtime_ns, file.parents[1]) for file in files if _name_of(file, exp_name) == exp_name]
     if not runs:
@@ -77,7 +73,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _name_of(file: Path, exp_name: str) -> str | None:
-    """The name that a run has recorded; if that cannot be read, ``exp_name`` where the folder's name fits it."""
+    """Read the name that a run recorded; if that fails, ``exp_name`` where the folder's name fits it."""
     try:
         return read_facts(file, ResolvedName)["trainer"]["exp_name"]
     except FactsError:

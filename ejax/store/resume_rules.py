@@ -25,11 +25,7 @@ class _Changes(BaseModel):
 
 
 def check_same_run(config: RunConfig, saved: RunConfig) -> None:
-    """Refuse to resume under a config that would compute something else.
-
-    Raises:
-        CheckpointError: naming each key that differs and may not.
-    """
+    """Raise a CheckpointError with each key that differs and may not."""
     differ = [
         f"{key} is {json.dumps(there)} in the run and {json.dumps(here)} now"
         for key, there, here in differences(saved.to_dict(), config.to_dict(), "")
@@ -40,7 +36,7 @@ def check_same_run(config: RunConfig, saved: RunConfig) -> None:
 
 
 def may_change(key: str) -> bool:
-    """Look a dotted key of the config up: whether it, or a section that it is in, is marked ``MayChange``."""
+    """True if a dotted key, or a section that it is in, is marked ``MayChange``."""
     model: Any = RunConfig
     for name in key.split("."):
         field = getattr(model, "model_fields", {}).get(name)
@@ -55,7 +51,7 @@ def may_change(key: str) -> bool:
 
 
 def differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
-    """``(key, in a, in b)`` of the values that differ in two nested mappings; dotted keys that begin with ``path``."""
+    """List ``(dotted key, in a, in b)`` of the values that differ in two nested mappings."""
     if isinstance(a, dict) and isinstance(b, dict):
         names = sorted(a.keys() | b.keys())
         return [d for name in names for d in differences(a.get(name), b.get(name), f"{path}.{name}".lstrip("."))]
@@ -63,11 +59,7 @@ def differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
 
 
 def started_for(config_file: Path, config: RunConfig) -> int:
-    """Read how many updates a run was started for: the horizon of a schedule, however long a resume made the run.
-
-    Args:
-        config_file: the run's ``resolved.json``, which holds ``config``.
-    """
+    """Read how many updates a run was started for: the horizon of a schedule, however long resumes made it."""
     try:
         first = read_facts(config_file.with_name(CHANGES), _Changes)["changes"][0]
         return int(first["updates"][0])
@@ -78,11 +70,7 @@ def started_for(config_file: Path, config: RunConfig) -> int:
 def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
     """Write a resumed run's config into ``resolved.json``, and what it replaces into ``changes.json``.
 
-    A kill leaves the former configs or the new ones.
-
-    Args:
-        config: of the resume, bound, before it is rescaled for its devices.
-        step: environment steps at which the run goes on.
+    A kill leaves the former configs or the new ones. ``config`` is bound, before it is rescaled for its devices.
     """
     now = config.to_dict()
     before = read_json(config_file)

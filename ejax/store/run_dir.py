@@ -58,22 +58,18 @@ _CONFIGS = ("resolved.json", VERSIONS)
 
 
 class RunMeta(CheckpointMeta):
-    """The form of a run's ``meta.json``: all that the host needs to go on."""
+    """The form of a run's ``meta.json``. What is None was not kept."""
 
     global_step: NonNegativeInt
     evaluation_due: bool = False
     """Saved before the evaluation of this very update, which a resumed run makes."""
     best_eval_step: NonNegativeInt | None = None
-    """The env step at which ``best_eval_value`` was measured; None in checkpoints that did not keep it."""
     best_eval_reward: float | None = None
-    """The reward beside ``best_eval_value``; None in checkpoints that did not keep it."""
     last_evaluated: NonNegativeInt | None = None
-    """The update that was evaluated last."""
     num_devices: PositiveInt | None = None
-    """That shared the environments, ``trainer.num_envs`` on each; None in checkpoints that did not keep it."""
+    """Those that shared the environments, ``trainer.num_envs`` on each."""
     log: Logged | None = None
     callbacks: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """States of the callbacks that have one."""
     schedule_sha256: str | None = None
     """Digest of the versions in schedule.json, up to this update."""
 
@@ -84,8 +80,6 @@ class _Versions(BaseModel):
 
 
 class _Summary(BaseModel):
-    """The part of ``population.json`` that is read again."""
-
     best: NonNegativeInt | None
 
 
@@ -96,14 +90,12 @@ class RunDirectory:
     path: Path
     exp_name: str
     save_arrays: Callable[[Path, PyTree], None] = save_arrays
-    """Writes the arrays of a checkpoint."""
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     def member(self, index: int) -> "RunDirectory":
-        """The folder of one member of a population."""
         return RunDirectory(self.path / "members" / str(index), self.exp_name)
 
     @property
@@ -142,10 +134,7 @@ class RunDirectory:
         return f"{self.exp_name}_{'best_' if best else ''}step_{step}"
 
     def recover(self) -> list[str]:
-        """Put in place the checkpoints that a kill caught while they were given their names, and report them.
-
-        For the one process that goes on with the run.
-        """
+        """Put in place the checkpoints that a kill caught, and report them. For the one process that goes on."""
         recovered = recover_checkpoints(self.checkpoints)
         return [f"recovered {path}: a kill came while it was put in place" for path in recovered]
 
@@ -154,15 +143,14 @@ class RunDirectory:
         return [*self.periodic(), *self.best()]
 
     def check_sealed(self, schema_version: int) -> list[str]:
-        """Give a line of alarm if checkpoints of this version come with digests of the configs, and there are none."""
+        """Give a line of alarm if the digests of the configs, which this version has, are gone."""
         digests = self.config_file.with_name(LISTING)
         if schema_version < 2 or digests.exists():
             return []
         return [f"{digests} is gone: whether {self.config_file} was changed cannot be seen"]
 
     def versions(self) -> dict[str, Any]:
-        """Read what the run started from: ``origin``, another run's checkpoint or another system's file, if any, and
-        ``device``, its ``<platform>: <kind>``, if known.
+        """Read what the run started from: ``origin``, a checkpoint or file, and ``device``, its ``<platform>: <kind>``.
 
         Raises:
             CheckpointError: that cannot be read.
@@ -183,18 +171,12 @@ class RunDirectory:
         return f"the last checkpoint is {newest}, what came after it is lost; go on with {again}"
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Rename the checkpoints of later env steps: a run that goes on from ``step`` makes its own.
-
-        They would else pass for the newest ones, and new ones would be cleared away in their place.
-        """
+        """Rename the checkpoints of later env steps, which would pass for the newest ones, and return them."""
         later = [path for path in self.saved() if int(path.name.rpartition("_")[2]) > step]
         return [path.rename(path.with_name(f"superseded_{time.time_ns()}_{path.name}")) for path in later]
 
     def take_back(self) -> None:
-        """Undo ``create_run_directory`` for a run that could not begin, so that the folder can be given again.
-
-        What others put there stays.
-        """
+        """Undo ``create_run_directory``, so that the folder can be given again; what others put there stays."""
         configs = [self.config_file.with_name(name) for name in (*_CONFIGS, CHANGES, LISTING, ".partial")]
         for file in (*configs, self.path / SCHEDULE, self.path / LOCK):
             file.unlink(missing_ok=True)
@@ -203,12 +185,9 @@ class RunDirectory:
                 folder.rmdir()
 
     def find(self, which: str | None, report: Callable[[str], None]) -> Path:
-        """The newest undamaged checkpoint: ``latest`` or ``best``. Damaged ones are reported and passed over.
+        """Find the newest undamaged checkpoint, ``latest`` or ``best``; damaged ones are reported and passed over.
 
-        Where none that was made along the way is left, the best one is the latest.
-
-        Args:
-            which: None: the best one, or the latest where none is the best.
+        Without one that was made along the way, the best one is the latest. ``which`` None: the best, else the latest.
 
         Raises:
             CheckpointError: there is none.
@@ -274,14 +253,10 @@ def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[st
 
 
 def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
-    """An existing run and the config that it was started with, but for the device, which is the CPU.
-
-    Args:
-        path: the run's folder, or without the time at its end: the newest run of that name.
+    """Open a run, found as by ``find_run``, with its config; but for the device, which is the CPU.
 
     Raises:
-        FileNotFoundError: ``path`` is no run.
-        CheckpointError: its config was changed or damaged.
+        FileNotFoundError: ``path`` is no run. CheckpointError: its config was changed or damaged.
         ConfigError: it names code that nobody trusted (``ejax.schema.trust``).
     """
     path = find_run(path)
@@ -293,11 +268,7 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
 
 
 def check_configs(path: Path) -> None:
-    """Compare the configs of a run with their digests.
-
-    Raises:
-        CheckpointError: they were changed or damaged.
-    """
+    """Compare the configs of a run with their digests. CheckpointError: they were changed or damaged."""
     file = path / "configs" / "resolved.json"
     try:
         if (file.parent / LISTING).exists():  # the first runs of ejax have none
@@ -316,11 +287,10 @@ def check_configs(path: Path) -> None:
 
 
 def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory, RunConfig]:
-    """``open_run_directory`` for who wants a policy: of a population, the folder and the config of one member.
+    """Open a run for its policy, ``open_run_directory``: of a population, one member.
 
     Args:
-        member: its number. None: the best one, by ``trainer.best_eval_metric``, or without evaluations by the reward in
-            training.
+        member: None: the best one, by ``trainer.best_eval_metric``, or without evaluations by the reward in training.
 
     Raises:
         ValueError: there is no such member.

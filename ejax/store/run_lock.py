@@ -1,7 +1,6 @@
-"""A lock on a run's folder: one process at a time writes there.
+"""A lock on a run's folder: one process at a time writes there; readers need none.
 
-The kernel's lock on ``<run>/.lock`` ends with its process, however that ends, and no child inherits it; whoever only
-reads a run needs none. The file names the owner, for messages.
+The kernel's lock on ``<run>/.lock`` ends with its process, and no child inherits it. The file names the owner.
 """
 
 import errno
@@ -33,8 +32,7 @@ class RunInUseError(CheckpointError):
 def run_lock(folder: Path) -> Iterator[str]:
     """Hold the lock of a run's folder, which is made if need be.
 
-    Yields:
-        One line about an owner that ended without giving it back; empty if there is none.
+    Yields one line about an owner that ended without giving it back, or "".
 
     Raises:
         RunInUseError: another process, or another call in this one, has it.
@@ -88,7 +86,7 @@ def _name(owner: dict[str, Any]) -> str:
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:
-    """True if the owner surely has ended: a process of this host, whose number may be another's by now."""
+    """True if the owner surely has ended; its number may be another process's by now."""
     pid = owner.get("pid")
     return (
         owner.get("host") == socket.gethostname() and isinstance(pid, int) and owner.get("boot_ticks") != _started(pid)

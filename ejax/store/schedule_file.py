@@ -19,11 +19,7 @@ class _Schedule(BaseModel):
 
 
 def write_schedule(run: Path, first: int, versions: Sequence[int]) -> str:
-    """Write the versions of rollouts ``first``, ``first`` + 1, …; those of earlier ones stay, later ones go.
-
-    Returns:
-        The digest of all of them. Of earlier ones that are lost the version is null.
-    """
+    """Write the versions from rollout ``first`` on, after the earlier ones (lost: null); return the digest of all."""
     file = run / SCHEDULE
     earlier = _read_schedule(file)[:first] if first and file.exists() else []
     all_versions = [*earlier, *[None] * (first - len(earlier)), *versions]
@@ -32,13 +28,10 @@ def write_schedule(run: Path, first: int, versions: Sequence[int]) -> str:
 
 
 def check_schedule(run: Path, first: int, digest: str | None) -> list[str]:
-    """Set ``schedule.json`` aside, before a run goes on, if it does not hold the versions of the rollouts before.
+    """Set ``schedule.json`` aside if it does not hold the versions of the rollouts before a resume; list its defects.
 
     Args:
         digest: of those ``first`` versions; None: unknown.
-
-    Returns:
-        Its defects.
     """
     file = run / SCHEDULE
     try:
