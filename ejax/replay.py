@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.host.calls import HostEnvError, call_env
 from ejax.logs.json_records import check_facts
-from ejax.runtime.plain_files import open_plain, parse_json
 from ejax.runtime.process_exit import exit_with
+from ejax.schema.plain_files import open_plain, parse_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.environments import make_env
 from ejax.training.watchdog import guarded_calls

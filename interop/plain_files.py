@@ -1,6 +1,6 @@
 """Read an export's files: regular ones of bounded size only. The standard library alone; a robot has no ``ejax``.
 
-As ``ejax.runtime.plain_files``, of which a robot's checkout needs no more than this.
+As ``ejax.schema.plain_files``, of which a robot's checkout needs no more than this.
 """
 
 import json

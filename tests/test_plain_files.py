@@ -13,7 +13,7 @@ import pytest
 
 from ejax.logs.metric_log import MetricLog
 from ejax.logs.sessions import SESSIONS, write_session
-from ejax.runtime.plain_files import (
+from ejax.schema.plain_files import (
     MAX_DEPTH,
     MAX_DIGITS,
     check_plain,
@@ -53,7 +53,7 @@ OTHERWISE = {
     ("ejax/envs/manager/robots.py", "(ASSETS / file).read_text"): _SHIPPED,
     ("ejax/envs/manager/vocabulary.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,
     ("ejax/envs/mujoco/models.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
-    ("ejax/runtime/plain_files.py", "os.open"): _READER,
+    ("ejax/schema/plain_files.py", "os.open"): _READER,
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
     ("ejax/report/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
     ("ejax/store/checkpoint.py", "os.open"): "to force it to disk",

@@ -809,7 +809,7 @@ _ALLOWED = {
     ("ejax/logs/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
     (
-        "ejax/runtime/plain_files.py",
+        "ejax/schema/plain_files.py",
         "find_spec",
     ): "a package that carries files: a top-level name, which imports nothing",
     ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",

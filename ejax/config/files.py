@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ejax.runtime.plain_files import MAX_DIGITS, read_bytes
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
+from ejax.schema.plain_files import MAX_DIGITS, read_bytes
 from ejax.schema.problems import ConfigError, Problem
 
 SUFFIXES = (".json", ".yaml", ".yml")

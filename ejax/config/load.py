@@ -33,8 +33,8 @@ from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
 from ejax.config.spaces import class_problems
 from ejax.runtime.device import device_problem
-from ejax.runtime.plain_files import read_bytes
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
+from ejax.schema.plain_files import read_bytes
 from ejax.schema.problems import ConfigError, Problem, with_sections
 from ejax.schema.trust import trust_strings, trust_words
 from ejax.schema.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ejax.runtime.plain_files import parse_json, read_text
+from ejax.schema.plain_files import parse_json, read_text
 
 _SHOWN = 60
 """Characters of a wrong value that an error shows."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from ejax.logs.json_records import check_facts
-from ejax.runtime.plain_files import append_plain, parse_json, read_bytes
+from ejax.schema.plain_files import append_plain, parse_json, read_bytes
 
 _MAX_BYTES = 1 << 30
 """Bytes of a log that is read; 1000 lines have less than 1 MiB."""

@@ -11,7 +11,7 @@ from typing import Any
 from ejax.logs.best import Best
 from ejax.logs.charts import curve_of, curves_figure
 from ejax.logs.latest import GROUPS, Latest
-from ejax.runtime.plain_files import read_text
+from ejax.schema.plain_files import read_text
 
 _INTERVAL_S = 0.5
 _MAX_NOTES = 6

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from ejax.runtime.plain_files import append_plain, parse_json, read_bytes
+from ejax.schema.plain_files import append_plain, parse_json, read_bytes
 
 SESSIONS = "sessions.jsonl"
 _MAX_BYTES = 1 << 20

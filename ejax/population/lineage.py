@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from ejax.logs.latest import number
-from ejax.runtime.plain_files import append_plain, read_bytes
+from ejax.schema.plain_files import append_plain, read_bytes
 
 EXPLOITS = "exploits.jsonl"
 

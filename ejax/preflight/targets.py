@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ejax.runtime.plain_files import read_text
+from ejax.schema.plain_files import read_text
 from ejax.schema.problems import ConfigError, Problem
 
 

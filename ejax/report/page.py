@@ -21,7 +21,7 @@ from ejax.report.cells import NOTHING, bar, duration_cell, number_cell, swatch, 
 from ejax.report.curves import Group, curves, groups_of, sweep
 from ejax.report.reading import read_run
 from ejax.report.runs import MISSING, Run, differing
-from ejax.runtime.plain_files import read_bytes
+from ejax.schema.plain_files import read_bytes
 
 _LARGEST_VIDEO = 4_000_000
 _LARGEST_VIDEOS = 24_000_000

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ejax.runtime.plain_files import MAX_DIGITS
 from ejax.schema.messages import short_repr
+from ejax.schema.plain_files import MAX_DIGITS
 from ejax.schema.problems import ConfigError, Problem
 
 MAX_SEED = 2**33 - 1

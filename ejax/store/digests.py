@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ejax.runtime.plain_files import HUGE, MAX_BYTES, open_plain, read_text
+from ejax.schema.plain_files import HUGE, MAX_BYTES, open_plain, read_text
 
 LISTING = "SHA256"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")

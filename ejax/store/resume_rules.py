@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from ejax.config import RunConfig, TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts, replace_text
-from ejax.runtime.plain_files import read_bytes, read_json
 from ejax.schema.frozen import RESUMABLE
+from ejax.schema.plain_files import read_bytes, read_json
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.digests import LISTING, render_digests, sha256
 from ejax.store.run_dir import CHANGES, NEXT_LISTING, VERSIONS

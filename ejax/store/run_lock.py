@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ejax.runtime.plain_files import parse_json
+from ejax.schema.plain_files import parse_json
 from ejax.store.checkpoint import CheckpointError
 
 LOCK = ".lock"

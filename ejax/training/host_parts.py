@@ -12,9 +12,9 @@ from ejax.collectors import AsyncCollector, HostCollector, Schedule, Share
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.runtime.plain_files import read_json
 from ejax.runtime.processes import Group, count
 from ejax.runtime.sharding import make_mesh
+from ejax.schema.plain_files import read_json
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.host_steppers import HostStepper
 from ejax.training.parts import Ingredients, Parts

@@ -19,7 +19,7 @@ from typing import Self
 import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.files import DIGESTS, Digests, digests_file, inside, next_digests, open_inside, sha256
 from ejax.data.lerobot.metadata import may_have
-from ejax.runtime.plain_files import kind_of
+from ejax.schema.plain_files import kind_of
 
 STAGING, COMMIT, ASIDE = ".staging", ".commit", "incomplete"
 

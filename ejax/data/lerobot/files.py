@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
 
-from ejax.runtime.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
+from ejax.schema.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
 
 DIGESTS = "meta/ejax_digests.json"
 _VERSION = 1

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ejax.runtime.plain_files import HUGE, open_plain
 from ejax.runtime.video import write_video
+from ejax.schema.plain_files import HUGE, open_plain
 
 KEYFRAME_EVERY = 2
 """Frames. LeRobot's choice: a single frame takes decoding two at most; the file is about twice as large."""

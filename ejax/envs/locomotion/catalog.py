@@ -24,8 +24,8 @@ from ejax.envs.locomotion.commands import CommandRanges
 from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Shape
 from ejax.envs.locomotion.tasks import Push, VelocityTask
 from ejax.envs.task.entities import per_joint
-from ejax.runtime.plain_files import read_text
 from ejax.schema.frozen import freeze
+from ejax.schema.plain_files import read_text
 from ejax.schema.registry import did_you_mean
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
-from ejax.runtime.plain_files import package_folder
+from ejax.schema.plain_files import package_folder
 
 Vector: TypeAlias = tuple[float, float, float]
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.parameters import displace
-from ejax.runtime.plain_files import check_plain, read_text
+from ejax.schema.plain_files import check_plain, read_text
 
 ASSETS = Path(__file__).parents[1] / "assets"
 _SENSOR = mujoco.mjtSensor

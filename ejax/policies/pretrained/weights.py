@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.runtime.plain_files import HUGE, check_plain, package_folder
 from ejax.schema.messages import short_repr, shorten
+from ejax.schema.plain_files import HUGE, check_plain, package_folder
 from ejax.schema.registry import WEIGHT_READERS, import_entry
 from ejax.types import PyTree
 

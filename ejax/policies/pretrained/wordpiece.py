@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ejax.runtime.plain_files import read_json, read_text
 from ejax.schema.messages import short_repr
+from ejax.schema.plain_files import read_json, read_text
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPLIT = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")
