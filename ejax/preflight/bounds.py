@@ -3,8 +3,7 @@
     memory: bytes / bandwidth      arithmetic: Σ products / matrix rate + operations / FP32 rate
     launches: kernels · launch + host trips · round trip      links: bytes that leave a card / link rate
 
-The largest of them names what limits it. Memory, arithmetic and links are bounds; launches are an estimate from above
-where XLA joins kernels into CUDA graphs, which are launched at once.
+All are bounds but launches, an estimate from above where XLA joins kernels into CUDA graphs.
 """
 
 from dataclasses import dataclass
@@ -39,7 +38,6 @@ class Bounds:
 
 
 def bounds(cost: Cost, card: Card, *, hosts: int = 1) -> Bounds:
-    """Bounds of the counted operations."""
     products = sum(flops / card.matrix.get(name, card.fp32) for name, flops in cost.dot_flops.items())
     link = NETWORK if hosts > 1 else card.link
     sent = sum(count * _sent(each) for each, count in cost.collectives.items())
@@ -52,7 +50,6 @@ def bounds(cost: Cost, card: Card, *, hosts: int = 1) -> Bounds:
 
 
 def assumptions(card: Card, *, hosts: int = 1) -> list[str]:
-    """Assumptions of the bounds, in words."""
     rates = ", ".join(f"{name} {rate / 1e12:.4g}" for name, rate in card.matrix.items()) or "none known"
     link = f"{NETWORK / 1e9:.3g} GB/s between hosts" if hosts > 1 else ""
     if not link:

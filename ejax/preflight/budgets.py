@@ -1,8 +1,6 @@
-"""Counts that a change must not make worse: a committed file of configs, and what each of them costs.
+"""Counts that a change must not make worse, in a committed file for one release of jax.
 
-The counts are those of a compiler, so they hold for one release of jax only, which the file names:
-
-    {"jax": release, "entries": [{config, overrides, target, gpus, hosts, counts}]}
+{"jax": release, "entries": [{config, overrides, target, gpus, hosts, counts}]}
 """
 
 import json
@@ -35,11 +33,7 @@ class _Budgets(BaseModel):
 
 
 def budget_of(found: dict[str, Any]) -> dict[str, int]:
-    """The counts that are guarded: flat, ``train/env step/kernels`` and the like. Zeros are left out.
-
-    Args:
-        found: what ``preflight`` returns.
-    """
+    """Give the counts that are guarded, flat: ``train/env step/kernels`` and the like. Zeros are left out."""
     counts: dict[str, int] = {}
     for name, program in found["programs"].items():
         for unit, each in program["units"].items():
@@ -61,15 +55,11 @@ def worse(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
 
 
 def measure(entry: dict[str, Any]) -> dict[str, int]:
-    """The counts of an entry as they are now."""
     return budget_of(preflight(**{name: value for name, value in entry.items() if name != "counts"}))
 
 
 def check(path: Path, config: str | None = None) -> list[str]:
-    """Counts above their budgets.
-
-    Args:
-        config: only the entries of this one.
+    """List counts above their budgets, of all entries or of those of one config.
 
     Raises:
         ConfigError: counts of another release of jax, or none for this config. FactsError: no file of budgets.

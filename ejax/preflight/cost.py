@@ -17,7 +17,7 @@ _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier"),
     *("partition-id", "replica-id", "domain", "while", "conditional", "call", "async-start"),
 }
-"""Instructions that start no kernel by themselves. All others that are not fused do, except those that end in -done."""
+"""Instructions that start no kernel by themselves, as those that end in -done."""
 _MOVES = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "broadcast", "iota", "reshape", "transpose"),
     *("copy", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "gather", "reverse", "convert"),
@@ -40,12 +40,11 @@ class Collective:
     """Bytes of the result on one device."""
     group_size: int | None
     where: str
-    """The loops that it stands in, outermost first."""
 
 
 @dataclass
 class Cost:
-    """Sums over instructions. All counts are floats: they are multiplied with trip counts."""
+    """Sums over instructions; floats, since they are multiplied with trip counts."""
 
     kernels: float = 0.0
     num_bytes: float = 0.0
@@ -54,7 +53,7 @@ class Cost:
     element_ops: float = 0.0
     """Elementwise and reducing operations, integer ones too."""
     host_trips: float = 0.0
-    """Predicates of loops without a known length and of conditionals: the host may read each of them back."""
+    """Predicates of loops without a known length and of conditionals, which the host may read back."""
     callbacks: float = 0.0
     library_calls: Counter[str] = field(default_factory=Counter)
     """Kernels whose inside is not seen: each counts as one."""
@@ -75,11 +74,7 @@ class Cost:
 
 
 def instruction_cost(module: Module, within: Computation, instruction: Instruction, where: str) -> Cost:
-    """One instruction of a computation that is not fused; what loops and branches call is not part of it.
-
-    Args:
-        where: the loops around it.
-    """
+    """Count one instruction that is not fused, in the loops ``where``, without what loops and branches call."""
     cost, opcode = Cost(), instruction.opcode
     if opcode in _FREE or opcode.endswith("-done"):
         return cost
@@ -95,7 +90,6 @@ def instruction_cost(module: Module, within: Computation, instruction: Instructi
 
 
 def _add_operations(module: Module, within: Computation, instruction: Instruction, cost: Cost) -> None:
-    """Add the operations of an instruction and of those that are fused into it."""
     for name in instruction.called("calls", "called_computations"):
         fused = module.computations[name]
         for each in fused.instructions:
@@ -120,7 +114,7 @@ def _add_operations(module: Module, within: Computation, instruction: Instructio
 
 
 def _precision(shape: Shape, instruction: Instruction) -> str:
-    """The type of a product's numbers after rounding; ``f32 exact`` where the program wants more than TF32."""
+    """Give the type of a product's numbers after rounding; ``f32 exact`` where the program wants more than TF32."""
     if "algorithm=dot_bf16_bf16_f32" in instruction.attributes:
         return "bf16"
     exact = re.search(r"operand_precision=\{[^}]*highest|algorithm=dot_f32_f32_f32", instruction.attributes)
@@ -128,14 +122,13 @@ def _precision(shape: Shape, instruction: Instruction) -> str:
 
 
 def _convolution_flops(instruction: Instruction, kernel: Shape) -> int:
-    """Operations of a convolution; the kernel's ``io`` dimensions give how many of its numbers make one output."""
     labels = instruction.find(r"dim_labels=\w+_(\w+)->")
     outputs = kernel.dims[labels.index("o")] if labels else 1
     return 2 * instruction.shapes[0].size * (kernel.size // max(outputs, 1))
 
 
 def _library_flops(instruction: Instruction, shapes: list[tuple[Shape, ...]]) -> int:
-    """Operations of the library calls whose operands imply it; 0 for the others."""
+    """Count the operations of library calls whose operands imply it; 0 for the others."""
     target = instruction.target
     if "gemm" in target or "cublas$lt$matmul" in target:
         found = instruction.find(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
@@ -151,7 +144,7 @@ def _library_flops(instruction: Instruction, shapes: list[tuple[Shape, ...]]) ->
 
 
 def _result_bytes(instruction: Instruction) -> int:
-    """Bytes of a collective; one that only starts has its operands in the result too, in front."""
+    """Give the bytes of a collective; one that only starts has its operands in the result too, in front."""
     if not instruction.opcode.endswith("-start") or instruction.opcode == "all-reduce-start":
         return instruction.num_bytes
     shapes = instruction.shapes[: 2 * len(instruction.operands)]
@@ -159,7 +152,6 @@ def _result_bytes(instruction: Instruction) -> int:
 
 
 def _traffic(module: Module, within: Computation, instruction: Instruction) -> float:
-    """Bytes that a kernel reads and writes."""
     operands = [sum(shape.num_bytes for shape in shapes) for shapes in within.shapes_of(instruction)]
     written = instruction.num_bytes
     if instruction.opcode in _SLICES:
@@ -175,7 +167,6 @@ def _traffic(module: Module, within: Computation, instruction: Instruction) -> f
 
 
 def _read(fused: Computation, parameter: Instruction) -> int:
-    """Bytes of a fusion's parameter that are read."""
     total = 0
     for user in fused.users.get(parameter.name, []):
         in_place = user.opcode == "dynamic-update-slice"

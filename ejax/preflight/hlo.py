@@ -1,7 +1,4 @@
-"""Optimized HLO as XLA prints it, read into computations of instructions.
-
-Source of the syntax: openxla.org/xla/operation_semantics and XLA's own printer; only what counting needs is kept.
-"""
+"""Optimized HLO as XLA prints it, read into computations of instructions (openxla.org/xla/operation_semantics)."""
 
 import math
 import re
@@ -9,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 _BITS = {"token": 0, "opaque": 0}
-"""Bits of an element whose type does not name them; of others, such as ``pred``, 8."""
 _ARRAY = re.compile(r"([a-z]+\d*[a-z\d]*)\[([\d,]*)\]")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -17,8 +13,6 @@ _NAME = re.compile(r"%([\w.\-]+)")
 
 @dataclass(frozen=True)
 class Shape:
-    """One array."""
-
     dtype: str
     dims: tuple[int, ...]
 
@@ -43,7 +37,6 @@ class Instruction:
     opcode: str
     operands: tuple[str, ...]
     attributes: str
-    """Text after the operands."""
     is_root: bool
 
     @property
@@ -57,12 +50,10 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """Target of a custom call."""
         return self.find(r'custom_call_target="([^"]*)"') or ""
 
     @property
     def trip_count(self) -> int | None:
-        """Trip count of a loop, if XLA knows it."""
         found = self.find(r'"known_trip_count":\{"n":"(\d+)"')
         return int(found) if found else None
 
@@ -79,7 +70,7 @@ class Instruction:
         return None
 
     def called(self, *roles: str) -> tuple[str, ...]:
-        """The computations behind attributes such as ``body`` or ``calls``, in their order."""
+        """Give the computations behind attributes such as ``body`` or ``calls``, in their order."""
         texts = [self.find(rf"\b{role}=(\{{[^}}]*\}}|%?[\w.\-]+)") or "" for role in roles]
         return tuple(name for text in texts for name in re.findall(r"[\w.\-]+", text))
 
@@ -88,7 +79,6 @@ class Instruction:
         return _integers(self.find(rf"\b{attribute}=\{{([\d,]*)\}}") or "")
 
     def find(self, pattern: str) -> str | None:
-        """The first group of a pattern in the attributes; None: it is not there."""
         found = re.search(pattern, self.attributes)
         return found[1] if found else None
 
@@ -115,7 +105,7 @@ class Computation:
         return found
 
     def source(self, name: str) -> Instruction:
-        """The instruction of that name, or what it renames where it is a bitcast."""
+        """Give the instruction of that name, or what it renames where it is a bitcast."""
         found = self.by_name[name]
         return self.source(found.operands[0]) if found.opcode == "bitcast" else found
 
@@ -124,7 +114,6 @@ class Computation:
         return next(each for each in self.instructions if each.is_root)
 
     def shapes_of(self, instruction: Instruction) -> list[tuple[Shape, ...]]:
-        """Shapes of each operand."""
         return [self.by_name[name].shapes for name in instruction.operands if name in self.by_name]
 
 
@@ -135,11 +124,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Read a module.
-
-    Raises:
-        ValueError: there is no entry computation: this is not the text of an HLO module.
-    """
+    """Read a module. ValueError: the text has no entry computation."""
     computations: dict[str, Computation] = {}
     entry = name = None
     lines: list[Instruction] = []
@@ -173,7 +158,6 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def _closing(text: str, start: int) -> int:
-    """The index of the parenthesis that closes the one at ``start``."""
     depth = 0
     for match in re.compile(r"[()]").finditer(text, start):
         depth += 1 if match.group() == "(" else -1

@@ -1,7 +1,6 @@
 """The loops of a program, by the names that a user knows, and what one trip of each costs.
 
-Names come from where the traced program made a loop: ``jax.named_scope`` in ejax (``updates``, ``env_steps``), MJX's
-own scopes (``solve``), and of the gradient steps their form, a scan inside a scan.
+Names come from ``jax.named_scope`` in ejax and MJX; gradient steps are a scan inside a scan.
 """
 
 import re
@@ -26,16 +25,13 @@ class Loop:
     trips: int | None
     """None: only known while it runs."""
     path: str = ""
-    """Names of the loops around it and its own."""
     op_name: str = ""
     trip: Cost = field(default_factory=Cost)
-    """One trip, the loops inside it included; a loop of unknown length counts with one trip."""
+    """One trip, inner loops included; those of unknown length take one trip."""
     shapes: tuple[Shape, ...] = ()
-    """Its carry."""
     inner: "list[Loop]" = field(default_factory=list)
 
     def walk(self) -> "Iterator[Loop]":
-        """This loop and all inside it, outermost first."""
         yield self
         for each in self.inner:
             yield from each.walk()
@@ -54,7 +50,6 @@ def count(module: Module) -> Loop:
 
 
 def _fill(module: Module, computation: Computation, around: Loop, cost: Cost) -> None:
-    """Add what a computation costs to ``cost``, and the loops in it to ``around``."""
     for each in computation.instructions:
         cost.add(instruction_cost(module, computation, each, around.path))
         if each.opcode == "while":

@@ -28,11 +28,7 @@ def compiler_problem() -> str | None:
 
 
 def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]:
-    """Devices that are not here: ``gpus`` cards in each of ``hosts`` machines.
-
-    Raises:
-        ConfigError: there is no compiler for them, or it refuses the card's description.
-    """
+    """Describe the devices of machines that are not here. ConfigError: no compiler for them, or it refuses the card."""
     if problem := compiler_problem():
         raise ConfigError([Problem("", problem)], "ejax.preflight")
     jax.devices()  # loads the plugin
@@ -45,7 +41,7 @@ def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]
 
 @contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """JAX writes what it compiles for absent devices into its cache, and cannot read it again."""
+    """Keep JAX from writing what it compiles for absent devices into its cache, which it cannot read again."""
     kept: bool = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]  # jax defines it at run time
     jax.config.update("jax_enable_compilation_cache", False)
     try:

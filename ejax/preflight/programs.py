@@ -23,7 +23,6 @@ from ejax.training.steppers import DeviceStepper
 from ejax.types import HostEnv, Key, Params, Rollout
 
 _NO_TILES = "Couldn't find output tile sizes"
-"""Lines of XLA's message."""
 
 
 @dataclass(frozen=True)
@@ -36,28 +35,25 @@ class Memory:
     peak: int
     """All of them: XLA allocates the temporaries of a program at once, for as long as it runs."""
     fixed: int
-    """Parameters, optimizer and what else of a training's state does not grow with the environments."""
+    """Parameters, optimizer and other state of a training that does not grow with the environments."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program, compiled for devices that are not here."""
-
     name: str
     """``train``, ``learn`` or ``evaluate``."""
     hlo: str
     memory: Memory
     seconds: float
-    """To compile it, beside the other."""
     library_products: bool = False
-    """Matrix products are cuBLAS's, none XLA's own: see ``_compile_products``."""
+    """Matrix products are cuBLAS's, none XLA's own."""
 
 
 def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """The config with its physics engine settled as on an NVIDIA GPU, and a note of which and why.
+    """Settle a config's physics engine as on an NVIDIA GPU, and note which and why.
 
     Raises:
-        ConfigError: it names the C engine, which steps on the host, or for one that is not installed.
+        ConfigError: it names the C engine, which steps on the host, or one that is not installed.
     """
     settled, notes = settle_physics(config, platform="cuda")
     engine = ENGINES.get(str(settled.env.cfg.get("physics")))
@@ -70,11 +66,7 @@ def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
 
 
 def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evaluation: bool = True) -> list[Compiled]:
-    """Programs of a training on these devices: its own first, then its evaluation's.
-
-    Args:
-        config: with a named physics engine; see ``on_accelerator``.
-        evaluation: False: the training's program alone.
+    """Compile a training's own program, then its evaluation's, for a config from ``on_accelerator``.
 
     Raises:
         ConfigError: what runs outside JAX cannot be compiled.
@@ -91,7 +83,6 @@ def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evalua
 
 
 def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
-    """The run's parts, of whose state there are only the shapes."""
     if config.data is not None:
         text = (
             f"{config.algorithm.name} learns from demonstrations, whose shapes are known once they are made; "
@@ -122,7 +113,6 @@ def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) ->
 
 
 def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax.Device) -> jax.stages.Lowered:
-    """The update from rollouts that a collector makes on the host, of an environment in JAX."""
     trainer, dropout = config.trainer, uses_dropout(config.policy, parts.policy)
 
     def collect(params: Params, key: Key) -> Rollout:
@@ -138,7 +128,6 @@ def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax
 
 
 def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Lowered:
-    """As after training on these devices: each of them has the parameters, and plays all episodes."""
     place = SingleDeviceSharding(devices[0]) if len(devices) == 1 else replicated(make_mesh(devices))
     evaluator = DeviceEvaluator(parts.policy, evaluation_env(config, parts.env), config.trainer)
     return evaluator.lower(shapes_on(place, parts.state.train.params))
@@ -160,10 +149,9 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
 
 
 def _compile_products(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
-    """The program, and whether all of its products are library calls.
+    """Compile, and tell if all products are library calls: without a card XLA tries only its first tiles for each.
 
-    On a card XLA tries tiles for each product, and cuBLAS. Without one it takes the tiles that it begins with, and
-    gives up where they do not fit what is fused into the product, such as a transposition of an odd number of rows.
+    It gives up where they do not fit what is fused into the product, such as a transposition of an odd number of rows.
     """
     try:
         return lowered.compile(), False

@@ -17,7 +17,6 @@ from ejax.preflight.targets import Card
 
 SCHEMA_VERSION = 1
 UNITS = (UPDATE, ENV_STEP, f"{ENV_STEP}, backward", PHYSICS_STEP, EPOCH, MINIBATCH)
-"""Loops that a user knows, in the order in which they are shown."""
 NOT_KNOWN = (
     "seconds: the estimates are no forecasts",
     "trips of loops of unknown length (updates of a dispatch, MJX's solver, evaluations)",
@@ -30,8 +29,6 @@ NOT_KNOWN = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Config and target of the compilation."""
-
     config: str
     overrides: tuple[str, ...]
     target: str
@@ -55,11 +52,7 @@ def describe(
     fit: dict[str, Any] | None,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """Everything, as JSON can hold it.
-
-    Args:
-        fit: an ``ejax.preflight.run.Fit`` as a dict.
-    """
+    """Describe everything as JSON can hold it; ``fit``: an ``ejax.preflight.run.Fit`` as a dict."""
     return {
         "schema_version": SCHEMA_VERSION,
         **asdict(settings),
@@ -96,7 +89,6 @@ def _program(compiled: Compiled, settings: Settings, card: Card) -> dict[str, An
 
 
 def _unit(loop: Loop, card: Card, settings: Settings) -> dict[str, Any]:
-    """One trip of a loop."""
     limits = bounds(loop.trip, card, hosts=settings.hosts)
     counts = _counts(loop.trip)
     return {"trips": loop.trips, **counts, "bounds_s": {**asdict(limits), "limiting": limits.limiting}}
@@ -123,7 +115,7 @@ def _loop(loop: Loop) -> dict[str, Any]:
 
 
 def _stored(program: Loop, settings: Settings) -> float | None:
-    """Bytes that the loop over env steps keeps of each: of what it carries, the arrays with a row for each step."""
+    """Count the bytes that the loop over env steps keeps of each: arrays of its carry with a row for each step."""
     steps = program.find(ENV_STEP)
     if steps is None or steps.trips is None:
         return None
@@ -132,7 +124,6 @@ def _stored(program: Loop, settings: Settings) -> float | None:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """Tables for people."""
     where = f"{found['hosts']} x {found['gpus']}" if found["hosts"] > 1 else str(found["gpus"])
     console.print(
         f"{found['config']}: {where} x {found['card']['name']}, {found['num_envs']} environments on each, "
@@ -194,7 +185,6 @@ def _scaled(number: float) -> str:
 
 
 def _in_units(number: float, factor: int, units: Sequence[str]) -> tuple[float, str]:
-    """The number in the first unit in which it is below the factor, or in the last one, and that unit."""
     if number < factor or len(units) == 1:
         return number, units[0]
     return _in_units(number / factor, factor, units[1:])

@@ -32,7 +32,6 @@ def preflight(
     """Compile what a config runs for GPUs that are not here, and count it.
 
     Args:
-        config: the file. overrides: as on the command line of training.
         target: a card's short name, or a file; see ``ejax.preflight.targets``.
         gpus: on each of ``hosts`` machines.
         fit: compile at several sizes for the largest ``num_envs``, instead of an estimate.
@@ -79,8 +78,6 @@ def _memory_at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) 
 
 @dataclass(frozen=True)
 class Fit:
-    """An answer, and where it comes from."""
-
     num_envs: int
     """On each GPU; 0: not even one."""
     method: str
@@ -89,10 +86,7 @@ class Fit:
 
 
 def estimate(memory: Memory, num_envs: int, card_memory: int) -> Fit:
-    """From one compilation: all memory but the fixed part is taken to grow with the environments.
-
-    Minibatches of a size of their own do not grow with them, so that the answer is rather too small.
-    """
+    """Estimate from one compilation: all but the fixed memory grows with the environments, rather too much."""
     usable = int(USABLE * card_memory)
     fixed = 2 * memory.fixed  # what an update reads, and what it writes
     per_env = max(memory.peak - fixed, 1) / num_envs
@@ -105,12 +99,7 @@ def estimate(memory: Memory, num_envs: int, card_memory: int) -> Fit:
 
 
 def search(memory_at: Callable[[int], Memory], first: Memory, num_envs: int, card_memory: int) -> Fit:
-    """From compilations: a line through two sizes, then the size where it meets the memory, compiled as well.
-
-    Args:
-        memory_at: of the training's program at that many environments on each GPU.
-        first: at ``num_envs``.
-    """
+    """Compile at a line through two sizes, and where it meets the memory; ``first``: at ``num_envs``."""
     usable = int(USABLE * card_memory)
     points = [(num_envs, first.peak)]
     size = 8 * num_envs
@@ -126,7 +115,7 @@ def search(memory_at: Callable[[int], Memory], first: Memory, num_envs: int, car
 
 
 def _crossing(points: Sequence[tuple[int, int]], usable: int, multiple: int) -> int:
-    """The largest multiple of the config's number below the point where the line through both meets ``usable``."""
+    """Give the largest multiple below the point where the line through both meets ``usable``."""
     (n0, peak0), (n1, peak1) = points
     slope = max((peak1 - peak0) / (n1 - n0), 1.0) if n1 != n0 else 1.0
     return max(int(0.99 * (n1 + (usable - peak1) / slope)) // multiple, 1) * multiple

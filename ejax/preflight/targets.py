@@ -1,7 +1,6 @@
 """Cards to compile for: XLA's description of each, and the rates that its bounds come from.
 
-Sources: NVIDIA's data sheets and architecture white papers of the A100, H100, H200, B200, L40S and GeForce RTX 4090;
-dense rates, and boost clocks. A link's rate is of one direction: NVLink, or PCIe where a card has no NVLink.
+Sources: NVIDIA's data sheets and white papers; dense rates, boost clocks, links of one direction (NVLink, else PCIe).
 """
 
 import re

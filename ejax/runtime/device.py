@@ -15,13 +15,9 @@ _ON_GPU: dict[MatmulPrecision, str] = {"float32": "highest", "tf32": "TF32_TF32_
 
 @contextmanager
 def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
-    """Inside, every program that is traced multiplies float32 matrices like this, in all threads.
+    """Have every program that is traced inside multiply float32 matrices like this, in all threads.
 
-    ``tf32`` and ``bf16`` round the factors and add up in float32, on a GPU; parameters, statistics and all else stay
-    float32. A CPU always computes in float32.
-
-    Args:
-        device: as in ``prepare_jax``.
+    ``tf32`` and ``bf16`` round the factors and add up in float32, on a GPU; all else stays float32, as on a CPU.
     """
     name = _ON_GPU[precision] if device.startswith("cuda") else "highest"
     before = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
@@ -33,7 +29,7 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
 
 
 def device_problem(device: str) -> str:
-    """The reason why JAX does not compute there, and its devices here; "" where it does."""
+    """Explain why JAX does not compute there, with its devices here; "" where it does."""
     platform, _, index = device.partition(":")
     try:
         there = len(jax.local_devices(backend=platform))
@@ -49,10 +45,7 @@ def prepare_jax(device: str) -> None:
     """Select the device (``cpu``, ``cuda`` or ``cuda:N``) and keep compiled programs between runs.
 
     Call it before JAX makes its first array: later, ``cpu`` cannot hide an accelerator any more. The programs go to
-    ``$JAX_COMPILATION_CACHE_DIR``, or ``$XDG_CACHE_HOME/ejax/compiled``.
-
-    Raises:
-        ValueError: JAX has no such device here.
+    ``$JAX_COMPILATION_CACHE_DIR``, or ``$XDG_CACHE_HOME/ejax/compiled``. ValueError: JAX has no such device here.
     """
     platform, _, index = device.partition(":")
     if platform == "cpu":

@@ -1,8 +1,7 @@
 """Calls of Python from CPU programs that JAX's compilation cache can keep.
 
-``jax.pure_callback`` writes an address of this process into the program, so JAX never caches one that has it. Here the
-program names a handler of XLA's foreign function interface and a number, from which the handler finds the function:
-both are the same in the next process. Arguments are views of XLA's buffers, and results are copied into them.
+``jax.pure_callback`` writes an address of this process into the program. Here it names a handler of XLA's foreign
+function interface and a number, by which that finds the function: both are the same in the next process.
 Source: xla/ffi/api/c_api.h, version 0.3, whose structures these are.
 """
 
@@ -30,7 +29,7 @@ _functions: dict[int, Callable[..., tuple[NDArray[Any], ...]]] = {}
 def host_call(
     function: Callable[..., tuple[NDArray[Any], ...]], shapes: tuple[jax.ShapeDtypeStruct, ...], *args: Array, name: str
 ) -> tuple[Array, ...]:
-    """``jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")``, for programs that are cached.
+    """Do ``jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")``, for programs that are cached.
 
     Args:
         function: gets NumPy views that it must neither change nor keep, and returns as many arrays as ``shapes``.
@@ -50,7 +49,6 @@ def host_call(
 
 
 def _struct(**fields: Any) -> Any:
-    """A structure of XLA's, its fields in their order in memory."""
     return type("_Struct", (ctypes.Structure,), {"_fields_": tuple(fields.items())})
 
 
@@ -118,7 +116,6 @@ def _handle(pointer: Any) -> int | None:
 
 
 def _view(buffer: Any) -> NDArray[Any]:
-    """The memory of a buffer as an array, without a copy."""
     shape, dtype = buffer.dims[: buffer.rank], np.dtype(_DTYPES[buffer.dtype])
     if not (size := math.prod(shape) * dtype.itemsize):
         return np.empty(shape, dtype)

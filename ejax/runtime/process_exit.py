@@ -1,9 +1,7 @@
 """Ends of a process: signals that ask a run to stop, and the exit of a command line with its own code.
 
-SIGTERM, Ctrl-C (SIGINT) and SIGHUP of a closed terminal get three answers. While a command imports what it needs, a
-signal ends the process with one line: ``exit_on_signal``. While a run is built, it raises ``StopRequested``, so that
-what was begun is put away: ``interrupting``. While a run trains, the first one lets it finish the update under way,
-save and end: ``interruptible``.
+SIGTERM, Ctrl-C (SIGINT) and SIGHUP end a command that is importing (``exit_on_signal``), raise ``StopRequested`` while
+a run is built (``interrupting``), and let one that trains finish the update, save and end (``interruptible``).
 """
 
 import errno
@@ -22,7 +20,6 @@ from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S = 10.0
-"""For threads to come to an end by themselves."""
 _MAX_NAMED = 4
 _UNHEEDED: list[list[int]] = []
 """Signals that active ``interrupting`` blocks have received."""
@@ -78,10 +75,7 @@ def owns_process() -> bool:
 
 
 def _refuse_exit(owner: int, code: int) -> NoReturn:
-    """Raise in place of ``os._exit``, which would leave with code 0 a run that has not finished.
-
-    A forked child, as ``multiprocessing`` has them, ends as it meant to.
-    """
+    """Raise in place of ``os._exit``, which would leave with code 0 an unfinished run. A forked child may exit."""
     if os.getpid() != owner:
         _end_process(code)
     print(f"ejax: refused os._exit({code}), which would have ended the run; it is an error there", file=sys.stderr)
@@ -89,7 +83,6 @@ def _refuse_exit(owner: int, code: int) -> NoReturn:
 
 
 def _outlast(code: int) -> None:
-    """End the process, unless it ends by itself first."""
     time.sleep(_GRACE_S)
     if threads := _left_behind():
         names = ", ".join(f"'{thread.name}' ({_place(thread)})" for thread in threads[:_MAX_NAMED])
@@ -99,12 +92,11 @@ def _outlast(code: int) -> None:
 
 
 def _left_behind() -> list[threading.Thread]:
-    """Threads that Python waits for. A pool's idle threads are among them, and end when Python wants them to."""
+    """List threads that Python waits for; idle ones of a pool end when Python wants them to."""
     return [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
 
 
 def _place(thread: threading.Thread) -> str:
-    """Place of a thread: the innermost line of Python."""
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return "ended just now"
@@ -113,9 +105,9 @@ def _place(thread: threading.Thread) -> str:
 
 
 def exit_on_signal() -> None:
-    """From now on a signal ends the process, with a line and the shell's exit code. For the first line of a command.
+    """End the process on a signal from now on, with a line and the shell's exit code. For a command's first line.
 
-    By the end of the process and not by an exception: code that is being imported may catch that, or print it.
+    No exception: code that is being imported may catch that, or print it.
     """
     if threading.current_thread() is threading.main_thread():
         for number in _heeded():
@@ -130,10 +122,9 @@ def _exit_before_start(number: int, frame: FrameType | None) -> None:
 
 
 def until_signal(command: str, body: Callable[[], int]) -> int:
-    """Run a command's ``body``: a signal that it does not heed itself ends it with a last word and the shell's code.
+    """Run a command's ``body``, and return its exit code.
 
-    Returns:
-        The exit code: the body's; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+    A signal that it does not heed itself ends it with a last word: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
     received: list[int] = []
     try:
@@ -151,7 +142,7 @@ def until_signal(command: str, body: Callable[[], int]) -> int:
 
 @contextmanager
 def interrupting(received: list[int]) -> Iterator[None]:
-    """A signal raises ``StopRequested`` inside, and is kept in ``received``: compilers may swallow what is raised."""
+    """Raise ``StopRequested`` inside on a signal, and keep it in ``received``, since compilers may swallow it."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del frame
@@ -169,7 +160,7 @@ def interrupting(received: list[int]) -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """A signal only sets a flag inside, and reports it; a second Ctrl-C raises ``StopRequested``.
+    """Only set a flag inside on a signal, and report it; a second Ctrl-C raises ``StopRequested``.
 
     The flag is set from the start where ``StopRequested`` was raised before and came to nothing.
     """
@@ -214,7 +205,6 @@ def _heeded() -> list[signal.Signals]:
 
 @contextmanager
 def _handling(handler: Any) -> Iterator[None]:
-    """``handler`` inside, the former ones after it; signals reach the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

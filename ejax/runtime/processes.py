@@ -1,8 +1,7 @@
 """Several processes that train together: who they are, and the words that they exchange between their updates.
 
-Every process runs the same loop, and the first one writes. What they must agree on, such as when to stop, goes through
-the coordination service of ``jax.distributed``, on the hosts: it waits for no device. The devices' own messages are
-XLA's. A process that dies, or is suspended, is missed by that service, which ends the others.
+Every process runs the same loop, and the first one writes. They agree, such as on when to stop, through the
+coordination service of ``jax.distributed``, on the hosts, which ends the others where one dies or is suspended.
 """
 
 import itertools
@@ -21,12 +20,10 @@ import jax
 from ejax.schema.problems import ConfigError
 
 _DEAD_AFTER_S = 15
-"""Without a sign of life: dead, or suspended."""
 _LATE_S = 60.0
-"""After so long a process prints what it waits for."""
+"""A process prints then what it waits for."""
 _RESCUE = "rescue"
 _POLL_MS = 1000
-"""Between two looks at whether another process has failed."""
 _FOUND_BY_JAX = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI"}
 _SIZES = {**_FOUND_BY_JAX, "WORLD_SIZE": "torchrun or the like"}
 """Variables with the number of processes that a scheduler started."""
@@ -59,11 +56,9 @@ class Address:
 
 
 def join(address: Address, *, timeout_s: int = 300) -> None:
-    """Join the other processes, if there are any to join: named by ``address``, or found by JAX with SLURM, OpenMPI or
-    Kubernetes. Before JAX looks for devices.
+    """Join the other processes: named by ``address``, or found by JAX with SLURM, OpenMPI or Kubernetes.
 
-    Args:
-        timeout_s: for all to come.
+    Call it before JAX looks for devices; without others it does nothing.
 
     Raises:
         ConfigError: an address that is none.
@@ -109,7 +104,6 @@ def _check_coordinator(coordinator: str) -> None:
 
 
 def _scheduled() -> bool:
-    """Recognize one of several processes of a scheduler that JAX knows."""
     indexed_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
     return _is_one_of_several(_FOUND_BY_JAX) is not None or indexed_job or "JAX_COORDINATOR_ADDRESS" in os.environ
 
@@ -120,11 +114,7 @@ def unjoined() -> str | None:
 
 
 def _is_one_of_several(sizes: dict[str, str]) -> str | None:
-    """The scheduler that started several processes, by its variable.
-
-    Raises:
-        ConfigError: a variable that is no number.
-    """
+    """Find the scheduler that started several processes. ConfigError: its variable is no number."""
     for name, who in sizes.items():
         size = os.environ.get(name) or "1"
         if not (size.isascii() and size.isdigit()):
@@ -137,7 +127,6 @@ def _is_one_of_several(sizes: dict[str, str]) -> str | None:
 
 
 def count() -> int:
-    """Number of processes that train together."""
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
@@ -151,11 +140,7 @@ _rounds = itertools.count(1)
 
 
 class Group:
-    """The processes that train together.
-
-    Args:
-        timeout_s: how far apart they may be: one that has not come after so long hangs.
-    """
+    """The processes that train together. One that has not come after ``timeout_s`` hangs."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -166,7 +151,6 @@ class Group:
         Args:
             mine: of this process; of JSON.
             what: the doing that is waited for, for messages: "begin an update".
-            timeout_s: instead of the group's own.
 
         Raises:
             ProcessesError: another one failed, or does not come.
@@ -184,10 +168,7 @@ class Group:
         return given
 
     def call_for_rescue(self) -> None:
-        """Give, in place of the word that the others wait for, that this process hangs and saves; in any thread.
-
-        There the exchange raises ``RescueCall``.
-        """
+        """Make the others' exchange raise ``RescueCall``: this process hangs and saves. In any thread."""
         number, me = next(_rounds), jax.process_index()
         _client().key_value_set(f"ejax/word/{number}/{me}", json.dumps(_RESCUE))
 
@@ -221,10 +202,9 @@ def report_failure(reason: str) -> None:
 
 @contextmanager
 def failing_together() -> Iterator[None]:
-    """Inside, an error of this process is the end of the others too, and is named there.
+    """Make an error of this process inside the end of the others too, and name it there.
 
-    Raises:
-        ProcessesError: in place of an error of the devices' messages, where another process had failed before.
+    An error of the devices' messages becomes a ProcessesError where another process had failed before.
     """
     try:
         yield
@@ -241,7 +221,6 @@ def failing_together() -> Iterator[None]:
 
 
 def _look_for_failure(error: Exception) -> None:
-    """Give another process, whose end may have broken the devices' messages, the time to give a reason."""
     print(f"ejax: {str(error).partition(chr(10))[0]}; looking whether another process is gone", flush=True)
     until = time.monotonic() + _DEAD_AFTER_S + 3.0
     while time.monotonic() < until:

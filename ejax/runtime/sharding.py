@@ -1,11 +1,8 @@
 """Several devices, one program: environments are sharded over them, and parameters if configured; the rest is on each.
 
-Nothing is averaged by hand. The program is that of one device; from where its arrays lie, XLA computes each part where
-its environments are and adds the parts up. Every device therefore has the same parameters, and the results
-are those of one device, apart from the order of sums. ``constrain_split`` acts inside
+Nothing is averaged by hand: XLA computes each part of the program of one device where its environments are, and adds
+the parts up. Results are those of one device, apart from the order of sums. ``constrain_split`` acts inside
 ``jax.set_mesh(make_mesh(devices))``; without a mesh it does nothing.
-
-Arrays of several processes are sharded over all devices, copied to those of one process, or exchanged between them.
 """
 
 import math
@@ -34,27 +31,23 @@ def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
 
 
 def num_shards() -> int:
-    """Inside a program: the number of devices that share it."""
+    """Count the devices that share a program, inside it."""
     mesh = _mesh()
     return 1 if mesh is None else mesh.size
 
 
 def sharded(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Axis number ``axis`` sharded over the devices."""
     return NamedSharding(mesh, PartitionSpec(*[None] * axis, _AXIS))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def shapes_on(shardings: Sharding | Any | None, tree: T) -> T:
-    """The shapes of arrays, and where they lie: what a program can be lowered for without making them.
+    """Give the shapes of arrays, and where they lie, to lower a program for.
 
-    Args:
-        tree: of arrays, or of their shapes.
-        shardings: one for all, or a tree of them. None: wherever the program's other arrays lie.
+    ``shardings``: one for all, or a tree of them. None: wherever the program's other arrays lie.
     """
     if shardings is None:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
@@ -64,11 +57,7 @@ def shapes_on(shardings: Sharding | Any | None, tree: T) -> T:
 
 
 def join(parts: Sequence[T], place: NamedSharding, axis: int) -> T:
-    """Trees that each lie on one of this process's devices, in their order, as the parts of arrays of all devices.
-
-    Args:
-        axis: along which the parts are joined; ``place`` shards it.
-    """
+    """Join trees that each lie on one of this process's devices, in order, along an axis that ``place`` shards."""
 
     def one(*shards: jax.Array) -> jax.Array:
         shape = list(shards[0].shape)
@@ -79,7 +68,7 @@ def join(parts: Sequence[T], place: NamedSharding, axis: int) -> T:
 
 
 def sharded_somewhere(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """The longest axis that the devices divide is sharded over them; small arrays, and others, are whole on each."""
+    """Shard the longest axis that the devices divide; small arrays, and others, are whole on each."""
     divisible = [axis for axis, length in enumerate(shape) if length % mesh.size == 0]
     if not divisible or math.prod(shape) < _WORTH_SHARDING:
         return replicated(mesh)
@@ -87,7 +76,7 @@ def sharded_somewhere(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def constrain_split(tree: T) -> T:
-    """Inside a program: keep the first axis of every array sharded over the devices, where they divide it."""
+    """Keep, inside a program, the first axis of every array sharded over the devices, where they divide it."""
     mesh = _mesh()
     if mesh is None:
         return tree
@@ -100,9 +89,9 @@ def constrain_split(tree: T) -> T:
 
 
 def by_device(function: F, num_rows: int) -> F:
-    """Inside a program: a function of arrays [N, ...], each device on its rows by itself, where the devices divide N.
+    """Run a function of arrays [N, ...] on each device's rows by itself, where the devices divide N; inside a program.
 
-    A reduction over all rows inside, such as whether a solver's loop may end, is then over one device's rows.
+    A reduction over rows inside, such as whether a solver's loop may end, is then over one device's rows.
     """
     mesh = _mesh()
     if mesh is None or num_rows % mesh.size:
@@ -117,28 +106,23 @@ def members_mesh(devices: Sequence[jax.Device]) -> Mesh:
 
 
 def by_members(mesh: Mesh) -> NamedSharding:
-    """The first axis, the members, sharded over the devices."""
     return NamedSharding(mesh, PartitionSpec(_MEMBERS))
 
 
 def map_members(function: F, mesh: Mesh) -> F:
-    """A function of arrays [M, ...], each device on its members by itself."""
+    """Run a function of arrays [M, ...] on each device's members by itself."""
     members = PartitionSpec(_MEMBERS)
     return cast(F, jax.shard_map(function, mesh=mesh, in_specs=members, out_specs=members, check_vma=False))
 
 
 def _mesh() -> jax.sharding.AbstractMesh | None:
-    """Inside a program: the mesh of devices that share its environments. None: they are on one."""
+    """Give the mesh of devices that share a program's environments, inside it. None: they are on one."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh if _AXIS in mesh.axis_names else None
 
 
 def shard(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Arrays that every process has whole, as arrays of all devices: each puts what its own devices hold.
-
-    Args:
-        shardings: a ``Sharding`` for each leaf.
-    """
+    """Make arrays that every process has whole into arrays of all devices; ``shardings``: one for each leaf."""
 
     def place(x: Any, sharding: Sharding) -> Any:
         if _is_key(x):
@@ -154,7 +138,7 @@ def _make(x: Any, sharding: Sharding) -> jax.Array:
 
 
 def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
-    """Arrays that are the same on every device, on this process's ``device`` alone."""
+    """Copy arrays that are the same on every device to this process's ``device`` alone."""
 
     def own(x: jax.Array) -> jax.Array:
         if x.is_fully_replicated:
@@ -167,7 +151,7 @@ def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
 
 
 def at_hand(tree: PyTree) -> PyTree:
-    """Arrays that are the same on every device, on those of this process alone: it may compute with them by itself."""
+    """Take arrays that are the same on every device as those of this process alone, to compute with by itself."""
 
     if count() == 1:
         return tree
@@ -182,7 +166,7 @@ def at_hand(tree: PyTree) -> PyTree:
 def exchange(tree: PyTree) -> list[PyTree]:
     """Exchange arrays of the same shapes: each process's, in their order, as NumPy's. All of them call it.
 
-    As bytes, since JAX has no numbers of 64 bits. Keys come as arrays of all devices.
+    Keys come as arrays of all devices.
     """
     leaves, structure = jax.tree.flatten(tree)
     mine = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in leaves]

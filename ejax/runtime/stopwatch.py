@@ -15,7 +15,6 @@ class Stopwatch:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Add the time of the block to an activity."""
         began = time.perf_counter()
         try:
             yield

@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LAST_FRAMES_S = 600.0
-"""For ffmpeg to encode what it still has, which is some dozens of frames."""
 _SMALLEST_TEXT = 8
-"""Pixels."""
 
 
 def write_video(
@@ -31,12 +29,8 @@ def write_video(
     Args:
         path: ends in ``.mp4`` (or another container of ffmpeg's that holds H.264); its folder is made.
         frames: each ``[H, W, 3]`` uint8 RGB, all of one size; may be a generator.
-        fps: frames per second, > 0.
         keyframe_every: frames from one that stands alone to the next, and all in order: for random access, and for
             videos that are joined later. None: as few as the encoder likes, which gives the smallest file.
-
-    Returns:
-        ``path``.
 
     Raises:
         ValueError: no frames, a frame of another shape or dtype, or ``fps`` not positive.
@@ -62,7 +56,7 @@ def write_video(
 
 
 def with_caption(frame: NDArray[np.uint8], text: str) -> NDArray[np.uint8]:
-    """The frame [H, W, 3] with a line of text at its foot, which is as small as it must be to fit."""
+    """Write a line of text at the foot of a frame [H, W, 3], as small as it must be to fit."""
     from PIL import Image, ImageDraw, ImageFont  # few runs have a caption
 
     picture = Image.fromarray(frame)
@@ -77,18 +71,10 @@ def with_caption(frame: NDArray[np.uint8], text: str) -> NDArray[np.uint8]:
 
 
 def tile_frames(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Lay K frames out in a near-square grid, row by row; cells without a frame are black.
+    """Lay K ≥ 1 frames ``[K, H, W, 3]`` out in a near-square grid ``[grid_h·H, grid_w·W, 3]``, row by row.
 
-    grid_w = ⌈√K⌉, grid_h = ⌈K / grid_w⌉, as EmbodiChain's camera recorder does.
-
-    Args:
-        frame: ``[K, H, W, 3]``, K ≥ 1.
-
-    Returns:
-        ``[grid_h·H, grid_w·W, 3]``.
-
-    Raises:
-        ValueError: another shape.
+    grid_w = ⌈√K⌉, grid_h = ⌈K / grid_w⌉, as EmbodiChain's camera recorder does; cells without a frame are black.
+    ValueError: another shape.
     """
     if frame.ndim != 4 or frame.shape[0] == 0 or frame.shape[3] != 3:
         raise ValueError(f"frames to tile have shape {frame.shape}; give [K, H, W, 3] with K >= 1.")
@@ -102,7 +88,7 @@ def tile_frames(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
-    """Frames of even size; a ``ValueError`` for one that is not RGB, or not of the first one's size."""
+    """Pad frames to even sizes; ValueError for one that is not RGB, or not of the first one's size."""
     shape: tuple[int, ...] | None = None
     for index, frame in enumerate(frames):
         if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
@@ -119,11 +105,7 @@ def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]
 
 @contextmanager
 def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int | None) -> Iterator[IO[bytes]]:
-    """An ffmpeg process that encodes the raw RGB frames written to what this yields.
-
-    imageio_ffmpeg gives the executable. Its own ``write_frames`` drops ffmpeg's exit status and resizes odd
-    frames.
-    """
+    """Run ffmpeg on raw RGB frames; imageio_ffmpeg's ``write_frames`` drops its exit status and resizes odd frames."""
     height, width = size
     source = f"-f rawvideo -pix_fmt rgb24 -video_size {width}x{height} -framerate {fps} -i -"
     target = "-an -c:v libx264 -preset veryfast -pix_fmt yuv420p -crf 20 -movflags +faststart"

@@ -23,21 +23,20 @@ class StrictModel(BaseModel):
 
 
 def freeze(value: Any) -> Any:
-    """A hashable value."""
     if isinstance(value, dict | FrozenDict):
         return FrozenDict({name: freeze(item) for name, item in value.items()})
     return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
 
 
 def thaw(value: Any) -> Any:
-    """The inverse of ``freeze``, into what JSON can hold."""
+    """Invert ``freeze``, into what JSON can hold."""
     if isinstance(value, dict | FrozenDict):
         return {name: thaw(item) for name, item in value.items()}
     return list(map(thaw, value)) if isinstance(value, list | tuple) else value
 
 
 def with_value(tree: Any, key: str, value: Any) -> Any:
-    """A section or mapping with another value at a dotted key, which is not checked; missing mappings are made."""
+    """Set another value at a dotted key, which is not checked; missing mappings are made."""
     first, _, rest = key.partition(".")
     if rest:
         child = getattr(tree, first) if isinstance(tree, BaseModel) else tree.get(first)
@@ -46,7 +45,7 @@ def with_value(tree: Any, key: str, value: Any) -> Any:
 
 
 def freeze_fields(record: Any, *names: str) -> None:
-    """Freeze these fields of a frozen dataclass: for its ``__post_init__``."""
+    """Freeze these fields of a frozen dataclass, in its ``__post_init__``."""
     for name in names:
         object.__setattr__(record, name, freeze(getattr(record, name)))
 
@@ -63,7 +62,7 @@ Kwargs = Annotated[
     PlainSerializer(thaw),
     WithJsonSchema({"type": "object"}),
 ]
-"""Keyword arguments that a config gives to something else: any mapping, frozen; null is an empty one."""
+"""Keyword arguments for something else: any mapping, frozen; null is an empty one."""
 
 
 def is_hashable(value: Any) -> bool:
@@ -75,7 +74,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def one_for_equal(make: F) -> F:
-    """A function that gives the same object for equal arguments: as a static argument, that finds what is compiled.
+    """Give the same object for equal arguments: as a static argument, it finds what is compiled.
 
     Arguments that have no hash, such as options with arrays in them, give a new one.
     """

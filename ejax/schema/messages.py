@@ -3,18 +3,16 @@
 from typing import Any
 
 MAX_VALUE_CHARS = 200
-"""Characters of a value in a message, and of a key."""
 MAX_TEXT_CHARS = 2000
 """Characters of one message: the longest lists of allowed keys fit."""
 
 
 def short_repr(value: Any) -> str:
-    """``repr(value)`` for a message, at most ``MAX_VALUE_CHARS`` characters."""
     return shorten(repr(value), MAX_VALUE_CHARS)
 
 
 def shorten(text: str, most: int = MAX_TEXT_CHARS) -> str:
-    """At most ``most`` characters of a text: where it is longer its beginning and its end, and how long it is.
+    """Cut the middle out of a text beyond ``most`` characters, and name its length.
 
     Characters that a terminal would act on, or cannot encode, are escaped; newlines stay.
     """

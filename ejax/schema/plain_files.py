@@ -1,8 +1,7 @@
 """Read files that a config, a run's folder or a command line names: regular files of bounded size only.
 
-A named pipe keeps its reader waiting, ``/dev/zero`` never ends, and 100,000 brackets exhaust Python's stack. Each of
-them is an ``OSError`` or a ``ValueError`` here, as a missing or damaged file is. The standard library alone is needed:
-``ejax.data`` reads so too.
+A named pipe, ``/dev/zero`` or 100,000 brackets are an ``OSError`` or a ``ValueError``, as a missing or damaged file is.
+The standard library alone is needed.
 """
 
 import errno
@@ -35,7 +34,6 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """The kind of a file of ``mode``, from ``stat``, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "another kind of thing")
 
 
@@ -69,11 +67,7 @@ def _open(path: str | Path, flags: int, mode: str, most: int) -> IO[bytes]:
 
 
 def check_plain(path: str | Path, most: int = MAX_BYTES) -> None:
-    """Refuse what ``open_plain`` does, for a library that opens the file itself.
-
-    Raises:
-        OSError: as ``open_plain``.
-    """
+    """Refuse what ``open_plain`` does, with its errors, for a library that opens the file itself."""
     try:
         _check(os.stat(path), path, most)
     except ValueError as error:  # a null character
@@ -81,11 +75,7 @@ def check_plain(path: str | Path, most: int = MAX_BYTES) -> None:
 
 
 def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
-    """Read a regular file.
-
-    Raises:
-        OSError: as ``open_plain``.
-    """
+    """Read a regular file; errors as ``open_plain``."""
     with open_plain(path, most) as file:
         data = file.read(most + 1)
     if len(data) > most:  # it grew meanwhile
@@ -94,20 +84,12 @@ def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
-    """Read a regular file as text, which must be UTF-8.
-
-    Raises:
-        OSError: as ``open_plain``. UnicodeDecodeError: it is something else.
-    """
+    """Read a regular file as UTF-8; errors as ``open_plain``. UnicodeDecodeError: it is something else."""
     return read_bytes(path, most).decode("utf-8")
 
 
 def read_json(path: str | Path, most: int = MAX_BYTES) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        OSError: as ``open_plain``. ValueError: as ``parse_json``.
-    """
+    """Read a JSON file; errors as ``open_plain`` and ``parse_json``."""
     return parse_json(read_bytes(path, most))
 
 
@@ -150,11 +132,7 @@ def _too_large(path: str | Path, size: int, most: int) -> OSError:
 
 
 def package_folder(name: str) -> Path | None:
-    """The folder of an installed package, found without importing it. None: it is not installed.
-
-    Args:
-        name: of a top level.
-    """
+    """Find the folder of an installed top-level package without importing it. None: it is not installed."""
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # of a module that no file is the source of, such as __main__

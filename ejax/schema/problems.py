@@ -22,27 +22,18 @@ class Problem(NamedTuple):
     key: str
     """Dotted path of the key, as the user spells it."""
     text: str
-    """The value, the allowed ones, the remedy."""
 
 
 class KeyNote(NamedTuple):
-    """Note on one key: used, ignored, renamed."""
-
     key: str
-    """As a problem's."""
     status: Status
     text: str = ""
-    """The reason, where it is not simply used."""
 
 
 class ConfigError(ValueError):
     """A config that cannot be run. ``problems`` holds all that was found, not only the first.
 
-    Keys and texts are short and printable, even if those of the file are not.
-
-    Args:
-        source: where the problems are, for the first line.
-        notes: what becomes of each key, as far as they were read.
+    Keys and texts are short and printable, even if those of the file are not. ``notes``: what becomes of each key.
     """
 
     def __init__(self, problems: Iterable[Problem], source: str = "config", notes: tuple[KeyNote, ...] = ()) -> None:
@@ -57,7 +48,7 @@ class ConfigError(ValueError):
 
 @dataclass
 class KeyReport:
-    """Notes on the keys of a config that is being read: one note a key."""
+    """Notes on the keys of a config that is being read, one a key."""
 
     by_key: dict[str, KeyNote] = field(default_factory=dict)
 
@@ -75,7 +66,7 @@ class KeyReport:
         return [Problem(note.key, note.text) for note in self.notes if note.status == "unsupported"]
 
     def add(self, key: str, status: Status, text: str = "") -> None:
-        """A mere use gives way to any other note, and any other note to a refusal; else the first one stays."""
+        """Note a key: any note replaces a mere use, and a refusal any other; else the first one stays."""
         known = self.by_key[key].status if key in self.by_key else "used"
         if known == "used" or (status == "unsupported" and known != status):
             self.by_key[key] = KeyNote(key, status, shorten(text))
@@ -87,11 +78,10 @@ class KeyReport:
         return key in self.by_key and self.by_key[key].status == "unsupported"
 
     def raise_if_refused(self, source: str) -> None:
-        """Raises ConfigError: a key is unsupported."""
         if problems := self.problems:
             raise ConfigError(problems, source, self.notes)
 
 
 def with_sections(key: str) -> list[str]:
-    """A dotted key, and before it the sections and lists that it is in."""
+    """List a dotted key, and before it the sections and lists that it is in."""
     return [*(key[: match.start()] for match in re.finditer(r"[.\[]", key)), key]

@@ -1,9 +1,7 @@
 """Names for environments, policies, algorithms and demonstrating tasks: what a config may call, where the code is.
 
-An entry is an object or ``"package.module:Name"`` (without ``:Name``: the module), imported when it is
-resolved.
-Names are case-insensitive. ``"package.module:Name"`` itself is a name too: it is imported as it stands, once the gate
-(``ejax.schema.trust``) lets it through.
+An entry is an object or ``"package.module:Name"``, imported when it is resolved. Names are case-insensitive. Such a
+place is a name too, once the gate (``ejax.schema.trust``) lets it through.
 """
 
 import difflib
@@ -39,8 +37,7 @@ ENV_FAMILIES: dict[str, str] = {
     "envpool": "ejax.envs.adapters.envpool:make",
     "torch": "interop.envs:make",
 }
-"""``family:Name`` is an environment of that library, called as ``make(Name, **cfg)``. The last three are host
-environments."""
+"""``family:Name`` is called as ``make(Name, **cfg)``. The last three are host environments."""
 
 POLICIES: dict[str, Any] = {
     "actor_critic": "ejax.policies.actor_critic:POLICY",
@@ -61,7 +58,6 @@ DEMONSTRATORS: dict[str, str] = {
     "PickPlaceExpert": "ejax.experts.pick_place:make_task",
     "InstructedPlaceExpert": "ejax.experts.instructed_place:make_task",
 }
-"""Demonstrators: classes by their place, which a worker process imports. See ``ejax.data.task``."""
 
 CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.checkpoints.state:read_state"}
 """Checkpoints of other systems, by the ending of their files. Called as
@@ -75,21 +71,21 @@ POLICY_READERS: dict[str, str] = {
     EXPORT: "interop.checkpoints.exported:read_export",
 }
 """Policies of other forms. The first is called as ``reader(file, policy, params)``, with parameters of this form, and
-gives the file's; the other as ``reader(folder, env)``, and gives ``(policy, params)``. Both raise ValueError, TypeError
-or OSError."""
+gives the file's; the other as ``reader(folder, env) -> (policy, params)``. Both raise ValueError, TypeError or OSError.
+"""
 
 WEIGHT_READERS: dict[str, str] = {
     **dict.fromkeys((".pt", ".pth", ".bin"), "interop.checkpoints.plain_pt:load_tensors"),
     "": "ejax.store.checkpoint:load_policy_arrays",
 }
-"""Readers of weights alone (``ejax.policies.pretrained.weights``), by the ending of the file; ``""``: a checkpoint's
-folder. Called as ``reader(path) -> {name: array}``; raises ValueError, RuntimeError or OSError."""
+"""Readers of weights alone, by the ending of the file; ``""``: a checkpoint's folder. Called as
+``reader(path) -> {name: array}``; raises ValueError, RuntimeError or OSError.
+"""
 
 _MAX_NAME_CHARS = 100
-"""Names beyond it are near to none, and take long to compare."""
 
 _OFF_POLICY = ("sac", "td3", "ddpg", "dqn")
-"""Looked for, and not there: the nearest name, shac for sac, would mislead."""
+"""Not there; the nearest name, shac for sac, would mislead."""
 _TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": DEMONSTRATORS}
 
 
@@ -102,10 +98,9 @@ def register_env(name: str, obj: Any = None, *, override: bool = False) -> Any:
 
     Args:
         obj: a callable ``(**cfg) -> Env``, or its place as ``"package.module:Name"``.
-        override: replace an entry of the same name.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: the name is taken, and not to be overridden.
     """
     return register("env", name, obj, override=override)
 
@@ -121,7 +116,6 @@ def register_algorithm(name: str, obj: Any = None, *, override: bool = False) ->
 
 
 def register(kind: Kind, name: str, obj: Any, *, override: bool = False) -> Any:
-    """``register_env`` and its like, by kind."""
     if obj is None:
         return partial(register, kind, name, override=override)
     table = _TABLES[kind]
@@ -134,7 +128,6 @@ def register(kind: Kind, name: str, obj: Any, *, override: bool = False) -> Any:
 
 
 def entries(kind: Kind) -> Mapping[str, Any]:
-    """Every registered name, and what it stands for: an object, or its place."""
     return MappingProxyType(_TABLES[kind])
 
 
@@ -161,16 +154,12 @@ def is_foreign_checkpoint(file: str) -> bool:
 
 
 def import_entry(table: Mapping[Any, str], key: Any) -> Any:
-    """Import an entry of a table of places, such as those above.
-
-    Raises:
-        ImportError: what the entry needs is not installed.
-    """
+    """Import an entry of a table of places. ImportError: what it needs is not installed."""
     return _import(table[key])
 
 
 def place_of_task(name: str) -> str:
-    """The place of a task's class, ``"package.module:Name"``, without importing it.
+    """Give the place of a task's class without importing it.
 
     Raises:
         UntrustedCodeError: one that is not registered, and that nobody named but a file.
@@ -181,7 +170,7 @@ def place_of_task(name: str) -> str:
 
 
 def trusted_name(kind: Kind, name: str) -> str:
-    """``registered_name``, where the place of other code must have passed the gate. Imports nothing.
+    """Give ``registered_name``, where the place of other code must have passed the gate. Imports nothing.
 
     Raises:
         UnknownNameError: no such name.
@@ -197,11 +186,7 @@ def trusted_name(kind: Kind, name: str) -> str:
 
 
 def registered_name(kind: Kind, name: str) -> str:
-    """The name in the spelling of its registration; a family's or a ``"package.module:Name"`` as it is.
-
-    Raises:
-        UnknownNameError: no such name.
-    """
+    """Spell a name as registered; a family's, or a place of code, stays. UnknownNameError: no such name."""
     for known in _TABLES[kind]:
         if known.casefold() == name.casefold():
             return known
@@ -220,25 +205,17 @@ def registered_name(kind: Kind, name: str) -> str:
 
 
 def names(kind: Kind) -> list[str]:
-    """Every name that a config may give, sorted."""
     families = [f"{family}:<name>" for family in ENV_FAMILIES] if kind == "env" else []
     return sorted(_TABLES[kind], key=str.casefold) + families
 
 
 def is_import_path(kind: Kind, name: str) -> bool:
-    """True for ``"package.module:Name"``, which is not a registered name but the place of the code.
-
-    A family's name with such a place in it, ``torch:package.module:Name``, is one too.
-    """
+    """True for a place of code, also in a family's name: ``torch:package.module:Name``."""
     return ":" in name and name not in _TABLES[kind] and (not _family(kind, name) or name.count(":") > 1)
 
 
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
-    """``". Did you mean 'x'?"`` with the candidate nearest to ``name``, or nothing where none is near.
-
-    Args:
-        cutoff: how near, from 0 (anything) to 1 (the same).
-    """
+    """Give ``". Did you mean 'x'?"`` with the nearest candidate; ``cutoff`` 0: anything, 1: the same. Else ""."""
     if len(name) > _MAX_NAME_CHARS:
         return ""
     by_fold = {candidate.casefold(): candidate for candidate in candidates}
@@ -247,7 +224,7 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
 
 
 def did_you_mean_family(name: str) -> str:
-    """``did_you_mean`` for ``playgound:Name``, which reads as a module's place but for the one letter."""
+    """Suggest a family for ``playgound:Name``, which reads as a module's place."""
     family, _, rest = name.partition(":")
     near = difflib.get_close_matches(family.casefold(), ENV_FAMILIES, n=1, cutoff=0.75)
     return f". Did you mean '{near[0]}:{rest}'?" if near and near[0] != family else ""
@@ -259,7 +236,6 @@ def _family(kind: Kind, name: str) -> str | None:
 
 
 def _import(place: str) -> Any:
-    """Import an entry of the tables above, or one that a program registered: no file has named it."""
     return _attribute(importlib.import_module(place.partition(":")[0]), place)
 
 

@@ -12,12 +12,7 @@ from ejax.schema.values import INT32_MAX
 
 
 def unknown_key(name: str, allowed: Iterable[str], hidden: Iterable[str] = ()) -> str:
-    """The text of an unknown key.
-
-    Args:
-        allowed: the keys to list.
-        hidden: keys that are accepted too, but only named where they are the nearest.
-    """
+    """Word an unknown key; ``hidden`` keys are accepted too, but only named where they are the nearest."""
     listed = sorted(allowed)
     return f"unknown key; allowed: {', '.join(listed) or 'none'}{did_you_mean(name, [*listed, *hidden])}"
 
@@ -25,8 +20,7 @@ def unknown_key(name: str, allowed: Iterable[str], hidden: Iterable[str] = ()) -
 class Section:
     """A mapping that is read key by key; what nobody reads is refused by ``close``. Used as a context manager.
 
-    Args:
-        path: the section's dotted path; "" for the root, and ``<file>:`` for a file's.
+    ``path``: dotted; "" for the root, and ``<file>:`` for a file's.
     """
 
     def __init__(self, data: Any, path: str, report: KeyReport) -> None:
@@ -49,19 +43,16 @@ class Section:
         return self.data.get(name) is not None
 
     def key(self, name: str) -> str:
-        """The dotted path of a key in it, as the user spells it."""
         return f"{self.path}{'' if self.path.endswith(':') else '.'}{name}" if self.path else name
 
     def problem(self, name: str, text: str) -> None:
-        """Add a problem at a key, which keeps the run from starting."""
         self.report.refuse(self.key(name), text)
 
     def note(self, name: str, text: str, status: Status = "used") -> None:
-        """Add a note on a key."""
         self.report.add(self.key(name), status, text)
 
     def take(self, name: str, default: Any = None) -> Any:
-        """A value that is used."""
+        """Read a value, as used."""
         self._read.add(name)
         if name in self.data:
             self.report.add(self.key(name), "used")
@@ -124,12 +115,12 @@ class Section:
         return tuple(float(x) for x in value)
 
     def open(self, name: str) -> "Section":
-        """A section below. It must be closed too."""
+        """Open a section below, which must be closed too."""
         self._read.add(name)
         return Section(self.data.get(name), self.key(name), self.report)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Every entry, all taken as read: for sections whose keys are names."""
+        """Yield every entry, all taken as read: for sections whose keys are names."""
         self._read |= set(self.data)
         yield from self.data.items()
 
@@ -150,18 +141,17 @@ class Section:
                 yield section
 
     def ignore(self, name: str, text: str) -> None:
-        """A key without effect."""
+        """Note a key without effect."""
         self._read.add(name)
         if name in self.data:
             self.note(name, EMPTY if is_empty(self.data[name]) else text, "without effect")
 
     def ignore_all(self, reasons: Mapping[str, str]) -> None:
-        """Several keys without effect: key -> reason."""
         for name, text in reasons.items():
             self.ignore(name, text)
 
     def refuse(self, name: str, text: str) -> None:
-        """A key that must be empty."""
+        """Refuse a key that must be empty."""
         if name in self._read:
             return
         if is_empty(self.data.get(name)):
@@ -171,7 +161,7 @@ class Section:
             self.problem(name, text)
 
     def skip(self, text: str) -> None:
-        """All that is left is unsupported, because what it belongs to is."""
+        """Refuse all that is left, because what it belongs to is unsupported."""
         for name in [name for name in self.data if name not in self._read]:
             self.refuse(str(name), text)
 

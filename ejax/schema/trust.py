@@ -1,19 +1,15 @@
 """The one gate for code that is named as text, ``package.module:Name``: who named it decides whether it runs.
 
-A config, a run's folder and a quarantined episode are files, and who wrote them need not be who opens them. A file may
-name what ejax has registered. Other code runs only if it was named
+Who wrote a config, a run's folder or an episode need not be who opens it. A file may name what ejax has registered.
+Other code runs only if it was named
 
 - on the command line: ``--trust package.module:Name``, or in an override such as ``env.id=package.module:Name``;
 - by the program itself: ``trust("package.module:Name")``, or in a config that is made in memory;
-- on an earlier command line of this user. What was let through then is remembered, together with the file that its
-  top-level module was found in: a module of the same name in another folder is other code;
-- or if it is in a folder that was named so, ``--trust FOLDER``: the modules of one's own project, now and later.
-  Every step of ``package.module`` is looked up: each is a regular package inside the folder that only the user can
-  write. Nothing installed there, in some ``site-packages``; nothing in a run, a checkpoint or an export: a stranger's
-  lie in the project too.
+- on an earlier command line of this user, for a top-level module in the same file as then;
+- or if it is in a folder that was named so, ``--trust FOLDER``. Every step of ``package.module`` must be a regular
+  package inside it that only the user can write, not in ``site-packages``, a run, a checkpoint or an export.
 
-Asking imports nothing: only the top-level module is looked up, which runs none of it. The standard library alone is
-needed, since the worker of ``ejax.data`` checks too.
+Asking imports nothing, and needs the standard library alone, since the worker of ``ejax.data`` checks too.
 """
 
 import argparse
@@ -38,14 +34,12 @@ from typing import Any
 _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 """``package.module:Name`` or ``FILE.py:Name``; the name may be one of Gymnasium's ids."""
 _MAX_CHARS = 1000
-"""Characters of a place: longer ones are nobody's."""
 _FOLDERS = "folders"
-"""Entry of the remembered folders, among the places: no place has this form."""
+"""Entry of the remembered folders, among the places."""
 _MAX_SHOWN = 200
-"""Characters of a text that an error shows."""
 
 _NOT_FOUND = (ImportError, ValueError, AttributeError, KeyError, OSError)
-"""Errors of looking a module up: one in ``sys.modules`` without a spec, a namespace whose parent is not there, …"""
+"""Errors of looking a module up."""
 
 _named: dict[str, bool] = {}
 """Places that this process lets through; True: named on the command line, and to be remembered once it is used."""
@@ -63,7 +57,7 @@ class UntrustedCodeError(ValueError):
 
 
 def trust(*places: str) -> None:
-    """Let code through that files name, in this process only: what a program calls before it opens them.
+    """Let code through that files name, in this process only; to be called before they are opened.
 
     Args:
         places: ``package.module:Name``, also as ``gymnasium:package.module:Name-v0`` or ``torch:FILE.py:Name``.
@@ -79,7 +73,7 @@ def trust(*places: str) -> None:
 
 
 def trust_strings(tree: Any) -> None:
-    """``trust`` every place among the strings of nested mappings and lists: a config made by a program."""
+    """``trust`` every place among the strings of nested mappings and lists."""
     pending, seen = [tree], set()
     while pending:
         node = pending.pop()
@@ -97,8 +91,7 @@ def trust_strings(tree: Any) -> None:
 def trust_words(words: Iterable[str], *, remember: bool = False) -> None:
     """``trust`` each place in what a person typed: a name, a folder, or an override ``section.key=value`` with names.
 
-    Args:
-        remember: for later processes of this user too, once the place is used. For command lines only.
+    ``remember``: for later processes of this user too, once the place is used. For command lines only.
     """
     for word in words:
         if isinstance(word, _Folder):
@@ -111,7 +104,6 @@ def trust_words(words: Iterable[str], *, remember: bool = False) -> None:
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
-    """``--trust package.module:Name`` or a folder, any number of times; the values are for ``trust_words``."""
     parser.add_argument(
         "--trust",
         action="append",
@@ -123,11 +115,7 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
 
 
 def check_trusted(place: str) -> None:
-    """Ask whether the code at ``package.module:Name`` or ``FILE.py:Name`` may run. Imports nothing.
-
-    Raises:
-        UntrustedCodeError: nobody named it; the message gives the remedy.
-    """
+    """Check that code may run, importing none. UntrustedCodeError: nobody named it; the text has the remedy."""
     if not _is_place(place):
         raise UntrustedCodeError(f"{_shorten(place)} is no place of code; write package.module:Name")
     if place not in _named:
@@ -147,10 +135,9 @@ def check_trusted(place: str) -> None:
 
 
 def import_trusted(place: str) -> ModuleType:
-    """The module of ``package.module:Name``, imported once it may be.
+    """Import the module of ``package.module:Name``, once ``check_trusted`` lets it through.
 
     Raises:
-        UntrustedCodeError: as ``check_trusted``.
         ImportError: there is no such module, or it is a file.
     """
     check_trusted(place)
@@ -161,10 +148,9 @@ def import_trusted(place: str) -> ModuleType:
 
 
 def import_trusted_file(place: str) -> ModuleType:
-    """The module in the file of ``FILE.py:Name``, run once it may be. It is not entered into ``sys.modules``.
+    """Run the file of ``FILE.py:Name``, once ``check_trusted`` lets it through; it does not enter ``sys.modules``.
 
     Raises:
-        UntrustedCodeError: as ``check_trusted``.
         ImportError: there is no such file.
     """
     check_trusted(place)
@@ -181,18 +167,14 @@ def import_trusted_file(place: str) -> ModuleType:
 
 
 def trusted_file() -> Path:
-    """File of this user's trust: ``$XDG_CONFIG_HOME/ejax/trusted.json``.
-
-    Raises:
-        RuntimeError: the user has no home folder.
-    """
+    """Give ``$XDG_CONFIG_HOME/ejax/trusted.json``, the user's trust. RuntimeError: no home folder."""
     given = os.environ.get("XDG_CONFIG_HOME", "")
     folder = Path(given) if os.path.isabs(given) else Path.home() / ".config"  # relative: would be anybody's folder
     return folder / "ejax" / "trusted.json"
 
 
 def _place_in(text: str) -> str | None:
-    """A place as the gate knows it: without the family of ``torch:`` or ``gymnasium:`` in front."""
+    """Give a place without the family of ``torch:`` or ``gymnasium:`` in front. None: it is none."""
     family, _, rest = text.partition(":")
     if ":" in rest and family.isidentifier():
         text = rest
@@ -212,7 +194,7 @@ def _argument(text: str) -> str:
 
 
 def _by_folder(place: str) -> str | None:
-    """Ask the folders that the user named, now or earlier. None: one lets the place through; else why none does."""
+    """Ask the folders that the user named. None: one lets the place through; else why none does."""
     files = _steps(place)
     if not files:  # a file by its path, or what is not there: it may be anybody's
         return ""
@@ -230,14 +212,13 @@ def _by_folder(place: str) -> str | None:
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
-    """Find a top-level module without importing it: on Python's path, and last in the working directory, which the
-    script ``ejax`` lacks there; not under ``python -P``. Raises one of ``_NOT_FOUND``."""
+    """Find a top-level module, last in the working directory (not under ``python -P``)."""
     found = importlib.util.find_spec(name)
     return found if found or sys.flags.safe_path else PathFinder.find_spec(name, [os.getcwd()])
 
 
 def _reach(place: str) -> None:
-    """Put the working directory last on Python's path for code that was let through, where only it has the module."""
+    """Put the working directory last on Python's path, for trusted code that only it has."""
     name = place.rpartition(":")[0].partition(".")[0]
     with contextlib.suppress(*_NOT_FOUND):
         if importlib.util.find_spec(name) is None and _find_spec(name) is not None:
@@ -245,7 +226,7 @@ def _reach(place: str) -> None:
 
 
 def _steps(place: str) -> list[str]:
-    """Find the file of each step of ``package.module:Name``, importing none; "" for a step that is no source file."""
+    """Find the file of each step of ``package.module:Name``, importing none; "" for one that is no source file."""
     module = place.rpartition(":")[0]
     if module.endswith(".py"):
         return []
@@ -265,7 +246,6 @@ def _steps(place: str) -> list[str]:
 
 
 def _folder_problem(folder: Path, files: list[str]) -> str:
-    """Explain why a trusted folder does not let these files, maybe a stranger's, through. "": it does."""
     for file in files:
         if not file:
             return "each step must be a module, or a package with an __init__.py"
@@ -283,7 +263,6 @@ def _folder_problem(folder: Path, files: list[str]) -> str:
 
 
 def _made_by_ejax(folder: Path) -> str:
-    """Recognize what people pass around: a run, a checkpoint, an export. "": none of them."""
     if (folder / "configs" / "resolved.json").exists() or (folder / "population.json").exists():
         return "a run"
     if (folder / "SHA256").exists() and (folder / "meta.json").exists():
@@ -292,7 +271,6 @@ def _made_by_ejax(folder: Path) -> str:
 
 
 def _owner_problem(path: Path) -> str:
-    """Explain why others than the user could have written a file or a folder. "": they could not."""
     status, user = path.stat(), os.getuid()
     if status.st_uid not in (user, 0):
         return "belongs to another user"
@@ -303,7 +281,7 @@ def _owner_problem(path: Path) -> str:
 
 
 def _private_group() -> int | None:
-    """The user's group that nobody else is in, whose files a umask of 002 leaves writable. None: there is none."""
+    """Give the user's group that nobody else is in, whose files a umask of 002 leaves writable."""
     try:
         entry = pwd.getpwuid(os.getuid())
         members = grp.getgrgid(entry.pw_gid).gr_mem
@@ -323,7 +301,7 @@ def _refusal(place: str, found: str | None, earlier: list[str], not_in_folder: s
 
 
 def _found_in(place: str) -> str | None:
-    """The file that the code is in, or its top-level package; of a namespace package its folders. Imports nothing."""
+    """Give the file of the code's top-level package; of a namespace package its folders. Imports nothing."""
     module = place.rpartition(":")[0]
     if module.endswith(".py"):
         return os.path.realpath(module)
@@ -339,7 +317,7 @@ def _found_in(place: str) -> str | None:
 
 
 def _remembered() -> dict[str, list[str]]:
-    """Place -> the files that it was found in. What somebody else could have written does not count."""
+    """Read place -> the files that it was found in. What somebody else could have written does not count."""
     try:
         file = trusted_file()
         with file.open(encoding="utf-8") as opened:
@@ -361,7 +339,7 @@ def _remembered() -> dict[str, list[str]]:
 
 
 def _write_down(place: str, found: str, what: str) -> None:
-    """Remember for this user's later processes. A home that cannot be written to costs a notice only."""
+    """Remember for later processes. A home that cannot be written to costs a notice only."""
     places = _remembered()
     if found in places.setdefault(place, []):
         return

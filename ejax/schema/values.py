@@ -1,7 +1,6 @@
 """Limits of any value of a config: one rule for files, overrides and gym configs.
 
-Floats are finite, and stay so as float32; integers fit into int32, which counters and arrays are; text can be written.
-The exceptions are listed here by key.
+Floats are finite, also as float32; integers fit into int32; text can be written. Exceptions are listed here by key.
 """
 
 import argparse
@@ -14,7 +13,6 @@ from ejax.schema.plain_files import MAX_DIGITS
 from ejax.schema.problems import ConfigError, Problem
 
 MAX_SEED = 2**33 - 1
-"""The largest ``eval_seed``, also by the options that replace it."""
 FLOAT32_MAX = 3.4028234663852886e38
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -47,7 +45,7 @@ def is_positive(value: Any) -> bool:
 
 
 def plain(data: Any, key: str = "", depth: int = 0) -> Any:
-    """A copy of a config that is in memory, of what JSON can hold; other objects as their text.
+    """Copy a config in memory as what JSON can hold; other objects become their text.
 
     Raises:
         ConfigError: nested too deep (or into itself), or an integer of more than ``MAX_DIGITS`` digits.
@@ -64,17 +62,13 @@ def plain(data: Any, key: str = "", depth: int = 0) -> Any:
 
 
 def number_problems(tree: Any, element: str = ".{}") -> list[Problem]:
-    """Numbers of a config that are wrong for any purpose, by its canonical keys.
-
-    Args:
-        element: how a key names an element of a list; ``[{}]`` in a gym config by itself.
-    """
+    """Find numbers that are wrong for any purpose; ``element`` names a list's: ``[{}]`` in a gym config."""
     numbers = ((key, value) for key, _, value in _walk(tree, "", 0, element) if isinstance(value, int | float))
     return [Problem(key, text) for key, value in numbers if (text := _of_number(key, value))]
 
 
 def writing_problems(tree: Any) -> list[Problem]:
-    """Find what keeps a config from being written and read again: odd text, too much of it. No other check follows."""
+    """Find what keeps a config from being written and read again: odd text, too much of it."""
     problems: list[Problem] = []
     values = characters = 0
     for key, depth, value in _walk(tree, "", 0):
@@ -91,7 +85,6 @@ def writing_problems(tree: Any) -> list[Problem]:
 
 
 def _walk(node: Any, key: str, depth: int, element: str = ".{}") -> Iterator[tuple[str, int, Any]]:
-    """Every value and section: dotted key, depth, value."""
     yield key, depth, node
     if isinstance(node, Mapping):
         for name, value in node.items():
@@ -120,7 +113,6 @@ def _of_number(key: str, value: float) -> str:
 
 
 def _of_text(key: str, value: Any) -> str:
-    """Problem of a text, or of the last part of a section's key."""
     for text, what in ((value, "text"), (key, "a key")):
         if isinstance(text, str) and ("\0" in text or not _encodable(text)):
             return f"got {short_repr(text)}; {what} holds no null characters and no halves of surrogate pairs"
