@@ -44,7 +44,6 @@ def _read_list(root: Section, name: str) -> Iterator[RigidObject]:
 
 
 def _read_shape(shape: Section) -> tuple[Any, tuple[float, ...]]:
-    """MuJoCo's name of it, and its sizes. None: the report has the reason."""
     kind = shape.take("shape_type")
     shape.ignore_all(IGNORED["rigid_object.shape"])
     if kind in ("Cube", "Box"):
@@ -63,13 +62,13 @@ def _read_shape(shape: Section) -> tuple[Any, tuple[float, ...]]:
 
 
 def _read_attributes(attrs: Section) -> dict[str, Any]:
-    """Mass, friction and damping, flat as in EmbodiChain 0.2 or in groups as in 0.3."""
     groups = [attrs.open(name) for name in _ATTRIBUTE_GROUPS if name in attrs]
 
     def holder(name: str) -> Section:
         return next((group for group in groups if name in group), attrs)
 
     friction = "dynamic_friction"
+    # MuJoCo has one coefficient: that of sliding, if it is given
     if friction not in holder(friction) and "static_friction" in holder("static_friction"):
         friction = "static_friction"
     numbers: dict[str, Any] = {

@@ -1,10 +1,8 @@
-"""Cameras of a gym config, ``sensor``: what ``sensor/<uid>/color`` of the observation shows.
+"""Cameras of a gym config, ``sensor``; source: ``Camera`` and ``StereoCamera`` of EmbodiChain 0.3.2.
 
-A camera's own axes are OpenGL's: x to the right, y up, the line of sight along −z. ``extrinsics`` place it by ``eye``,
-``target`` and ``up``, or by ``pos`` and ``quat`` (x y z w): in the arena, or in the frame of the link that ``parent``
-names. ``quat`` turns OpenGL's axes with a parent, and without one x right, y down, z forward, as in EmbodiChain.
-
-Source: ``Camera`` and ``StereoCamera`` of EmbodiChain 0.3.2.
+Axes are OpenGL's: x right, y up, the line of sight along −z. ``extrinsics`` place a camera by ``eye``, ``target`` and
+``up``, or by ``pos`` and ``quat`` (x y z w), in the arena or in the frame of the link ``parent``. Without a parent
+``quat`` turns x right, y down, z forward, as in EmbodiChain.
 """
 
 import math
@@ -29,7 +27,7 @@ _SIZE = (640, 480)
 _INTRINSICS = (600.0, 600.0, 320.0, 240.0)
 _BASELINE = (0.05, 0.0, 0.0)
 _LINKS = {"ee_link": "flange", "base_link": "base"}
-"""EmbodiChain's links at both ends of an arm's kinematics -> ejax's bodies in the same place."""
+"""EmbodiChain's link -> ejax's body in the same place."""
 _COLOURS_ONLY = "there are pictures of colours only, which ejax's policies read; give false"
 _REFUSED = {
     "enable_depth": _COLOURS_ONLY,
@@ -54,7 +52,7 @@ class Lens(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SensorCamera:
-    """A camera, with two lenses if it is a stereo camera."""
+    """A camera with one lens, or two if it is a stereo camera."""
 
     uid: str
     width: int
@@ -62,23 +60,21 @@ class SensorCamera:
     pose: Matrix
     """[4, 4], in the arena or in the frame of the parent."""
     parent: str | None
-    """The body that it goes with."""
     lenses: tuple[Lens, ...]
     pictures: bool
     """False: the observation has none of it."""
 
     def lens(self, *, right: bool = False) -> Lens:
-        """The only lens, or one of a stereo camera's two."""
         return self.lenses[-1 if right else 0]
 
     def lens_pose(self, lens: Lens) -> NDArray[np.float64]:
-        """[4, 4]: as ``pose``, of one lens."""
+        """Return the lens's pose, [4, 4], in the frame of ``pose``."""
         shifted = np.eye(4)
         shifted[:3, 3] = lens.shift
         return np.asarray(self.pose) @ shifted
 
     def view(self, lens: Lens) -> CameraView:
-        """The view of a camera without a parent: constants, so that what never moves is drawn once."""
+        """Return the view of a camera without a parent, in constants: what never moves is drawn once."""
         pose, (half_width, half_height, x, y) = self.lens_pose(lens), self._opening(lens)
         return CameraView(
             _vector(pose[:3, 3]),
@@ -91,10 +87,11 @@ class SensorCamera:
         )
 
     def pinhole(self, lens: Lens, parent_pose: Array) -> Camera:
-        """The view of a camera with a parent, whose pose is [4, 4]."""
+        """Return the view of a camera whose parent has the pose [4, 4]."""
         pose = parent_pose @ jnp.asarray(self.lens_pose(lens), parent_pose.dtype)
         half_width, half_height, x, y = self._opening(lens)
         across, high = half_width * pose[:3, 0], half_height * pose[:3, 1]
+        # pixels count downwards, the camera's y upwards
         aim = across * (1.0 - 2.0 * x) + high * (2.0 * y - 1.0) - pose[:3, 2]
         return Camera(eye=pose[:3, 3], frame=jnp.stack([across, high, aim], axis=1))
 
@@ -105,11 +102,7 @@ class SensorCamera:
 
 
 def read_cameras(root: Section, links: tuple[str, ...], robot_uid: str) -> tuple[SensorCamera, ...]:
-    """The entries of ``sensor``.
-
-    Args:
-        links: the robot's bodies.
-    """
+    """Read ``sensor``; ``links`` are the robot's bodies."""
     read = [_read_camera(section, links, robot_uid) for section in root.listed("sensor")]
     cameras = tuple(each for each in read if each is not None)
     names = [each.uid for each in cameras]
@@ -119,7 +112,7 @@ def read_cameras(root: Section, links: tuple[str, ...], robot_uid: str) -> tuple
 
 
 def names_camera(value: Any, uids: tuple[str, ...]) -> bool:
-    """True where a functor's parameters name one of the cameras."""
+    """Return True where a functor's parameters name a camera."""
     if isinstance(value, Mapping):
         return any(key in uids or names_camera(each, uids) for key, each in value.items())
     if isinstance(value, list | tuple):
@@ -189,7 +182,6 @@ def _read_parent(section: Section, links: tuple[str, ...], robot_uid: str) -> st
 
 
 def _read_pose(section: Section, *, mounted: bool) -> NDArray[np.float64]:
-    """[4, 4] of ``eye``, ``target`` and ``up``, or of ``pos`` and ``quat``; the identity where they are wrong."""
     position, quat = section.numbers("pos", (0.0, 0.0, 0.0), 3), section.numbers("quat", (0.0, 0.0, 0.0, 1.0), 4)
     if "eye" not in section:
         for name in ("target", "up"):
@@ -202,7 +194,7 @@ def _read_pose(section: Section, *, mounted: bool) -> NDArray[np.float64]:
         x, y, z, w = (each / norm for each in quat)
         pose = transform(np.array(position), np.array([w, x, y, z]))
         if not mounted:
-            pose[:3, 1:3] *= -1.0
+            pose[:3, 1:3] *= -1.0  # x right, y down, z forward -> OpenGL's axes
         return pose
     for name in ("pos", "quat"):
         if name in section:

@@ -38,25 +38,19 @@ class EmbodiedEnv(PhysicsTask):
         r = task's reward + Σ weight·term        (a ``replace`` term: r = weight·term so far)
 
     One step: action terms set the drives' targets → physics → interval events → observation → success, failure, metrics
-    → reward. The observation is nested: ``robot/qpos``, ``robot/qvel``, ``robot/qf``, and the values that
-    ``observations`` add or modify, as vectors; and ``sensor/<uid>/color`` of each camera, uint8 [H, W, 3], drawn once a
-    step. ``info["rewards"]`` holds the terms without their weights.
+    → reward. The observation nests ``robot/qpos``, ``robot/qvel``, ``robot/qf``, the values of ``observations``, and
+    ``sensor/<uid>/color`` of each camera, uint8 [H, W, 3]. ``info["rewards"]`` holds the terms without their weights.
 
-    ``interval_step`` counts the control steps of an episode: one that ended does not shift the events of the next.
-
-    Differs from EmbodiChain: nothing resets itself here, and no event of one environment reaches another. ``startup``
-    events draw the same for all environments, before those of ``reset``; but physics, which each draws for itself when
-    it first starts and keeps (``carry_over``).
+    Differs from EmbodiChain: nothing resets itself, ``interval_step`` counts an episode's steps, and no event reaches
+    another environment. ``startup`` events draw the same for all environments, except for physics, which each draws at
+    its first start and keeps (``carry_over``).
 
     Args:
         gym_config: as ``json.load`` gives it.
         physics: the engine, see ``ejax.envs.mujoco.choice``.
         renderer: what draws the pictures of cameras, see docs/pictures.md.
-        interval_events: more events of mode interval, in the form of ``env.events`` and after them: how a run's
-            training and evaluation come to differ.
-
-    Raises:
-        ConfigError: keys that are not supported, with the reason.
+        interval_events: more events of mode interval, in the form of ``env.events``, which follow those.
+    Raises ConfigError: keys that are not supported, with the reason.
     """
 
     gym_config: Mapping[str, Any]
@@ -114,7 +108,7 @@ class EmbodiedEnv(PhysicsTask):
         return world.state, self.sense(world, key)
 
     def carry_over(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
-        """The new episode with the parameters that were drawn at startup."""
+        """Keep in the new episode the parameters drawn at startup."""
         for event, change in _changes(self.spec.scene, self.spec.events):
             if event.mode == "startup":
                 started = replace(started, physics=keep_written(change, ended.physics, started.physics))
@@ -139,7 +133,7 @@ class EmbodiedEnv(PhysicsTask):
     ends_on_failure = ends_on_success
 
     def act(self, world: World, action: Array) -> World:
-        """The world after the action terms have set the drives' targets, each from its own numbers, and the physics."""
+        """Set the drives' targets by the action terms, each from its own numbers, and advance the physics."""
         start = 0
         for term in self.spec.terms:
             world = as_world(world, term.apply(world, action[start : start + term.width]))
@@ -151,7 +145,6 @@ class EmbodiedEnv(PhysicsTask):
         return state.markers
 
     def _start(self) -> SceneState:
-        """The state before any event."""
         spec = self.spec
         start = spec.scene.initial_state()
         parameters = base(spec.scene.model, [change for _, change in _changes(spec.scene, spec.events)])
@@ -163,7 +156,7 @@ class EmbodiedEnv(PhysicsTask):
         )
 
     def world(self, state: SceneState) -> World:
-        """The world of a state: names for its numbers."""
+        """Return the world of a state."""
         spec = self.spec
         return World(
             asset=spec.scene.xml,
@@ -184,7 +177,6 @@ class EmbodiedEnv(PhysicsTask):
         return jax.tree.map(_as_numbers, obs)
 
     def _sensors(self, world: World) -> Obs:
-        """The observation by robot and cameras, before any functor."""
         seen = world.appearance()
         obs: Obs = {"robot": {"qpos": world.qpos, "qvel": world.qvel, "qf": world.qf}}
         for camera in world.scene.cameras:
@@ -197,21 +189,16 @@ class EmbodiedEnv(PhysicsTask):
 
 
 def _changes(scene: Scene, events: Iterable[Term]) -> list[tuple[Term, Change]]:
-    """The events that change parameters or push, with what they do. Raises ValueError: what one of them refuses."""
     return [
         (each, each.func.change(scene.model, **each.params)) for each in events if isinstance(each.func, PhysicsEvent)
     ]
 
 
 def _as_numbers(leaf: Array) -> Array:
-    """A vector of an observation's leaf; a picture as it is."""
     return leaf if leaf.dtype == jnp.uint8 else leaf.reshape(-1).astype(jnp.float32)
 
 
 def _put(obs: Obs, functor: Term, world: World, key: Key | None = None) -> Obs:
-    """The observation with one functor's value in it, noisy with a key.
-    Raises ValueError: ``modify`` of a value that is missing, or ``add`` of one that exists.
-    """
     values, path = flatten_dict(obs), functor.path
     there, name = ", ".join(sorted("/".join(each) for each in values)), "/".join(path)
     if functor.mode == "modify" and path not in values:
@@ -231,9 +218,7 @@ def _as_space(obs: Any) -> Any:
 
 
 def _try_functors(env: EmbodiedEnv) -> None:
-    """Trace each functor once, so that its refusals are reported with their keys.
-    Raises ConfigError: everything that they refuse.
-    """
+    """Trace each functor once. Raises ConfigError: all that they refuse, with their keys."""
     spec = env.spec
     report = KeyReport({note.key: note for note in spec.notes})
 
@@ -245,6 +230,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
             return None
 
     def world(state: SceneState, **given: Any) -> World:
+        # traced by C MuJoCo, a callback: MJX would be traced at length for every event that advances
         return replace(env.world(state), engine="mujoco", before=env.world(state), **given)
 
     changes: list[tuple[str, Change]] = []
@@ -254,6 +240,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
         except (TypeError, ValueError) as error:
             report.refuse(f"{event.key}.params", str(error))
     refuse_overlaps(changes, report)
+    # the renderer reads sizes from the model, not from the state
     for key, change in changes if spec.scene.cameras else ():
         if "geom_size" in change.writes:
             report.refuse(key, "pictures show the sizes of the config; leave out this event, or sensor")
@@ -263,6 +250,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
         attempt(event.key, lambda state, key, event=event: event(world(state), key), state, key)
     obs: Obs = attempt("sensor", lambda state: env._sensors(world(state)), state) or {}
     for each in spec.observations:
+        # after a refusal the next one is tried on what there was, so that all are reported at once
         obs = attempt(each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state) or obs
     outcome = attempt("id", lambda state: vars(spec.outcome(world(state))), state)
     info = {name: outcome[name] for name in ("success", "fail")} if outcome else {}

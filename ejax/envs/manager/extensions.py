@@ -1,13 +1,10 @@
 """``env.extensions`` of a gym config: entries that EmbodiChain makes attributes of its environment and config.
 
-The first releases, up to 0.1.1, have the effect of an action and the length of an episode there:
+Up to 0.1.1 they hold ``action_type`` (delta_qpos), ``action_scale`` (1.0) and ``episode_length`` (1000), since 0.1.2
+replaced by ``env.actions`` and the top level's ``max_episode_steps`` (300). A config without ``env.actions`` that has
+one of them is in the first form.
 
-    action_type (delta_qpos), action_scale (1.0), episode_length (1000)
-
-From 0.1.2 on this is ``env.actions`` and the top level's ``max_episode_steps`` (300), and those keys are not read. So
-a config without ``env.actions`` that has one of them is in the first form.
-
-Source: ``RLEnv`` and the task classes of the tags v0.1.0 and v0.1.1; ``EmbodiedEnv`` and ``EnvCfg`` of the later ones.
+Source: ``RLEnv`` and the tasks of v0.1.0 and v0.1.1; ``EmbodiedEnv`` and ``EnvCfg`` of the later ones.
 """
 
 from collections.abc import Mapping
@@ -42,11 +39,7 @@ class Extensions:
 
 
 def read_extensions(root: Section, env: Section, task: Task | None) -> Extensions:
-    """Read ``env.extensions``, ``env.actions`` and ``max_episode_steps``, which decide together.
-
-    Args:
-        task: None if there is no such task, which is reported elsewhere.
-    """
+    """Read ``env.extensions``, ``env.actions`` and ``max_episode_steps``. A missing task is reported elsewhere."""
     actions = env.open("actions")
     with env.open("extensions") as section:
         first_form = not actions.data and any(name in section for name in _FIRST_FORM)
@@ -59,13 +52,13 @@ def read_extensions(root: Section, env: Section, task: Task | None) -> Extension
             env.problem("actions", f"is missing; give an action term, such as {term}")
         moved = ("action_type", "action_scale") if first_form else ()
         values = {str(name): value for name, value in section.items() if name not in moved}
+        # last: a key that something has read by now keeps its note
         for name in section.data:
             _note_other(section, str(name), task)
     return Extensions(freeze(values), actions, limit, first_success, ignore_terminations)
 
 
 def _read_limit(root: Section, section: Section, first_form: bool) -> tuple[int, bool]:
-    """Steps of an episode, and whether they are given as in 0.1.0 and 0.1.1."""
     given = "max_episode_steps" in root or "max_episode_steps" in section
     limit = root.integer("max_episode_steps", FIRST_LIMIT if first_form else LIMIT)
     if "max_episode_steps" in section:  # it replaces the other one there
@@ -89,7 +82,6 @@ def _read_limit(root: Section, section: Section, first_form: bool) -> tuple[int,
 
 
 def _first_actions(section: Section, path: str) -> Section:
-    """The action term that ``action_type``, ``action_scale`` and ``joint_limits`` stand for."""
     typed = "action_type" in section
     kind = section.take("action_type", "delta_qpos")
     scale = section.number("action_scale", 1.0)
@@ -112,7 +104,6 @@ def _first_actions(section: Section, path: str) -> Section:
 
 
 def _note_other(section: Section, name: str, task: Task | None) -> None:
-    """Report, if nothing has read the key so far, whether the task reads it, and its effect otherwise."""
     if name in SETTINGS_ELSEWHERE:
         instead = f"which ejax reads elsewhere; give {SETTINGS_ELSEWHERE[name]}"
         section.problem(name, f"replaces EmbodiChain's setting {name}, {instead}")

@@ -1,4 +1,4 @@
-"""Reads a gym config into what an environment is made of; every key is used, without effect, or refused."""
+"""A gym config read into what an environment is made of; every key is used, without effect, or refused."""
 
 import functools
 import inspect
@@ -72,12 +72,7 @@ class _Env(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> ManagerSpec:
-    """Read a gym config.
-
-    Args:
-        interval_events: more events, which come after those of ``env.events``.
-    Raises ConfigError: all the keys that are not supported.
-    """
+    """Read a gym config, with more events after those of ``env.events``. Raises ConfigError: all unsupported keys."""
     report = KeyReport()
     for key, text in number_problems(gym_config, element="[{}]"):
         report.refuse(key, text)
@@ -98,6 +93,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         uids = [*(each.uid for each in objects), robot_uid], [each.uid for each in cameras]
         read = _read_env(root, env, task, robot_uid, uids, sensing=sensing)
         more = read_specs(Section(interval_events, INTERVAL_EVENTS, report), "events", robot_uid, ("interval",))
+    # what follows needs both; the report has the reason by now
     if placed is None or task is None:
         raise ConfigError(report.problems, SOURCE, report.notes)
     _check_names({"floor", *(each.get("name") for each in placed.robot.body.iter())}, objects, report)
@@ -128,13 +124,12 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
 
 
 def stored_keys(event: Term) -> tuple[str, ...]:
-    """The poses that an event stores, according to its parameter ``store_key``."""
+    """Return the poses that an event stores, by its parameter ``store_key``."""
     parameter = inspect.signature(event.func).parameters.get("store_key")
     return () if parameter is None else (event.params.get("store_key", parameter.default),)
 
 
 def _read_task(root: Section) -> Task | None:
-    """The task that ``id`` names. None: there is no such task, and the report has it."""
     name = root.take("id")
     task = OUTCOMES.get(name) if isinstance(name, str) else None
     if task is None:
@@ -146,7 +141,6 @@ def _read_task(root: Section) -> Task | None:
 
 
 def _read_physics(root: Section, env: Section) -> _Physics:
-    """``physics_config``, and its steps in one control step of ``env``."""
     with root.open("physics_config") as physics:
         x, y, z = physics.numbers("gravity", (0.0, 0.0, -9.81), 3)
         period = physics.number("physics_dt", 0.01, above=0.0)
@@ -177,12 +171,6 @@ def _read_env(
     *,
     sensing: bool,
 ) -> _Env:
-    """The rest of ``env``.
-
-    Args:
-        uids: of bodies and of cameras.
-        sensing: False: what reads a camera is left out.
-    """
     env.take("num_envs")
     env.ignore_all(IGNORED["env"])
     control_parts = env.take("control_parts")
@@ -195,6 +183,7 @@ def _read_env(
         for each in blind:
             root.report.add(each.key, "without effect", _NO_SENSORS)
         observations = tuple(each for each in observations if each not in blind)
+    # a camera is no body: each kind of functor knows uids of its own
     for each in observations:
         _check_uids(each, uids[1] if each.func in OF_CAMERAS else uids[0], root.report)
     rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
@@ -212,7 +201,6 @@ def _check_uids(term: Term, uids: Sequence[str], report: KeyReport) -> None:
 
 
 def _check_names(taken: set[str | None], objects: Sequence[RigidObject], report: KeyReport) -> None:
-    """Refuse bodies that share a name."""
     for each in objects:
         if each.uid in taken:
             report.refuse("rigid_object", f"the uid '{each.uid}' is taken; give every body, background too, its own")
@@ -220,7 +208,6 @@ def _check_names(taken: set[str | None], objects: Sequence[RigidObject], report:
 
 
 def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, ...]:
-    """Joints of ``env.control_parts``, in the robot's order; all without it."""
     everything = tuple(range(len(scene.joints)))
     if control_parts is None:
         return everything
@@ -238,7 +225,6 @@ def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, .
 def _make_terms(
     specs: tuple[Term, ...], scene: Scene, active: tuple[int, ...], report: KeyReport
 ) -> tuple[ActionTerm, ...]:
-    """The action terms, each the only one that sets what it sets."""
     terms: list[ActionTerm] = []
     owner: dict[tuple[str, int], str] = {}
     for spec in specs:
@@ -248,6 +234,7 @@ def _make_terms(
             report.refuse(spec.key, str(error))
             continue
         terms.append(term)
+        # a joint may have a term for each command: a velocity and an effort add up
         mine = {(term.command, joint): spec.name for joint in term.joints if term.command is not None}
         if taken := [key for key in mine if key in owner]:
             joints = ", ".join(scene.joints[joint] for _, joint in taken)

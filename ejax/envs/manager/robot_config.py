@@ -1,12 +1,10 @@
-"""``robot`` of a gym config: which of ejax's robots, how it is driven, where it stands.
-
-Drives have stiffness k, damping c, and limits F and v of each joint. A robot of ours gets
+"""``robot`` of a gym config, with drives of stiffness k and damping c, and limits F and v of each joint, scaled:
 
     s = min(1, F / (v·c)),    damping s·c,    stiffness s²·k
 
-EmbodiChain limits the whole force of a drive; ours limits the spring, and the damping acts in addition, see ``robots``.
-Scaled like this a joint turns at v at its force limit, and its damping ratio c/(2·√(k·I)) stays as configured. v is at
-most the robot's own greatest velocity. PushCube's 1e5, 1e3, 500, 2 become 6250 and 250.
+EmbodiChain limits the whole force of a drive; ours limits the spring, and damping acts in addition (``robots``). So
+a joint turns at v at its force limit, and keeps its damping ratio c/(2·√(k·I)). v is at most the robot's own greatest
+velocity. PushCube's 1e5, 1e3, 500, 2 become 6250 and 250.
 """
 
 import math
@@ -75,7 +73,6 @@ def read_robot(section: Section) -> PlacedRobot | None:
 
 
 def _refuse_robot(section: Section, kind: str) -> None:
-    """Report what is missing, or which robot has no model."""
     where = "fpath" if "fpath" in section else "robot_type"
     given = section.take(where, kind)
     if given:
@@ -89,7 +86,7 @@ def _refuse_robot(section: Section, kind: str) -> None:
 
 
 def _read_components(section: Section) -> tuple[str | None, bool]:
-    """The arm (a UR model or ``cart_pole``) that the URDF files name, and whether there is a gripper."""
+    """Return the arm that the URDF files name (a UR model or ``cart_pole``), and whether there is a gripper."""
     arm, hand = None, False
     with section.open("urdf_cfg") as urdf:
         for component in urdf.listed("components"):
@@ -111,7 +108,6 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
 
 
 def _read_tcp(section: Section) -> Matrix:
-    """[4, 4] of ``solver_cfg.<part>.tcp``."""
     tcp = _IDENTITY
     with section.open("solver_cfg") as solvers:
         for part, solver in solvers.sections():
@@ -125,7 +121,6 @@ def _read_tcp(section: Section) -> Matrix:
 
 
 def _as_pose(given: Any) -> Matrix | None:
-    """4 rows of 4 numbers, a rotation without scaling in the first three; None: it is something else."""
     rows = given if isinstance(given, list | tuple) else ()
     if [len(row) for row in rows if isinstance(row, list | tuple)] != [4, 4, 4, 4] or len(rows) != 4:
         return None
@@ -137,7 +132,6 @@ def _as_pose(given: Any) -> Matrix | None:
 
 
 def _read_parts(section: Section, robot: Robot) -> dict[str, tuple[str, ...]]:
-    """The robot's own parts, and those of ``control_parts`` over them: joint names or patterns."""
     parts = dict(robot.parts)
     with section.open("control_parts") as given:
         for part, names in given.items():
@@ -153,7 +147,6 @@ def _read_parts(section: Section, robot: Robot) -> dict[str, tuple[str, ...]]:
 
 
 def _read_drives(section: Section, robot: Robot) -> Drives:
-    """``drive_pros`` or ``joint_drive_props``: numbers for all joints, or by joint name, pattern or control part."""
     stiffness = _per_joint(section, robot, "stiffness", dict.fromkeys(robot.joints, robot.stiffness))
     damping = _per_joint(section, robot, "damping", dict.fromkeys(robot.joints, robot.damping))
     effort = _per_joint(section, robot, "max_effort", robot.max_effort)
@@ -172,7 +165,6 @@ def _read_drives(section: Section, robot: Robot) -> Drives:
 
 
 def _per_joint(section: Section, robot: Robot, name: str, default: Mapping[str, float]) -> list[float]:
-    """One value for each joint; a later entry of a mapping wins."""
     value = section.take(name)
     given = value if isinstance(value, Mapping) else {} if value is None else {".*": value}
     chosen = dict(default)

@@ -1,12 +1,9 @@
 """Robots as MJCF, from published kinematics: the UR family, a two-finger gripper, cart and pole.
 
-A robot is made once for a model and knows its joints, the parts they are grouped in, and where its tool is. Its drives
-are affine actuators that take a force,
+Drives are affine actuators that take a force: one signal carries a position target q*, a velocity target q̇* and an
+effort f. MuJoCo's Euler integrator takes the joint damping c implicitly, stable at 0.01 s for any link inertia:
 
     τ = clip(ctrl − k·q, ±max_effort) − c·q̇        with ctrl = k·q* + c·q̇* + f
-
-so that one control signal carries a position target q*, a velocity target q̇* and an effort f. The damping c is a joint
-damping: MuJoCo's Euler integrator takes it implicitly, stable at 0.01 s for any link inertia, in both engines.
 """
 
 import math
@@ -64,7 +61,7 @@ class Robot:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRobot:
-    """A robot with its drives, where it stands and how it starts."""
+    """A robot with its drives, place and first posture."""
 
     robot: Robot
     drives: Drives
@@ -81,13 +78,7 @@ class PlacedRobot:
 
 
 def make_ur(model: str, tcp: Matrix, *, gripper: bool) -> Robot:
-    """An arm of the UR family, with or without the two-finger gripper.
-
-    Args:
-        model: one of ``UR_FAMILY``.
-        tcp: [4, 4], the tool centre point in the frame of the flange.
-        gripper: two more joints, m.
-    """
+    """Make an arm of ``UR_FAMILY``; a gripper adds two joints, m. ``tcp``: [4, 4], in the frame of the flange."""
     dh = tomllib.loads((ASSETS / "ur.toml").read_text())[model]
     prefix = "joint" if model == "ur5" else "Joint"  # as in EmbodiChain's URDF files
     arm = tuple(f"{prefix}{i}" for i in range(1, 7))
@@ -117,7 +108,7 @@ def make_ur(model: str, tcp: Matrix, *, gripper: bool) -> Robot:
 
 
 def make_cart_pole() -> Robot:
-    """A cart on a rail, and a pole on the cart."""
+    """Make a cart on a rail, with a pole on it."""
     joints = ("slider_to_cart", "cart_to_pole")
     return Robot(
         body=_read_body("rail.xml"),
@@ -130,7 +121,7 @@ def make_cart_pole() -> Robot:
 
 
 def matching_joints(pattern: str, joints: Iterable[str]) -> list[str]:
-    """Joints by name or regular expression, in any case: EmbodiChain's releases have JOINT1 and Joint1."""
+    """Match joints by name or regular expression, in any case: EmbodiChain's releases have JOINT1 and Joint1."""
     try:
         return [each for each in joints if re.fullmatch(pattern, each, re.IGNORECASE)]
     except re.error:
@@ -138,12 +129,11 @@ def matching_joints(pattern: str, joints: Iterable[str]) -> list[str]:
 
 
 def to_text(numbers: Iterable[float]) -> str:
-    """Numbers as an attribute of MJCF."""
     return " ".join(repr(float(number)) for number in numbers)
 
 
 def find_child(element: ET.Element, path: str) -> ET.Element:
-    """An element of an MJCF. Raises ValueError: it has none."""
+    """Find an element of an MJCF. Raises ValueError: it has none."""
     child = element.find(path)
     if child is None:
         raise ValueError(f"the MJCF of <{element.tag}> has no {path}")
@@ -155,7 +145,6 @@ def _read_body(file: str, **numbers: Any) -> ET.Element:
 
 
 def _arm_numbers(dh: dict[str, Any]) -> dict[str, Any]:
-    """The numbers in ``assets/ur.xml``: those of the table, and those that follow from them."""
     r, a = dh["radius"], dh["a"]
     sizes = {"thick": 0.95 * r, "middling": 0.72 * r, "thin": 0.6 * r}
     lengths = (0.178, *a, 0.12, 0.12, 0.03)
@@ -169,7 +158,7 @@ def _arm_numbers(dh: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cylinder_inertia(mass: float, length: float, radius: float, *, along_x: bool) -> tuple[float, float, float]:
-    """Inertia of a solid cylinder along x (upper arm, forearm) or z, kg·m²."""
+    """Return a solid cylinder's inertia along x or z, kg·m²."""
     along = 0.5 * mass * radius**2
     across = mass * (3.0 * radius**2 + length**2) / 12.0
     return (along, across, across) if along_x else (across, across, along)

@@ -1,10 +1,8 @@
 """A MuJoCo model from a robot and rigid objects, and the place of each in its state.
 
-A dynamic object moves on three slide joints and a ball joint, seven numbers in qpos, so that its linear and angular
-damping are two numbers, as EmbodiChain has them.
-
-Contacts are listed pairs only: objects with the floor, with the robot's hull and with each other; the robot's feelers
-with the floor. Their friction is the mean of both bodies' coefficients, PhysX's rule.
+A dynamic object moves on three slide joints and a ball joint, 7 numbers in qpos: its linear and angular damping are two
+numbers, as in EmbodiChain. Contacts are listed pairs only: objects with the floor, the robot's hull and each other; the
+robot's feelers with the floor. Their friction is the mean of both bodies' coefficients, PhysX's rule.
 """
 
 import itertools
@@ -66,7 +64,6 @@ class Scene:
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     """Control part -> joint indices."""
     tool_part: str | None
-    """The control part that carries the tool centre point."""
     drives: Drives
     home: tuple[float, ...]
     """Joint positions of a new episode, m or rad."""
@@ -74,7 +71,6 @@ class Scene:
     followers: tuple[tuple[int, int], ...]
     """(joint, the joint whose command it takes where one number moves a gripper)."""
     base: str
-    """The robot's body that stands in the arena."""
     cameras: tuple[SensorCamera, ...]
 
     @property
@@ -94,7 +90,6 @@ class Scene:
 
     @property
     def uids(self) -> tuple[str, ...]:
-        """Names of the rigid objects."""
         return tuple(each.uid for each in self.objects)
 
     def camera(self, uid: str) -> SensorCamera:
@@ -106,7 +101,7 @@ class Scene:
         return _find("rigid object", self.objects, uid)
 
     def part(self, name: str) -> tuple[int, ...]:
-        """Joint indices of a control part. Raises ValueError: no such part."""
+        """Return the joints of a control part. Raises ValueError: no such part."""
         parts = dict(self.parts)
         if name not in parts:
             there = f"it has {', '.join(parts)}{did_you_mean(str(name), parts)}"
@@ -155,13 +150,7 @@ def make_scene(
     markers: tuple[str, ...] = (),
     cameras: tuple[SensorCamera, ...] = (),
 ) -> Scene:
-    """Compose the model.
-
-    Args:
-        gravity: m/s².
-        timestep: s.
-        markers: keys of virtual targets, for each of which a disc is drawn.
-    """
+    """Compose the model, with a disc for each key of a virtual target (``markers``). m/s², s."""
     robot = placed.robot
     root = ET.parse(ASSETS / "scene.xml").getroot()
     find_child(root, "option").attrib |= {"gravity": to_text(gravity), "timestep": str(timestep)}
@@ -208,7 +197,6 @@ def _find(kind: str, entries: Iterable[Any], uid: str) -> Any:
 
 
 def _add_drives(root: ET.Element, robot: Robot, drives: Drives) -> None:
-    """See ``ejax.envs.manager.robots`` for the law."""
     actuators = ET.SubElement(root, "actuator")
     for i, name in enumerate(robot.joints):
         find_child(robot.body, f".//joint[@name='{name}']").set("damping", str(drives.damping[i]))
@@ -221,7 +209,7 @@ def _add_body(world: ET.Element, each: RigidObject) -> list[str]:
     """Add an object. Returns the geoms that rest on the floor."""
     body = ET.SubElement(world, "body", name=each.uid)
     if each.dynamic:  # the body is at the origin, so that its part of qpos is its pose in the world
-        damping = str(each.mass * each.linear_damping)
+        damping = str(each.mass * each.linear_damping)  # 1/s · kg = N·s/m
         for axis, direction in (("x", "1 0 0"), ("y", "0 1 0"), ("z", "0 0 1")):
             ET.SubElement(body, "joint", name=f"{each.uid}_{axis}", type="slide", axis=direction, damping=damping)
         damping = str(_mean_inertia(each) * each.angular_damping)
@@ -242,7 +230,6 @@ def _add_body(world: ET.Element, each: RigidObject) -> list[str]:
 
 
 def _mean_inertia(each: RigidObject) -> float:
-    """Mean of the three moments of inertia, kg·m²."""
     if each.shape == "box":
         return each.mass * 2.0 * sum(half**2 for half in each.size) / 9.0
     if each.shape == "sphere":

@@ -15,8 +15,6 @@ from ejax.schema.sections import Section
 
 
 class _Form(NamedTuple):
-    """The form of one section's terms."""
-
     kind: Kind
     given: int
     """Number of arguments that ejax passes before the parameters."""
@@ -35,11 +33,7 @@ _FORMS: dict[FunctorKind, _Form] = {
 def read_specs(
     section: Section, kind: FunctorKind, robot_uid: str, modes: tuple[str, ...] | None = None
 ) -> tuple[Term, ...]:
-    """The functors of ``env.events``, ``observations``, ``rewards`` or ``actions``, in the config's order.
-
-    Args:
-        modes: those allowed. None: all of this kind.
-    """
+    """Read the functors of a section of ``env``, in the config's order; ``modes``: those allowed, None: all."""
     form = _FORMS[kind]
     if modes is not None:
         form = form._replace(modes=modes, default_mode=modes[0])
@@ -66,6 +60,7 @@ def _read_term(name: str, section: Section, kind: FunctorKind, form: _Form, robo
     if kind == "events":
         fields["interval_step"] = section.integer("interval_step", 10, at_least=1)
     section.ignore_all(IGNORED.get(f"env.{kind}", {}))
+    # a wrong contract is reported by itself: a missing func besides would mislead
     func = None if section.report.refuses(section.key("contract")) else _find(section, kind, func_name)
     if func is None:
         params.skip("its functor is not there")
@@ -75,7 +70,6 @@ def _read_term(name: str, section: Section, kind: FunctorKind, form: _Form, robo
 
 
 def _read_contract(section: Section, func_name: Any) -> Any:
-    """The functor's name: ``func``, or what ``contract`` stands for."""
     if "contract" not in section:
         section.take("contract")
         return func_name
@@ -90,7 +84,6 @@ def _read_contract(section: Section, func_name: Any) -> Any:
 
 
 def _read_shaping(section: Section) -> Shaping:
-    """Changes of an observation's numbers, which EmbodiChain's configs do not have: ``clip``, ``scale``, ``noise``."""
     clip = section.numbers("clip", (), 2) if "clip" in section else ()
     scale = section.number("scale", 1.0) if "scale" in section else None
     noise = section.number("noise", 0.0, at_least=0.0)
@@ -114,7 +107,6 @@ def _find(section: Section, kind: FunctorKind, name: Any) -> Callable[..., Any] 
 
 
 def _read_params(params: Section, func: Callable[..., Any], num_given: int, robot_uid: str) -> Mapping[str, Any]:
-    """The functor's parameters. Raises nothing: misfits go into the report."""
     accepted = list(inspect.signature(func).parameters.values())[num_given:]
     given: dict[str, Any] = {}
     for each in accepted:
@@ -122,6 +114,7 @@ def _read_params(params: Section, func: Callable[..., Any], num_given: int, robo
             given[each.name] = value = freeze(params.take(each.name))
             if each.name.endswith("_cfg"):
                 _check_entity(params, each.name, value)
+                # randomizers know the robot by one name, a config by its uid
                 if isinstance(func, PhysicsEvent) and value == freeze({"uid": robot_uid}):
                     given[each.name] = freeze({"uid": ROBOT})
             elif each.name == "robot_uid" and value != robot_uid:
@@ -135,7 +128,6 @@ def _read_params(params: Section, func: Callable[..., Any], num_given: int, robo
 
 
 def _check_entity(params: Section, name: str, entity: Any) -> None:
-    """An entity is ``{uid: name}``; the name is looked up when the functor is tried."""
     if not isinstance(entity, Mapping) or not isinstance(entity.get("uid"), str):
         params.problem(name, f"got {entity!r}; must be {{uid: name of a body}}")
         return

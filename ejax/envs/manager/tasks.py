@@ -23,7 +23,7 @@ OutcomeFn: TypeAlias = Callable[[World], Outcome]
 
 @dataclass(frozen=True)
 class Task:
-    """A function that finds the outcome of a step, and the names in ``env.extensions`` that it reads."""
+    """A task: how it finds a step's outcome, and the names in ``env.extensions`` that it reads."""
 
     outcome: OutcomeFn
     extensions: tuple[str, ...] = ()
@@ -61,8 +61,8 @@ def push_t(world: World) -> Outcome:
 def cart_pole(world: World) -> Outcome:
     """r = 1 − |θ|/π. Success, in the last step only: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s. Failure: |θ| > π/2.
 
-    Differs from EmbodiChain, where a fall is a truncation and nothing else, after which its GAE sees no value. Here a
-    value follows a truncation; beyond a fall no data teach it, and it runs away. So a fall is reported as both.
+    In EmbodiChain a fall is a truncation, after which its GAE sees no value. Here it is reported as both: after a mere
+    truncation comes a value, which beyond a fall no data teach, and which runs away.
     """
     angle = jnp.abs(world.part_qpos("hand")[0])
     fell = angle > jnp.pi / 2.0
@@ -99,7 +99,7 @@ OUTCOMES: dict[str, Task] = {
 
 
 def missing_task(name: str) -> str:
-    """The message on an ``id`` that is not in ``OUTCOMES``: the reason, and the remedy."""
+    """Explain why an ``id`` is not in ``OUTCOMES``, and the remedy."""
     remedy = (
         f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
         "register a function of its outcome with register_task (ejax.envs.manager.tasks)"

@@ -11,11 +11,11 @@ def _by_key(reasons: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 IGNORED = {section.replace("top level", ""): _by_key(reasons) for section, reasons in _TABLES["ignored"].items()}
-"""Section -> key that changes nothing -> reason."""
+"""section -> key that changes nothing -> reason"""
 CONTRACTS: dict[str, str] = _TABLES["contracts"]
 """The meaning of an action -> its functor."""
 REFUSED_FUNCTORS = {section: _by_key(reasons) for section, reasons in _TABLES["refused_functors"].items()}
-"""Section of ``env`` -> functor that ejax does not have -> reason."""
+"""section of ``env`` -> functor that ejax does not have -> reason"""
 ACTION_TYPES: dict[str, str] = _TABLES["action_types"]
 """``action_type`` of the first releases -> action functor."""
 SETTINGS_ELSEWHERE: dict[str, str] = _TABLES["settings_elsewhere"]

@@ -1,12 +1,10 @@
-"""Action functors: f(scene, active, **params) -> ActionTerm: its number of inputs, and their effect on the targets.
+"""Action functors: f(scene, active, **params) -> ActionTerm. Those of a tool or a gripper are in ``tool_actions.py``.
 
 ``active``: the indices of the observed joints. A target holds for one control step; joints that no term drives keep
-theirs. EmbodiChain 0.2's terms (``…Term``) drive all active joints, 0.3's (``…Action``) a selection. Those that move a
-tool or a gripper are in ``tool_actions.py``.
+theirs. EmbodiChain 0.2's terms (``…Term``) drive all active joints, 0.3's (``…Action``) a selection.
 
-Differs from EmbodiChain: the numbers of an action count active joints, in every term. QposDenormalizedTerm and
-QposNormalizedTerm index them by the robot's joint ids there, and DeltaQposTerm fails where ``control_parts`` names only
-some joints.
+Differs from EmbodiChain: the numbers of an action always count active joints. QposDenormalizedTerm and
+QposNormalizedTerm index them by joint ids there, and DeltaQposTerm fails where ``control_parts`` names only some.
 """
 
 import functools
@@ -31,13 +29,13 @@ Command: TypeAlias = Literal["qpos", "qvel", "qf"]
 
 @dataclass(frozen=True)
 class ActionTerm:
-    """Part of an action."""
+    """One term's part of an action."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
     """Bounds of the action space; nothing is clipped to them."""
     apply: Callable[[World, Array], SceneState]
-    """The state with new targets, from the world before the step and the term's numbers [width]."""
+    """Sets new targets, from the world before the step and the term's numbers [width]."""
     command: Command | None = None
     joints: Joints = ()
     """The targets that it sets: two terms of one config may not set the same. None: not known."""
@@ -48,10 +46,9 @@ class ActionTerm:
 
 
 def joint_action(act: Callable[..., ActionTerm]) -> Callable[..., ActionTerm]:
-    """Let a functor act on selected joints in place of the active ones.
+    """Let a functor act on joints selected by ``part_name`` or ``joint_names``, in place of the active ones.
 
-    Its first parameters become ``part_name`` or ``joint_names``, one of both, and ``preserve_order``: without it named
-    joints are in the robot's order.
+    Without ``preserve_order`` named joints are in the robot's order.
     """
 
     @functools.wraps(act)
@@ -181,7 +178,7 @@ joint_effort = joint_action(qf)
 
 
 def with_targets(state: SceneState, joints: Joints, wanted: Array) -> SceneState:
-    """The state with new position targets of some joints."""
+    """Return the state with new position targets of some joints."""
     return replace(state, target=state.target.at[jnp.array(joints)].set(wanted))
 
 
@@ -202,12 +199,7 @@ def _position_term(
     bounds: tuple[float, float] | None = None,
     within: float | None = None,
 ) -> ActionTerm:
-    """Act by ``law(q, x)``, with q the joints' positions and x = scale·a.
-
-    Args:
-        bounds: of the action space; None: the ranges of the joints.
-        within: a is clipped to ± this before it is scaled, and bounded by it.
-    """
+    """Set targets to ``law(q, scale·a)``, a clipped to ± ``within``; without ``bounds`` of a, the joints' ranges."""
     check_scale(scale, len(joints))
     bounds = bounds if within is None else (-within, within)
 
@@ -221,7 +213,6 @@ def _position_term(
 
 
 def _drive_term(joints: Joints, scale: Scale, command: Command, field: str, high: tuple[float, ...]) -> ActionTerm:
-    """Set a field of the state to scale·a, which is within ±high, and position targets to where the joints are."""
     check_scale(scale, len(joints))
 
     def apply(world: World, action: Array) -> SceneState:
@@ -233,7 +224,6 @@ def _drive_term(joints: Joints, scale: Scale, command: Command, field: str, high
 
 
 def _columns(active: Joints, joint_ids: Sequence[int] | None) -> NDArray[np.bool_]:
-    """[active joints]: the columns ``joint_ids``; None: all."""
     columns = range(len(active)) if joint_ids is None else joint_ids
     if outside := [i for i in columns if not 0 <= i < len(active)]:
         raise ValueError(f"joint_ids {outside} are not there: the action has {len(active)} numbers")

@@ -21,7 +21,7 @@ Range = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class PhysicsEvent:
-    """An event of ``ejax.envs.randomization.physics`` as a functor of a gym config."""
+    """An event of ``ejax.envs.randomization.physics`` as a functor."""
 
     change: Callable[..., Change]
     """``change(model, **params)``"""
@@ -32,6 +32,7 @@ class PhysicsEvent:
 
     @property
     def __signature__(self) -> inspect.Signature:
+        # a config's parameters are checked by this: world and key, then what ``change`` takes beside the model
         given = list(inspect.signature(PhysicsEvent.__call__).parameters.values())[1:3]
         return inspect.Signature([*given, *list(inspect.signature(self.change).parameters.values())[1:]])
 
@@ -55,8 +56,7 @@ def randomize_rigid_object_pose(
     Args:
         position_range: m, added to the initial position, or absolute.
         rotation_range: Euler angles in degrees; alone, or turned from the initial rotation.
-        physics_update_step: physics steps that follow, of this environment alone. Differs from EmbodiChain, where they
-            move all environments, and where the velocities of all are set to zero.
+        physics_update_step: physics steps that follow. In EmbodiChain they move, and stop, all environments.
     Raises ValueError: no such object.
     """
     uid = entity_cfg["uid"]
@@ -76,9 +76,9 @@ def randomize_target_pose(
     reference_entity_cfg: Entity | None = None,
     store_key: str = "target_pose",
 ) -> World:
-    """Store a uniformly drawn pose under ``store_key``: absolute, or relative to an object's pose, or to the origin.
+    """Store a uniformly drawn pose under ``store_key``: absolute, or relative to an object's pose or to the origin.
 
-    A pose whose position is relative also has the object's orientation, unless ``rotation_range`` draws one.
+    If its position is relative, it has the object's orientation unless ``rotation_range`` draws one.
     """
     reference = jnp.eye(4)
     if reference_entity_cfg is not None and (relative_position or relative_rotation):
@@ -119,7 +119,6 @@ def _draw(
     relative_position: bool,
     relative_rotation: bool,
 ) -> Array:
-    """[4, 4]: the reference pose, with position and rotation drawn from the ranges given."""
     key_position, key_rotation = jax.random.split(key)
     position, rotation = reference[:3, 3], reference[:3, :3]
     if position_range:
@@ -132,7 +131,6 @@ def _draw(
 
 
 def _uniform(key: Key, bounds: Range) -> Array:
-    """[3]"""
     if np.shape(bounds) != (2, 3):
         raise ValueError(f"a range is two lists of three numbers, got {bounds}")
     low, high = (jnp.array(bound, jnp.float32) for bound in bounds)

@@ -1,7 +1,6 @@
-"""Observation functors.
+"""Observation functors: ``add``, f(world, obs, **params), and ``modify``, f(world, data, **params) -> array.
 
-``add``: f(world, obs, **params) -> array, with ``obs`` the nested observation so far. ``modify``: f(world, data,
-**params) -> array, with ``data`` the value there so far.
+``obs`` is the nested observation so far, ``data`` the value to modify.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +25,7 @@ def normalize_robot_joint_data(
     range: Sequence[float] = (0.0, 1.0),
     control_parts: Sequence[str] | None = None,
 ) -> Array:
-    """(x − lo)/(hi − lo)·(r₁ − r₀) + r₀ in the selected columns.
-
-    Columns are those of the observation: the active joints. EmbodiChain's ``joint_ids`` are the same.
+    """(x − lo)/(hi − lo)·(r₁ − r₀) + r₀ in the selected columns of the active joints, as EmbodiChain's ``joint_ids``.
     Raises ValueError: no or two selections, columns that are not there, or limits other than those of positions.
     """
     if (joint_ids is None) == (control_parts is None):

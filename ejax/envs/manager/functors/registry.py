@@ -47,9 +47,7 @@ FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
 
 
 def register_functor(kind: FunctorKind, name: str, *, override: bool = False) -> Callable[[F], F]:
-    """Add a function of your own to EmbodiChain's: ``@register_functor("rewards", "lift_height")``.
-    Raises ValueError: the name is taken.
-    """
+    """Add a function: ``@register_functor("rewards", "lift_height")``. Raises ValueError: the name is taken."""
 
     def register(function: F) -> F:
         if name in FUNCTORS[kind] and not override:
@@ -61,10 +59,10 @@ def register_functor(kind: FunctorKind, name: str, *, override: bool = False) ->
 
 
 def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
-    """The function of a name.
+    """Return the function of a name.
 
     Raises:
-        ValueError: no such functor; the message lists the names and the nearest.
+        ValueError: no such functor; the message has the nearest names.
         UntrustedCodeError: ``package.module:function`` that only a file names (``ejax.schema.trust``).
         ImportError: ``package.module:function`` does not exist.
     """

@@ -1,6 +1,6 @@
-"""Reward functors: f(world, **params) -> float32 scalar, for the step that led to ``world``. Weights come later.
+"""Reward functors: f(world, **params) -> float32 scalar, for the step that led to ``world``, before its weight.
 
-``world.action``: [A], the policy's, as it gave it. ``world.info``: ``success`` and ``fail`` of the task, bool.
+``world.action``: [A], the policy's, as given. ``world.info``: ``success`` and ``fail``, bool.
 """
 
 from collections.abc import Sequence
@@ -87,8 +87,7 @@ def orientation_alignment(world: World, source_entity_cfg: Entity, target_entity
 def action_smoothness_penalty(world: World) -> Array:
     """−‖a − a_prev‖; 0 in an episode's first step.
 
-    Differs from EmbodiChain, which compares the joint target with the former action of the policy, and has 0 in
-    evaluation and at the start of each rollout.
+    EmbodiChain compares the joint target with the former action, and has 0 in evaluation and at a rollout's start.
     """
     change = jnp.linalg.norm(world.action - _before(world).action)
     return jnp.where(world.state.episode_step > 1, -change, 0.0)
@@ -135,12 +134,10 @@ def _before(world: World) -> World:
 
 
 def _position(world: World, entity: Entity) -> Array:
-    """[3], m"""
     return world.object_pose(entity["uid"])[:3, 3]
 
 
 def _target_distance(world: World, source: Entity, key: str, use_xy_only: bool) -> Array:
-    """m"""
     offset = _position(world, source) - world.pose(key)[:3, 3]
     return jnp.linalg.norm(offset[:2] if use_xy_only else offset)
 
@@ -150,7 +147,6 @@ def _shape(distance: Array, exponential: bool, sigma: float) -> Array:
 
 
 def _joint_ids(joint_ids: Sequence[int], num_joints: int) -> Array:
-    """Raises ValueError: an index that no joint has (JAX would clamp it)."""
     outside = [i for i in joint_ids if not -num_joints <= i < num_joints]
     if outside:
         raise ValueError(f"joint_ids {outside} are not there: the robot has {num_joints} joints")

@@ -1,7 +1,4 @@
-"""Action functors of a tool or a gripper: poses by inverse kinematics, and one number for all fingers.
-
-See ``actions.py`` for what a functor returns.
-"""
+"""Action functors (``actions.py``) of a tool, by inverse kinematics, or of a gripper, one number for all fingers."""
 
 from collections.abc import Mapping
 
@@ -73,17 +70,17 @@ def relative_eef_pose(
 ) -> ActionTerm:
     """p* = p + d,  R* = exp(w)·R  with (d, w) = (translation_scale·u₁₋₃, rotation_scale·u₄₋₆), u = clip(a, ±1)
 
-    From where the tool is, not from the last target; axes are the arena's; m and rad. By inverse kinematics, or with
-    ``ik_method: dls`` by one step of damped least squares, which need not arrive:
+    Moves from where the tool is, along the arena's axes, m and rad. By inverse kinematics, or under ``dls`` by one step
+    of damped least squares, which need not arrive:
 
         δ = Jᵀ(J·Jᵀ + λ²I)⁻¹·(d, w),    q* = clip(q + δ·min(1, max_joint_delta/‖δ‖_∞), joint limits)
 
-    Joints stay where they are without a solution, with one that is not finite, and, under ``dls``, where the limits
-    would move one by more than ``max_joint_delta``.
+    Joints stay where they are without a finite solution, and, under ``dls``, where the limits would move one by more
+    than ``max_joint_delta``.
 
     Args:
-        dls_damping: λ.
-        max_joint_delta: rad, each joint's in one control step; read under ``dls`` only, as is ``dls_damping``.
+        dls_damping: λ, of ``dls`` only.
+        max_joint_delta: rad, each joint's in one control step, of ``dls`` only.
     Raises ValueError: a part without a tool, another method, or a number that is not above 0.
     """
     joints = _tool_joints(scene, part_name)
@@ -107,6 +104,7 @@ def relative_eef_pose(
         else:
             error = jnp.concatenate([shift, turn])
             delta = site_step(scene.model, "tcp", error, qpos, joints, damping=dls_damping)
+            # shortened as a whole, so that the tool keeps its direction
             delta = delta * (max_joint_delta / jnp.maximum(jnp.max(jnp.abs(delta)), max_joint_delta))
             solved = jnp.clip(now + delta, low, high)
             reached = jnp.max(jnp.abs(solved - now)) <= max_joint_delta + _ROUNDING
@@ -126,19 +124,14 @@ def parallel_gripper(
     open_command: Mapping[str, float] | None = None,
     close_command: Mapping[str, float] | None = None,
 ) -> ActionTerm:
-    """One number for all joints of a gripper.
+    """Move all joints of a gripper by one number.
 
-        continuous: q* = lower + (clip(a, ±1) + 1)/2·(upper − lower)        binary: q* = open if a ≥ 0 else close
+    continuous: q* = lower + (clip(a, ±1) + 1)/2·(upper − lower)        binary: q* = open if a ≥ 0 else close
 
     A command gives each joint, by name or pattern, its position, m or rad. A finger that follows another one takes its
-    command, and needs none of its own, whether the part names it or not.
+    command, whether the part names it or not. ``use_joint_limits``, of ``continuous``: lower and upper are the limits.
 
-    Args:
-        use_joint_limits: of ``continuous``: lower and upper are the joints' limits.
-
-    Raises:
-        ValueError: another mode, a command that this mode does not read or that is missing, or one that does not name
-            each joint once.
+    Raises ValueError: another mode, or commands that it does not read, that are missing, or not one for each joint.
     """
     if command_mode not in _ENDS:
         raise ValueError(f"got command_mode {command_mode!r}; allowed: {', '.join(_ENDS)}")
@@ -158,6 +151,7 @@ def parallel_gripper(
         scene.limits[list(joints)].T if limited else [_command(scene, joints, name, commands[name]) for name in needed]
     )
     moved = joints + tuple(joint for joint, leader in leaders.items() if leader in joints)
+    # a follower takes its leader's number
     column = np.array([joints.index(leaders.get(joint, joint)) for joint in moved])
 
     def apply(world: World, action: Array) -> SceneState:
@@ -173,7 +167,6 @@ def parallel_gripper(
 def _pose_term(
     scene: Scene, scale: Scale, part_name: str | None, width: int, order: tuple[int, ...] | None = None
 ) -> ActionTerm:
-    """Bring the tool to a pose, whose numbers are scale·a, in another order if one is given."""
     joints = _tool_joints(scene, part_name)
     check_scale(scale, width)
     turn = matrix_from_euler if width == 6 else _matrix_of_any_quaternion
@@ -191,7 +184,6 @@ def _pose_term(
 
 
 def _tool_joints(scene: Scene, part_name: str | None) -> Joints:
-    """Joints of the part that carries the tool. Raises ValueError: another part."""
     part = part_name or scene.tool_part
     if part is None or part != scene.tool_part:
         raise ValueError(f"control part '{part}' has no tool centre point to bring to a pose")
@@ -199,9 +191,7 @@ def _tool_joints(scene: Scene, part_name: str | None) -> Joints:
 
 
 def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float] | None) -> NDArray[np.float32]:
-    """[joints]: positions that a mapping of joint names or patterns gives.
-    Raises ValueError: not one number for each joint, or a name of none.
-    """
+    """Raises ValueError: not one number for each joint, or a name of none."""
     names = [scene.joints[joint] for joint in joints]
     if not isinstance(given, Mapping):
         raise ValueError(f"{name} must give a position for each of {', '.join(names)}, got {given!r}")
@@ -221,4 +211,5 @@ def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float]
 
 
 def _matrix_of_any_quaternion(quaternion: Array) -> Array:
+    # a policy's four numbers have no unit length
     return matrix_from_quaternion(quaternion / jnp.maximum(jnp.linalg.norm(quaternion), 1e-6))
