@@ -1,8 +1,5 @@
-"""Elements of a MuJoCo model by name: one selector for tasks, terms and events, and the units of an element's numbers.
-
-A term names an entity as ``{uid: name}``: a body that moves freely, or the robot; joints and links of it by regular
-expressions that match whole names.
-"""
+"""Elements of a MuJoCo model by name, and the units of an element's numbers. The entity ``{uid: name}`` is a body that
+moves freely, or the robot; its joints and links are named by regular expressions that match whole names."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -26,11 +23,7 @@ _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 
 def find(model: mujoco.MjModel, kind: Kind, name: str) -> int:
-    """Get the number of the element of this name.
-
-    Raises:
-        ValueError: there is none; the message lists those that there are.
-    """
+    """Get the number of the element of this name. Raises ValueError, listing the names: there is none."""
     names = names_of(model, kind)
     if name not in names:
         there = f"there is {', '.join(names)}" if names else f"the model names no {kind}"
@@ -58,11 +51,8 @@ def matching_names(what: str, patterns: Any, names: Mapping[str, int]) -> list[s
 
 
 def per_joint(joints: tuple[str, ...], values: Mapping[str, float]) -> tuple[float, ...]:
-    """Give each joint the number of the last regular expression that fits, or 0.
-
-    Raises:
-        ValueError: an expression that fits no joint.
-    """
+    """Give each joint the number of the last regular expression that fits, or 0. Raises ValueError: one fits no
+    joint."""
     for pattern in values:
         if not any(re.fullmatch(pattern, joint) for joint in joints):
             raise ValueError(f"no joint is like '{pattern}'; there is {', '.join(joints)}")
@@ -90,7 +80,6 @@ def robot_links(model: mujoco.MjModel, entity: Any) -> list[int]:
 
 
 def joint_dofs(model: mujoco.MjModel, entity: Any, joint_names: Any) -> NDArray[np.int_]:
-    """Find the degrees of freedom of a robot's joints, or of an object's."""
     is_object = _uid(entity) in _free_bodies(model)
     bodies = [object_body(model, entity)] if is_object else robot_links(model, entity)
     joints = {model.joint(j).name: j for j in range(model.njnt) if model.jnt_bodyid[j] in bodies}
@@ -112,11 +101,9 @@ def joint_slices(model: mujoco.MjModel, joint: int) -> tuple[slice, slice]:
 
 
 def pose_slots(model: mujoco.MjModel, body: int) -> tuple[int, int] | None:
-    """Locate the first number of a freely moving body's pose [7] in qpos, and of its velocity [6] in qvel.
-
-    Such a body has a free joint, or three slides and a ball joint at the world's origin, as a gym config's objects.
-    None: it does not move freely.
-    """
+    """Find where the pose [7] of a body that moves freely begins in qpos, and its velocity [6] in qvel; None: it does
+    not. Such a body has a free joint, or three slides and a ball joint at the world's origin, as a gym config's
+    objects."""
     joint = int(model.body_jntadr[body])
     if joint < 0 or model.body_dofnum[body] != 6:
         return None
@@ -146,11 +133,7 @@ def velocity_names(model: mujoco.MjModel, joint: int) -> list[tuple[str, int]]:
 
 
 def fitting(what: str, value: ArrayLike, where: slice, like: Array) -> Array:
-    """Shape the value as [its numbers]; a scalar for one.
-
-    Raises:
-        ValueError: another shape; ``what`` names the value.
-    """
+    """Shape the value as [its numbers]; a scalar for one. Raises ValueError, naming ``what``: another shape."""
     given, size = jnp.asarray(value, like.dtype), where.stop - where.start
     if given.shape not in ((size,), *([()] if size == 1 else [])):
         wanted = "one number" if size == 1 else f"shape ({size},)"
@@ -159,7 +142,6 @@ def fitting(what: str, value: ArrayLike, where: slice, like: Array) -> Array:
 
 
 def _joint_name(model: mujoco.MjModel, joint: int) -> str:
-    """Its name; without one, and of free joints, the body's."""
     name = model.joint(joint).name
     body = model.body(int(model.jnt_bodyid[joint])).name
     return (body or name if model.jnt_type[joint] == FREE else name or body) or f"joint {joint}"
@@ -176,7 +158,6 @@ def _free_bodies(model: mujoco.MjModel) -> dict[str, int]:
 
 
 def _driven(model: mujoco.MjModel) -> Iterator[int]:
-    """The bodies that actuators act on, through joints, sites or tendons of joints."""
     on_joints = drives_of_joints(model)
     for i in range(model.nu):
         target, kind = int(model.actuator_trnid[i, 0]), model.actuator_trntype[i]

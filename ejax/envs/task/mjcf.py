@@ -20,11 +20,7 @@ _UNIT = re.compile(r"(?P<name>.*\S)\s*\[(?P<unit>[^\[\]]+)\]")
 
 @functools.lru_cache(maxsize=64)
 def find_model(given: str, module: str) -> str:
-    """MJCF as text as it is; of a file the absolute path, so that it is found from anywhere.
-
-    Raises:
-        ValueError: no model, or no such file.
-    """
+    """Give MJCF as text as it is, and a file as its absolute path. Raises ValueError: no model, or no such file."""
     if not given:
         raise ValueError("there is no model; write model = 'robot.xml', a file beside the class's, or MJCF as text")
     if given.lstrip().startswith("<"):
@@ -41,11 +37,7 @@ def find_model(given: str, module: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def home_of(asset: str, keyframe: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """qpos [nq] and qvel [nv] to start from.
-
-    Raises:
-        ValueError: no such keyframe.
-    """
+    """Give the qpos [nq] and qvel [nv] to start from. Raises ValueError: no such keyframe."""
     model = load_model(asset)
     names = [model.key(i).name for i in range(model.nkey)]
     if keyframe and keyframe not in names:

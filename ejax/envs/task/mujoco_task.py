@@ -1,17 +1,6 @@
-"""A MuJoCo task of one's own in one class: the model, what the policy sees, rewards, ends and starts.
+"""MuJoCo tasks of one's own in one class: see docs/tutorials/own_task.md.
 
-    class Reach(MuJoCoTask):
-        model = "reach.xml"
-
-        def observe(self, world): ...
-        def rewards(self, world, before): ...
-
-Everything else has a default, and everything that ejax does with a task follows: engines, videos, pictures,
-randomization, exports with names and units. docs/tutorials/own_task.md goes through one.
-
-Such a class becomes a frozen dataclass where it is defined, as a Flax module does: annotated names are its arguments,
-``env.cfg`` in a config. It is the one environment of ejax that is meant to be inherited from; what it makes is an
-``ejax.types.Env`` like any other.
+The class becomes a frozen dataclass where it is defined: annotated names are its arguments, ``env.cfg`` in a config.
 """
 
 import functools
@@ -73,29 +62,23 @@ class MuJoCoTask(PhysicsTask):
 
         r = Σ weight·term,   terms of ``rewards``        control = mid + half·clip(a, ±1),   of each ctrlrange
 
-    A step: ``control`` → physics for one control period → ``update`` → ``observe`` → ``fails``, ``succeeds`` →
-    ``rewards``: ``ejax.envs.task.step``. Terminated: ``fails``, or ``succeeds`` where ``ends_on_success``. Truncated:
-    after ``episode_length`` steps, or when the simulation broke.
-
-    A method is given ``world``, the simulation at that moment, and some ``before``, as it was before the step:
-    ``ejax.envs.task.world.World``. They are traced: ``jnp.where`` in place of ``if``.
+    For the order of a step see ``ejax.envs.task.step``. Terminated: ``fails``, or ``succeeds`` where
+    ``ends_on_success``. Truncated: after ``episode_length`` steps, or when the simulation broke. Methods get the
+    ``world`` at that moment, and some ``before``, as it was before the step; they are traced: ``jnp.where`` in place of
+    ``if``.
 
     Class attributes:
         model: an MJCF file, looked for beside the class's own and from the working directory; or MJCF as text.
         keyframe: where episodes start from. Empty: the keyframe ``home``, or the first, or the model's reference pose.
-        actions: the policy's numbers, ``"name [unit]"``, where ``control`` makes of them what actuators take. Empty:
-            the actuators.
+        actions: the policy's numbers, ``"name [unit]"``, for a ``control`` of one's own. Empty: the actuators.
 
     Args:
-        episode_length: time limit, control steps.
+        episode_length: control steps.
         control_period: s, a multiple of the MJCF's timestep.
         start_noise: rad and m, ± that is added to hinges and slides at the start, uniform, within their ranges.
         ends_on_success: False: an episode goes on, and counts as a success if it is one at its last step.
-        weights: term of ``rewards`` -> its weight; 1 where none is given. Those given to the class's arguments change
-            the class's own by name.
-        randomization: the events of docs/randomization.md that belong to the task, in training and evaluation;
-            ``trainer.events`` adds to them and replaces them by name.
-        physics: the engine, see ``ejax.envs.mujoco.choice``.
+        weights: term of ``rewards`` -> its weight, else 1. Those given as an argument change the class's own by name.
+        randomization: the task's events, in training and evaluation; ``trainer.events`` adds to them and replaces them.
 
     Raises:
         ValueError: a model that cannot be read, has no actuator or one without a ctrlrange, or remembers more than qpos
@@ -157,35 +140,22 @@ class MuJoCoTask(PhysicsTask):
             raise ValueError(f"{kind}: {describe_error(error)}") from error
 
     def observe(self, world: World) -> Mapping[str, Array] | Array:
-        """Give the policy's observation.
-
-        Returns:
-            Numbers by name, ``"tip to goal [m]"``, which become one vector in this order, and its description; or an
-            array [F], without one. Default: all joints' positions and velocities.
-        """
+        """Give the policy's observation: numbers by name, ``"tip to goal [m]"``, which become one vector in this order,
+        or an array [F] without a description. Default: all joints' positions and velocities."""
         return {**world.joint_positions(), **world.joint_velocities()}
 
     def start(self, key: Key, world: World) -> World:  # type: ignore[override]  # it has a default start to change
-        """The start of an episode.
-
-        Args:
-            world: the default start, at ``keyframe`` with ``start_noise``, at rest.
-        """
+        """Start an episode. ``world`` is the default start: at ``keyframe`` with ``start_noise``, at rest."""
         del key
         return world
 
     def control(self, world: World, action: Array) -> Array:
-        """The actuators' control for one control step: [nu].
-
-        Args:
-            action: [A], within ±1.
-        """
+        """Give the actuators' control [nu] for one control step; ``action`` [A] is within ±1."""
         low, high = jnp.asarray(world.model.actuator_ctrlrange.T, action.dtype)
         return 0.5 * (low + high) + 0.5 * (high - low) * action
 
     @property
     def asset(self) -> str:
-        """The model, as in ``ejax.envs.mujoco.engine.Physics``."""
         return _asset(type(self))
 
     @property

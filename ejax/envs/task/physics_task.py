@@ -23,12 +23,10 @@ Range: TypeAlias = tuple[Position, Position]
 
 
 class PhysicsTask(Task):
-    """A task on a MuJoCo model. ``advance`` is: ``control`` → physics for one control period, by default
-    ``sim_steps_per_control`` steps of 0.01 s."""
+    """A task on a MuJoCo model; its physics runs ``sim_steps_per_control`` steps of 0.01 s by default."""
 
     physics: Engine
     sim_steps_per_control: Any
-    """Fields of every such task."""
     senses_contacts: ClassVar[Any] = False
     """Sensors of contact, or of touch, are read: not every engine has them."""
     marked: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -38,7 +36,7 @@ class PhysicsTask(Task):
 
     @property
     def asset(self) -> str:
-        """The model, as in ``ejax.envs.mujoco.engine.Physics``."""
+        """Give the model, as in ``ejax.envs.mujoco.engine.Physics``."""
         raise NotImplementedError
 
     def __post_init__(self) -> None:
@@ -50,7 +48,7 @@ class PhysicsTask(Task):
             object.__setattr__(self, name, _as_position(f"{type(self).__name__}: {name}", value, like))
 
     def control(self, world: World, action: Array) -> Array:
-        """The actuators' control for one control step: [nu]."""
+        """Give the actuators' control [nu] for one control step."""
         raise NotImplementedError
 
     def advance(self, world: World, action: Array) -> Any:
@@ -58,7 +56,6 @@ class PhysicsTask(Task):
         return replace(world.state, physics=physics)
 
     def world(self, state: Any) -> World:
-        """The world of a state: names for its numbers."""
         return World(asset=self.asset, control_period=self.control_period, state=state)
 
     def resting(self, *qpos: ArrayLike) -> PhysicsState:
@@ -77,7 +74,6 @@ class PhysicsTask(Task):
 
     @property
     def num_substeps(self) -> int:
-        """Physics steps of one control step."""
         return int(self.sim_steps_per_control)
 
     @property
@@ -87,7 +83,6 @@ class PhysicsTask(Task):
 
     @property
     def simulation(self) -> Physics:
-        """The model on its engine, for one control step."""
         engine = choose_engine(self.physics, sensing=type(self).senses_contacts).engine
         return Physics(self.asset, engine, self.num_substeps)
 
@@ -104,7 +99,6 @@ class PhysicsTask(Task):
         return render(seen.asset, seen.qpos, width=width, height=height, camera=camera, **moved)
 
     def appearance(self, state: Any) -> Appearance:
-        """For ``ejax.envs.mujoco.raycast``."""
         return Appearance(
             asset=self.asset, qpos=state.physics.qpos, mocap_pos=self.markers(state), rgba=self.colours(state)
         )
@@ -117,11 +111,7 @@ def draw_position(key: Key, centre: Position, offset: Range) -> Array:
 
 
 def _as_position(where: str, value: Any, like: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Coordinates, or two places as bounds, as (hashable) tuples of floats.
-
-    Raises:
-        ValueError: more or fewer numbers than in ``like``.
-    """
+    """Make (hashable) tuples of coordinates or bounds. Raises ValueError: more or fewer numbers than in ``like``."""
     if not isinstance(value, list | tuple | np.ndarray) or len(value) != len(like):
         of_two = "two positions, low and high (m)" if isinstance(like[0], tuple) else "two numbers (x and y, m)"
         takes = of_two if len(like) == 2 else "positions of three numbers (m)"

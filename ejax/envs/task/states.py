@@ -1,8 +1,5 @@
-"""States of an episode: arrays only, which is what a run's state and its checkpoints hold.
-
-Every state of a task has ``physics``, ``action``, ``episode_step``, ``markers`` (mocap body -> place [3], m) and
-``kept`` (what ``World.keep`` stores); the rest is the task's own.
-"""
+"""States of an episode: arrays only. Each has ``physics``, ``action``, ``episode_step``, ``markers`` (mocap body ->
+place [3], m) and ``kept`` (what ``World.keep`` stores); the rest is the task's own."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +27,6 @@ class TaskState:
     """Control steps done, int32."""
 
     def keeping(self, values: Mapping[str, Array]) -> "TaskState":
-        """The state with these numbers remembered."""
         return replace(self, kept={**self.kept, **values})
 
 
@@ -64,7 +60,6 @@ class SceneState:
         return {marker_name(key): pose[:3, 3] for key, pose in self.poses.items()}
 
     def keeping(self, values: Mapping[str, Array]) -> "SceneState":
-        """The state with these virtual targets stored."""
         return replace(self, poses={**self.poses, **values})
 
 

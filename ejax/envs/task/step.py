@@ -7,8 +7,7 @@
     5  total        Σ weight·term, of the world before and after
     6  end          terminated: success or failure; truncated: an early end, the time limit, a world that is not finite
 
-Nothing resets itself: ``ejax.rollout`` does. mjlab's order is actions, physics, terminations, rewards, reset, commands,
-interval events, observations; here events come before the ends, so that a fall by a push ends its own step.
+Differs from mjlab: interval events come before the ends, so that a fall by a push ends its own step.
 """
 
 from collections.abc import Mapping
@@ -36,16 +35,13 @@ class Snapshot:
     before: Any = None
     """The world before the last control step; None at an episode's start, and in events and actions."""
     obs: PyTree = None
-    """The observation of ``state``, where terms are computed from it. Use it for what it holds: computed again, the
-    last bits of it may be others."""
+    """The observation of ``state``, where terms are computed from it; computed again, its last bits may be others."""
     info: Mapping[str, Array] = struct.field(default_factory=dict)
     """``success`` and ``fail`` of this step, where rewards are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of one step."""
-
     success: Array | None = None
     """bool; ends the episode, with no value after it, as does ``fail``. None: the task has no notion of success."""
     fail: Array
@@ -57,20 +53,8 @@ class Outcome:
 
 
 def step_terms(task: "Task", state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
-    """Make one control step of one environment.
-
-    Args:
-        task: its methods of these names are called.
-        state: of one episode, see ``ejax.envs.task.states``.
-        action: [A]
-
-    Returns:
-        The state after it and the answer, whose ``info`` has ``rewards``, and ``success`` and ``metrics`` of a task
-        with such.
-
-    Raises:
-        ValueError: an action of another shape.
-    """
+    """Make one control step of one environment by the hooks of ``task``. Raises ValueError: an action that is not [A].
+    ``info`` has ``rewards``, and ``success`` and ``metrics`` of a task with such."""
     if action.shape != (shape := task.action_space.shape):
         raise ValueError(f"{type(task).__name__}.step takes an action of shape {shape}, got {action.shape}")
     before = task.world(state)

@@ -1,8 +1,5 @@
-"""The base of every task: spaces, description and step follow from the names of its numbers and from its hooks.
-
-A task is a frozen dataclass whose fields are its config; its state is a dataclass of its own, arrays only. Hooks are
-functions of a world: ``Snapshot``, or with MuJoCo ``ejax.envs.task.world.World``.
-"""
+"""The base of every task: a frozen dataclass whose fields are its config, and hooks, which are functions of a world:
+``Snapshot``, or with MuJoCo ``ejax.envs.task.world.World``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -19,11 +16,11 @@ from ejax.types import Array, Key, PyTree, Timestep
 
 
 class Task:
-    """A task with ``episode_step`` in its state: control steps done, int32.
+    """A task with ``episode_step`` in its state: control steps done, int32. For the order of the hooks see
+    ``ejax.envs.task.step``.
 
-    A step, in the order of ``ejax.envs.task.step``: ``limited`` action → ``advance`` → ``update`` → ``observe`` →
-    ``fails``, ``succeeds``, ``leaves``, ``metrics`` → ``rewards``. Terminated: success or failure. Truncated: after
-    ``max_episode_steps``, where ``leaves`` is true, or when something is not finite, which is no success either.
+    Terminated: success or failure. Truncated: after ``max_episode_steps``, where ``leaves`` is true, or when something
+    is not finite, which is no success either.
     """
 
     observed: ClassVar[tuple[Feature, ...]] = ()
@@ -55,20 +52,20 @@ class Task:
                 raise ValueError(f"{kind}: {name} must be {listed}, got {getattr(self, name)!r}")
 
     def start(self, key: Key) -> Any:
-        """The state that an episode starts at."""
+        """Give the state that an episode starts at."""
         raise NotImplementedError
 
     def advance(self, world: Any, action: Array) -> Any:
-        """The state one control step later; ``episode_step`` is counted elsewhere."""
+        """Give the state one control step later; ``episode_step`` is counted elsewhere."""
         raise NotImplementedError
 
     def update(self, key: Key, world: Any, before: Any) -> Any:
-        """The world after the physics, with what else changes. Default: nothing."""
+        """Change the world further, after the physics. Default: nothing changes."""
         del key, before
         return world
 
     def observe(self, world: Any) -> Any:
-        """The observation."""
+        """Give the observation."""
         raise NotImplementedError
 
     def fails(self, world: Any) -> Array:
@@ -92,26 +89,24 @@ class Task:
         return {}
 
     def rewards(self, world: Any, before: Any) -> Mapping[str, Array]:
-        """The terms of the reward, weighted: scalars by name, logged as ``rewards/<name>``. To be given."""
+        """Give the weighted terms of the reward: scalars by name, logged as ``rewards/<name>``."""
         del world, before
         raise NotImplementedError(f"{type(self).__name__} has no rewards(self, world, before); give it one")
 
     def total(self, world: Any, before: Any, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
-        """The reward and its terms. Default: their sum."""
+        """Give the reward and its terms. Default: their sum."""
         terms = dict(self.rewards(world, before))
         return sum(terms.values(), jnp.zeros(())), terms
 
     def limited(self, action: Array) -> Array:
-        """The action that is done."""
         return jnp.clip(action, -1.0, 1.0) if self.clips_actions else action
 
     def world(self, state: Any) -> Any:
-        """The world of a state."""
         return Snapshot(state=state)
 
     @property
     def max_episode_steps(self) -> int:
-        """Control steps; of a task whose config names it ``episode_length``."""
+        """Control steps: the field ``episode_length``, unless the task has its own."""
         return self.episode_length
 
     @property
@@ -150,7 +145,6 @@ class Task:
         return step_terms(self, state, action, key)
 
     def act(self, world: Any, action: Array) -> Any:
-        """Do the action for one control period."""
         # rewards see the action that was done, not the one that was given
         action = self.limited(action)
         return replace(world, state=self.advance(world, action), executed=action)
@@ -161,7 +155,6 @@ class Task:
         return self.observe(world)
 
     def outcome(self, world: Any) -> Outcome:
-        """Judge the step by the hooks."""
         kind = type(self).__name__
         fail, success = as_truth(f"{kind}.fails", self.fails(world)), None
         if type(self).succeeds is not Task.succeeds:

@@ -43,7 +43,6 @@ class Shaping:
             raise ValueError(f"noise must be >= 0, got {self.noise}")
 
     def limit(self, values: Array) -> Array:
-        """Clip and scale the numbers."""
         if self.clip is not None:
             values = jnp.clip(values, *self.clip)
         return values if self.scale is None else jnp.asarray(self.scale) * values
@@ -65,14 +64,12 @@ class Term:
     kind: Kind = "reward"
     params: Mapping[str, Any] = FrozenDict()
     weight: float = 1.0
-    """For a reward."""
     mode: str = ""
     """An event's ``startup``, ``reset``, ``interval``; a reward's ``add``, ``replace``; an observation's ``add``,
     ``modify``."""
     interval_step: int = 1
     """Control steps of an episode from one interval event to the next."""
     shaping: Shaping = Shaping()
-    """For an observation."""
     path: tuple[str, ...] = ()
     """Its place in a nested observation."""
     key: str = ""
@@ -85,16 +82,8 @@ class Term:
 def compute(
     terms: Iterable[Term], world: Any, start: Array | None = None, *, weighted: bool = True
 ) -> tuple[Array, dict[str, Array]]:
-    """Add up the terms of a reward, in their order: r = start + Σ weight·term.
-
-    Args:
-        world: what the terms are functions of.
-        start: what is rewarded before any term. None: 0.
-        weighted: the second result holds weight·term; False: the terms alone.
-
-    Returns:
-        The reward, float32, and its terms by name.
-    """
+    """Add up the terms of a reward, in their order: r = start + Σ weight·term, start by default 0. Returns it, float32,
+    and the terms by name, weighted or alone."""
     total = jnp.zeros(()) if start is None else start
     values: dict[str, Array] = {}
     for term in terms:
@@ -119,11 +108,8 @@ def observe(terms: Iterable[Term], world: Any, key: Key | None = None) -> Array:
 
 
 def fire(events: Sequence[Term], world: World, mode: str, key_of: KeyOf) -> World:
-    """Apply the events of one mode in their order; of ``interval``, those that are due.
-
-    An interval event is due after each ``interval_step``-th control step of an episode: one that ended does not shift
-    the events of the next.
-    """
+    """Apply the events of one mode in their order; of ``interval``, those that are due: after each ``interval_step``-th
+    control step of an episode."""
     for number, event in enumerate(events):
         if event.mode != mode:
             continue
@@ -137,10 +123,8 @@ def fire(events: Sequence[Term], world: World, mode: str, key_of: KeyOf) -> Worl
 
 @functools.cache  # equal configs have equal terms
 def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
-    """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params).
-
-    ``obs`` and ``info`` are the world's; ``action`` is the policy's, as it gave it.
-    """
+    """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params). ``action`` is as the policy gave
+    it."""
     signature = inspect.signature(func)
     world, *rest = signature.parameters.values()
 

@@ -1,10 +1,8 @@
 """A simulation at one moment, by the names of its model: what every task's terms are computed from.
 
-Positions of bodies and sites follow from qpos alone and are exact at every step, the first included; so are their
-velocities. A sensor reads at the beginning of a physics step: see ``World.sensor``.
-
-Frames: the world's of the MJCF; in a gym config that is the arena's, whose origin EmbodiChain puts the robot's base at.
-Poses are [4, 4], m.
+Poses, [4, 4], m, and velocities are exact at every step; a sensor lags, see ``World.sensor``. Frames: the world's of
+the
+MJCF; in a gym config the arena's, whose origin EmbodiChain puts the robot's base at.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -74,11 +72,8 @@ class JointState:
 
 @struct.dataclass(kw_only=True)
 class World(Snapshot):
-    """A simulation at one moment; a pytree. Made by a task; ``with_joint``, ``place``, ``keep`` and their like give
-    changed copies.
-
-    A name that the model, or the scene, lacks is refused with those that it has: ValueError.
-    """
+    """A simulation at one moment; a pytree. Methods that change something give changed copies. A name that the model,
+    or the scene, lacks is refused with those that it has: ValueError."""
 
     asset: str = struct.field(pytree_node=False)
     control_period: float = struct.field(pytree_node=False)
@@ -101,7 +96,6 @@ class World(Snapshot):
 
     @property
     def physics(self) -> PhysicsState:
-        """All positions, velocities and parameters."""
         return self.state.physics
 
     @property
@@ -126,7 +120,6 @@ class World(Snapshot):
 
     @property
     def kept(self) -> dict[str, Array]:
-        """The numbers that ``keep`` stored."""
         return self.state.kept
 
     @property
@@ -155,11 +148,8 @@ class World(Snapshot):
 
     @property
     def qf(self) -> Array:
-        """[active joints]: the efforts that an action commands, N or N·m; zeros under position and velocity drives.
-
-        Like PhysX's joint forces, these are applied from outside: the drives' own are not included. (Raw forces of up
-        to 500 N·m next to angles drown a network's other inputs.)
-        """
+        """[active joints]: the efforts that an action commands, N or N·m; zeros under position and velocity drives. As
+        in PhysX, the drives' own are not included."""
         return self._of_active(self.state.effort)
 
     @property
@@ -174,13 +164,11 @@ class World(Snapshot):
         return self._frame(find(self.model, "body", name), np.eye(4))
 
     def site(self, name: str) -> Frame:
-        """A site's frame."""
         model = self.model
         site = find(model, "site", name)
         return self._frame(int(model.site_bodyid[site]), transform(model.site_pos[site], model.site_quat[site]))
 
     def joint(self, name: str) -> JointState:
-        """A joint's position and velocity."""
         model, physics = self.model, self.physics
         joint = find(model, "joint", name)
         places, speeds = joint_slices(model, joint)
@@ -214,15 +202,8 @@ class World(Snapshot):
         return self.physics.qvel[jnp.array(self.scene.part(name))]
 
     def eef_pose(self, part: str | None = None, qpos: Array | None = None) -> Array:
-        """[4, 4]: the tool centre point, which is the site ``tcp``, by forward kinematics.
-
-        Args:
-            part: a control part of a scene. None: the one with the tool.
-            qpos: [J], other joint positions than the current ones.
-
-        Raises:
-            ValueError: the part, or the model, has no tool.
-        """
+        """[4, 4]: the tool centre point, the site ``tcp``, by forward kinematics of ``qpos`` [J], by default the
+        current ones. ``part`` None: the one with the tool. Raises ValueError: it, or the model, has none."""
         if self.layout is not None or part is not None:
             self.scene.check_tool(part)
         find(self.model, "site", "tcp")
@@ -288,12 +269,8 @@ class World(Snapshot):
         return self._with(physics=physics)
 
     def with_qpos(self, joints: tuple[int, ...], qpos: Array) -> "World":
-        """The world with joints of one number moved, at rest; a scene's drives hold them there.
-
-        Args:
-            joints: their numbers in the model.
-            qpos: [joints], rad or m.
-        """
+        """Move joints of one number, by their numbers in the model, to ``qpos`` [joints], rad or m, at rest; a scene's
+        drives hold them there."""
         model, physics = self.model, self.physics
         places, speeds = jnp.array(model.jnt_qposadr[list(joints)]), jnp.array(model.jnt_dofadr[list(joints)])
         held = {} if self.layout is None else {"target": self.state.target.at[places].set(qpos)}
@@ -311,17 +288,9 @@ class World(Snapshot):
         return self._with(physics=replace(physics, qpos=qpos, qvel=physics.qvel.at[velocity : velocity + 6].set(0.0)))
 
     def place(self, body: str, position: ArrayLike, quaternion: ArrayLike | None = None) -> "World":
-        """The world with a body elsewhere: one that moves freely, or a marker, which is a mocap body.
-
-        A marker stands there in the physics too, from the next step on: what collides with it is pushed aside.
-
-        Args:
-            position: [3], m.
-            quaternion: [4] (w x y z), of a free body. None: as it is.
-
-        Raises:
-            ValueError: a body that hangs on others; a marker's quaternion.
-        """
+        """Move a body that moves freely, or a marker, which is a mocap body, to ``position`` [3], m, and ``quaternion``
+        [4] (w x y z, of a free body; None: as it is). A marker pushes aside what it collides with, from the next step
+        on. Raises ValueError: a body that hangs on others; a marker's quaternion."""
         model, physics = self.model, self.physics
         index = find(model, "body", body)
         if model.body_mocapid[index] >= 0:
@@ -344,8 +313,8 @@ class World(Snapshot):
         return self._with(physics=replace(physics, qpos=qpos))
 
     def keep(self, **values: ArrayLike) -> "World":
-        """The world with these numbers remembered: ``kept`` has them until they are kept again. An episode's start sets
-        all that there will be, in the shapes that they will have."""
+        """Remember these numbers in ``kept``. An episode's start sets all that there will be, in the shapes that they
+        will have."""
         return replace(self, state=self.state.keeping({name: jnp.asarray(x) for name, x in values.items()}))
 
     def advance(self, num_substeps: int) -> "World":
@@ -353,7 +322,6 @@ class World(Snapshot):
         return self._with(physics=Physics(self.asset, self.engine, num_substeps).step(self.physics, self.ctrl))
 
     def appearance(self) -> Appearance:
-        """Collect what a picture shows, for ``ejax.envs.mujoco.raycast``."""
         return Appearance(asset=self.asset, qpos=self.physics.qpos, mocap_pos=self.state.markers)
 
     def _with(self, **changes: Any) -> "World":
@@ -363,13 +331,11 @@ class World(Snapshot):
         return values if self.selected is None else values[jnp.array(self.selected)]
 
     def _slots(self, uid: str) -> tuple[int, int] | None:
-        """Locate an object in qpos and in qvel; None: it stands."""
         if self.layout is not None:
             self.layout.find_object(uid)
         return pose_slots(self.model, find(self.model, "body", uid))
 
     def _frame(self, body: int, local: NDArray[np.float64]) -> Frame:
-        """The frame that is ``local`` [4, 4] in a body's. Its velocity is computed where it is read."""
         model, physics = self.model, self.physics
 
         def pose_at(qpos: Array) -> Array:

@@ -26,15 +26,11 @@ class CartPoleRL(PhysicsTask):
 
     Observation [6]: forces of the drives (2: N, N·m), joint positions scaled to 0..1 by their ranges (2), joint
     velocities (2: m/s, rad/s). Action [2]: action_scale·a (m, rad) is added to the current joint positions, and the
-    drives pull to that target for one control step of 0.04 s. Actions are not clipped.
-    Truncated: |θ| > π/2, or the time limit. Success, judged in the last step only, and then terminated:
-    |θ| < 0.02 rad and |θ̇| < 0.05 rad/s.
+    drives pull to that target for one control step of 0.04 s. Actions are not clipped. Truncated: |θ| > π/2, or the
+    time limit. Success, judged in the last step only, and then terminated: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s.
 
-    ``info["rewards"]`` are weighted and sum up to the reward; EmbodiChain has the bare velocity term there.
-
-    Args:
-        reset_range: the start is (−0.2 m, 0.07 rad) ± this, uniform. EmbodiChain always starts at the same place.
-        physics: the engine, see ``ejax.envs.mujoco.choice``.
+    Differs from EmbodiChain: the term of the velocity in ``info["rewards"]`` is weighted; the start, always at (−0.2 m,
+    0.07 rad) there, is within ± ``reset_range`` of it, uniform.
     """
 
     asset = "cart_pole.xml"

@@ -1,5 +1,4 @@
-"""The model of PickPlaceRL and InstructedPlaceRL: a UR10 with the two-finger gripper and small cubes, tuned so that a
-grasp holds."""
+"""The model of PickPlaceRL and InstructedPlaceRL: a UR10 with a two-finger gripper and small cubes that it can hold."""
 
 import functools
 import itertools
@@ -30,12 +29,11 @@ GOAL_MARKER = marker_name("goal")
 def make_model(
     cubes: tuple[str, ...] = ("cube",), zones: tuple[str, ...] = ("goal",), zone_rgba: str | None = None
 ) -> str:
-    """The model, as MJCF: cubes that can be grasped, and a disc for each zone (``marker_name``).
+    """Compose the MJCF: cubes that can be grasped, and a disc for each zone (``marker_name``).
 
-    What a grasp needs: an elliptic friction cone with friction ten times as stiff as the normal force, else the cube
-    creeps down between the fingers by 5 mm/s; and joint damping that is integrated explicitly, which the armatures keep
-    stable. With Euler's implicit damping the contact solver foresees accelerations of the arm that it then does not
-    have, and a cube that is shaken slides by more than a centimetre. ``tests/test_pick_place.py`` holds and carries it.
+    A grasp holds by an elliptic friction cone, friction ten times as stiff as the normal force (else the cube creeps
+    down by 5 mm/s), and explicit joint damping, which the armatures keep stable (with Euler's implicit one a shaken
+    cube slides by more than a centimetre).
     """
     size = (HALF_EDGE, HALF_EDGE, HALF_EDGE)
     objects = tuple(RigidObject(uid=name, shape="box", size=size, mass=0.1, friction=1.0) for name in cubes)
@@ -62,11 +60,7 @@ def make_model(
 
 
 def _let_corners_touch(pairs: ET.Element, one: str, other: str) -> None:
-    """Two boxes as the corner balls of each against the other: upright cubes meet at corners.
-
-    Engines agree on balls against boxes. Of boxes against boxes MJX finds other contacts than the C engine, and takes
-    40 s to compile.
-    """
+    """Collide two boxes as corner balls against the other box: engines agree on them, and MJX compiles sooner."""
     pair = find_child(pairs, f"pair[@geom1='{one}'][@geom2='{other}']")
     pairs.remove(pair)
     for box, cube in ((one, other), (other, one)):

@@ -1,7 +1,5 @@
 """The common part of ``grasp_scene``'s tasks: actions that move the tool, where things may lie, when a cube is placed.
-
-A task gives its model as MJCF; qpos begins with 6 joints and 2 fingers.
-"""
+qpos begins with 6 joints and 2 fingers."""
 
 from dataclasses import replace
 from typing import Any
@@ -54,16 +52,12 @@ class GraspTask(PhysicsTask):
         Φ = w_reaching·(1 − tanh 5‖tool − cube‖) + w_lifting·ℓ + w_placing·[lifted]·(1 − tanh 5‖cube − goal‖)
 
     with ℓ the cube's height as a part of 0.05 m, and 1 once it was lifted; lengths in m. A difference of potentials
-    leaves the best policy as it is (Ng, Harada and Russell 1999): nothing is gained by dawdling.
+    leaves the best policy as it is (Ng, Harada and Russell 1999).
 
     Action [4] in ±1: the tool's target is where it is now plus action_scale·a[:3] m, pointing down, and the fingers' is
     0.02·(1 + a[3]) m: −1 is open, 1 closed. Damped least squares turn the tool's target into joint angles, which the
-    drives hold for one control step of 0.04 s.
-
-    Actions move the tool and not the joints, so that a cloned policy need not learn the arm's kinematics: a scripted
-    expert and a Gaussian policy act in the same three directions in m, and one grip.
-
-    A state has ``was_lifted``, one bool or one for each cube. Truncated: when a cube fell below −0.1 m.
+    drives hold for one control step of 0.04 s. A state has ``was_lifted``, one bool or one for each cube. Truncated:
+    when a cube fell below −0.1 m.
     """
 
     action_scale: float
@@ -73,7 +67,6 @@ class GraspTask(PhysicsTask):
     action_penalty_weight: float
     success_weight: float
     cube_turn: float
-    """Fields of both tasks."""
     acted = ACTION
     clips_actions = True
     positive = ("episode_length", "action_scale", "success_threshold")
@@ -148,19 +141,13 @@ def describe_numbers(names: tuple[str, ...]) -> tuple[Feature, ...]:
 
 
 def is_set_down(cube: Array, velocity: Array, fingers: Array) -> Array:
-    """bool: the cube stands on the floor, at rest and released.
-
-    Args:
-        cube: [3], m.
-        velocity: [3], m/s.
-        fingers: [2], their travel, m.
-    """
+    """bool: the cube [3], m, stands on the floor, at rest ([3], m/s) and released by the fingers (travel [2], m)."""
     stands, rests = jnp.abs(height_of(cube)) < _STANDS, jnp.linalg.norm(velocity) < _AT_REST
     return stands & rests & (jnp.max(fingers) < _RELEASED)
 
 
 def height_of(cube: Array) -> Array:
-    """Height of a cube above its place on the floor, m."""
+    """m, above a cube's place on the floor."""
     return cube[..., 2] - HALF_EDGE
 
 

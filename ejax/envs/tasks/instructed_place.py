@@ -63,12 +63,10 @@ class InstructedPlaceRL(GraspTask):
     was lifted and now stands in a zone that was not meant.
 
     Args:
-        wordings, pairs: which sentences, and which pairs of colour and zone, are drawn:
-            ``ejax.envs.tasks.place_instructions`` keeps some for testing.
+        wordings, pairs: the sentences, and the pairs of colour and zone, that are drawn: see ``place_instructions``.
         instruction: ``right``, or for control ``shuffled``: it names one of the two cubes and one of the three zones
             regardless of what is meant, and is right in one of six episodes.
-        episode_length: time limit, control steps.
-        physics: the engine, see ``ejax.envs.mujoco.choice``.
+        episode_length: control steps.
         success_threshold: m, horizontally.
         zone_offset: ± m in x and y, added to the zones' places at reset, uniform.
         cube_turn: ± rad about the vertical at reset, uniform.
@@ -165,11 +163,9 @@ class InstructedPlaceRL(GraspTask):
         return {name: colours[i] for i, name in enumerate(CUBES)}
 
     def caption(self, state: InstructedPlaceState) -> str:
-        """The instruction, for videos."""
         return as_text(state.instruction)
 
     def _draw_task(self, key: Key) -> dict[str, Array]:
-        """Draw colours, what is meant, and the instruction."""
         key_pair, key_cube, key_other, key_wording, key_named = jax.random.split(key, 5)
         colour, zone = _draw_one(key_pair, jnp.asarray(pairs(self.pairs), jnp.int32))
         other = (colour + jax.random.randint(key_other, (), 1, len(COLOURS))) % len(COLOURS)
@@ -210,11 +206,7 @@ def _distances(state: InstructedPlaceState) -> Array:
 
 
 def _draw_cubes(key: Key) -> Array:
-    """[2, 3], m: places at least ``CUBE_DISTANCE`` apart.
-
-    The second is the first of some tries that is far enough from the first, and in 1 of 7,000 episodes, where none is,
-    the corner of the area across from it.
-    """
+    """[2, 3], m: places at least ``CUBE_DISTANCE`` apart, or (1 in 7,000) the second in a corner."""
     key_first, key_second = jax.random.split(key)
     first = draw_place(key_first, *CUBE_AREA)
     tries = jax.vmap(lambda key: draw_place(key, *CUBE_AREA))(jax.random.split(key_second, _NUM_TRIES))
@@ -225,5 +217,4 @@ def _draw_cubes(key: Key) -> Array:
 
 
 def _draw_one(key: Key, table: Array) -> Array:
-    """One row, each as likely."""
     return table[jax.random.randint(key, (), 0, len(table))]

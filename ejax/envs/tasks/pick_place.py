@@ -35,11 +35,9 @@ class PickPlaceRL(GraspTask):
     Success: a cube that was lifted, now stands within success_threshold of the goal, is at rest, and is released.
 
     Args:
-        episode_length: time limit, control steps.
-        physics: the engine, see ``ejax.envs.mujoco.choice``.
+        episode_length: control steps.
         success_threshold: m, horizontally.
-        cube_position, goal_position: m, (x, y) in the frame of the robot's base.
-        cube_position_range, goal_position_range: ± m, added to them at reset, uniform.
+        cube_position, goal_position: m, (x, y) in the frame of the robot's base; at reset ± their ``_range``, uniform.
         cube_turn: ± rad about the vertical at reset, uniform.
     """
 

@@ -1,8 +1,5 @@
-"""The instructions of ``InstructedPlaceRL``: sentences that name a colour and a zone, and their bytes.
-
-Some wordings, and some pairs of colour and zone, are kept for testing. Each word of a pair occurs in other pairs that
-training has, and a wording for testing is made of known words but for one or two.
-"""
+"""Instructions of ``InstructedPlaceRL``: sentences that name a colour and a zone, and their bytes. Some wordings and
+pairs are kept for testing; training has each word of a pair in other pairs, and all but one or two of a wording's."""
 
 from types import MappingProxyType
 from typing import Literal

@@ -14,8 +14,6 @@ from ejax.types import Array, Key
 
 @struct.dataclass(kw_only=True)
 class PlanarReachState:
-    """One episode."""
-
     joint_position: Array
     """[2], rad"""
     target_position: Array
@@ -81,7 +79,7 @@ class PlanarReachRL(Task):
         return jnp.concatenate([state.joint_position, tip, state.target_position, state.last_action])
 
     def distance(self, state: PlanarReachState) -> Array:
-        """From the tip to the target, m, without a gradient."""
+        """Measure from the tip to the target, m, without a gradient."""
         return jnp.sqrt(jax.lax.stop_gradient(self._squared_distance(state)))
 
     def succeeds(self, world: Snapshot) -> Array:
@@ -94,7 +92,7 @@ class PlanarReachRL(Task):
         return {"final_distance": self.distance(world.state)}
 
     def end_effector(self, joint_position: Array) -> Array:
-        """Position of the tip, m. [2] -> [2]."""
+        """Locate the tip, m. [2] -> [2]."""
         first, second = self.link_length
         q_1, q_12 = joint_position[0], joint_position[0] + joint_position[1]
         x = first * jnp.sin(q_1) + second * jnp.sin(q_12)

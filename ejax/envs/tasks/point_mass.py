@@ -114,7 +114,7 @@ class PointMassRL(Task):
         return replace(state, collision_count=state.collision_count + (_penetration(state) > 0.0).any())
 
     def distance(self, state: PointMassState) -> Array:
-        """From the mass to the goal, m."""
+        """m, from the mass to the goal."""
         return _safe_norm(state.position - state.goal_position)
 
     def succeeds(self, world: Snapshot) -> Array:
@@ -182,7 +182,6 @@ class PointMassRL(Task):
 
     @property
     def _num_draws(self) -> int:
-        """50, or fewer where it is as good as impossible that so many fail."""
         fails = math.pi * self.obstacle_min_goal_distance**2 / (1.6 * self.workspace_half) ** 2
         if not 0.0 < fails < 1.0:
             return _MAX_DRAWS

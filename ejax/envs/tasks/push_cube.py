@@ -25,23 +25,21 @@ class PushCubeRL(PhysicsTask):
         r = w_reaching·(1 − tanh 5‖ee − push‖) + w·tanh 10(d_prev − d) − w_action·‖Δq‖ + w_success·[d < threshold]
 
     with ee the tool centre point, d the horizontal distance from cube to goal, w = place_weight where the cube came
-    nearer and place_penalty_weight where it went away, û the direction from cube to goal, and
-    push = cube − 0.015·û + (0, 0, 0.015), all in m.
+    nearer and place_penalty_weight where it went away, û the direction from cube to goal, and push = cube − 0.015·û +
+    (0, 0, 0.015), all in m.
 
     Observation [15]: joint angles (6, rad), ee (3), cube (3), goal (3). Action [6]: Δq = clip(action_scale·a,
     ±joint_limits) rad is added to the current joint angles, and the drives hold that target for one control step of
-    0.04 s.
-    Terminated: d < success_threshold. Truncated: after episode_length steps, or when the cube fell below −0.1 m.
+    0.04 s. Terminated: d < success_threshold. Truncated: after episode_length control steps, or when the cube fell
+    below −0.1 m.
 
     Differs from the source: d_prev is the distance before this very step, so it cannot leak across episodes. The cube
-    weighs 2 kg with friction 0.6, not 10 kg with friction 2 to 3: that one tips over when pushed, see push_cube.xml.
+    weighs 2 kg with friction 0.6, not 10 kg with friction 2 to 3: that one tips over when pushed.
 
     Args:
-        episode_length: time limit, control steps.
-        joint_limits: rad, the largest Δq of a step; also the bounds of the action space.
-        physics: the engine, see ``ejax.envs.mujoco.choice``.
-        cube_position, goal_position: m, in the frame of the robot's base.
-        cube_position_range, goal_position_range: (low, high) of the offset added to them at reset, uniform.
+        joint_limits: rad; also the bounds of the action space.
+        cube_position, goal_position: m, in the frame of the robot's base; at reset plus their ``_range``,
+            (low, high), uniform.
     """
 
     asset = "push_cube.xml"
