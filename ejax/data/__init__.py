@@ -1,6 +1,6 @@
-"""The online data engine: demonstrations from a worker process, through shared memory, to any number of consumers.
+"""The online data engine: demonstrations from a worker process, in shared memory, for any number of consumers.
 
-Needs NumPy only, so that worker and consumers start fast; ``ejax.data.prefetch``, which imports jax, is apart.
+Needs NumPy only; ``ejax.data.prefetch``, which imports jax, is apart.
 """
 
 import importlib

@@ -1,11 +1,8 @@
-"""Episodes in shared memory: one file, one row an episode, each with a version that makes torn reads visible.
+"""Episodes in shared memory: R rows, one per episode, of T frames; B chunks of C frames are copied out of them.
 
-A row's version is even while the row is whole, odd while it is being written, 0 before it was ever written. Only the
-worker writes. A consumer notes the version, copies, and looks again: a copy whose version changed is thrown away. So
-no lock can outlive its holder; neither a slow consumer nor a killed one ever stops the worker.
+A row's version is even while the row is whole, odd while it is being written, and 0 before its first writing. Only the
+worker writes. Consumers throw a copy away if the version changed meanwhile, so there are no locks.
 Source: sequence locks (Lameter, "Effective synchronization on Linux/NUMA systems", 2005).
-
-R rows, T frames a row, C frames a chunk, B chunks.
 """
 
 import errno
@@ -41,14 +38,14 @@ _KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 @dataclass(frozen=True)
 class Layout:
-    """The offsets of everything in the file: all that a process needs, with its path, to attach to it."""
+    """The offsets of everything in the file."""
 
     num_rows: int
     num_frames: int
     """T: capacity of a row, in frames."""
     spec: EpisodeSpec
     control: tuple[tuple[str, Field], ...] = ()
-    """Further arrays, not per row, by name: the engine's words."""
+    """Further arrays, not per row, by name."""
 
     @property
     def frames(self) -> dict[str, Field]:
@@ -88,11 +85,7 @@ class TrajectoryBuffer:
         self._memory = memory
 
     def write(self, row: int, episode: Episode, origin: Origin, *, index: int, written_at: float) -> None:
-        """Put an episode into a row. Until it is complete, the row cannot be drawn from.
-
-        Raises:
-            ValueError: as ``check_episode``; the row is then unchanged.
-        """
+        """Put an episode into a row; one that ``check_episode`` refuses (ValueError) leaves the row unchanged."""
         arrays, fields = check_episode(episode, self.layout.spec, self.layout.num_frames)
         length = len(next(iter(arrays.values())))
         arrays |= frame_numbers(episode, length)
@@ -111,7 +104,7 @@ class TrajectoryBuffer:
 
     @contextmanager
     def writing(self, row: int) -> Iterator[None]:
-        """Lock a row: its version is odd inside. It stays odd after an exception: the content is incomplete."""
+        """Lock a row. It stays locked after an exception: the content is incomplete."""
         self.version[row] |= 1
         fence()
         yield
@@ -119,7 +112,7 @@ class TrajectoryBuffer:
         self.version[row] += 1
 
     def gather(self, rows: NDArray[np.int64], starts: NDArray[np.int64], size: int) -> Copies:
-        """Copy windows of ``size`` valid frames; they may be torn, see above."""
+        """Copy windows of ``size`` valid frames; they may be torn."""
         frames = {}
         for path, array in self.frames.items():
             num_rows, num_frames, *shape = array.shape
@@ -148,16 +141,11 @@ class TrajectoryBuffer:
             target[place] = self.episode[path][row]
 
     def chunk_bytes(self, size: int) -> int:
-        """Size of the frame fields of a window of ``size`` frames."""
         return size * sum(array[0, 0].nbytes for array in self.frames.values())
 
 
 def create(path: Path, layout: Layout) -> None:
-    """Make the file for ``layout``. The memory goes with it, and with the last process that is attached.
-
-    Raises:
-        MemoryError: there is not enough shared memory.
-    """
+    """Make the file, which lasts until its last process ends; MemoryError where shared memory is short."""
     _, size = layout.arrays()
     path.touch(0o600, exist_ok=False)
     with path.open("r+b") as file:
@@ -173,20 +161,15 @@ def create(path: Path, layout: Layout) -> None:
 
 
 def attach(path: Path, layout: Layout) -> TrajectoryBuffer:
-    """Map the buffer that another process made.
-
-    Raises:
-        FileNotFoundError: it no longer exists.
-    """
+    """Map the buffer that another process made; FileNotFoundError if it no longer exists."""
     with path.open("r+b") as file:
         return TrajectoryBuffer(mmap.mmap(file.fileno(), layout.arrays()[1]), layout)
 
 
 def fence() -> None:
-    """A memory barrier: order this process's reads and writes in shared memory before and after it.
+    """Order this process's reads and writes in shared memory before and after this call.
 
-    x86-64 keeps the order of stores and of loads by itself, and Python's calls keep the compiler from changing it.
-    Elsewhere a system call that goes through Linux' scheduler is a full memory barrier; Python has no other.
+    x86-64 keeps the order by itself. Elsewhere a system call through Linux' scheduler is a full memory barrier.
     """
     if not _KEEPS_ORDER:
         os.sched_yield()

@@ -1,19 +1,16 @@
 """The windows of episodes that may be drawn, and draws of them: pure functions of NumPy arrays.
 
-A chunk is C frames of one row, all of them valid. Modes:
+A chunk is C valid frames of one row. Modes:
 
     episode    any such window
     segment    all frames have one and the same ``segment_id`` ≥ 0
     boundary   ``segment_id`` changes at least once inside
 
-A window around a frame (``SequenceSpecCfg``) may reach beyond its episode (in mode "segment", its segment) and is
-padded there: ``valid`` is false, numbers are 0, and the buffer's own numbers -1, as beyond an episode's end.
-``loss_mask`` is true for the valid frames that are to be predicted: not for those before the one that it is drawn by.
+A window around a frame (``SequenceSpecCfg``) is padded beyond its episode (in mode "segment", its segment): ``valid``
+is false, numbers are 0, and the buffer's own numbers -1. ``loss_mask`` is true for valid frames from the drawn one on.
 
-A draw takes a row uniformly among the rows that have a window, then a window of that row uniformly: long episodes are
-not favoured over short ones. Source: the rules of EmbodiChain 0.2.4, and of ``SequenceSpecCfg`` in 0.3.2.
-
-R rows, T frames a row, C frames a window, B draws.
+A draw takes a row uniformly among those that have a window, then a window of that row uniformly.
+Source: EmbodiChain 0.2.4, and ``SequenceSpecCfg`` of 0.3.2. R rows, T frames a row, C frames a window, B draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,17 +39,16 @@ class DataBudgetExhaustedError(RuntimeError):
 class SequenceSpecCfg:
     """The windows around a frame that a draw returns: H + F − 1 frames, of which the drawn one is number H − 1.
 
-    Raises:
-        ValueError, TypeError: a value outside its range.
+    Raises ValueError or TypeError for a value outside its range.
     """
 
     history_length: int = 2
-    """H: frames up to the present one, which is among them."""
+    """H: frames up to the present one, inclusive."""
     prediction_horizon: int = 64
-    """F: frames from the present one on, which is among them."""
+    """F: frames from the present one on, inclusive."""
     sampling_mode: Literal["episode", "segment"] = "episode"
     generations: Sequence[int] | None = None
-    """Draw from the episodes of these fillings of the buffer only. None: from all."""
+    """Fillings of the buffer to draw from. None: all."""
 
     def __post_init__(self) -> None:
         for name in ("history_length", "prediction_horizon"):
@@ -70,7 +66,6 @@ class SequenceSpecCfg:
 
     @property
     def length(self) -> int:
-        """C, frames of a window."""
         return self.history_length + self.prediction_horizon - 1
 
     @property
@@ -82,7 +77,7 @@ class Runs(NamedTuple):
     """Lengths, in frames, of the runs that begin at each frame; [R, T] int64."""
 
     valid: NDArray[np.int64]
-    """Frames that are valid without a gap; 0 at an invalid frame."""
+    """Valid frames without a gap."""
     same: NDArray[np.int64]
     """Those of them that share this frame's ``segment_id``."""
     segment: NDArray[np.int64]
@@ -90,7 +85,7 @@ class Runs(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Frames [start, start + C) of rows, of which those of [begin, end) are drawn, and the others padded; each [B]."""
+    """Frames [start, start + C) of rows; those outside [begin, end) are padding; each [B]."""
 
     row: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -100,22 +95,22 @@ class Windows(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """A request for windows: for chunks, or for windows around a frame."""
+    """A request for windows."""
 
     mode: SamplingMode
     size: int
     """C, frames of a window."""
     history_length: int | None = None
-    """H of windows around the frame that is drawn. None: that frame is the first, and no frame is padding."""
+    """H of windows around the drawn frame. None: that frame is the first, and no frame is padding."""
     generations: Sequence[int] | None = None
 
     @property
     def needed(self) -> int:
-        """Frames that must be there from the one on that is drawn."""
+        """Frames that must follow the drawn one, itself included."""
         return self.size if self.history_length is None else 1
 
     def nested(self, frames: Mapping[str, NDArray[Any]], fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """Nest copies, by path: frame fields [B, C, ...], and episode fields [B, ...] under ``episode``."""
+        """Nest copies: frame fields [B, C, ...], and episode fields [B, ...] under ``episode``."""
         chunks = nest(frames) | {"episode": nest(fields)}
         if self.history_length is not None:
             chunks[LOSS_MASK] = frames["valid"].copy()
@@ -153,18 +148,14 @@ def window_mask(runs: Runs, chunk_size: int, mode: SamplingMode) -> NDArray[np.b
 def draw_windows(
     mask: NDArray[np.bool_], count: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw rows and first frames of ``count`` windows, each [B], with replacement.
-
-    Args:
-        mask: [R, T] from ``window_mask``, with at least one True.
-    """
+    """Draw rows and first frames, each [B], of ``mask`` [R, T] with at least one True, with replacement."""
     rows = np.flatnonzero(mask.any(axis=1))
     chosen = rows[rng.integers(len(rows), size=count)]
     return chosen, draw_starts(mask, chosen, rng)
 
 
 def draw_starts(mask: NDArray[np.bool_], rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw the first frame [B] of a window of each of ``rows`` [B], each of which has one."""
+    """Draw the first frame [B] of a window of each of ``rows`` [B]."""
     counts = mask.sum(axis=1)
     nth = rng.integers(counts[rows])
     before = np.cumsum(counts) - counts
@@ -188,13 +179,12 @@ def check_request(batch_size: Any, chunk_size: Any, mode: Any, num_frames: int) 
 
 
 def check_mode(mode: Any) -> None:
-    """Raise ValueError for an unknown sampling mode."""
     if mode not in MODES:
         raise ValueError(f"no sampling_mode {mode!r}; there is {', '.join(MODES)}")
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise unless ``value`` is a whole number of at least 1."""
+    """Raise TypeError or ValueError unless ``value`` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < 1:
@@ -202,7 +192,7 @@ def check_count(name: str, value: Any) -> None:
 
 
 def _distance(stop: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Frames from each frame [R, T] to the next where ``stop`` holds, itself included, or else to T."""
+    """Count frames from each [R, T] to the next where ``stop`` holds, or else to T."""
     num_frames = stop.shape[1]
     at = np.where(stop, np.arange(num_frames), num_frames)
     nearest = np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1]

@@ -1,14 +1,8 @@
 """Words in an engine's buffer: all that worker, owner and consumers share besides the episodes.
 
-State of an engine, as any process sees it, the first that holds:
-
-    its owner has stopped it         STOPPED
-    its owner published a failure    FAILED
-    the buffer was filled            READY
-    else                             STARTING
-
-Every word has one writer, so no lock: a consumer that is killed or suspended holds nobody up. Events, arrivals and
-departures of episodes, are a ring from the worker to the owner: a full one holds the worker up, so none is lost.
+State of an engine, the first that holds: STOPPED by its owner, FAILED as its owner published, READY once the buffer was
+filled, else STARTING. Every word has one writer, so no lock. The log of events (arrivals and departures of episodes) is
+a ring from the worker to the owner; a full one holds the worker up, so none is lost.
 """
 
 import fcntl
@@ -31,10 +25,9 @@ from ejax.data.quota import counting
 from ejax.data.task import EpisodeSpec, Field
 
 BUFFER, COUNTS, LIFE = "buffer", "counts", "traceback"
-"""Files of a run's folder: the shared memory; one that is locked by who counts; one that the worker locks as long as it
-lives, for its traceback."""
+"""Files of a run's folder: shared memory; lock of the counts; the worker's lock for life, and its traceback."""
 _SLOTS = 4096
-"""Processes that count their draws in words of their own; more begin again at the first, whose process has ended."""
+"""Processes that count draws in words of their own; further ones begin again at the first."""
 _WORDS: dict[str, Field] = {
     # the worker's
     **dict.fromkeys(("beat", "episodes", "failures", "fills", "events_written"), ((), "int64")),
@@ -50,7 +43,7 @@ _EVENT = ("published", "run_id", "index", "generation", "row", "num_frames", "mo
 
 
 class EngineState(Enum):
-    """The state of an engine; FAILED and STOPPED are final."""
+    """States of an engine; FAILED and STOPPED are final."""
 
     CREATED = "created"
     STARTING = "starting"
@@ -61,7 +54,7 @@ class EngineState(Enum):
 
 @dataclass(frozen=True)
 class LifecycleEvent:
-    """The arrival of an episode in its row, or its departure: it is about to be overwritten there."""
+    """The arrival of an episode in its row, or its imminent overwriting there."""
 
     kind: Literal["published", "evicted"]
     run_id: int
@@ -71,21 +64,20 @@ class LifecycleEvent:
     row: int
     num_frames: int
     sequence: int = -1
-    """Number of the event, from 0; given when it is written, as is its time."""
+    """Number of the event, from 0; set when it is written, as is its time."""
     monotonic_ns: int = -1
     """``time.monotonic_ns()``, the same clock in all processes of the machine."""
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """All that a process needs to find a run: its folder, and what its buffer is like."""
+    """What a process needs to find a run."""
 
     folder: Path
     layout: Layout
 
 
 def make_layout(cfg: OnlineDataEngineCfg, spec: EpisodeSpec) -> Layout:
-    """Lay out an engine's buffer."""
     words = {**_WORDS, "events": ((cfg.lifecycle_event_capacity, len(_EVENT)), "int64")}
     if cfg.episode_sample_budget is not None:
         words["charged"] = ((cfg.buffer_size, 2), "int64")
@@ -93,11 +85,7 @@ def make_layout(cfg: OnlineDataEngineCfg, spec: EpisodeSpec) -> Layout:
 
 
 class Control:
-    """One process's access to the words, by name, and to what goes with them in the run's folder.
-
-    Args:
-        words: ``TrajectoryBuffer.control``.
-    """
+    """One process's access to the words ``TrajectoryBuffer.control`` and to the run's folder."""
 
     def __init__(self, words: dict[str, NDArray[Any]], folder: Path) -> None:
         self._words, self._folder = words, folder
@@ -125,23 +113,18 @@ class Control:
         return int(self._words["samples"].sum())
 
     def publish_failure(self, failure: bytes) -> None:
-        """Let every process see FAILED, and a packed failure. Called only in the owner."""
+        """Set FAILED, with a packed failure. Called only in the owner."""
         self._words["failure"][: len(failure)] = np.frombuffer(failure, np.uint8)
         fence()  # who sees the state finds the failure
         self["failure_size"] = len(failure)
 
     def raise_failure(self) -> NoReturn:
-        """Raise the published failure."""
         size = self["failure_size"]
         fence()
         raise_failure(self._words["failure"][:size].tobytes())
 
     def count_samples(self, count: int) -> None:
-        """Count chunks that a consumer has drawn.
-
-        Raises:
-            ConnectionError: the worker has gone.
-        """
+        """Count chunks that a consumer has drawn; ConnectionError if the worker has gone."""
         with self._counting:
             if self._slot is None:
                 with counting(self._folder / COUNTS):
@@ -164,7 +147,7 @@ class Control:
         raise ConnectionError("the worker has gone")
 
     def has_room(self, count: int) -> bool:
-        """Return whether the log has room for ``count`` events. Without a capacity it has; nothing is kept then."""
+        """Return whether the log has room for ``count`` events; without a capacity it always has."""
         capacity = len(self._words["events"])
         return not capacity or self["events_written"] - self["events_taken"] + count <= capacity
 

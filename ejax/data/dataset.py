@@ -1,7 +1,6 @@
-"""A live engine, or a folder of kept episodes, as an endless stream of chunks or of windows around a frame.
+"""A live engine, or a folder of kept episodes, as an endless stream of chunks or windows.
 
-    item mode    ``batch_size=None``: single chunks, leaves [C, ...]; the chunk size is drawn once per iterator, so that
-                 items of one iterator can be stacked
+    item mode    ``batch_size=None``: single chunks, leaves [C, ...]; the chunk size is drawn once per iterator
     batch mode   ``batch_size=B``: batches, leaves [B, C, ...]; the chunk size is drawn for every batch
 
 ``interop.dataset`` is the same for torch.
@@ -27,7 +26,7 @@ class ChunkSource(ABC):
     @property
     @abstractmethod
     def max_episode_steps(self) -> int:
-        """Most frames that one of its episodes may have."""
+        """Frames of its longest possible episode."""
 
     def sample_batch(
         self,
@@ -39,19 +38,17 @@ class ChunkSource(ABC):
     ) -> Chunks:
         """Draw ``batch_size`` chunks of ``chunk_size`` frames; see ``ejax.data.chunks`` for the modes.
 
-        Args:
-            rng: draws the windows. None: a generator of the source; an engine's is this process's, seeded by the
-                operating system, that of kept episodes is made from their ``seed``, and saved by ``state_dict``.
+        Without ``rng``, an engine draws with this process's generator, seeded by the operating system; kept episodes
+        with one that is made from their ``seed`` and saved by ``state_dict``.
 
         Returns:
-            A nested dict of copies: the task's and the buffer's frame fields [B, C, ...], and under ``episode`` the
-            episode fields [B, ...].
+            A nested dict of copies: frame fields [B, C, ...], and under ``episode`` the episode fields [B, ...].
 
         Raises:
             DataUnavailableError: no episode has such a window.
             ValueError, TypeError: sizes or mode that no episode of ``max_episode_steps`` can serve.
             RuntimeError, Exception: an engine that is not READY, no ``episode_sample_budget`` left
-                (DataBudgetExhaustedError; nothing is charged), what the task raised, a worker that died or hangs
+                (DataBudgetExhaustedError; nothing is charged), the task's own error, a worker that died or hangs
                 (OnlineDataWorkerError).
         """
         check_request(batch_size, chunk_size, sampling_mode, self.max_episode_steps)
@@ -69,15 +66,9 @@ class ChunkSource(ABC):
     ) -> Chunks:
         """Draw ``batch_size`` windows around a frame; see ``SequenceSpecCfg``.
 
-        Args:
-            generations: draw from the episodes of these fillings of the buffer only.
-            rng: as in ``sample_batch``.
-
         Returns:
-            As ``sample_batch``, C = ``history_length`` + ``prediction_horizon`` − 1, and ``loss_mask`` [B, C].
-
-        Raises:
-            RuntimeError, ValueError, TypeError, Exception: as ``sample_batch``.
+            As ``sample_batch``, with its errors; C = ``history_length`` + ``prediction_horizon`` − 1, and ``loss_mask``
+            [B, C].
         """
         spec = SequenceSpecCfg(history_length, prediction_horizon, sampling_mode, generations)
         check_count("batch_size", batch_size)
@@ -85,20 +76,18 @@ class ChunkSource(ABC):
 
     @abstractmethod
     def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
-        """Draw ``count`` windows, for arguments that are in their ranges."""
+        """Draw ``count`` windows for checked arguments."""
 
 
 class OnlineDataset:
-    """Draws from ``engine`` without end; each iterator has a random stream of its own.
+    """Endless draws from ``engine``, started or a copy of one that is; each iterator has a random stream of its own.
 
     Args:
-        engine: started, or a copy of one that is.
-        chunk_size: frames, or a sampler of them; see above when it draws. None: with ``sequence``.
+        chunk_size: frames, or a sampler of them. None: with ``sequence``.
         batch_size: None: item mode.
         transform: called last with each item or batch; its result is yielded.
-        sampling_mode: "episode", "segment" or "boundary".
-        sequence: windows around a frame in place of chunks; it has a mode of its own.
-        seed: for the windows drawn. The n-th iterator of shard s draws from the stream (seed, s, n).
+        sequence: windows around a frame in place of chunks, with a sampling mode of their own.
+        seed: the n-th iterator of shard s draws windows from the stream (seed, s, n).
 
     Raises:
         ValueError, TypeError: a value outside its range.
@@ -133,7 +122,7 @@ class OnlineDataset:
         return self.iterate()
 
     def iterate(self, shard: int | None = None) -> Iterator[Any]:
-        """Iterate as consumer ``shard`` ≥ 0 of several, with windows and chunk sizes independent of the others'."""
+        """Iterate as consumer ``shard`` ≥ 0 of several, each with independent windows and chunk sizes."""
         rng = make_rng(self.seed, *(() if shard is None else (shard,)), self._iterators)
         self._iterators += 1
         size = self.chunk_size

@@ -5,8 +5,8 @@
        └─────── stop() ──────┼──▶ STOPPED            └── worker raises, dies or hangs ──▶ FAILED
                              └── raises, dies, times out ──▶ FAILED
 
-The process that made an engine owns it: only there it starts and stops. A copy (forked, or pickled after the start) in
-another process draws. Names and rules are EmbodiChain's.
+Only the process that made an engine starts and stops it; copies (forked, or pickled after the start) draw. Names and
+rules are EmbodiChain's.
 """
 
 import atexit
@@ -33,22 +33,21 @@ from ejax.data.reader import Consumer, Taken, take_episodes
 from ejax.data.supervisor import StartCancelledError, Supervisor
 
 _GIVE_UP_S = 10.0
-"""Time for ``start`` to notice that it is cancelled, in s, in addition to ending its worker."""
+"""Time for ``start`` to notice that it is cancelled, in addition to ending its worker."""
 _POLL_S = 0.005
-"""Polling interval of ``episodes`` and ``wait_for_generation``, in s."""
 _GRACE_S = 1.0
-"""Time that a consumer which finds the worker gone waits for the owner's explanation, in s."""
+"""Time that a consumer without a worker waits for the owner's explanation."""
 
 
 class OnlineDataEngine(ChunkSource):
-    """A worker that demonstrates, and draws from what it made. A context manager: entering starts, leaving stops it."""
+    """A worker that demonstrates, and draws from its episodes. A context manager: entering starts, leaving stops it."""
 
     def __init__(self, cfg: OnlineDataEngineCfg) -> None:
         self.cfg = cfg
         self.run_id = secrets.randbits(63)
-        """Distinguishes the episodes of this engine from those of others, in ``episode/run_id``."""
+        """This engine's ``episode/run_id``."""
         self._owner_pid: int | None = os.getpid()
-        """None: a copy that was pickled."""
+        """None: a pickled copy."""
         self._phase: EngineState | None = EngineState.CREATED
         """None: as the shared memory has it."""
         self._lock, self._requesting = threading.Lock(), threading.Lock()
@@ -61,7 +60,7 @@ class OnlineDataEngine(ChunkSource):
 
     @property
     def state(self) -> EngineState:
-        """The engine's state, as seen from any process."""
+        """Return the state as seen from any process."""
         if self._phase is not None:
             return self._phase
         try:
@@ -75,7 +74,7 @@ class OnlineDataEngine(ChunkSource):
 
     @property
     def is_init(self) -> bool:
-        """True once the buffer is full and chunks can be drawn."""
+        """Return True once chunks can be drawn."""
         return self.state is EngineState.READY
 
     def start(self) -> None:
@@ -84,7 +83,7 @@ class OnlineDataEngine(ChunkSource):
         Raises:
             RuntimeError: not the owner; started before; cancelled by ``stop``.
             TimeoutError: not full within ``initialization_timeout``.
-            Exception: what the task raised.
+            Exception: the task's own error.
         """
         self._require_owner("start")
         with self._lock:
@@ -118,8 +117,8 @@ class OnlineDataEngine(ChunkSource):
 
         Raises:
             RuntimeError: not the owner.
-            OnlineDataWorkerError: the worker had to be killed; or it died before, and that was not yet reported.
-            Exception: what the task raised, earlier and not yet reported, or when it was closed.
+            OnlineDataWorkerError: the worker had to be killed, or died before, which was not yet reported.
+            Exception: the task's own error, not yet reported, or from its closing.
         """
         self._require_owner("stop")
         with self._lock:
@@ -153,10 +152,7 @@ class OnlineDataEngine(ChunkSource):
             raise_failure(failure)
 
     def request_refill(self) -> int:
-        """Have all rows refilled, one by one. While a request is open, another one joins it.
-
-        Returns:
-            The generation that the new episodes have; see ``wait_for_generation``.
+        """Have all rows refilled, one by one, and return their generation; a request while one is open joins it.
 
         Raises:
             RuntimeError: not the owner; the engine is not READY.
@@ -170,16 +166,12 @@ class OnlineDataEngine(ChunkSource):
         return int(generation)
 
     def wait_for_generation(self, generation: int, timeout: float = 300.0) -> None:
-        """Wait until filling number ``generation`` of the buffer is complete; the first is that of ``start``.
-
-        Args:
-            timeout: s.
+        """Wait up to ``timeout`` s until filling number ``generation`` ≥ 1 of the buffer is complete.
 
         Raises:
             ValueError, TypeError: a generation that is neither made nor requested; a time that is not finite.
             TimeoutError: it takes longer.
-            RuntimeError: the engine is not READY.
-            Exception: as ``sample_batch``.
+            RuntimeError, Exception: as ``sample_batch``.
         """
         check_count("generation", generation)
         if not (math.isfinite(timeout) and timeout > 0):
@@ -200,11 +192,7 @@ class OnlineDataEngine(ChunkSource):
             time.sleep(_POLL_S)
 
     def drain_lifecycle_events(self) -> list[LifecycleEvent]:
-        """The events since the last call, in order, also after the end; none without ``lifecycle_event_capacity``.
-
-        Raises:
-            RuntimeError: not the owner.
-        """
+        """Return the events since the last call, in order, also after the end; RuntimeError if not the owner."""
         self._require_owner("drain_lifecycle_events")
         if self._supervisor is not None:
             self._supervisor.take_events()
@@ -213,15 +201,10 @@ class OnlineDataEngine(ChunkSource):
         return drained
 
     def episodes(self) -> Iterator[Taken]:
-        """Whole episodes as they are made, without end: each at most once, in their order.
+        """Yield whole episodes as they are made, without end: each at most once, in order. Raises as ``sample_batch``.
 
-        Where the buffer has no new one, all rows are refilled; under ``refill_policy`` manual a copy of the engine
-        waits until its owner has that done. An episode that is overwritten before it is taken is left out, which shows
-        in the indices.
-
-        Raises:
-            RuntimeError: the engine is not READY.
-            Exception: as ``sample_batch``.
+        Without a new one all rows are refilled; under ``refill_policy`` manual a copy of the engine waits for its owner
+        to do so. Episodes overwritten before they are taken leave gaps in the indices.
         """
         after, requested, manual = -1, False, self.cfg.refill_policy == "manual"
         threshold = self.cfg.refill_threshold * self.cfg.buffer_size
@@ -245,11 +228,7 @@ class OnlineDataEngine(ChunkSource):
             requested = True
 
     def stats(self) -> dict[str, float]:
-        """The state of the run, as scalars for a metrics writer; see ``ejax.data.reader``.
-
-        Raises:
-            RuntimeError: the engine never started, or was stopped.
-        """
+        """Return ``Consumer.stats``; RuntimeError if the engine never started, or was stopped."""
         if self.state not in (EngineState.READY, EngineState.FAILED) or self._ticket is None:
             raise RuntimeError(f"stats() requires state READY or FAILED; current state is {self.state.name}")
         return self._consume().stats()
@@ -309,7 +288,6 @@ class OnlineDataEngine(ChunkSource):
         return chunks
 
     def _explain_the_end(self, control: Control) -> NoReturn:
-        """Raise for a worker that is gone; the owner's monitor has most likely seen it too."""
         deadline = time.monotonic() + _GRACE_S
         while control.state is EngineState.READY and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -318,7 +296,7 @@ class OnlineDataEngine(ChunkSource):
         raise OnlineDataWorkerError("the worker is gone, and its owner gives no reason")
 
     def _consume(self) -> Consumer:
-        """This process's consumer, recreated after a fork: locks and generator were the parent's."""
+        """Return this process's consumer, recreated after a fork: locks and generator were the parent's."""
         consumer = self._consumer
         if consumer is None or consumer.pid != os.getpid():
             if self._ticket is None:
@@ -328,7 +306,7 @@ class OnlineDataEngine(ChunkSource):
 
 
 def _abandon(supervisor: Supervisor, owner_pid: int) -> None:
-    """Close an engine that was collected, or still runs when the interpreter ends: failures cannot be reported."""
+    """Close an engine that was collected, or still runs when the interpreter ends."""
     if os.getpid() == owner_pid:  # a forked copy owns nothing, and may end as it likes
         with suppress(OnlineDataWorkerError):
             supervisor.close()

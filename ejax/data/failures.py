@@ -1,4 +1,4 @@
-"""A worker's failure, as bytes that every consumer can read: the exception itself where it travels, else its text."""
+"""A worker's failure, as bytes that every consumer can read."""
 
 import pickle
 import sys
@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 CAPACITY = 64 * 1024
 """Largest size of a packed failure, in bytes."""
 _TEXT, _NAME = CAPACITY // 4, CAPACITY // 32
-"""Shares of it, in bytes: message and traceback; the names and each part of the traceback."""
+"""Shares of it: message and traceback; the names and each part of the traceback."""
 
 
 class OnlineDataWorkerError(RuntimeError):
-    """The worker of an OnlineDataEngine failed. The message has its traceback where it left one."""
+    """A failure of an engine's worker. The message has its traceback if it left one."""
 
 
 def pack_failure(error: BaseException) -> bytes:
@@ -40,8 +40,7 @@ def pack_failure(error: BaseException) -> bytes:
 def raise_failure(packed: bytes) -> NoReturn:
     """Raise the exception again, with the worker's traceback as its cause.
 
-    An exception whose module this process has not imported comes as OnlineDataWorkerError: no consumer imports a
-    simulator for the sake of an error.
+    An exception whose module this process has not imported comes as OnlineDataWorkerError.
     """
     what: dict[str, Any] = pickle.loads(packed)
     cause = OnlineDataWorkerError(f"in the worker:\n{what['traceback'].rstrip()}")
@@ -55,7 +54,7 @@ def raise_failure(packed: bytes) -> NoReturn:
 
 
 def _cut(text: str, size: int) -> str:
-    """Keep the first ``size`` bytes of ``text``, of a negative one the last; a character may have four."""
+    """Keep the first ``size`` bytes of ``text``, of a negative one the last."""
     # half a surrogate pair, as in a file's name, has no UTF-8
     encoded = text.encode(errors="backslashreplace")
     return (encoded[:size] if size > 0 else encoded[size:]).decode(errors="ignore")

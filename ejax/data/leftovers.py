@@ -1,11 +1,8 @@
-"""The folders of runs, in shared memory: their names, which identify their owner, and the removal of orphaned ones.
+"""The folders of runs in shared memory, ``/dev/shm/ejax-data-<namespace>-<pid>-<start>-<random>``.
 
-    /dev/shm/ejax-data-<namespace>-<pid>-<start>-<random>
-
-A run's folder has its buffer and the files that its processes exchange. Its owner removes it when it ends; if that is
-killed, its worker; if both are killed at once, the next engine of the same user. A process is identified by its number
-and its start time, in ticks since the system's: numbers are reused, pairs are not. Both are counted per namespace of
-processes (a container has its own), so folders from another one are left alone.
+A run's owner removes its folder at the end; if that is killed, its worker; if both are, the next engine of the same
+user. A process is identified by its number and its start time in ticks, per namespace of processes (a container has
+its own); folders from another namespace are left alone.
 """
 
 import os
@@ -19,19 +16,15 @@ from pathlib import Path
 PLACE = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 _NAME = re.compile(r"ejax-data-(\d+)-(\d+)-(\d+)-\w+")
 _DEAD = "ZX"
-"""States of a process that has ended and only waits for its parent to collect it."""
 
 
 def make_folder() -> Path:
-    """Make a folder of this process, which no other user can look into (mode 0700)."""
+    """Make a folder of this process that no other user can look into (mode 0700)."""
     return Path(tempfile.mkdtemp(prefix=_prefix(), dir=PLACE))
 
 
 def clear_leftovers() -> None:
-    """Remove folders of engines whose process has ended, as far as they are this user's.
-
-    What cannot be removed is left; several processes may do this at once.
-    """
+    """Remove folders of this user's ended engines, where it can; several processes may do so at once."""
     with suppress(OSError):
         for path in PLACE.iterdir():
             named = _NAME.fullmatch(path.name)
@@ -49,7 +42,7 @@ def _prefix() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Start time of a process, in ticks since the system's; None: it does not run."""
+    """Return a process's start time in ticks; None: it does not run."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -58,7 +51,7 @@ def _started(pid: int) -> int | None:
 
 
 def _namespace() -> int | None:
-    """The process namespace of this process; None: the system does not name it, or names another one."""
+    """Return this process's namespace of processes; None: the system does not name it, or names another one."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino if os.readlink("/proc/self") == str(os.getpid()) else None
     except OSError:

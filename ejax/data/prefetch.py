@@ -13,18 +13,14 @@ from ejax.types import PyTree
 def prefetch_to_device(
     batches: Iterable[PyTree], size: int = 2, *, device: jax.Device | jax.sharding.Sharding | None = None
 ) -> Iterator[PyTree]:
-    """Yield ``batches`` as JAX arrays, with ``size`` of them under way to the device.
+    """Yield ``batches`` as JAX arrays, with ``size`` of them under way to the device; ValueError for a size below 1.
 
-    While the device computes on one, the host draws and sends the next. Text fields and others that JAX has no dtype
-    for are an error: drop them by the dataset's ``transform``. 64-bit numbers become 32-bit unless ``jax_enable_x64``.
+    Text fields and others without a JAX dtype are an error: drop them by the dataset's ``transform``. 64-bit numbers
+    become 32-bit unless ``jax_enable_x64``.
 
     Args:
-        batches: of NumPy arrays that are not written to later, as is true of those of an ``OnlineDataset``.
-        size: at least 1; 2 hides the transfer, more only uses memory.
+        batches: of NumPy arrays that are not written to later.
         device: or a sharding that spreads the leading axis; None: JAX's default device.
-
-    Raises:
-        ValueError: ``size`` below 1.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")

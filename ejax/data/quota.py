@@ -1,10 +1,7 @@
-"""A bound on the draws of each episode, kept by all consumers of an engine together.
+"""A bound on the draws of each episode, kept by all consumers of an engine together. R rows, B draws.
 
-The counts lie in shared memory, and are written under a lock of the kernel's on a file of the run's folder: the kernel
-takes it from a process that ends, however it ends, and the worker never waits for it. Each chunk costs the episode that
-it is of one; that count belongs to the index of an episode, so that a new one in the same row begins at 0.
-
-R rows, B draws.
+The counts lie in shared memory, written under the kernel's lock on a file of the run's folder, which ends with its
+process. The worker never waits for it. Each chunk costs its episode one.
 """
 
 import fcntl
@@ -19,11 +16,7 @@ from numpy.typing import NDArray
 
 @contextmanager
 def counting(path: Path) -> Iterator[None]:
-    """Hold the lock of the counts.
-
-    Raises:
-        ConnectionError: the run has ended.
-    """
+    """Hold the lock of the counts; ConnectionError if the run has ended."""
     try:
         file = os.open(path, os.O_RDONLY)  # each time: threads must exclude each other, and a fork would share the lock
     except FileNotFoundError as error:
@@ -39,26 +32,24 @@ class Quota:
     """One process's access to the draws that are left.
 
     Args:
-        charged: [R, 2] int64, shared: the index of an episode of each row, and the chunks that were drawn of it.
+        charged: [R, 2] int64, shared: the index of an episode of each row, and the chunks drawn of it.
         path: the file that is locked.
-        budget: chunks that may be drawn of each episode.
     """
 
     def __init__(self, charged: NDArray[np.int64], path: Path, budget: int) -> None:
         self._charged, self._budget, self._path = charged, budget, path
 
     def left(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Chunks that may still be drawn of the episodes with ``index`` [R], one in each row; 0 of those replaced."""
+        """Return chunks left of the episodes with ``index`` [R], one in each row; 0 of those replaced."""
         of, count = self._charged.T
         return np.where(of == index, self._budget - count, np.where(of < index, self._budget, 0))
 
     def reserve(
         self, able: NDArray[np.bool_], index: NDArray[np.int64], count: int, rng: np.random.Generator
     ) -> NDArray[np.int64] | None:
-        """Draw ``count`` rows [B] of ``able`` [R], and charge their episodes; None: they have not enough left.
+        """Draw ``count`` rows [B] of ``able`` [R], and charge their episodes; None: too few draws left.
 
-        Raises:
-            ConnectionError: the run has ended.
+        Raises ConnectionError if the run has ended.
         """
         with counting(self._path):
             left = np.where(able, self.left(index), 0)
@@ -69,7 +60,7 @@ class Quota:
         return rows
 
     def refund(self, charged: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> None:
-        """Take back what ``reserve`` charged, its rows and ``index`` each time, where a batch was not delivered."""
+        """Take back what ``reserve`` charged for a batch that was not delivered: its rows and ``index`` each time."""
         with counting(self._path):
             for rows, index in charged:
                 self._charge(rows, index, -1)
@@ -85,11 +76,7 @@ class Quota:
 
 
 def draw_rows(left: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw ``count`` rows one after the other, each uniformly among those of which something is left.
-
-    Args:
-        left: [R], with a sum of at least ``count``.
-    """
+    """Draw ``count`` rows one by one, uniformly among those with something left of ``left`` [R] (sum ≥ count)."""
     # draws of as many as are missing, of which those beyond a row's rest are drawn again, from the rows that are left:
     # the same law as one by one, in as many rounds as rows run out
     left, chosen = left.copy(), np.zeros(0, np.int64)

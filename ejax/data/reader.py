@@ -1,8 +1,6 @@
 """One process's access to an engine: chunks, windows around a frame and whole episodes of a buffer being written to.
 
-The runs of each row are found once per version of the row. A draw takes windows from the rows that are whole, copies
-them, and looks at the versions again; what changed meanwhile is drawn again. The copy is therefore always of one
-episode, and the choice is uniform over what was whole at the last look.
+Torn copies are drawn again: a copy is always of one episode, and the choice uniform over what was whole at the end.
 """
 
 import os
@@ -32,17 +30,15 @@ from ejax.data.quota import Quota
 from ejax.data.task import Episode, Origin, nest
 
 _LARGE = 2**18
-"""Chunks of at least so many bytes are drawn singly: copying one takes longer than choosing it."""
+"""Bytes from which chunks are drawn singly: copying one takes longer than choosing it."""
 _MAX_TRIES = 1000
-"""Copies of a chunk, all torn, after which a draw gives up."""
+"""Torn copies of a chunk after which a draw gives up."""
 _WAIT_S = 1.0
-"""Time that a draw waits for a complete row, in s; writing a row takes well under a millisecond."""
+"""Time that a draw waits for a complete row."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A draw under way."""
-
     draw: Draw
     rng: np.random.Generator
     charged: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
@@ -50,21 +46,16 @@ class _Job:
 
 
 class ChunkReader:
-    """The draws from one buffer, with a cache of the runs of its rows. Threads of one process may share it.
-
-    Args:
-        quota: of the episodes. None: they may be drawn from without end.
-    """
+    """The draws from one buffer, unlimited without ``quota``. Threads of one process may share it."""
 
     def __init__(self, buffer: TrajectoryBuffer, quota: Quota | None = None) -> None:
         shape = buffer.frames["valid"].shape
         self.redrawn = 0
-        """Chunks thrown away because their row was written to meanwhile."""
+        """Chunks thrown away as torn."""
         self._buffer, self.quota = buffer, quota
         self._version = np.zeros(shape[0], np.int64)
         """Versions of the rows when their runs were found; 0: no runs."""
         self._index, self._generation = np.zeros((2, shape[0]), np.int64)
-        """Numbers of their episodes."""
         self._runs = Runs(*(np.zeros(shape, np.int64) for _ in Runs._fields))
         self._lock = threading.Lock()
 
@@ -85,14 +76,13 @@ class ChunkReader:
             raise
 
     def chunks_left(self) -> int:
-        """Chunks that the episodes which are whole may still be drawn for. Only with a quota."""
+        """Count chunks left of the whole episodes. Only with a quota."""
         with self._lock:
             self._refresh()
             whole = (self._version > 0) & (self._buffer.version == self._version)
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
     def _copies(self, count: int, job: _Job) -> Copies:
-        """Choose and copy windows, and look for those that are torn, which are chosen again."""
         size, is_large = job.draw.size, self._buffer.chunk_bytes(job.draw.size) >= _LARGE
         one_by_one = is_large or job.draw.history_length is not None
         made = self._buffer.empty(count if one_by_one else 0, size)
@@ -122,7 +112,7 @@ class ChunkReader:
         return made
 
     def _choose(self, count: int, job: _Job) -> tuple[Windows, NDArray[np.int64]]:
-        """Return ``count`` windows, and the versions [R] of the rows that they are windows of."""
+        """Return ``count`` windows, and the versions [R] of the rows at that time."""
         draw, rng = job.draw, job.rng
         deadline = time.monotonic() + _WAIT_S
         while True:
@@ -142,7 +132,7 @@ class ChunkReader:
             return self._windows(rows, frames, draw), version
 
     def _windows(self, rows: NDArray[np.int64], frames: NDArray[np.int64], draw: Draw) -> Windows:
-        """The windows of ``frames`` of ``rows``; of a row that was written to since, nonsense that shows as torn."""
+        """Return the windows of ``frames`` of ``rows``; of a row written to since, nonsense that shows as torn."""
         if draw.history_length is None:
             return Windows(rows, frames, frames, frames + draw.size)
         with self._lock:
@@ -150,7 +140,7 @@ class ChunkReader:
         return Windows(rows, frames - (draw.history_length - 1), begin[rows, frames], end[rows, frames])
 
     def _masked(self, draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Versions [R], indices of episodes [R], and the frames [R, T] to draw of the rows that are whole now."""
+        """Return versions [R], episode indices [R], and the frames [R, T] to draw of the rows that are whole now."""
         with self._lock:
             self._refresh()
             version, index = self._version.copy(), self._index.copy()
@@ -161,7 +151,7 @@ class ChunkReader:
         return version, index, mask
 
     def _refresh(self) -> None:
-        """Find the runs of rows that were written since, where they are whole before and after."""
+        """Find the runs of rows that were written since, if they are whole before and after."""
         # odd versions are left for later: their rows are being written, and a draw does not need all rows
         version = self._buffer.version.copy()
         (changed,) = ((version != self._version) & (version % 2 == 0)).nonzero()
@@ -192,7 +182,6 @@ class ChunkReader:
         time.sleep(1e-4)
 
     def _await_new_or_raise(self, deadline: float, version: NDArray[np.int64], count: int) -> None:
-        """Return where other episodes have come since ``version``."""
         now = self._buffer.version
         if time.monotonic() > deadline or not ((now != version) & (now % 2 == 0)).any():
             raise DataBudgetExhaustedError(
@@ -203,7 +192,7 @@ class ChunkReader:
 
 @dataclass(frozen=True)
 class Taken:
-    """A copy of an episode that a worker made."""
+    """A copy of a worker's episode."""
 
     episode: Episode
     index: int
@@ -216,11 +205,7 @@ class Taken:
 
 
 class Consumer:
-    """Made once per process: a forked child must not use its parent's locks and generator.
-
-    Raises:
-        FileNotFoundError: the owner has removed the buffer.
-    """
+    """One process's reader; a fork needs a new one. FileNotFoundError if the owner has removed the buffer."""
 
     def __init__(self, ticket: Ticket, budget: int | None) -> None:
         self.pid = os.getpid()
@@ -232,7 +217,7 @@ class Consumer:
         self.rng = np.random.default_rng()
 
     def stats(self) -> dict[str, float]:
-        """The state of the run, as scalars.
+        """Return the state of the run as scalars.
 
         ``data/fill`` share of rows that hold an episode; ``data/episodes`` and ``data/failed_attempts`` so far;
         ``data/success_rate`` of the expert; ``data/episodes_per_s`` while it works; ``data/fills`` of the buffer;
@@ -260,7 +245,7 @@ class Consumer:
 
 
 def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
-    """The episodes with an index above ``after``, in order. A row that is being written to is left out."""
+    """List the whole episodes with an index above ``after``, in order."""
     version, index = buffer.version.copy(), buffer.episode["index"].copy()
     fence()
     (rows,) = ((version > 0) & (version % 2 == 0) & (index > after)).nonzero()

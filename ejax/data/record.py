@@ -27,8 +27,6 @@ from ejax.schema.trust import add_trust_option, import_trusted, trust_strings, t
 
 
 class Tally(NamedTuple):
-    """The totals of a recording."""
-
     kept: int
     failed: int
     """Attempts, or outcomes of an attempt, that gave no episode."""
@@ -44,12 +42,11 @@ def record(
     max_attempts: int = 100,
     on_episode: Callable[[int], object] = lambda index: None,
 ) -> Tally:
-    """Let ``task`` demonstrate until ``writer`` has kept ``num_episodes`` more.
+    """Let ``task``, opened by the caller, demonstrate until ``writer`` has kept ``num_episodes`` more.
 
     Args:
-        task: an open one, where it is a context manager.
-        seed: attempt k gets the k-th seed of this one. An attempt of which the writer has episodes already is not made
-            again, except the last, which may have been cut off between two of its outcomes.
+        seed: attempt k gets the k-th seed of this one. Attempts of which the writer has episodes are not repeated,
+            except the last, which may have been cut off between two of its outcomes.
         instruction: of every episode. None: the episode's field ``instruction``, else the name of the task's class.
         max_attempts: in a row without a success, after which it gives up.
         on_episode: called with each index that is kept.
@@ -58,7 +55,7 @@ def record(
         RuntimeError: ``max_attempts`` attempts in a row without a success.
         ValueError: an episode that the writer refuses.
         OSError: the episode could not be written.
-        Exception: what the task raises.
+        Exception: the task's own error.
     """
     for name, value in (("num_episodes", num_episodes), ("max_attempts", max_attempts)):
         check_count(name, value)
@@ -95,14 +92,9 @@ def record_stream(
     instruction: str | None = None,
     on_episode: Callable[[int], object] = lambda index: None,
 ) -> None:
-    """Keep ``num_episodes`` episodes of an engine's worker, while others draw from it; arguments as of ``record``.
+    """Keep ``num_episodes`` episodes of a READY engine while others draw from it; arguments as of ``record``.
 
-    Args:
-        engine: READY. Episodes made faster than they can be written are left out.
-
-    Raises:
-        ValueError, OSError: as ``record``.
-        Exception: what ``engine`` raises.
+    Episodes made faster than they can be written are left out. Raises as ``record``, and ``engine``'s own errors.
     """
     check_count("num_episodes", num_episodes)
     task = engine.cfg.task
@@ -113,7 +105,7 @@ def record_stream(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code."""
+    """Run the command line; return the exit code."""
     args = _parser().parse_args(argv)
     try:
         tally, total = _run(args)

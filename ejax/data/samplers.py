@@ -1,8 +1,4 @@
-"""Samplers of chunk lengths: uniform, or a mixture of Gaussians.
-
-A sampler has a generator of its own; no global one is read or advanced. ``state_dict`` holds its state, in plain
-numbers that JSON can carry.
-"""
+"""Samplers of chunk lengths, each with a generator of its own, whose ``state_dict`` JSON can carry."""
 
 import copy
 import itertools
@@ -21,17 +17,15 @@ class ChunkSizeSampler(ABC):
 
     @abstractmethod
     def __call__(self) -> int:
-        """The next chunk size, in frames, at least 1."""
+        """Draw a chunk size, in frames, at least 1."""
 
     def stream(self, number: int) -> "ChunkSizeSampler":
-        """The sampler for consumer ``number`` ≥ 0: the built-in ones give each its own random stream. Here: itself."""
+        """Return the sampler for consumer ``number`` ≥ 0; built-in ones have a random stream for each. Here: itself."""
         del number
         return self
 
 
 class _Seeded(ChunkSizeSampler):
-    """Base of the built-in samplers: a generator made from ``(seed, stream)``."""
-
     def __init__(self, seed: int) -> None:
         self.seed = check_seed(seed)
         self._rng = make_rng(self.seed)
@@ -42,26 +36,18 @@ class _Seeded(ChunkSizeSampler):
         return twin
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's state. A sampler made with the same arguments goes on from there."""
+        """Return the generator's state. A sampler made with the same arguments goes on from there."""
         return {"sampler": repr(self), "generator": dict(self._rng.bit_generator.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken.
-
-        Raises:
-            ValueError: it was taken from a sampler with other arguments.
-        """
+        """Go on where ``state`` was taken; ValueError for one of a sampler with other arguments."""
         if state["sampler"] != repr(self):
             raise ValueError(f"the state is that of {state['sampler']}, this is {self!r}; make the sampler alike first")
         self._rng.bit_generator.state = state["generator"]
 
 
 class UniformChunkSampler(_Seeded):
-    """Uniform over the integers of [low, high].
-
-    Raises:
-        ValueError: low < 1 or high < low.
-    """
+    """Uniform over the integers of [low, high]; ValueError for low < 1 or high < low."""
 
     def __init__(self, low: int, high: int, *, seed: int = 0) -> None:
         _check_range(low, high)
@@ -79,10 +65,9 @@ class GMMChunkSampler(_Seeded):
     """A component k with probability w_k / Σw, then round(𝒩(μ_k, σ_k)), clamped to [max(1, low), high].
 
     Args:
-        means: μ, in frames.
-        stds: σ > 0, in frames.
+        means, stds: μ, and σ > 0, in frames.
         weights: w ≥ 0, not all 0; None: all alike.
-        low, high: clamp to these, inclusive; each ≥ 1.
+        low, high: inclusive, each ≥ 1.
 
     Raises:
         ValueError: lengths that differ, or a value outside its range.
@@ -118,7 +103,7 @@ class GMMChunkSampler(_Seeded):
 
 
 def make_rng(seed: int, *stream: int) -> np.random.Generator:
-    """The generator of one stream of random numbers under ``seed``; other streams are independent of it."""
+    """Make the generator of one stream of random numbers under ``seed``, independent of other streams."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=stream)))
 
 
@@ -130,7 +115,7 @@ def attempt_seeds(seed: int) -> Iterator[tuple[int, int]]:
 
 
 def check_seed(seed: Any) -> int:
-    """``seed``, if it is an int of at least 0; else ValueError."""
+    """Return ``seed`` if it is an int of at least 0; else raise ValueError."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"seed must be an int of at least 0, got {seed!r}")
     return int(seed)

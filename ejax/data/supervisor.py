@@ -1,7 +1,6 @@
 """The owner's side of the worker: starts it, watches over it, ends it, and removes all that the run has left.
 
-A monitor thread sees the worker fail, end or hang, and publishes it to every consumer. It knows nothing of the engine,
-so an engine that is no longer used is collected, and its worker ended.
+It does not refer to the engine, so an engine that is no longer used is collected, and its worker ended.
 """
 
 import os
@@ -27,12 +26,11 @@ from ejax.data.worker import FAILURE, ORDER, POLL_S, SPEC, WorkOrder, put
 
 _KILL_TIMEOUT_S = 3.0
 _TRACEBACK_S = 0.3
-"""Time for a hanging worker to write its traceback."""
 _BOOTSTRAP = "import sys; sys.path[:] = {path}; from ejax.data.worker import main; main({folder!r})"
 
 
 class StartCancelledError(RuntimeError):
-    """``start()`` was cancelled by ``stop()``."""
+    """A ``start()`` that ``stop()`` cancelled."""
 
 
 class Supervisor:
@@ -42,7 +40,7 @@ class Supervisor:
         self.ticket: Ticket
         self.control: Control | None = None
         self.events: list[LifecycleEvent] = []
-        """Those that ``take_events`` found, until somebody takes them out."""
+        """Events that ``take_events`` found; readers take them out."""
         self._cfg = cfg
         self._ending = threading.Event()
         self._monitor = threading.Thread(target=self._watch, name="ejax-data-monitor", daemon=True)
@@ -67,7 +65,7 @@ class Supervisor:
         Raises:
             TimeoutError: that takes longer than ``initialization_timeout``.
             StartCancelledError: ``cancelled`` was set meanwhile.
-            Exception: what the task raised; OnlineDataWorkerError where the worker died without an error.
+            Exception: the task's own error; OnlineDataWorkerError if the worker died without one.
         """
         deadline = time.monotonic() + self._cfg.initialization_timeout
         while not (self._folder / SPEC).exists():
@@ -81,15 +79,13 @@ class Supervisor:
         self._monitor.start()
 
     def take_events(self) -> None:
-        """Move what the log has to ``events``."""
+        """Move the log to ``events``."""
         with self._taking:
             if self.control is not None:
                 self.events += self.control.take_events()
 
     def close(self) -> bytes:
-        """End the worker, and remove the run's folder.
-
-        A signal interrupts the task and lets it close; after ``shutdown_timeout`` the worker is killed.
+        """End the worker, and remove the run's folder; after ``shutdown_timeout`` the worker is killed.
 
         Returns:
             The packed failure of a worker that raised an error, or nothing.
@@ -124,7 +120,6 @@ class Supervisor:
         return failure
 
     def _wait(self, deadline: float, cancelled: threading.Event, what: str) -> None:
-        """Wait for a moment; raise where it is no use."""
         if cancelled.wait(POLL_S):
             raise StartCancelledError("start() was cancelled by stop()")
         if failure := self._find_failure():
@@ -135,14 +130,13 @@ class Supervisor:
             raise TimeoutError(f"the worker took longer than {limit} {what}; {remedy}")
 
     def _watch(self) -> None:
-        """Publish that the worker failed. Runs in the monitor thread."""
         while self.control is not None and not self._ending.wait(POLL_S):
             if failure := self._find_failure():
                 self.control.publish_failure(failure)
                 return
 
     def _find_failure(self) -> bytes | None:
-        """The packed failure of a worker that raised an error, ended or hangs; None: it goes on."""
+        """Return the packed failure of a worker that raised an error, ended or hangs; None: it goes on."""
         code = self._process.poll()  # first: what it has left is there then
         if failure := self._read(FAILURE):
             return failure
@@ -172,7 +166,6 @@ class Supervisor:
         return self._silent > self._cfg.worker_timeout
 
     def _read(self, name: str) -> bytes:
-        """The content of a file of the run's folder; empty if it is not there."""
         try:
             return (self._folder / name).read_bytes()
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The makers of demonstrations: the interface of a task, the episodes it hands over, and their fields.
+"""The interface of makers of demonstrations, their episodes, and the fields of those.
 
 A field has a path, ``"obs/robot/qpos"``; its parts are the keys of the nested dict that a consumer gets.
 """
@@ -34,23 +34,22 @@ EPISODE_FIELDS: dict[str, Field] = {
     "generation": ((), "int64"),
     "run_id": ((), "int64"),
 }
-"""Its fields per episode: number of frames, number of the episode, the task's seed, Unix time in s; and those of
-``Origin``."""
+"""The buffer's own fields per episode: number of frames and of the episode, seed, Unix time in s; and ``Origin``'s."""
 LOSS_MASK = "loss_mask"
-"""The field that a draw of windows around a frame adds per frame."""
+"""The additional frame field of windows around a frame."""
 
 
 class Origin(NamedTuple):
     """The origin of an episode; -1: unknown."""
 
     seed: int = -1
-    """The seed that the task made it from."""
+    """The task's seed."""
     attempt: int = -1
     """Number of the attempt of its worker or recorder, from 0."""
     generation: int = -1
     """Number of the filling of the buffer, from 1."""
     run_id: int = -1
-    """Number of the engine, drawn at random, and so of its worker."""
+    """Number of the engine, drawn at random."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,9 @@ class EpisodeSpec:
     """
 
     frames: Mapping[str, Field]
-    """One entry per control step: observations, actions, rewards."""
+    """Entries per control step: observations, actions, rewards."""
     episode: Mapping[str, Field] = field(default_factory=dict)
-    """One entry per episode, e.g. ``{"instruction": ((), "S64")}``; consumers find them under ``episode``."""
+    """Entries per episode, e.g. ``{"instruction": ((), "S64")}``; consumers find them under ``episode``."""
 
     def __post_init__(self) -> None:
         if not self.frames:
@@ -78,14 +77,14 @@ class EpisodeSpec:
 
 @dataclass(frozen=True)
 class Episode:
-    """One demonstration. Only one that is complete and successful becomes a sample; another is a failed attempt."""
+    """A demonstration. Only one that is complete and successful becomes a sample; another is a failed attempt."""
 
     frames: Mapping[str, Any]
     """Arrays [length, ...] by path, or nested as the paths are."""
     segment_id: NDArray[np.integer] | None = None
-    """[length], ≥ 0: the part of the plan that a frame belongs to. None: all frames are segment 0."""
+    """[length], ≥ 0: a frame's part of the plan. None: all frames are segment 0."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The values of ``EpisodeSpec.episode``."""
+    """Values of ``EpisodeSpec.episode``."""
     terminated: bool = True
     """The last frame ended the task; False: only the episode, by a limit."""
     complete: bool = True
@@ -94,7 +93,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that gave no episode, and the reason: an empty plan, an unreachable goal."""
+    """An attempt without an episode, and the reason: an empty plan, an unreachable goal."""
 
     reason: str
 
@@ -103,26 +102,18 @@ Outcome: TypeAlias = Episode | Failure
 
 
 class DemonstrationTask(Protocol):
-    """Lives in the worker process only. One that has something to close is also a context manager."""
+    """A task in the worker process. One that has something to close is also a context manager."""
 
     def spec(self) -> EpisodeSpec: ...
 
     def generate(self, seed: int) -> Outcome | Sequence[Outcome]:
-        """One attempt; several outcomes where several environments run at once.
-
-        Args:
-            seed: in [0, 2³¹), another one for each of 2³¹ attempts.
-        """
+        """Make one attempt with ``seed`` in [0, 2³¹); several outcomes if several environments run at once."""
 
 
 def judge(made: Any) -> list[Outcome]:
-    """List the outcomes of an attempt; one that is not a sample, or none at all, becomes a Failure.
+    """List the outcomes of ``generate``; one that is not a sample, or none at all, becomes a Failure.
 
-    Args:
-        made: the result of ``generate``.
-
-    Raises:
-        TypeError: it is something else.
+    Raises TypeError for a result of another type.
     """
     outcomes: list[Outcome] = []
     for outcome in made if isinstance(made, Sequence) else [made]:
@@ -141,7 +132,7 @@ class EpisodeTooLongError(ValueError):
 def check_episode(
     episode: Episode, spec: EpisodeSpec, num_frames: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Frame fields [length, ...] and episode fields of an episode, flat.
+    """Return the frame fields [length, ...] and episode fields of an episode, flat.
 
     Raises:
         ValueError: fields missing or unknown, a wrong shape, a dtype that would lose its kind, unequal lengths, no
@@ -169,7 +160,7 @@ def check_episode(
 
 
 def frame_numbers(episode: Episode, length: int) -> dict[str, NDArray[Any]]:
-    """The buffer's own fields for the frames of an episode, each [length]."""
+    """Make the buffer's own fields for the frames of an episode, each [length]."""
     segment_id = np.zeros(length, np.int64) if episode.segment_id is None else np.asarray(episode.segment_id)
     step = np.arange(length)
     start = np.ones(length, bool)
@@ -188,7 +179,7 @@ def frame_numbers(episode: Episode, length: int) -> dict[str, NDArray[Any]]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": x}}`` as ``{"a/b": x}``; paths stay as they are."""
+    """Turn ``{"a": {"b": x}}`` into ``{"a/b": x}``; paths stay as they are."""
     flat: dict[str, Any] = {}
     for name, item in tree.items():
         flat |= flatten(item, f"{prefix}{name}/") if isinstance(item, Mapping) else {f"{prefix}{name}": item}
@@ -208,7 +199,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_paths(paths: Sequence[str]) -> None:
-    """Raise ValueError where two paths are equal or one lies inside another, or a part of one is empty."""
+    """Raise ValueError if two paths are equal, one lies inside another, or a part is empty."""
     counts = Counter(paths)
     for path, count in counts.items():
         parts = path.split("/")

@@ -1,11 +1,7 @@
-"""The worker process: runs a task, and puts its successful episodes into the buffer.
+"""The worker process, a fresh interpreter: runs a task, and puts its successful episodes into the buffer.
 
-It is a fresh interpreter, neither forked nor made to import the owner's main module: a task meets no device, thread or
-lock of the training. Owner and worker exchange files of the run's folder, each put there whole:
-
-    order      WorkOrder, before the worker starts
-    spec       the task's EpisodeSpec, once that is built and the buffer made
-    failure    the packed failure of the worker
+Owner and worker exchange files of the run's folder: ``order``, the WorkOrder, before the worker starts; ``spec``, the
+task's EpisodeSpec, once the buffer is made; ``failure``, the worker's packed failure.
 """
 
 import faulthandler
@@ -39,24 +35,21 @@ from ejax.data.task import (
 from ejax.schema.trust import import_trusted, trust
 
 POLL_S = 0.02
-"""Polling interval of owner and worker, in s."""
 ORDER, SPEC, FAILURE = "order", "spec", "failure"
 
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """Everything the worker is given before its task is built."""
-
     owner_pid: int
     run_id: int
     cfg: OnlineDataEngineCfg
-    """Without the task."""
+    """Config without the task."""
     task: bytes
-    """Pickled ``(task, task_cfg)``: unpickled last, so that its module's errors can be reported."""
+    """Pickled ``(task, task_cfg)``, unpickled last, so that its module's errors can be reported."""
 
 
 class _Stop(BaseException):
-    """The owner's SIGTERM, raised in the main thread to interrupt the task."""
+    """The owner's SIGTERM, raised in the main thread."""
 
 
 _stopping = threading.Event()
@@ -77,7 +70,7 @@ def put(path: Path, data: bytes) -> None:
 
 
 def main(folder: str) -> None:
-    """The worker's entry point. Exits with status 0 after the signal to stop, 1 after a failure that it reported."""
+    """Run the worker; exit with 0 after the signal to stop, with 1 after a failure that it reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole group; the owner decides what happens
     signal.signal(signal.SIGTERM, _stop)
     try:
@@ -116,14 +109,14 @@ def _run(folder: Path) -> None:
 
 
 def _report(folder: Path, error: BaseException) -> None:
-    """Leave the first failure for the owner, which may be gone, and its folder with it."""
+    """Leave the first failure for the owner."""
     if not (folder / FAILURE).exists():
         with suppress(OSError, _Stop):
             put(folder / FAILURE, pack_failure(error))
 
 
 def _watch_owner(pid: int, folder: Path) -> None:
-    """End the process once its owner is dead: at once, as the task may be anywhere; and leave nothing behind."""
+    """End the process once its owner is dead, and leave nothing behind."""
     while os.getppid() == pid:
         time.sleep(POLL_S)
     shutil.rmtree(folder, ignore_errors=True)
@@ -141,7 +134,7 @@ class _Filler:
         """The event by which the episode of each row came."""
 
     def run(self) -> None:
-        """Never returns: ``_Stop`` ends it."""
+        """Run until ``_Stop`` ends it."""
         cfg, control, counted = self._order.cfg, self._control, 0
         threshold = math.inf if cfg.refill_policy == "manual" else cfg.refill_threshold * cfg.buffer_size
         while True:
@@ -156,7 +149,6 @@ class _Filler:
                 counted = samples
 
     def _fill(self) -> None:
-        """Write at least as many episodes as there are rows."""
         written = failed = 0
         while written < self._order.cfg.buffer_size:
             start = time.perf_counter()
@@ -177,7 +169,6 @@ class _Filler:
                 )
 
     def _put(self, episode: Episode, origin: Origin) -> None:
-        """Write an episode into the next row."""
         index = self._control["episodes"]
         row = index % self._order.cfg.buffer_size
         # room for both events before the row is touched: a full log must hold the worker up while the episode is there
@@ -196,7 +187,6 @@ class _Filler:
         self._control["beat"] += 1
 
     def _attempt(self, seed: int) -> list[Episode]:
-        """Let the task demonstrate; return the episodes that are samples."""
         try:
             made = self._task.generate(seed)
         finally:

@@ -1,11 +1,8 @@
 """Replace several files at once: after a crash all of them are old or, once repaired, all of them are new.
 
-New versions are written under ``.staging`` and brought to the disk. Then that folder is renamed to ``.commit``: from
-here on the change counts. Its files are put in place, the list of digests first, ``meta/info.json`` last. ``recover``
-sets aside what was cut off before that rename, and finishes what was cut off after it.
-
-So much is needed because an append replaces up to six files that only fit together: a video with an episode too many
-cannot be cut without encoding it again, and the statistics of all episodes are not those of fewer.
+New versions are written under ``.staging``; its renaming to ``.commit`` makes the change count. Then its files are put
+in place, the list of digests first, ``meta/info.json`` last. ``recover`` sets aside what was cut off before that
+rename, and finishes what was cut off after it.
 """
 
 import os
@@ -25,14 +22,14 @@ STAGING, COMMIT, ASIDE = ".staging", ".commit", "incomplete"
 
 
 class Staged:
-    """One change of several files of ``folder``. A context manager: leaving it without ``commit`` drops the change."""
+    """A change of several files of ``folder``. A context manager: leaving it without ``commit`` drops the change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.committed = False
-        """The change counts, even where ``commit`` raises; ``recover`` finishes it then."""
+        """True once the change counts, even if ``commit`` raises; ``recover`` finishes it then."""
         self.scratch = folder / STAGING / "episode.mp4"
-        """The path for a file that is needed, and removed, before the commit."""
+        """A path for a file that is removed before the commit."""
 
     def write(self, name: str, data: bytes) -> None:
         """Write the new version of file ``name``, relative to the folder."""
@@ -45,16 +42,9 @@ class Staged:
         return path
 
     def commit(self, before: Digests) -> Digests:
-        """Put the new versions in place.
+        """Put the new versions in place; from the digests ``before`` return those of the files now.
 
-        Args:
-            before: the digests of the folder's files.
-
-        Returns:
-            Those of its files now.
-
-        Raises:
-            OSError: the disk is full, or fails; see ``committed``.
+        Raises OSError if the disk is full, or fails; see ``committed``.
         """
         staging, changed = self.folder / STAGING, {}
         for name in _files_below(staging):
@@ -88,13 +78,10 @@ class Staged:
 
 
 def recover(folder: Path) -> Path | None:
-    """Finish the change that counts, set aside one that does not.
+    """Finish the change that counts, set aside one that does not; ValueError as of ``pending``, with nothing changed.
 
     Returns:
         The folder that the files of an unfinished change were moved to; None: there was none.
-
-    Raises:
-        ValueError: as ``pending``; nothing was changed.
     """
     pending(folder)
     staging, all_aside = folder / STAGING, folder / ASIDE
@@ -114,7 +101,7 @@ def recover(folder: Path) -> Path | None:
 
 
 def pending(folder: Path) -> list[str]:
-    """List the files of a change that counts and was cut off; none if there is no such change.
+    """List the files of a change that counts and was cut off, if any.
 
     Raises:
         ValueError: its folder is no folder, or has links or other things that are no files of a recording; a place of
@@ -130,12 +117,12 @@ def pending(folder: Path) -> list[str]:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Return whether a change is under way, or was cut off."""
+    """Return True if a change is under way, or was cut off."""
     return (folder / STAGING).exists() or (folder / COMMIT).exists()
 
 
 def _files_below(folder: Path) -> list[str]:
-    """Names of the files, and of all else that is no folder, in the order in which they are put in place."""
+    """List the files, and all else that is no folder, in the order in which they are put in place."""
     paths = (path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
     # a reader begins at info.json, and finds all that it names; of any file that it finds, the list has the digest
@@ -143,7 +130,7 @@ def _files_below(folder: Path) -> list[str]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Return False where nothing is; a link to a folder, or anything else, raises ValueError."""
+    """Return False for nothing there; raise ValueError for a link to a folder, or anything else."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

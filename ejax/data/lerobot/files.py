@@ -2,13 +2,9 @@
 
     meta/ejax_digests.json    {"version": 1, "sha256": {"meta/info.json": [digest, the one before], ...}}
 
-The names in a stranger's data set are claims: a path with ``..``, an absolute one or a link would lead out of the
-folder; opening a named pipe blocks for ever; a URL would be fetched by a decoder.
-
-Of each file that an append replaces, the list has the digest of the new version and of the one before. It is the first
-file that an append puts in place: any file that a reader finds during an append, or after a crash, is in the list. A
-file is compared with it once, when a reader first opens it. A digest finds damage, not forgery: anyone who can write to
-the folder can write the list too.
+Names in a stranger's data set may lead out of the folder, to a named pipe or to a URL. An append puts the list in place
+first, so it has every file that a reader finds; each is compared with it when first opened. A digest finds damage, not
+forgery: anyone who can write to the folder can write the list too.
 """
 
 import errno
@@ -26,7 +22,7 @@ from ejax.schema.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
 DIGESTS = "meta/ejax_digests.json"
 _VERSION = 1
 _TRIES = 5
-"""Attempts at reading a file and the list, each of which an append may replace meanwhile."""
+"""Attempts at reading a file and the list, which an append may replace meanwhile."""
 _MAX_CHARS = 1000
 """Longest path below the folder, in characters."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -37,21 +33,17 @@ Digests: TypeAlias = Mapping[str, tuple[str, ...]]
 
 
 class KeptFiles:
-    """A folder's files. May be pickled; threads may share it.
-
-    Raises:
-        ValueError: a list of digests that is damaged.
-    """
+    """A folder's files. May be pickled; threads may share it. A damaged list of digests raises ValueError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.digests = load_digests(folder)
-        """None: the folder has none, so damage cannot be noticed."""
+        """None: the folder has none, so damage goes unnoticed."""
         self._seen: dict[str, tuple[int, ...]] = {}
         """``stat`` of each file that was compared with its digest."""
 
     def has(self, name: str) -> bool:
-        """Return True where the folder has the file, or must have it."""
+        """Return True if the folder has the file, or must have it."""
         return name in (self.digests or {}) or inside(self.folder, name).exists()
 
     def open(self, name: str, most: int = HUGE) -> IO[bytes]:
@@ -88,7 +80,7 @@ class KeptFiles:
             return parse_json(file.read(MAX_BYTES), self.folder / name)
 
     def check(self, name: str) -> Path:
-        """Return the path of a file, checked as by ``open``: for a program that opens it itself."""
+        """Return the path of a file, checked as by ``open``, for a program that opens it itself."""
         self.open(name).close()
         return self.folder / name
 
@@ -106,11 +98,7 @@ class KeptFiles:
 
 
 def load_digests(folder: Path) -> Digests | None:
-    """Read the list of a folder; None: it has none.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Read the list of a folder; None: it has none. A damaged list raises ValueError."""
     try:
         made = read_json_inside(folder, DIGESTS)
     except FileNotFoundError:
@@ -125,18 +113,18 @@ def load_digests(folder: Path) -> Digests | None:
 
 
 def next_digests(before: Digests, changed: Mapping[str, str]) -> Digests:
-    """Make the list for after the files in ``changed``, which has their new digests by name, are replaced."""
+    """Make the list for after the files in ``changed``, name to new digest, are replaced."""
     kept = {name: digests[:1] for name, digests in before.items()}
     return kept | {name: (digest, *kept.get(name, ())) for name, digest in changed.items()}
 
 
 def digests_file(digests: Digests) -> bytes:
-    """The list as stored."""
+    """Encode the list as stored."""
     return json.dumps({"version": _VERSION, "sha256": dict(sorted(digests.items()))}, indent=1).encode()
 
 
 def sha256(file: IO[bytes]) -> str:
-    """The digest of an open file's content."""
+    """Compute the digest of an open file's content."""
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # any file of bytes will do
 
 
@@ -145,7 +133,7 @@ def inside(folder: Path, name: Any) -> Path:
 
     Args:
         folder: as the user named it; may be a link itself.
-        name: as a file of the folder gives it: relative, with slashes.
+        name: relative, with slashes.
 
     Raises:
         ValueError: ``name`` leads out of the folder, by itself or by links, or is something other than a plain file.
@@ -196,17 +184,13 @@ def open_inside(folder: Path, name: Any, most: int = HUGE) -> IO[bytes]:
 
 
 def read_json_inside(folder: Path, name: str) -> Any:
-    """Parse a small JSON file of ``folder``, not compared with its digest; errors as of ``open_inside``."""
+    """Parse a small JSON file of ``folder`` without its digest; errors as of ``open_inside``."""
     with open_inside(folder, name, MAX_BYTES) as file:
         return parse_json(file.read(MAX_BYTES), folder / name)
 
 
 def parse_json(data: bytes, where: Path) -> Any:
-    """Parse the content of a JSON file.
-
-    Raises:
-        ValueError: it is not JSON, with its name; non-finite numbers are not JSON either.
-    """
+    """Parse the content of a JSON file; ValueError with its name for anything else, also for non-finite numbers."""
     try:
         return json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:  # also bytes that are not text, and integers of too many digits
@@ -216,7 +200,7 @@ def parse_json(data: bytes, where: Path) -> Any:
 
 
 def path_problem(name: Any) -> str | None:
-    """Find why ``name`` is not the path of a file below a folder, by its text alone; None: it is."""
+    """Find why the text ``name`` cannot be the path of a file below a folder; None: it can."""
     if not isinstance(name, str) or not name:
         return "is not a path"
     if len(name) > _MAX_CHARS:
@@ -232,7 +216,7 @@ def path_problem(name: Any) -> str | None:
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """``value`` as a message shows it, shortened."""
+    """Shorten ``value`` for a message."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 20]}… ({len(text)} characters)"
 

@@ -34,7 +34,7 @@ VIDEO = VIDEO_FOLDER + "/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FILES_PER_CHUNK = 1000
 
 Images = Literal["video", "png"]
-"""The format of RGB image fields: H.264, which loses a little, or PNG, which loses nothing."""
+"""Format of RGB image fields: H.264, which loses a little, or PNG, which loses nothing."""
 
 DEFAULT_FEATURES = {
     "timestamp": "float32",
@@ -78,10 +78,7 @@ class Column:
 
 
 def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) -> list[Column]:
-    """The columns of a task's frame fields.
-
-    Args:
-        names: features by path where they differ from the path with dots, e.g. ``{"actions": "action"}``.
+    """Make the columns of a task's frame fields; ``names`` has features by path, e.g. ``{"actions": "action"}``.
 
     Raises:
         ValueError: a name that is unknown, given twice or LeRobot's own; a field that the format cannot hold.
@@ -106,7 +103,7 @@ def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) ->
 
 
 def feature_entries(columns: Iterable[Column], axes: Mapping[str, Sequence[str]], fps: int) -> dict[str, Any]:
-    """``features`` of ``info.json``."""
+    """Make ``features`` of ``info.json``."""
     entries = {}
     kinds = {"text": "string", "png": "image", "video": "video"}
     for column in columns:
@@ -123,16 +120,15 @@ def feature_entries(columns: Iterable[Column], axes: Mapping[str, Sequence[str]]
 
 
 def data_schema(columns: Iterable[Column]) -> pa.Schema:
-    """The schema of the files of frames."""
+    """Make the schema of the files of frames."""
     fields = [(column.feature, _arrow_type(column)) for column in columns if column.kind != "video"]
     return pa.schema(fields + [(name, pa.type_for_alias(dtype)) for name, dtype in _OWN.items()])
 
 
 def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec, *, origins: bool = True) -> pa.Schema:
-    """The schema of the files of episodes. Columns that are not LeRobot's begin with ``ejax/``.
+    """Make the schema of the files of episodes. Columns that are not LeRobot's begin with ``ejax/``.
 
-    Args:
-        origins: False: of a recording that was begun when only the seed of an ``Origin`` was kept.
+    Without ``origins`` it is that of a recording begun when only the seed of an ``Origin`` was kept.
     """
     whole, real, text = pa.int64(), pa.float64(), pa.string()
     names = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
@@ -160,7 +156,7 @@ def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec, *, origins: bo
 
 
 def stats_ranks(columns: Iterable[Column]) -> dict[str, int]:
-    """The features that have statistics, and the rank of the latter."""
+    """Find the features that have statistics, and the rank of the latter."""
     ranks = {column.feature: len(column.shape) or 1 for column in columns if column.has_stats}
     return ranks | dict.fromkeys(_OWN, 1)
 
@@ -168,8 +164,7 @@ def stats_ranks(columns: Iterable[Column]) -> dict[str, int]:
 def feature_stats(values: NDArray[Any], *, image: bool = False) -> Stats:
     """Summarize the frames [T, ...] of one episode, T ≥ 1, per entry; images are uint8 [T, H, W, 3].
 
-    The form is LeRobot's: a scalar has shape [1]; images are per channel, of values in [0, 1], shape [3, 1, 1]; the
-    standard deviation is the population's.
+    As in LeRobot a scalar has shape [1], images are per channel in [0, 1], shape [3, 1, 1], std is the population's.
 
     >>> {name: value.tolist() for name, value in feature_stats(np.array([1.0, 3.0])).items()}
     {'min': [1.0], 'max': [3.0], 'mean': [2.0], 'std': [1.0], 'count': [2]}
@@ -184,7 +179,7 @@ def feature_stats(values: NDArray[Any], *, image: bool = False) -> Stats:
 
 
 def combine_stats(first: Mapping[str, Any], second: Mapping[str, Any]) -> Stats:
-    """Summarize all frames of two parts together, n = n₁ + n₂ with δ = μ₂ - μ₁.
+    """Summarize two parts together, n = n₁ + n₂ with δ = μ₂ - μ₁.
 
         μ  = μ₁ + δ·n₂/n        σ² = (n₁σ₁² + n₂σ₂²)/n + δ²·n₁n₂/n²
 
@@ -203,7 +198,7 @@ def combine_stats(first: Mapping[str, Any], second: Mapping[str, Any]) -> Stats:
 
 
 def to_arrow(values: NDArray[Any], column: Column) -> pa.Array:
-    """Numbers or text [T, ...] as a column of T entries."""
+    """Turn numbers or text [T, ...] into a column of T entries."""
     if column.kind == "text":
         decoded = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
         return pa.array(decoded.tolist(), pa.string())
@@ -216,11 +211,7 @@ def to_arrow(values: NDArray[Any], column: Column) -> pa.Array:
 
 
 def from_arrow(array: pa.Array, column: Column) -> NDArray[Any]:
-    """The inverse of ``to_arrow``, for any type of list in the file.
-
-    Raises:
-        ValueError: entries that are missing, or not as many as the shape has.
-    """
+    """Invert ``to_arrow``, for any type of list; ValueError for entries that are missing, or do not fit the shape."""
     num_frames = len(array)
     while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type) or pa.types.is_large_list(array.type):
         array = array.flatten()

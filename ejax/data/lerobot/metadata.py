@@ -1,7 +1,4 @@
-"""The metadata of a LeRobot v3.0 dataset, checked before anything in them is acted on.
-
-``meta/info.json`` is LeRobot's, ``meta/ejax.json`` ours. Entries that ejax does not need are left alone.
-"""
+"""The metadata of a LeRobot v3.0 dataset, ``meta/info.json``, and ours, ``meta/ejax.json``, checked before use."""
 
 import math
 import re
@@ -33,36 +30,23 @@ MAX_COUNT = 2**31
 
 
 def load_info(files: KeptFiles) -> dict[str, Any]:
-    """Load ``meta/info.json``.
-
-    Raises:
-        FileNotFoundError: the folder has none.
-        ValueError: as ``check_info``.
-    """
+    """Load ``meta/info.json``; FileNotFoundError if the folder has none, ValueError as of ``check_info``."""
     if not files.has(fmt.INFO):
         raise FileNotFoundError(f"{files.folder} is not a LeRobot dataset: there is no {fmt.INFO}")
     return check_info(files.read_json(fmt.INFO), files.folder / fmt.INFO)
 
 
 def load_ours(files: KeptFiles, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Load ``meta/ejax.json``; of a folder that lacks it, one without fields.
-
-    Raises:
-        ValueError: as ``check_ours``.
-    """
+    """Load ``meta/ejax.json``, without fields if the folder lacks it; ValueError as of ``check_ours``."""
     if not files.has(fmt.OURS):
         return {"version": 1, "frames": {}, "episode": {}}
     return check_ours(files.read_json(fmt.OURS), info, files.folder / fmt.OURS)
 
 
 def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
-    """Find the columns that can be read; the features of the others, with the reason.
+    """Find the columns that can be read, and the other features with the reason; ``ours``: ``frames`` of our metadata.
 
-    Args:
-        ours: ``frames`` of ``meta/ejax.json``.
-
-    Raises:
-        ValueError: no column can be read, or two have one path.
+    Raises ValueError if no column can be read, or two have one path.
     """
     given = {entry["feature"]: path for path, entry in ours.items()}
     columns, skipped = [], {}
@@ -86,12 +70,12 @@ def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any])
 
 
 def may_have(name: str) -> bool:
-    """Return True for a name of a file that an ``EpisodeWriter`` puts into its folder."""
+    """Return True for the name of a file that an ``EpisodeWriter`` makes."""
     return _MAY_HAVE.fullmatch(name) is not None
 
 
 def check_info(info: Any, where: Path) -> dict[str, Any]:
-    """Return ``meta/info.json``, if it is that of a LeRobot v3.0 dataset.
+    """Return ``meta/info.json`` of a LeRobot v3.0 dataset.
 
     Raises:
         ValueError: another version of the format; entries that are missing, or of another kind; paths that leave the
@@ -152,7 +136,7 @@ def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any
 
 
 def is_count(value: Any) -> bool:
-    """Return True for a whole number from 0 on that a dataset may have."""
+    """Return True for a whole number from 0 on, below ``MAX_COUNT``."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
 
 
@@ -197,7 +181,6 @@ def _check_feature(name: str, entry: Mapping[str, Any], where: Path) -> None:
 
 
 def _fields(fields: Any, where: str) -> dict[str, Any]:
-    """Shape and dtype by path."""
     _require(_is_table(fields), f"{where} is {shown(fields)}; it must have shape and dtype of each field")
     for path, entry in fields.items():
         shape, dtype, there = entry.get("shape"), entry.get("dtype"), f"{where}: field {shown(path)}"
@@ -208,7 +191,7 @@ def _fields(fields: Any, where: str) -> dict[str, Any]:
 
 
 def _check_place(key: str, template: Any, where: Path) -> None:
-    """Refuse all but a template of paths: known fields, formatted as numbers are, and a path below the folder."""
+    """Refuse all but a template of paths below the folder, with known fields, formatted as numbers."""
     problem, parts = path_problem(template), []
     if problem is None:
         try:

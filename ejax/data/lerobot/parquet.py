@@ -1,7 +1,6 @@
-"""Parquet files of a dataset: opened once they are known to be whole, and named when they cannot be read.
+"""Parquet files of a dataset, opened once they are known to be whole, and named when they cannot be read.
 
-The rows of ``meta/episodes`` have the place of each episode's frames, and its other metadata. Their numbers become
-parts of paths and bounds of loops, so their columns are checked before any of them is used.
+Columns of ``meta/episodes`` become parts of paths and bounds of loops, so they are checked before any use.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,12 +44,7 @@ def read_parquet(
 
 @contextmanager
 def open_parquet(files: KeptFiles, name: str) -> Iterator[pq.ParquetFile]:
-    """``KeptFiles.open`` as a ParquetFile; errors of later reads are the caller's to name.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it is damaged.
-    """
+    """Open a file as a ParquetFile, with the errors of ``KeptFiles.open``; later errors are the caller's to name."""
     with files.open(name) as opened:
         with named(files.folder / name):
             file = pq.ParquetFile(opened)
@@ -60,7 +54,7 @@ def open_parquet(files: KeptFiles, name: str) -> Iterator[pq.ParquetFile]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Turn what pyarrow and NumPy raise on a damaged file into a ValueError with its name."""
+    """Turn the errors of pyarrow and NumPy on a damaged file into a ValueError with its name."""
     try:
         yield
     except (pa.ArrowException, ValueError, TypeError, OSError, MemoryError, OverflowError) as error:
@@ -71,14 +65,9 @@ def named(path: Path) -> Iterator[None]:
 
 
 def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: Sequence[str]) -> list[dict[str, Any]]:
-    """Load the rows of ``meta/episodes`` without statistics, in order.
+    """Load the first ``count`` rows of ``meta/episodes`` without statistics, in order; later ones are being written.
 
-    Args:
-        count: of episodes, from ``info.json``. Later ones are being written.
-        fields: paths of the episode's own fields.
-
-    Raises:
-        ValueError: columns or episodes are missing, or hold impossible values.
+    Raises ValueError for columns, ``fields`` or episodes that are missing, or hold impossible values.
     """
     videos = [f"videos/{column.feature}" for column in columns if column.kind == "video"]
     whole = [*_WHOLE, *(f"{video}/{name}" for video in videos for name in ("chunk_index", "file_index"))]
@@ -105,7 +94,7 @@ def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: S
 
 
 def row_files(files: KeptFiles) -> list[str]:
-    """The names of the files of ``meta/episodes`` that the folder has, or must have, in order."""
+    """List the files of ``meta/episodes`` that the folder has, or must have, in order."""
     found = {path.relative_to(files.folder).as_posix() for path in (files.folder / EPISODES).glob("*/*.parquet")}
     return sorted(found | {name for name in files.digests or () if name.startswith(f"{EPISODES}/")})
 

@@ -22,16 +22,11 @@ _FILES_ONLY = ("-protocol_whitelist", "file")
 _MAX_OUTPUT = 400
 """Most characters of ffmpeg's output in an error."""
 _TIMEOUT_S = 600.0
-"""Time limit of ffmpeg for one file; seconds are usual."""
+"""Time limit of ffmpeg for one file."""
 
 
 def encode_video(path: Path, frames: NDArray[np.uint8], fps: int) -> None:
-    """Frames [T, H, W, 3] as an H.264 file.
-
-    Raises:
-        OSError: the disk is full.
-        RuntimeError: ffmpeg failed otherwise.
-    """
+    """Write frames [T, H, W, 3] as an H.264 file; OSError if the disk is full, else RuntimeError if ffmpeg failed."""
     try:
         write_video(path, frames, fps, keyframe_every=KEYFRAME_EVERY)
     except RuntimeError as error:
@@ -40,7 +35,7 @@ def encode_video(path: Path, frames: NDArray[np.uint8], fps: int) -> None:
 
 
 def join_videos(parts: Sequence[Path], path: Path) -> None:
-    """One file of the frames of several, which were encoded alike.
+    """Write one file of the frames of several that were encoded alike.
 
     Raises:
         OSError: the disk is full.
@@ -58,7 +53,7 @@ def join_videos(parts: Sequence[Path], path: Path) -> None:
 
 
 def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, int], count: int) -> NDArray[np.uint8]:
-    """``count`` frames [count, H, W, 3] from the one at ``start``, in s, on.
+    """Read frames [count, H, W, 3] from the one at ``start``, in s, on.
 
     Raises:
         ValueError: the file is not an MP4 file, has fewer frames there, or frames of another size.
@@ -80,22 +75,16 @@ def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, in
 
 
 def encode_png(frame: NDArray[np.uint8]) -> bytes:
-    """A frame [H, W, 3] as a PNG file."""
+    """Encode a frame [H, W, 3] as a PNG file."""
     file = io.BytesIO()
     Image.fromarray(frame).save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 
 def decode_image(data: bytes, shape: tuple[int, int, int], where: str = "an image") -> NDArray[np.uint8]:
-    """A frame [H, W, 3] of a PNG or JPEG file.
+    """Decode a frame [H, W, 3] of a PNG or JPEG file; ``where`` names it in messages.
 
-    Pillow knows other formats, some of which it hands to other programs: they are not tried.
-
-    Args:
-        where: the place of the image, for messages.
-
-    Raises:
-        ValueError: it has another size, is damaged, or of another format.
+    Pillow hands some other formats to other programs. They, damaged files and other sizes raise ValueError.
     """
     try:
         with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
@@ -108,8 +97,7 @@ def decode_image(data: bytes, shape: tuple[int, int, int], where: str = "an imag
 
 
 def _check_mp4(path: Path) -> None:
-    """Raise ValueError for a file that does not begin as MP4 does: ffmpeg would guess its format, which may be a list
-    of other files and URLs."""
+    """Raise ValueError unless the file begins as MP4: ffmpeg's guess may be a list of other files and URLs."""
     with open_plain(path, HUGE) as file:
         if file.read(8)[4:] != b"ftyp":
             raise ValueError(f"{path} is not an MP4 file, or is damaged; restore it from a copy")

@@ -1,8 +1,7 @@
 """The episodes of a LeRobot v3.0 dataset, whole or windows of them, in any order.
 
 Folders of an ``EpisodeWriter`` return the fields that were put in. In others feature ``observation.state`` becomes
-field ``observation/state``; other data than numbers and images (text, language, depth videos) is left out, and named by
-``EpisodeReader.skipped``. Files are read when a frame of them is needed; decoded frames are kept within a bound.
+field ``observation/state``; data other than numbers and images is left out, and named by ``EpisodeReader.skipped``.
 """
 
 import threading
@@ -31,13 +30,12 @@ from ejax.data.task import Episode, Origin, frame_numbers, nest
 class EpisodeReader:
     """The episodes of a folder as they were when it was opened. May be pickled; threads may share it.
 
-    Args:
-        cache_mb: size of the cache of decoded episodes, in MiB. An episode that is larger is read by windows.
+    An episode that exceeds ``cache_mb`` MiB of decoded frames is read by windows.
 
     Raises:
         FileNotFoundError: the folder, or a file that its metadata names, does not exist.
-        ValueError: another version of the format, metadata that do not agree, a file that is damaged. A file of frames
-            is looked at when one of its episodes is first read.
+        ValueError: another version of the format, metadata that do not agree, a damaged file; files of frames are
+            opened when first read.
     """
 
     def __init__(self, folder: Path | str, *, cache_mb: float = 512.0) -> None:
@@ -71,25 +69,25 @@ class EpisodeReader:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Frames of each episode."""
+        """Return the frames of each episode."""
         return np.array([row["length"] for row in self._rows], np.int64)
 
     def instruction(self, index: int) -> str:
-        """The instruction that the episode demonstrates; its first "task"."""
+        """Return the episode's first "task"."""
         tasks = self._rows[index]["tasks"]
         return tasks[0] if tasks else ""
 
     def segments(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """``segment_id`` and length, in frames, of each run of frames with the same one."""
+        """Return ``segment_id`` and length, in frames, of each run of frames with the same one."""
         row = self._rows[index]
         if "ejax/segment_ids" not in row:
             return np.zeros(1, np.int64), np.array([row["length"]], np.int64)
         return np.array(row["ejax/segment_ids"], np.int64), np.array(row["ejax/segment_lengths"], np.int64)
 
     def fields(self, index: int) -> dict[str, Any]:
-        """An episode's ``length``, ``index``, ``written_at`` (Unix time in s), ``Origin`` and ``instruction``, by path.
+        """Return ``length``, ``index``, ``written_at`` (Unix time in s), ``Origin`` and ``instruction``, by path.
 
-        The task's own fields take precedence where names are equal. Unknown: NaN for a time, -1 for others.
+        The task's own fields take precedence. Unknown: NaN for a time, -1 for others.
         """
         row = self._rows[index]
         made: dict[str, Any] = {
@@ -105,7 +103,7 @@ class EpisodeReader:
         return made
 
     def __getitem__(self, index: int) -> Episode:
-        """The whole episode ``index``; negative ones count from the end."""
+        """Read the whole episode ``index``; negative ones count from the end."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"no episode {index}; {self.folder} has {len(self)}")
         index %= len(self)
@@ -117,9 +115,9 @@ class EpisodeReader:
         )
 
     def window(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
-        """Frames [start, start + count) of an episode by path, with the frame fields of the engine's buffer.
+        """Read frames [start, start + count) by path, with the frame fields of the engine's buffer.
 
-        The arrays may be shared with other callers: do not write to them.
+        Do not write to the arrays: other callers may share them.
         """
         ids, lengths = self.segments(index)
         whole = Episode({}, segment_id=np.repeat(ids, lengths), terminated=self._terminated(index))
@@ -131,7 +129,6 @@ class EpisodeReader:
         return bool(self._rows[index].get("ejax/terminated", True))  # LeRobot does not record it; an Episode's default
 
     def _own_frames(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
-        """The task's fields [count, ...]."""
         table = self._cache.get((index, ""), lambda: self._read(index))
         made, length = {}, self._rows[index]["length"]
         for column in self.columns:
@@ -146,7 +143,7 @@ class EpisodeReader:
         return made
 
     def _read(self, index: int) -> dict[str, Any]:
-        """The content of an episode's data file: arrays [length, ...] by path; images still encoded."""
+        """Read an episode's data file: arrays [length, ...] by path; images still encoded."""
         row = self._rows[index]
         name = self.info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
         kept = [column for column in self.columns if column.kind != "video"]
@@ -211,14 +208,12 @@ def _num_bytes(made: Any) -> int:
 
 
 def _field(value: Any, entry: Mapping[str, Any]) -> NDArray[Any]:
-    """A value of an episode's own field, as ``meta/ejax.json`` has it."""
     dtype = np.dtype(entry["dtype"])
     made = np.char.encode(value, "utf-8").astype(dtype) if dtype.kind == "S" else np.array(value, dtype)
     return made.reshape(entry["shape"])
 
 
 def _read_episode(files: KeptFiles, name: str, index: int, length: int, names: list[str]) -> pa.Table:
-    """The rows of one episode, from the row groups that may have some."""
     path, mine = files.folder / name, [("episode_index", "==", index)]
     with files.open(name) as opened, named(path):
         table = pq.read_table(opened, columns=[*names, "episode_index"], filters=mine, use_threads=False)

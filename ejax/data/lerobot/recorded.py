@@ -1,8 +1,6 @@
-"""Chunks of kept episodes, and windows around a frame, drawn as the online data engine draws them from its buffer.
+"""Chunks of kept episodes, and windows around a frame, drawn by the rules of ``ejax.data.chunks``.
 
-Windows, modes and the choice among them are those of ``ejax.data.chunks``. Its masks have an entry per row and frame
-of the longest episode; here the runs of one ``segment_id`` are counted instead, because a folder has more episodes
-than a buffer has rows.
+Instead of masks per frame, the runs of one ``segment_id`` are counted: a folder has many more episodes than a buffer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +22,7 @@ class RecordedEpisodes(ChunkSource):
     May be pickled; threads may share it, and draw then in no fixed order.
 
     Args:
-        folder: a LeRobot v3.0 dataset.
-        episodes: which of them to draw from, e.g. the training part; None: all.
+        episodes: to draw from, e.g. the training part; None: all.
         seed: for draws without an ``rng``.
         cache_mb: size of the cache of decoded episodes, in MiB.
 
@@ -50,7 +47,7 @@ class RecordedEpisodes(ChunkSource):
         self._start = ends - self._run
 
     def __len__(self) -> int:
-        """Number of episodes drawn from."""
+        """Return the number of episodes drawn from."""
         return len(self._episodes)
 
     @property
@@ -59,15 +56,11 @@ class RecordedEpisodes(ChunkSource):
         return int(self._lengths.max())
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the draws without an ``rng``, in a form that JSON can carry."""
+        """Return the state of the draws without an ``rng``, as JSON can carry it."""
         return {"seed": self.seed, "episodes": len(self), "generator": dict(self._rng.bit_generator.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken.
-
-        Raises:
-            ValueError: it was taken with another seed, or of another number of episodes.
-        """
+        """Go on where ``state`` was taken; ValueError for another seed or number of episodes."""
         for name, here in (("seed", self.seed), ("episodes", len(self))):
             if state[name] != here:
                 raise ValueError(f"the state was taken with {name} {state[name]}, here it is {here}")
@@ -89,7 +82,7 @@ class RecordedEpisodes(ChunkSource):
         return draw.nested(*self._read(windows, draw.size))
 
     def _read(self, windows: Windows, size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Frame fields [B, C, ...] and episode fields [B, ...] of windows of ``size`` frames, by path."""
+        """Return frame fields [B, C, ...] and episode fields [B, ...] of windows of ``size`` frames, by path."""
         chosen = [int(index) for index in self._episodes[windows.row]]
         frames: dict[str, NDArray[Any]] = {}
         for i, index in enumerate(chosen):
@@ -105,11 +98,7 @@ class RecordedEpisodes(ChunkSource):
     def _choose(
         self, count: int, chunk_size: int, mode: SamplingMode, allowed: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Rows, first frames and runs of windows, each [count]; exactly those that ``draw_windows`` takes.
-
-        Args:
-            allowed: [R], the episodes to draw from.
-        """
+        """Return rows of ``allowed`` [R], first frames and runs of windows, each [count], just as ``draw_windows``."""
         first, windows = self._windows(chunk_size, mode)
         windows = np.where(allowed[self._row], windows, 0)
         counts = np.zeros(len(self), np.int64)
@@ -128,7 +117,7 @@ class RecordedEpisodes(ChunkSource):
         return chosen, first[run] + nth - (ends - windows)[run], run
 
     def _windows(self, chunk_size: int, mode: SamplingMode) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Per run: the first frame that a window may start at, and how many frames in a row may."""
+        """Return per run the first frame that a window may start at, and how many frames in a row may."""
         last = self._lengths[self._row] - chunk_size + 1  # starts before it leave room in the episode
         inside = np.maximum(self._run - chunk_size + 1, 0)  # starts whose window does not leave the run
         if mode == "segment":

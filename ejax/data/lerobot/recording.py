@@ -1,4 +1,4 @@
-"""An ``EpisodeWriter``'s knowledge of its folder: the format of the episodes, and the present content."""
+"""The format and the present content of an ``EpisodeWriter``'s folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from ejax.data.task import EpisodeSpec
 
 @dataclass(frozen=True)
 class Format:
-    """The format of the episodes; the same for all of a recording."""
+    """The common format of a recording's episodes."""
 
     spec: EpisodeSpec
     columns: tuple[Column, ...]
@@ -29,7 +29,7 @@ class Format:
     file_size_mb: float
 
     def ours(self) -> dict[str, Any]:
-        """``meta/ejax.json``."""
+        """Make ``meta/ejax.json``."""
         frames = {c.path: {"feature": c.feature, "shape": list(c.shape), "dtype": c.dtype} for c in self.columns}
         fields = {path: {"shape": list(shape), "dtype": dtype} for path, (shape, dtype) in self.spec.episode.items()}
         return {"version": 1, "frames": frames, "episode": fields}
@@ -48,15 +48,12 @@ class Recording:
     rows: tuple[Mapping[str, Any], ...]
     """The rows of the last file of ``meta/episodes``."""
     seeds: tuple[int, ...]
-    """The seeds of all episodes."""
     digests: Digests
-    """The digests of all files."""
     origins: bool = True
     """As in ``episodes_schema``: a recording keeps the columns that it has."""
 
 
 def new_recording(format: Format) -> Recording:
-    """Make a recording without episodes."""
     info = {
         "codebase_version": fmt.VERSION,
         "robot_type": format.robot_type,
@@ -76,9 +73,7 @@ def new_recording(format: Format) -> Recording:
 
 
 def check_format(folder: Path, format: Format) -> None:
-    """Raise unless episodes can be appended to ``folder``, also once a change that was cut off is finished.
-
-    Nothing is written, and only the folder's description of its format is read.
+    """Raise unless episodes can be appended to ``folder``, also once a cut-off change is finished; write nothing.
 
     Raises:
         ValueError: its format is not ``format``, it is not a recording of an ``EpisodeWriter``, or it has a file that
@@ -98,11 +93,7 @@ def check_format(folder: Path, format: Format) -> None:
 
 
 def load_recording(folder: Path, format: Format) -> Recording:
-    """Load the content of ``folder``, which ``check_format`` has accepted for ``format``.
-
-    Raises:
-        ValueError: files that are damaged, or do not match.
-    """
+    """Load ``folder``, which ``check_format`` has accepted; ValueError for files that are damaged, or do not match."""
     files, new = KeptFiles(folder), new_recording(format)
     files.check(fmt.OURS)
     sizes = {name: new.info[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
@@ -131,7 +122,7 @@ def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any],
 
 
 def _first_difference(where: str, there: Any, expected: Any) -> tuple[str, str, str]:
-    """The place of the first difference between two trees, and each one's value there, shortened."""
+    """Return the place of the first difference between two trees, and each one's value there, shortened."""
     if isinstance(there, dict) and isinstance(expected, dict):
         if there.keys() != expected.keys():
             return where, shown(list(there), 200), shown(list(expected), 200)
@@ -151,7 +142,6 @@ def _load_tasks(files: KeptFiles) -> dict[str, int]:
 
 
 def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
-    """The statistics of all features that have some."""
     read, stats = files.read_json(fmt.STATS_FILE), {}
     for feature, rank in fmt.stats_ranks(format.columns).items():
         try:
@@ -168,7 +158,7 @@ def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
 
 
 def _load_last_rows(files: KeptFiles, format: Format) -> tuple[tuple[Mapping[str, Any], ...], bool]:
-    """The rows, and True where they have whole origins."""
+    """Return the rows, and True if they have whole origins."""
     name = row_files(files)[-1]
     table = read_parquet(files, name)
     for origins in (True, False):
@@ -178,7 +168,7 @@ def _load_last_rows(files: KeptFiles, format: Format) -> tuple[tuple[Mapping[str
 
 
 def _digests_of(folder: Path) -> Digests:
-    """Digests for a recording that has none yet: from here on, damage is noticed."""
+    """Compute digests for a recording that has none yet."""
     made = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -189,5 +179,5 @@ def _digests_of(folder: Path) -> Digests:
 
 
 def to_json(tree: Any) -> bytes:
-    """JSON as stored in files; numbers are finite."""
+    """Encode JSON as stored in files; numbers are finite."""
     return json.dumps(tree, indent=2, allow_nan=False).encode()

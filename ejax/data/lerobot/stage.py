@@ -41,14 +41,11 @@ def write_episode(
     origin: Origin,
     terminated: bool,
 ) -> Recording:
-    """Write all files that an episode changes, and commit the change.
+    """Write all files that an episode changes, and commit; return the recording with it.
 
     Args:
         frames: by path [T, ...], with ``segment_id``.
         fields: of the episode, by path.
-
-    Returns:
-        The recording with the episode.
 
     Raises:
         OSError: as ``Staged.commit``.
@@ -102,7 +99,6 @@ class _Append:
         self._files = KeptFiles(staged.folder)
 
     def data(self, frames: Mapping[str, NDArray[Any]], numbers: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """A row group per episode, so that one can be read alone."""
         columns = [column for column in self._format.columns if column.kind != "video"]
         schema = fmt.data_schema(columns)
         arrays = [_array(frames[column.path], column) for column in columns]
@@ -131,7 +127,6 @@ class _Append:
         return place | {f"{key}/from_timestamp": before / fps, f"{key}/to_timestamp": (before + len(frames)) / fps}
 
     def row(self, row: dict[str, Any]) -> tuple[Mapping[str, Any], ...]:
-        """The rows of the last file of ``meta/episodes``, with this one."""
         rows = self._recording.rows
         full = len(rows) == _EPISODES_PER_FILE
         place, name, _ = self._place("meta/episodes", fmt.EPISODES, None if full else 0)
@@ -141,11 +136,7 @@ class _Append:
         return rows
 
     def _place(self, key: str, pattern: str, size: int | None) -> tuple[dict[str, Any], str, bool]:
-        """Find the file that the next ``size`` bytes go to: its entries of a row, its name, and True if it grows.
-
-        Args:
-            size: 0: they fit; None: they do not.
-        """
+        """Find the file for ``size`` bytes (0: they fit; None: not): its entries of a row, name, True if it grows."""
         chunk = file = 0
         grows = self._last is not None
         if self._last is not None:
@@ -166,7 +157,7 @@ def _array(values: NDArray[Any], column: Column) -> pa.Array:
 
 
 def _tasks_file(tasks: Mapping[str, int]) -> bytes:
-    """The file of instructions, with the metadata that makes them pandas' index, as LeRobot expects."""
+    """Make the file of instructions, with the metadata that makes them pandas' index, as LeRobot expects."""
     table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), "task": pa.array(tasks, pa.string())})
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
@@ -178,7 +169,6 @@ def _tasks_file(tasks: Mapping[str, int]) -> bytes:
 
 
 def _parquet(schema: pa.Schema, groups: Iterable[pa.Table]) -> bytes:
-    """A Parquet file of one row group each."""
     file = io.BytesIO()
     with pq.ParquetWriter(file, schema) as writer:
         for group in groups:

@@ -1,9 +1,7 @@
 """Episodes written to a LeRobot v3.0 dataset, which grows by whole episodes and is readable after each.
 
-Every episode is one change of all files that it touches (``ejax.data.lerobot.commit``): when ``append`` returns, the
-episode is on the disk; until then the folder is as it was. Parquet and MP4 files cannot grow in place, so the last file
-of each kind is rewritten with the episode at its end. That is why files are smaller here than LeRobot's: an episode
-costs the writing of half of ``file_size_mb`` on average.
+When ``append`` returns, the episode is on the disk; until then the folder is as it was. An episode costs rewriting half
+of ``file_size_mb`` on average, as Parquet and MP4 files cannot grow; so files are smaller here than LeRobot's.
 """
 
 import fcntl
@@ -26,7 +24,7 @@ from ejax.data.lerobot.stage import write_episode, write_start
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode, frame_numbers
 
 _MAX_FRAMES = 2**31 - 1
-"""Most frames of an episode: those that a 32-bit offset can count."""
+"""Frames that a 32-bit offset can count."""
 
 
 class EpisodeWriter:
@@ -35,15 +33,11 @@ class EpisodeWriter:
     Args:
         folder: a new or an empty one; with ``append`` also one that an ``EpisodeWriter`` made before.
         spec: the fields of the episodes. Frame fields of uint8 [H, W, 3] are images.
-        fps: frames per second, a whole number.
-        robot_type: for ``info.json``.
-        names: feature names by path, see ``make_columns``; LeRobot's policies look for
+        names: features by path, see ``make_columns``; LeRobot's policies look for
             ``observation.state``, ``observation.images.<camera>`` and ``action``.
         axes: names of the entries of a field by path, for ``info.json``.
-        images: ``"video"`` or ``"png"``.
         file_size_mb: size, in MiB, from which the next file is begun.
-        append: continue an existing recording. Leftovers of a crash are finished, or set aside under
-            ``incomplete/`` with a warning.
+        append: leftovers of a crash are finished, or set aside under ``incomplete/`` with a warning.
 
     Raises:
         FileExistsError: the folder has something in it and ``append`` is not given.
@@ -71,7 +65,7 @@ class EpisodeWriter:
             raise ValueError(f"file_size_mb must be finite and above 0, got {file_size_mb}")
         self.folder = Path(folder)
         self.set_aside: Path | None = None
-        """The folder with the files of an episode that a crash cut off."""
+        """Folder with the files of an episode that a crash cut off."""
         columns = tuple(make_columns(spec, names or {}, images))
         self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,26 +82,21 @@ class EpisodeWriter:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds of all episodes, in order; -1 where unknown."""
+        """Return the seeds of all episodes, in order; -1: unknown."""
         return self._recording.seeds
 
     def append(self, episode: Episode, instruction: str, *, seed: int = -1, origin: Origin | None = None) -> int:
-        """Keep an episode. When this returns, it is on the disk.
+        """Keep an episode, on the disk when this returns; return its index.
 
         Args:
             instruction: the demonstrated task in words, LeRobot's "task".
-            seed: the seed it was made from; -1: unknown.
-            origin: all that is known of where it comes from; its seed in place of ``seed``. A recording that was begun
-                without whole origins keeps the seed alone.
-
-        Returns:
-            Its index.
+            seed: -1: unknown.
+            origin: with its seed in place of ``seed``; a recording begun without whole origins keeps the seed alone.
 
         Raises:
             ValueError: an episode that is not complete or no success, does not fit the spec, or has a number that is
                 not finite. Nothing was written; the writer remains usable.
-            OSError: it could not be written, e.g. because the disk is full. The message names the folder; the episodes
-                before are as they were.
+            OSError: it could not be written, e.g. because the disk is full; the episodes before are as they were.
             RuntimeError: the writer is closed; or an earlier error came so late that the folder must be opened again.
         """
         if self._lock is None or is_unfinished(self.folder):
@@ -168,7 +157,7 @@ class EpisodeWriter:
             return write_start(staged, new_recording(self._format))
 
     def _check(self, episode: Episode) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Frame fields [T, ...] with the buffer's own, and fields of the episode."""
+        """Return frame fields [T, ...] with the buffer's own, and fields of the episode."""
         if not (episode.complete and episode.success):
             raise ValueError("an episode that is not complete, or no success, is not kept; make it a Failure")
         frames, fields = check_episode(episode, self._format.spec, _MAX_FRAMES)
@@ -185,7 +174,7 @@ _LOCK = ".lock"
 
 
 def _lock(folder: Path) -> IO[bytes]:
-    """The locked file; the system releases the lock when the process ends, however it ends."""
+    """Return the locked file; the system releases it when the process ends, however it ends."""
     inside(folder, _LOCK)
     file = (folder / _LOCK).open("ab")  # never "wb": a stranger's file of that name must not be emptied
     try:
