@@ -130,7 +130,7 @@ def _first_progress(envs: EnvCarry, num_envs: int) -> _Progress:
 
 
 _ROWS: dict[str, Callable[[Array, Array, NDArray[np.int64]], Array]] = {
-    "fixed": lambda chosen, count, quota: np.cumsum(quota) - quota + count,  # a slot's episodes follow on each other
+    "fixed": lambda chosen, count, quota: count + (np.cumsum(quota) - quota),  # a slot's episodes follow on each other
     "first_finished": lambda chosen, count, quota: count.sum() + jnp.cumsum(chosen) - 1,  # in the order of their ends
 }
 """``(slots whose episode ends, episodes before it, quota) -> the episode's row in the results``, [num_envs] each."""

@@ -137,6 +137,7 @@ class _Linear(StrictModel):
     """Updates until ``end_factor`` is reached. None: those of the run."""
 
     def rate(self, start: float, k: Array) -> Array:
+        assert self.total_iters is not None, "bind_schedule has set it"
         fraction = jnp.minimum(k / self.total_iters, 1.0)
         return start * (self.start_factor + (self.end_factor - self.start_factor) * fraction)
 
@@ -148,6 +149,7 @@ class _Cosine(StrictModel):
     """The lowest learning rate."""
 
     def rate(self, start: float, k: Array) -> Array:
+        assert self.T_max is not None, "bind_schedule has set it"
         return self.eta_min + (start - self.eta_min) * 0.5 * (1.0 + jnp.cos(jnp.pi * k / self.T_max))
 
 

@@ -131,8 +131,8 @@ def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, po
         rows = (rollout.obs, rollout.action, seed)
         seen = partial(_seen_rows, policy, params)
         return jax.lax.map(seen, rows) if large else seen(rows)
-    rows = {"obs": rollout.obs, "action": rollout.action, "first": _first(rollout), **seed}
-    steps = jax.tree.map(lambda x: _cut(x, length).reshape(-1, length, *x.shape[2:]).swapaxes(0, 1), rows)
+    all_steps = {"obs": rollout.obs, "action": rollout.action, "first": _first(rollout), **seed}
+    steps = jax.tree.map(lambda x: _cut(x, length).reshape(-1, length, *x.shape[2:]).swapaxes(0, 1), all_steps)
     memory = jax.tree.map(lambda x: x[::length].reshape(-1, *x.shape[2:]), rollout.memory)
     action = steps.pop("action")
     distribution, value, _ = policy.apply(params, steps.pop("obs"), memory=memory, **steps)

@@ -227,7 +227,8 @@ class _Pair:
             self.teacher, params["teacher"], _seen(obs, self.teacher_obs), memory["teacher"]
         )
         if self.mixes:
-            distribution = _Mixture(distribution, theirs, jnp.broadcast_to(params["beta"], value.shape))
+            beta = jnp.broadcast_to(params["beta"], value.shape)
+            distribution = _Mixture(distribution, theirs, beta)  # type: ignore[abstract]  # it is sampled from, no more
         return distribution, value, {"student": after, "teacher": known}
 
 
