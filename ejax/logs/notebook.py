@@ -44,7 +44,7 @@ class NotebookView:
         show: Callable[[str], Callable[[str], object]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: show: puts HTML below the cell, and gives what replaces it by another. None: IPython's display."""
+        """Show HTML by ``show``, which gives what replaces it by another. None: IPython's display."""
         self._latest = Latest(title, total_steps=total_steps, start_step=start_step)
         self._history: dict[str, dict[int, float]] = {}
         self._notes: list[str] = []

@@ -32,7 +32,7 @@ def write_session(logs: Path, start: float) -> None:
 
 
 def read_sessions(logs: Path) -> list[Recorded]:
-    """All sessions in their order; without lines that are damaged, or begin before the former one ends."""
+    """Read all sessions in their order, without lines that are damaged, or begin before the former one ends."""
     found: list[Recorded] = []
     with suppress(OSError):
         for line in read_bytes(logs / SESSIONS, _MAX_BYTES).splitlines():

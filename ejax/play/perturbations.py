@@ -66,9 +66,9 @@ class HeldCommand:
 
 
 def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> StatePatch:
-    """Make a patch that adds ``size`` m/s to the first freely moving body, in a random level direction, now and then.
+    """Make a patch: every so many decisions the first free body gets ``size`` m/s more, in a random level direction.
 
-    It does so every ``every`` decisions. ValueError: nothing moves freely.
+    ValueError: nothing moves freely.
     """
     free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
     if not len(free):

@@ -57,7 +57,7 @@ class PopulationResult:
 def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | None = None) -> dict[str, float]:
     """Give median and interquartile mean over each tag's finite values [M], as ``<tag>/median`` and ``<tag>/iqm``.
 
-    The latter leaves out ⌊M/4⌋ members at either end (Agarwal et al. 2021). ``best``: tag -> ``max`` or ``min``, for
+    The latter leaves out ⌊M/4⌋ members at either end (Agarwal et al. 2021). ``best``: ``max`` or ``min`` for
     ``<tag>/best``.
     """
     rows: dict[str, float] = {}

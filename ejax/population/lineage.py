@@ -22,11 +22,10 @@ class Exploited(BaseModel):
     member: NonNegativeInt
     parent: NonNegativeInt
     values: dict[str, float]
-    """Values that the member goes on with."""
 
 
 def read_exploits(population: Path) -> list[Exploited]:
-    """All of a population, oldest first; without lines that are damaged."""
+    """Read all of a population, oldest first, without lines that are damaged."""
     file, found = population / EXPLOITS, []
     for line in read_bytes(file).decode(errors="replace").splitlines() if file.exists() else ():
         with suppress(ValidationError):
@@ -35,17 +34,12 @@ def read_exploits(population: Path) -> list[Exploited]:
 
 
 def write_exploit(population: Path, exploited: Exploited) -> None:
-    """Append a line."""
     with append_plain(population / EXPLOITS) as file:
         file.write(f"{exploited.model_dump_json()}\n".encode())
 
 
 def values_at(exploits: Sequence[Exploited], member: int, step: float, first: Mapping[str, Any]) -> dict[str, Any]:
-    """A member's values after ``step``.
-
-    Args:
-        first: those that it began with.
-    """
+    """Give a member's values after ``step``; ``first``: those that it began with."""
     own = [each.values for each in exploits if each.member == member and each.step <= step]
     return {key: (own[-1] if own else first).get(key, value) for key, value in first.items()}
 

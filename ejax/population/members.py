@@ -158,7 +158,7 @@ class PopulationEvaluator:
         self._compiled: Future[Any] = Future()
 
     def compile(self, params: Params) -> None:
-        """In any thread; ``begin`` waits for it."""
+        """Compile, in any thread; ``begin`` waits for it."""
         program = jax.jit(self._lanes.each(lambda params, key: summarize(self._play(params, key))))
         try:
             self._compiled.set_result(program.lower(*self._arguments(params, self._seed)).compile())
@@ -266,7 +266,6 @@ def _bounds(model: Any, key: str) -> tuple[float, float]:
 
 
 def _sharing(devices: Sequence[jax.Device], num_members: int) -> list[jax.Device] | None:
-    """As many devices as divide the members. None: one."""
     number = max(n for n in range(1, len(devices) + 1) if num_members % n == 0)
     return list(devices[:number]) if number > 1 else None
 

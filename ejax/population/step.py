@@ -35,8 +35,6 @@ _EXPLOIT = 0x9B7
 
 @struct.dataclass(kw_only=True)
 class PopulationState:
-    """All that a population needs to go on."""
-
     update: Array
     """Updates done, int32."""
     members: RunState
@@ -56,7 +54,6 @@ class Exploit:
     """Members that copy, and that are copied from."""
     perturb: tuple[float, ...]
     bounds: Mapping[str, tuple[float, float]]
-    """Lowest and highest value of each key."""
     make_optimizer: Callable[[Values], optax.GradientTransformation]
 
 

@@ -149,7 +149,7 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
 
 
 def _compile_products(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
-    """Compile, and tell if all products are library calls: without a card XLA tries only its first tiles for each.
+    """Compile, with a flag: all products are library calls. Without a card XLA tries only its first tiles for each.
 
     It gives up where they do not fit what is fused into the product, such as a transposition of an odd number of rows.
     """

@@ -17,7 +17,7 @@ _ON_GPU: dict[MatmulPrecision, str] = {"float32": "highest", "tf32": "TF32_TF32_
 def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
     """Have every program that is traced inside multiply float32 matrices like this, in all threads.
 
-    ``tf32`` and ``bf16`` round the factors and add up in float32, on a GPU; all else stays float32, as on a CPU.
+    ``tf32`` and ``bf16`` round the factors and add up in float32, on a GPU; all else, and a CPU, computes in float32.
     """
     name = _ON_GPU[precision] if device.startswith("cuda") else "highest"
     before = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time

@@ -22,6 +22,7 @@ class Problem(NamedTuple):
     key: str
     """Dotted path of the key, as the user spells it."""
     text: str
+    """The value, the allowed ones, the remedy."""
 
 
 class KeyNote(NamedTuple):

@@ -120,7 +120,7 @@ def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
 
 
 def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read the policy's parameters by name, such as ``params.actor.linear_0.kernel``, whatever the policy.
+    """Read a policy's parameters, of any kind, by name, such as ``params.actor.linear_0.kernel``.
 
     Raises:
         CheckpointError: incomplete, damaged, of another schema, or without a policy.
