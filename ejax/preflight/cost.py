@@ -17,7 +17,7 @@ _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier"),
     *("partition-id", "replica-id", "domain", "while", "conditional", "call", "async-start"),
 }
-"""Instructions that start no kernel by themselves, as those that end in -done."""
+"""Instructions that start no kernel by themselves; neither do those that end in -done, or are fused."""
 _MOVES = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "broadcast", "iota", "reshape", "transpose"),
     *("copy", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "gather", "reverse", "convert"),

@@ -149,9 +149,10 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
 
 
 def _compile_products(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
-    """Compile, with a flag: all products are library calls. Without a card XLA tries only its first tiles for each.
+    """Compile a program; the flag is True if all of its products are library calls.
 
-    It gives up where they do not fit what is fused into the product, such as a transposition of an odd number of rows.
+    Without a card XLA takes the tiles that it begins with for each product, and gives up where they do not fit what is
+    fused into it, such as a transposition of an odd number of rows.
     """
     try:
         return lowered.compile(), False

@@ -86,7 +86,7 @@ class Fit:
 
 
 def estimate(memory: Memory, num_envs: int, card_memory: int) -> Fit:
-    """Estimate from one compilation: all but the fixed memory grows with the environments, rather too much."""
+    """Estimate from one compilation, rather low: all but the fixed memory is taken to grow with the environments."""
     usable = int(USABLE * card_memory)
     fixed = 2 * memory.fixed  # what an update reads, and what it writes
     per_env = max(memory.peak - fixed, 1) / num_envs
@@ -99,7 +99,7 @@ def estimate(memory: Memory, num_envs: int, card_memory: int) -> Fit:
 
 
 def search(memory_at: Callable[[int], Memory], first: Memory, num_envs: int, card_memory: int) -> Fit:
-    """Compile at a line through two sizes, and where it meets the memory; ``first``: at ``num_envs``."""
+    """Compile at two sizes, then where the line through them meets the memory; ``first``: at ``num_envs``."""
     usable = int(USABLE * card_memory)
     points = [(num_envs, first.peak)]
     size = 8 * num_envs
