@@ -1,9 +1,5 @@
-"""Look an environment over: what ``reset`` and ``step`` give, beside the spaces and beside each other.
-
-``check_shapes`` traces and computes nothing: a run does it for environments of one's own before it compiles.
-``check_env`` also plays: the same key gives the same episode, numbers stay finite and within their spaces, an episode
-ends. What does not fit is named by its leaf, with what was given and what is allowed.
-"""
+"""A check of an environment: of what ``reset`` and ``step`` give, beside the spaces and beside each other. What does
+not fit is named by its leaf, with what was given and what is allowed."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -33,14 +29,9 @@ _NUM_ROWS = 4
 
 
 def check_env(env: Env, *, num_steps: int = 200, seed: int = 0) -> None:
-    """Check an environment in JAX, in a few seconds: by shapes, and by playing with random actions.
-
-    Args:
-        num_steps: control steps at most; fewer where ``max_episode_steps`` are.
-
-    Raises:
-        ConfigError: everything that does not fit, by leaf.
-    """
+    """Check an environment in JAX: by shapes, and by playing ``num_steps`` with random actions, fewer where
+    ``max_episode_steps`` are: the same key gives the same episode, numbers stay finite and within their spaces, an
+    episode ends. Raises ConfigError: everything that does not fit, by leaf."""
     check_shapes(env)
     problems = list(_leaked(env)) or list(_played(env, num_steps, seed))
     if problems:
@@ -48,11 +39,7 @@ def check_env(env: Env, *, num_steps: int = 200, seed: int = 0) -> None:
 
 
 def check_shapes(env: Any) -> None:
-    """The part of ``check_env`` that computes nothing.
-
-    Raises:
-        ConfigError: everything that does not fit, by leaf.
-    """
+    """Check what ``check_env`` can without computing. Raises ConfigError: everything that does not fit, by leaf."""
     problems = list(_form(env))
     if not problems:
         try:
@@ -76,15 +63,12 @@ def describe_error(error: Exception) -> str:
 
 
 class _Broken(Exception):
-    """A call that went wrong; nothing behind it can be looked at."""
-
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.text)
         self.problem = problem
 
 
 def _form(env: Any) -> Iterator[Problem]:
-    """Find what is wrong without a call of ``reset``."""
     if isinstance(env, type):
         yield Problem("", f"got the class {env.__name__}; give an environment: {env.__name__}()")
         return
@@ -210,8 +194,6 @@ def _alike(where: str, given: PyTree, wanted: PyTree, whose: str) -> Iterator[Pr
 
 
 def _leaked(env: Env) -> Iterator[Problem]:
-    """Arrays of one trace that are kept for another."""
-
     def play(key: Key) -> PyTree:
         state, _ = env.reset(key)
         return env.step(state, _zero_action(env.action_space), key)
@@ -295,7 +277,6 @@ def _zero_action(space: Any) -> Array:
 
 
 def _random_action(space: Any, key: Key) -> Array:
-    """Uniform within bounds; normal where there are none."""
     if isinstance(space, gymnasium.spaces.Box):
         bounded = np.isfinite(space.low) & np.isfinite(space.high)
         low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 0.0)
@@ -319,7 +300,6 @@ def _is_ours(file: str) -> bool:
 
 
 def _shown(x: Any) -> str:
-    """An array by dtype and shape, a tree by its leaves, a plain value with its type, else the type."""
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return f"{x.dtype}{list(x.shape)}"
     if x is None:

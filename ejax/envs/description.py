@@ -54,7 +54,7 @@ class DescribedEnv(Protocol):
 
 
 def describe(env: Env | HostEnv) -> EnvDescription:
-    """The environment's own description, or as much as can be seen from outside."""
+    """Give the environment's own description, or as much as can be seen from outside."""
     if isinstance(env, DescribedEnv):
         return env.description
     return EnvDescription(

@@ -1,4 +1,4 @@
-"""Spaces that are made of others: chunks of actions, parts of observations."""
+"""Spaces made of others: chunks of actions, parts of observations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,8 @@ import numpy as np
 
 
 def chunk_space(space: gymnasium.Space[Any], size: int) -> gymnasium.spaces.Box:
-    """The space of ``size`` actions in a row, [size · A].
-
-    Raises:
-        ValueError: an action space that is not a one-dimensional Box, or ``size`` < 1.
-    """
+    """Make the space of ``size`` actions in a row, [size · A]. Raises ValueError: an action space that is not a
+    one-dimensional Box, or ``size`` < 1."""
     if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or size < 1:
         raise ValueError(f"action_chunk {size} needs a one-dimensional Box of actions and size >= 1, got {space}")
     dtype: Any = space.dtype  # Gymnasium's releases differ in what they call its type
@@ -20,11 +17,8 @@ def chunk_space(space: gymnasium.Space[Any], size: int) -> gymnasium.spaces.Box:
 
 
 def part_space(space: gymnasium.Space[Any], indices: Sequence[int]) -> gymnasium.spaces.Box:
-    """The space of some numbers of an observation, in this order.
-
-    Raises:
-        ValueError: an observation that is not one vector, or indices that it does not have.
-    """
+    """Make the space of some numbers of an observation, in this order. Raises ValueError: an observation that is not
+    one vector, or indices that it does not have."""
     if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
         raise ValueError(f"observation_indices needs observations that are one vector, got {space}; leave it out")
     last = space.shape[0] - 1

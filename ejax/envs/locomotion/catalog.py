@@ -2,9 +2,7 @@
 
 It has the fields of ``LeggedRobot`` and, under ``task``, those of ``VelocityTask``; ``false`` stands for None. Numbers
 of joints are one for all, or by regular expression, of which the last that fits counts. ``task.like`` names the robot
-whose task is taken where this one gives nothing; a reward of weight 0 is left out.
-
-In place of ``drives``, ``motors`` gives what they follow from:
+whose task fills the gaps of this one; a reward of weight 0 is left out. In place of ``drives`` there may be ``motors``:
 
     k = I·ω²        c = 2ζ·I·ω        action scale = F / (4·k)
 
@@ -39,29 +37,19 @@ T = TypeVar("T", bound="DataclassInstance")
 
 @functools.cache
 def robot_names() -> tuple[str, ...]:
-    """The robots that have a file."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 
 
 @functools.cache
 def velocity_task(robot: str) -> VelocityTask:
-    """Read a robot and its task.
-
-    Raises:
-        ValueError: no such robot, or a key of its file that is unknown or missing.
-    """
+    """Read a robot and its task. Raises ValueError: no such robot, or a key of its file that is unknown or missing."""
     if robot not in robot_names():
         raise ValueError(f"robot must be one of {', '.join(robot_names())}, got {robot!r}")
     return read_task(_FOLDER / f"{robot}.toml")
 
 
 def read_task(path: Path) -> VelocityTask:
-    """Read a robot's file.
-
-    Raises:
-        OSError: as of ``plain_files.read_text``.
-        ValueError: no TOML, or a key that is unknown or missing.
-    """
+    """Read a robot's file. Raises OSError: as ``plain_files.read_text``. ValueError: no TOML, or a wrong key."""
     table = _table(path)
     task = _task_table(path, table.pop("task", {}))
     for name, kind in (("command", CommandRanges), ("push", Push)):
@@ -80,7 +68,6 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def _task_table(path: Path, own: dict[str, Any]) -> dict[str, Any]:
-    """The table with what the task that it is like has besides."""
     like = own.pop("like", None)
     if like is None:
         return own
@@ -91,10 +78,7 @@ def _task_table(path: Path, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any], depth: int) -> dict[str, Any]:
-    """Both tables; what is in both is the new one's, but tables in it down to ``depth`` are merged themselves.
-
-    So the terms of ``rewards`` are, and the parameters of each; a parameter that is a table by joints is not.
-    """
+    """Merge the tables; ``new`` counts, but tables in both are merged themselves, down to ``depth``."""
     deeper = {
         name: _merged(old[name], value, depth - 1)
         for name, value in new.items()
@@ -132,12 +116,10 @@ def _motor_drives(joints: tuple[str, ...], inertia: Any, effort: Any) -> JointDr
 
 
 def _of_joints(joints: tuple[str, ...], given: Any) -> tuple[float, ...]:
-    """A number for each joint."""
     return per_joint(joints, given if isinstance(given, Mapping) else {".*": given})
 
 
 def _filled(kind: type[T], table: Mapping[str, Any], where: str) -> T:
-    """A dataclass of these fields, hashable."""
     names = [field.name for field in fields(kind)]
     for name in table:
         if name not in names:

@@ -3,8 +3,7 @@
     v_x, v_y, ω_z ~ uniform;   heading rows: ω_z = clip(k·wrap(ψ* − ψ), range of ω_z);   standing rows: 0
     forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
 
-Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: its curriculum widens the ranges by the
-steps of the whole run, which an environment does not know; give the ranges of a later stage instead.
+Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: no curriculum widens the ranges.
 """
 
 from dataclasses import dataclass, replace
@@ -82,14 +81,14 @@ def draw_command(ranges: CommandRanges, key: Key, control_period: float) -> Comm
 
 
 def next_command(command: Command, ranges: CommandRanges, key: Key, control_period: float) -> Command:
-    """The command one control step later: the same, or a new one if its time is up."""
+    """Keep the command for one control step more, or draw a new one if its time is up."""
     waiting = replace(command, steps_left=command.steps_left - 1)
     new = draw_command(ranges, key, control_period)
     return jax.tree.map(lambda new, old: jnp.where(waiting.steps_left <= 0, new, old), new, waiting)
 
 
 def hold(command: Command, velocity: Array) -> Command:
-    """The command replaced by ``velocity`` [..., 3], for as long as an episode may last."""
+    """Replace the command by ``velocity`` [..., 3], for as long as an episode may last."""
     no = jnp.zeros_like(command.stands)
     longest = jnp.full_like(command.steps_left, jnp.iinfo(command.steps_left.dtype).max)
     velocity = jnp.broadcast_to(jnp.asarray(velocity, command.velocity.dtype), command.velocity.shape)
@@ -97,11 +96,7 @@ def hold(command: Command, velocity: Array) -> Command:
 
 
 def steer(command: Command, ranges: CommandRanges, heading: Array) -> Command:
-    """The command with its yaw rate towards its heading, or stopped.
-
-    Args:
-        heading: rad, the robot's.
-    """
+    """Turn the command's yaw rate towards its heading, or stop. ``heading``: the robot's, rad."""
     error = command.heading - heading
     error = jnp.arctan2(jnp.sin(error), jnp.cos(error))
     rate = jnp.clip(ranges.heading_stiffness * error, *ranges.ang_vel_z)

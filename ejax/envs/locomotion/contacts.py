@@ -4,8 +4,8 @@
     landed = touches, and did not in the physics step before
     air'   = 0 where it touches, else air + Δt
 
-Sensors lag one physics step: the touch of the last one counts in the next control step. Source: EmbodiChain 0.3.2,
-``ContactHistory``, whose samples are taken after each physics step.
+Sensors lag one physics step: the touch of the last one counts in the next control step. Source: EmbodiChain 0.3.2's
+``ContactHistory``, which samples after each physics step.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,6 @@ class FootTimers:
 
 @dataclass(frozen=True, kw_only=True)
 class Contacts:
-    """Contacts of one control step."""
-
     found: Array
     """[F] bool"""
     landed: Array
@@ -49,12 +47,10 @@ class Contacts:
 
 
 def start_timers(num_feet: int) -> FootTimers:
-    """Make those of a new episode."""
     return FootTimers(touching=jnp.zeros(num_feet, bool), air_time=jnp.zeros(num_feet))
 
 
 def no_contacts(robot: LeggedRobot) -> Contacts:
-    """Before the first step."""
     num_feet = len(robot.feet)
     none, zero = jnp.zeros(num_feet, bool), jnp.zeros(())
     return Contacts(
@@ -71,13 +67,8 @@ def no_contacts(robot: LeggedRobot) -> Contacts:
 def follow_contacts(
     timers: FootTimers, legged: LeggedModel, readings: Array, timestep: float, self_threshold: float = 10.0
 ) -> tuple[FootTimers, Contacts]:
-    """The contacts of a control step, and the timers after it.
-
-    Args:
-        readings: [num_substeps, nsensordata].
-        timestep: s, of a physics step.
-        self_threshold: N.
-    """
+    """Compute the contacts of a control step, and the timers after it, from ``readings`` [num_substeps, nsensordata].
+    ``timestep``: s, of a physics step; ``self_threshold``: N."""
     force = jnp.stack([_force(readings, places) for places in legged.foot_sensors], axis=1)
     touching = jnp.stack([(readings[:, jnp.array(places)] > 0.0).any(axis=1) for places in legged.foot_sensors], axis=1)
     before, air_time, landed = timers.touching, timers.air_time, jnp.zeros_like(timers.touching)

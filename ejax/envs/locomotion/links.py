@@ -1,9 +1,7 @@
 """A robot's links from any MJCF or URDF, in the form that ``model.py`` builds on: one tree of bodies, geoms with names.
-
-Left out: meshes, and all that is no body, joint or geom. Collision geoms are called ``{link}_{number}_collision``, but
-for those whose names end in ``_collision`` already. The root gets the name of the robot's base and a free joint. Of a
-URDF, as MuJoCo reads it, links on fixed joints become part of the link that they are fixed to.
-"""
+Left out: meshes, and all that is no body, joint or geom. Collision geoms are called ``{link}_{number}_collision``,
+unless their names end in ``_collision``. The root gets the base's name and a free joint. Links on fixed joints
+of a URDF become part of their parents."""
 
 import re
 from collections.abc import Iterable
@@ -31,11 +29,8 @@ _MESHES = (mujoco.mjtGeom.mjGEOM_MESH, mujoco.mjtGeom.mjGEOM_SDF, mujoco.mjtGeom
 
 
 def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
-    """The file as MJCF: defaults, and a world with nothing but the robot.
-
-    Raises:
-        ValueError: the file cannot be read, or lacks what the robot needs, or has joints that the robot has not.
-    """
+    """Read the file as MJCF: defaults, and a world with nothing but the robot. Raises ValueError: the file cannot be
+    read, lacks what the robot needs, or has joints that the robot has not."""
     check_model_files(path)
     try:
         spec = mujoco.MjSpec.from_file(str(path))
@@ -138,8 +133,7 @@ def _name_collision_geoms(spec: mujoco.MjSpec) -> None:
 
 
 def _mend_inertia(spec: mujoco.MjSpec) -> None:
-    """Inertias that no body can have become those of a ball, as MuJoCo's ``balanceinertia`` does it: published URDFs
-    have some for covers and cameras. Links without inertia get none."""
+    """Make inertias that no body can have those of a ball, as ``balanceinertia`` does."""
     for body in spec.bodies:
         xx, yy, zz, xy, xz, yz = body.fullinertia
         if not body.explicitinertial:
@@ -153,8 +147,7 @@ def _mend_inertia(spec: mujoco.MjSpec) -> None:
 
 
 def _set_apart(root: ET.Element, base: str) -> ET.Element:
-    """The file's own defaults under a name, so that they are of its links alone; no limits of forces, which the drives
-    have, and no materials, which stay behind."""
+    """Name the file's own defaults, so that they are its links' alone; drop its limits of forces and its materials."""
     for defaults in root.findall("default"):
         defaults.attrib = {"class": "links"}
         root.remove(defaults)

@@ -1,13 +1,11 @@
 """The MuJoCo model of a legged robot on a floor: its links, its drives, and a sensor for each contact that counts.
 
 Contacts are the floor with every collision geom of the robot, and the robot's listed pairs with each other. Only the
-feet have friction. Each geom of a foot, each guarded geom and each listed pair has a contact sensor, which the C
-engine, MJX and Warp all have, and which ``Physics.step_sensing`` reads in every physics step:
+feet have friction. Each geom of a foot, each guarded geom and each listed pair has a contact sensor:
 
     (number of contacts, force in the contact's frame [3], normal [3], tangent [3]) for each place, largest force first
 
-Geom against geom, without a net force, is what MJX knows of them. Positions and velocities are not sensed: sensors lag
-one physics step behind the state, ``ejax.envs.locomotion.motion`` does not.
+Sensors lag one physics step behind the state; ``ejax.envs.locomotion.motion`` does not.
 """
 
 import functools
@@ -54,15 +52,8 @@ class LeggedModel:
 
 @functools.lru_cache(maxsize=16)
 def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedModel:
-    """Compose the model.
-
-    Args:
-        timestep: s, of a physics step.
-
-    Raises:
-        ModuleNotFoundError: the package that has the robot's links is not installed.
-        ValueError: no package has them, or the file lacks something.
-    """
+    """Compose the model; ``timestep``, s, is of a physics step. Raises ModuleNotFoundError: the package that has the
+    robot's links is not installed. ValueError: no package has them, or the file lacks something."""
     root = ET.parse(robot_file("scene.xml")).getroot()
     source = _read(robot)
     option = _child(root, "option")
@@ -142,12 +133,10 @@ def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
 
 
 def _is_drawn(geom: ET.Element) -> bool:
-    """Is it a shape of ours that is only looked at?"""
     return not (geom.get("mesh") or geom.get("class") == "visual" or COLLISION.fullmatch(geom.get("name", "")))
 
 
 def _add_drives(root: ET.Element, base: ET.Element, robot: LeggedRobot) -> None:
-    """See ``ejax.envs.locomotion.robots`` for the law."""
     drives = robot.drives
     actuators = ET.SubElement(root, "actuator")
     for i, name in enumerate(robot.joints):

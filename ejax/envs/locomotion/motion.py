@@ -3,7 +3,7 @@
     p(q) = o + R·f(θ)        ṗ = v + R·(ω × f(θ) + ∂f/∂θ·θ̇)
 
 with base position o, rotation R, velocity v in the world, angular velocity ω in the base's own frame, and f the forward
-kinematics of the joints θ, whose derivative along θ̇ is taken by JAX.
+kinematics of the joints θ.
 """
 
 from dataclasses import dataclass
@@ -118,5 +118,4 @@ def heading(motion: Motion) -> Array:
 
 
 def _axis(skew: Array) -> Array:
-    """The vector of a cross product's matrix."""
     return jnp.stack([skew[2, 1], skew[0, 2], skew[1, 0]])

@@ -4,9 +4,9 @@ A drive is EmbodiChain's actuator model, a position actuator with armature:
 
     τ = clip(k·(q* − q) − c·q̇, ±F),        I·q̈ = τ + …  with the armature in I
 
-stiffness k is the actuator's ``kp``, damping c its ``kv``, the effort limit F its ``forcerange``, and armature the
-joint's. Like PhysX's drives, and unlike those of ``ejax.envs.manager.robots``, the limit holds for spring and damping
-together; the integrator takes c·q̇ implicitly. A joint's velocity limit has no counterpart.
+with k the actuator's ``kp``, c its ``kv``, F its ``forcerange``. Like PhysX's drives, and unlike those of
+``ejax.envs.manager.robots``, the limit holds for spring and damping together; the integrator takes c·q̇ implicitly. A
+joint's velocity limit has no counterpart.
 """
 
 from dataclasses import dataclass
@@ -110,12 +110,8 @@ class LeggedRobot:
 
 
 def robot_file(source: str) -> Path:
-    """Find the robot's file. Imports nothing.
-
-    Raises:
-        ModuleNotFoundError: the package that has it is not installed.
-        ValueError: there is no such file.
-    """
+    """Find the robot's file; imports nothing. Raises ModuleNotFoundError: the package that has it is not installed.
+    ValueError: there is no such file."""
     package, found, inside = source.partition(":")
     if not found:
         return _ASSETS / source
@@ -133,7 +129,6 @@ def robot_file(source: str) -> Path:
 
 
 def _folder_of_distribution(name: str) -> Path | None:
-    """Find the files of a distribution that has no package of its name. None: it is not installed."""
     try:
         return Path(str(metadata.distribution(name).locate_file("")))
     except metadata.PackageNotFoundError:

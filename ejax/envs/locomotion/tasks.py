@@ -1,7 +1,4 @@
-"""Velocity tasks: commands, observations, rewards, disturbances, and the limits of a fall.
-
-The tasks themselves are data: see ``catalog.py``.
-"""
+"""Velocity tasks: commands, observations, rewards, disturbances, and the limits of a fall."""
 
 import inspect
 import math
@@ -90,15 +87,8 @@ def change_task(
     noise: Mapping[str, Any],
     push: Mapping[str, Any] | None,
 ) -> VelocityTask:
-    """The task with other numbers; what is not named stays.
-
-    Args:
-        rewards: term -> {weight, parameter: …}; weight 0 takes the term out.
-        push: None: no pushes.
-
-    Raises:
-        ValueError: an unknown name, or a value that cannot be.
-    """
+    """Change numbers of the task; what is not named stays. ``rewards``: term -> {weight, parameter: …}; weight 0 takes
+    the term out. ``push`` None: no pushes. Raises ValueError: an unknown name, or a value that cannot be."""
     _check_names("command", command, [field.name for field in fields(CommandRanges)])
     _check_names("noise", noise, task.actor)
     _check_names("rewards", rewards, REWARDS)
@@ -140,7 +130,6 @@ def _as_mapping(name: str, change: Any) -> Mapping[str, Any]:
 
 
 def _as_ranges(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a config file as floats, its lists as (hashable) tuples."""
     for name, value in given.items():
         numbers = value if isinstance(value, list | tuple) else [value]
         pair = isinstance(value, list | tuple) and len(value) == 2

@@ -1,8 +1,5 @@
-"""The ground: flat, or a field of random heights that all environments share.
-
-A rough field has a height for each corner of a square grid, uniform between 0 and ``height``. Between the corners the
-height is bilinear here, and MuJoCo's triangles there: at most a quarter of ``height`` apart, at a cell's middle.
-"""
+"""The ground: flat, or a field of random heights that all environments share: uniform between 0 and ``height`` at the
+corners of a square grid, bilinear between them (MuJoCo's are triangles: at most ``height`` / 4 apart)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,11 +20,9 @@ class Terrain:
     """The ground that robots walk on.
 
     Args:
-        kind: ``flat``, or ``rough``.
         height: m, the greatest difference of heights of a rough field.
         cell: m, the distance of its corners.
         half_size: m, from its middle to its edge. Beyond it there is nothing.
-        seed: of its heights.
     """
 
     kind: Literal["flat", "rough"] = "flat"
@@ -47,7 +42,6 @@ class Terrain:
 
     @property
     def num_cells(self) -> int:
-        """Along each edge."""
         return round(2.0 * self.half_size / self.cell)
 
     def heights(self) -> NDArray[np.float64]:

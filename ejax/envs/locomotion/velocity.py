@@ -35,8 +35,6 @@ from ejax.types import Array, Key, Timestep
 
 @struct.dataclass(kw_only=True)
 class VelocityState:
-    """One episode."""
-
     physics: PhysicsState
     """qpos: base position and quaternion (w x y z), then the joints; qvel: base linear (world) and angular (base)."""
     command: Command
@@ -62,24 +60,20 @@ class VelocityRL(PhysicsTask):
 
     A step: the drives pull to q* for one control step → a push, if one is due → contacts → the next command →
     observation, fall, reward. ``info["rewards"]`` are weighted and sum up to the reward. The observation has two parts,
-    ``policy`` with noise and ``critic`` without, with contacts beside; ``policy.obs_groups`` assigns them.
-    Terminated: a fall, ``VelocityTask.max_tilt``, ``min_height`` or ``max_guarded_force``. Truncated: the time limit,
-    or the edge of a rough field. There is no success.
+    ``policy`` with noise and ``critic`` without, with contacts beside. Terminated: a fall, ``VelocityTask.max_tilt``,
+    ``min_height`` or ``max_guarded_force``. Truncated: the time limit, or a rough field's edge. There is no success.
 
     Differs from EmbodiChain: rewards are for the command that was acted on, for Go1 as for G1; the encoders' bias is
     drawn for each episode, not once for each environment; sensors of contact lag one physics step; commands stay at the
-    curriculum's first stage, see ``ejax.envs.locomotion.commands``.
+    curriculum's first stage.
 
     Args:
         robot: ``quadruped`` (ours), or one whose links are a package's file or yours, see docs/locomotion.md.
         model: path of an MJCF or URDF with the robot's links. None: the one that is known.
-        command: changes of ``CommandRanges``.
+        command, push, terrain: changes of ``CommandRanges``, ``Push`` (None: no pushes) and ``Terrain``.
         rewards: changes of the task's rewards: term -> {weight, parameter: …}; weight 0 takes a term out.
         noise: changes of the noise on observations: term -> half its width.
         encoder_bias: rad; None: the task's.
-        push: changes of ``Push``; ``{}``: the task's pushes; None: none.
-        terrain: arguments of ``Terrain``.
-        physics: the engine, see ``ejax.envs.mujoco.choice``.
         sim_steps_per_control: physics steps, of the task's length. None: as many as make 0.02 s.
     """
 
@@ -128,7 +122,6 @@ class VelocityRL(PhysicsTask):
 
     @property
     def num_substeps(self) -> int:
-        """Physics steps of one step."""
         if self.sim_steps_per_control is None:
             return velocity_task(self.robot).sim_steps_per_control
         return self.sim_steps_per_control
@@ -177,10 +170,8 @@ class VelocityRL(PhysicsTask):
         return jnp.asarray(robot.home) + scale * action - world.state.encoder_bias
 
     def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
-        """Make one control step: the parts of ``ejax.envs.task.step``, but rewards come before the next command.
-
-        In the order of ``step_terms`` XLA fuses otherwise, and the last bits of all numbers are others.
-        """
+        """Make one control step: the parts of ``ejax.envs.task.step``, but rewards come before the next command. (In
+        the order of ``step_terms`` XLA fuses otherwise, and the last bits of all numbers are others.)"""
         task, robot, before = self.task, self.task.robot, state
         if action.shape != (shape := self.action_space.shape):
             raise ValueError(f"VelocityRL.step takes an action of shape {shape}, got {action.shape}")
@@ -227,12 +218,10 @@ class VelocityRL(PhysicsTask):
         return {term.name: term.weight * term(legged) for term in terms}
 
     def caption(self, state: VelocityState) -> str:
-        """The command, for videos."""
         forward, left, turn = (float(x) for x in state.command.velocity)
         return f"command: {forward:+.1f} m/s forward, {left:+.1f} m/s left, {turn:+.1f} rad/s"
 
     def _check_links(self) -> None:
-        """Check that the robot's links are there, and in a file of the user's all that the robot needs."""
         source = self.task.robot.source
         if source is None or source.startswith(FILE):
             _ = self.legged
@@ -240,7 +229,6 @@ class VelocityRL(PhysicsTask):
             robot_file(source)
 
     def _start(self, key: Key) -> PhysicsState:
-        """At rest, joints at home, somewhere, looking anywhere."""
         task, robot, ground = self.task, self.task.robot, self.ground
         key_xy, key_z, key_yaw = jax.random.split(key, 3)
         rough = ground.kind == "rough"
@@ -261,7 +249,6 @@ class VelocityRL(PhysicsTask):
         return jnp.ceil(seconds / self.control_period).astype(jnp.int32)
 
     def _push(self, state: VelocityState, key: Key) -> VelocityState:
-        """The state one control step nearer to the next push, or pushed."""
         if self.task.push is None:
             return state
         key_velocity, key_time = jax.random.split(key)
@@ -303,7 +290,6 @@ class VelocityRL(PhysicsTask):
         )
 
     def _see(self, world: World, key: Key) -> dict[str, Array]:
-        """The observation, for the next command."""
         task, legged = self.task, replace(world.legged, command=world.state.command.velocity)
 
         def terms(names: tuple[str, ...], noise: Mapping[str, float]) -> list[Term]:

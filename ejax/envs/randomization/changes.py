@@ -22,10 +22,7 @@ Values: TypeAlias = Callable[[Key, Array | None], dict[str, Array]]
 
 @dataclass(frozen=True)
 class Change:
-    """One event's effect on the physics of a row.
-
-    ``apply(physics, key, level)``: ``level`` of a curriculum, None without one.
-    """
+    """One event's effect on a row's physics: ``apply(physics, key, level)``; ``level`` None: no curriculum."""
 
     apply: Callable[[PhysicsState, Key, Array | None], PhysicsState]
     writes: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
@@ -33,11 +30,7 @@ class Change:
 
 
 def write_parameters(model: mujoco.MjModel, values: Values, **rows: Any) -> Change:
-    """A change of parameters.
-
-    Args:
-        rows: parameter -> the index of its entries that ``values`` gives.
-    """
+    """Change parameters. ``rows``: parameter -> the index of its entries that ``values`` gives."""
     masks = {name: np.zeros(parameter(model, name).shape, bool) for name in rows}
     for name, row in rows.items():
         masks[name][row] = True
@@ -51,11 +44,7 @@ def write_parameters(model: mujoco.MjModel, values: Values, **rows: Any) -> Chan
 
 
 def write_drawn(model: mujoco.MjModel, draw: Draw, shape: tuple[int, ...], **rows: Any) -> Change:
-    """Change parameters by numbers of one draw, of this shape.
-
-    Args:
-        rows: as of ``write_parameters``.
-    """
+    """Change parameters by numbers of one draw, of this shape; ``rows`` as of ``write_parameters``."""
     nominal = {name: parameter(model, name)[row].copy() for name, row in rows.items()}
 
     def values(key: Key, level: Array | None) -> dict[str, Array]:
@@ -74,7 +63,7 @@ def refuse_overlaps(changes: Iterable[tuple[str, Change]], report: KeyReport) ->
 
 
 def base(model: mujoco.MjModel, changes: Sequence[Change]) -> dict[str, NDArray[np.float32]]:
-    """The MJCF's value of every parameter that one of the changes writes."""
+    """Collect the MJCF's value of every parameter that one of the changes writes."""
     names = sorted({name for change in changes for name in change.writes})
     return {name: parameter(model, name).astype(np.float32) for name in names}
 

@@ -64,15 +64,8 @@ def read_draw(
     *,
     above: float = -np.inf,
 ) -> Draw:
-    """A range of a config.
-
-    Args:
-        given: (low, high), or (mean, standard deviation) of a gaussian; each of ``shape``.
-        above: the ends have to be greater.
-
-    Raises:
-        ValueError: not such a range.
-    """
+    """Read a config's range: (low, high), or (mean, standard deviation) of a gaussian; each of ``shape``. Raises
+    ValueError: not such a range, or its ends are not above ``above``."""
     check_choice("operation", operation, get_args(Operation))
     check_choice("distribution", distribution, get_args(Distribution))
     try:
@@ -93,9 +86,6 @@ def read_draw(
 
 
 def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
-    """
-    Raises:
-        ValueError: none of the allowed words.
-    """
+    """Raises ValueError: none of the allowed words."""
     if given not in allowed:
         raise ValueError(f"{name}: got {given!r}; allowed: {', '.join(allowed)}{did_you_mean(str(given), allowed)}")

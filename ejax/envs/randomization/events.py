@@ -36,10 +36,7 @@ class Curriculum:
         by steps:    level = min(1, start + control steps of the row / num_steps)
         by success:  after each of its episodes, + raise_by if it was one, − lower_by if not, within 0 … 1
 
-    Args:
-        start: the level of a row that is new.
-        num_steps: control steps of a row, that is a run's environment steps over its ``num_envs``; by steps only.
-        raise_by, lower_by: by success only.
+    ``num_steps`` are control steps of a row: a run's environment steps over its ``num_envs``.
     """
 
     by: By = "success"
@@ -58,12 +55,7 @@ class Curriculum:
             raise ValueError(f"num_steps: got {self.num_steps!r}; must be an integer >= 1")
 
     def after(self, level: Array, num_steps: Array, ended: Array, success: Array) -> Array:
-        """The level after a control step.
-
-        Args:
-            num_steps: of the row so far, this one counted.
-            ended: whether the episode did, with ``success``.
-        """
+        """Compute the level after a row's ``num_steps``-th control step, which may have ended an episode."""
         if self.by == "steps":
             return jnp.minimum(1.0, self.start + num_steps.astype(jnp.float32) / self.num_steps)
         change = jnp.where(success, self.raise_by, -self.lower_by)
@@ -76,8 +68,6 @@ SOURCE = "events"
 
 
 class Event(NamedTuple, Generic[D]):
-    """One entry."""
-
     name: str
     func: str
     mode: str
@@ -85,7 +75,7 @@ class Event(NamedTuple, Generic[D]):
     does: D
 
     def key_of(self, key: Key) -> Key:
-        """This event's own: what is drawn does not depend on which others there are."""
+        """Derive this event's own key: what is drawn does not depend on which others there are."""
         return jax.random.fold_in(key, zlib.crc32(self.name.encode()))
 
 
@@ -103,13 +93,8 @@ class Events:
 def read_events(
     entries: Mapping[str, Any], model: mujoco.MjModel | None, spaces: Mapping[Side, gymnasium.Space[Any]], why_none: str
 ) -> Events:
-    """
-    Args:
-        model: None: there is none to change, for the reason ``why_none``.
-
-    Raises:
-        ConfigError: everything that is wrong, by key.
-    """
+    """Read the entries. ``model`` None: there is none to change, for the reason ``why_none``. Raises ConfigError:
+    everything that is wrong, by key."""
     report = KeyReport()
     read = [_read(name, data, model, spaces, why_none, report) for name, data in thaw(entries).items()]
     events = [event for event in read if event is not None]
@@ -168,7 +153,6 @@ def _read(
 
 
 def _fits(params: Section, func: str, num_given: int, report: KeyReport) -> bool:
-    """Check that the parameters are the functor's; the report names those that are not."""
     for each in list(inspect.signature(FUNCS[func]).parameters.values())[num_given:]:
         params.take(each.name)
         if each.default is each.empty and each.name not in params.data:

@@ -1,9 +1,8 @@
 """Events that change a row's physics: each makes, for a model, the ``Change`` that its parameters ask for.
 
-Names and parameters are EmbodiChain's where it has them; the others are alike. Values are made from the MJCF's, never
-from what an earlier event left: nothing compounds. Differs from EmbodiChain: ``operation`` (abs, add, scale) and
-``distribution`` fix how a range is drawn and used; a scaled object keeps its density; a mass that is not positive, and
-the like, is refused.
+Names and parameters are EmbodiChain's where it has them. Values are made from the MJCF's, never from what an earlier
+event left. Differs from EmbodiChain: ``operation`` (abs, add, scale) and ``distribution`` fix how a range is drawn and
+used; a scaled object keeps its density; a mass that is not positive, and the like, is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,13 +42,8 @@ def randomize_rigid_object_mass(
     operation: str | None = None,
     distribution: str = "uniform",
 ) -> Change:
-    """Draw an object's mass, kg; its inertia follows in proportion, so that its shape stays possible.
-
-    Args:
-        relative: the range is added to the MJCF's mass: another way to give ``operation``.
-        recompute_inertia: False leaves the inertia as it is.
-        min_mass: lighter ones are made as heavy.
-    """
+    """Draw an object's mass, kg, at least ``min_mass``; its inertia follows in proportion unless ``recompute_inertia``
+    is False. ``relative``: the range is added to the MJCF's mass, another way to give ``operation``."""
     operation = operation or ("add" if relative else "abs")
     bodies = {object_body(model, entity_cfg): mass_range}
     return _masses(model, bodies, operation, distribution, recompute_inertia, min_mass)
@@ -66,12 +60,8 @@ def randomize_articulation_mass(
     operation: str | None = None,
     distribution: str = "uniform",
 ) -> Change:
-    """Draw the mass of each of a robot's links, kg. Further arguments: see ``randomize_rigid_object_mass``.
-
-    Args:
-        mass_range: of all links, or by link: ``{name: range}``.
-        link_names: regular expressions. None: all links that have a mass.
-    """
+    """Draw the mass of each of a robot's links, kg, as ``randomize_rigid_object_mass``. ``mass_range`` is of all links,
+    or ``{name: range}``; ``link_names`` None: all links that have a mass."""
     names = {model.body(body).name: body for body in robot_links(model, entity_cfg)}
     if isinstance(mass_range, Mapping):
         ranges = dict(mass_range)
@@ -101,11 +91,8 @@ def randomize_rigid_object_inertia(
     operation: str = "scale",
     distribution: str = "uniform",
 ) -> Change:
-    """Draw an object's principal moments of inertia, [3], kg·m², independently.
-
-    Raises:
-        ValueError: a moment may come out not positive, or greater than the sum of the two others: no body has such.
-    """
+    """Draw an object's principal moments of inertia, [3], kg·m², independently. Raises ValueError: a moment may come
+    out not positive, or greater than the sum of the two others."""
     body = object_body(model, entity_cfg)
     draw = read_draw("inertia_range", inertia_range, operation, distribution, (3,))
     low, high = draw.ends(model.body_inertia[body])
@@ -122,11 +109,8 @@ def randomize_rigid_object_scale(
     same_scale_all_axes: bool = True,
     distribution: str = "uniform",
 ) -> Change:
-    """Scale an object by s: mass times s³, inertia times s⁵. It starts where the task puts its centre.
-
-    Args:
-        scale_factor_range: ((low,), (high,)), as in EmbodiChain, or (low, high).
-    """
+    """Scale an object by s: mass times s³, inertia times s⁵. It starts where the task puts its centre. The range is
+    (low, high), or ((low,), (high,)) as in EmbodiChain."""
     if not same_scale_all_axes:
         raise ValueError("same_scale_all_axes: got false; solids keep their shape here, give true")
     body = object_body(model, entity_cfg)
@@ -186,12 +170,8 @@ def randomize_joint_parameters(
     operation: str = "scale",
     distribution: str = "uniform",
 ) -> Change:
-    """Draw damping (N·s/m, N·m·s/rad), armature (kg, kg·m²) and dry friction (N, N·m) of each joint.
-
-    Args:
-        entity_cfg: the robot, or an object, for the joints that it moves on.
-        joint_names: regular expressions. None: all.
-    """
+    """Draw damping (N·s/m, N·m·s/rad), armature (kg, kg·m²) and dry friction (N, N·m) of each joint: a robot's, or
+    those that an object moves on. ``joint_names``: regular expressions. None: all."""
     dofs = joint_dofs(model, entity_cfg, joint_names)
     given = {"damping": damping_range, "armature": armature_range, "friction": friction_range}
     fields = {"damping": "dof_damping", "armature": "dof_armature", "friction": "dof_frictionloss"}
@@ -222,10 +202,8 @@ def randomize_drive_gains(
     operation: str = "scale",
     distribution: str = "uniform",
 ) -> Change:
-    """Draw stiffness (N/m, N·m/rad) and damping of each of a robot's drives.
-
-    The damping of a drive is a joint's where the model has it there, as all robots of gym configs have.
-    """
+    """Draw stiffness (N/m, N·m/rad) and damping of each of a robot's drives; a drive's damping is a joint's where the
+    model has it there, as all robots of gym configs have."""
     dofs = joint_dofs(model, entity_cfg, joint_names)
     drives = np.array([i for i in drives_of_joints(model) if model.jnt_dofadr[model.actuator_trnid[i, 0]] in dofs], int)
     if not len(drives):
@@ -282,11 +260,8 @@ def randomize_gravity(
 def push_rigid_object_by_setting_velocity(
     model: mujoco.MjModel, entity_cfg: Entity, velocity_range: Mapping[str, Any]
 ) -> Change:
-    """Push an object: a velocity is added to its own.
-
-    Args:
-        velocity_range: (low, high) of any of x, y, z (m/s), roll, pitch, yaw (rad/s), in the world's frame.
-    """
+    """Push an object: a velocity is added to its own. ``velocity_range``: (low, high) of any of x, y, z (m/s), roll,
+    pitch, yaw (rad/s), in the world's frame."""
     axes = ("x", "y", "z", "roll", "pitch", "yaw")
     if not isinstance(velocity_range, Mapping) or not velocity_range or set(velocity_range) - set(axes):
         raise ValueError(f"velocity_range: got {velocity_range!r}; must give (low, high) of any of {', '.join(axes)}")
@@ -354,7 +329,6 @@ def _masses(
     recompute_inertia: bool,
     min_mass: float,
 ) -> Change:
-    """``ranges``: body -> its range."""
     draws = [read_draw("mass_range", each, operation, distribution) for each in ranges.values()]
     if not min_mass > 0.0:
         raise ValueError(f"min_mass: got {min_mass}; must be > 0")

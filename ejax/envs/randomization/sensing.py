@@ -45,11 +45,11 @@ def add_observation_noise(
     distribution: NoiseKind = "gaussian",
     part: str | None = None,
 ) -> Sensing:
-    """Noise and bias of an observation.
+    """Add noise and bias to an observation.
 
     Args:
         noise: standard deviation (gaussian) or largest value (uniform): of all numbers, or of each.
-        bias_range: (low, high), uniform, each number's drawn by itself. None: there is none.
+        bias_range: (low, high), uniform, each number's drawn by itself.
         part: of an observation that is a dict. None: there is one array only.
     """
     space = _array(spaces["observation"], part)
@@ -69,23 +69,19 @@ def add_action_noise(
     bias_range: Any = None,
     distribution: NoiseKind = "gaussian",
 ) -> Sensing:
-    """Noise and bias of an action, as of ``add_observation_noise``."""
+    """Add noise and bias to an action, as ``add_observation_noise``."""
     return Sensing("action", *_noise(_array(spaces["action"], None), noise, bias_range, distribution))
 
 
 def delay_observation(spaces: Mapping[Side, gymnasium.Space[Any]], steps_range: Any, whole: bool = False) -> Sensing:
-    """Latency of the numbers of an observation, control steps; text and pictures come at once.
-
-    Args:
-        steps_range: (low, high), uniform.
-        whole: whole numbers of steps only, each as likely.
-    """
+    """Delay the numbers of an observation by control steps, uniform in (low, high); text and pictures come at once.
+    ``whole``: whole numbers of steps only, each as likely."""
     del spaces
     return _delay("observation", steps_range, whole)
 
 
 def delay_action(spaces: Mapping[Side, gymnasium.Space[Any]], steps_range: Any, whole: bool = False) -> Sensing:
-    """Latency of actions, as of ``delay_observation``."""
+    """Delay actions, as ``delay_observation``."""
     _array(spaces["action"], None)
     return _delay("action", steps_range, whole)
 
@@ -101,7 +97,6 @@ def first(x: PyTree, longest: int) -> PyTree:
 
 
 def push(past: PyTree, x: PyTree) -> PyTree:
-    """The past with one more."""
     return jax.tree.map(lambda old, new: jnp.concatenate([new[None], old[:-1]]), past, x)
 
 
@@ -160,7 +155,6 @@ def _delay(side: Side, steps_range: Any, whole: bool) -> Sensing:
 
 
 def _array(space: gymnasium.Space[Any], part: str | None) -> Any:
-    """The one array of numbers that noise is added to."""
     if isinstance(space, gymnasium.spaces.Dict):
         floats = [name for name, each in space.spaces.items() if _is_numbers(each)]
         if part not in floats:
