@@ -33,7 +33,7 @@ def main() -> None:
     import torch
     from efficientnet_lite_pytorch import EfficientNet
 
-    sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
+    sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "interop")]
     from test_interop_pretrained import TorchMiniLM, as_torch
 
     from ejax.policies.pretrained import efficientnet, minilm

@@ -1,4 +1,4 @@
-"""Write lerobot_v3/: a dataset made by LeRobot itself, which tests/test_lerobot.py reads.
+"""Write lerobot_v3/: a dataset made by LeRobot itself, which tests/data/test_lerobot.py reads.
 
 Usage: python make_lerobot.py
     In an environment with lerobot 0.4.4, numpy < 2.3 and PyAV; torchvision is imported only.

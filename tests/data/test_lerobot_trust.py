@@ -1,0 +1,610 @@
+"""Folders that are not what they seem: nothing outside is read or written, and no damage goes unnoticed."""
+
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kept_episodes
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from kept_episodes import (
+    CAMERA,
+    SPEC,
+    camera_episode,
+    check_numbers,
+    copied,
+    episode,
+    instruction,
+    keep,
+    length,
+    pictures,
+    without_digests,
+)
+from PIL import Image
+
+from ejax.data import Episode, EpisodeSpec
+from ejax.data.lerobot.files import DIGESTS, inside
+from ejax.data.lerobot.pictures import decode_image, decode_video
+from ejax.data.lerobot.read import EpisodeReader
+from ejax.data.lerobot.write import EpisodeWriter
+from ejax.data.task import flatten
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "lerobot_v3"
+DATA, INFO, OURS = "data/chunk-000/file-000.parquet", "meta/info.json", "meta/ejax.json"
+ROWS, STATS, TASKS = "meta/episodes/chunk-000/file-000.parquet", "meta/stats.json", "meta/tasks.parquet"
+VIDEO = "videos/obs.camera/chunk-000/file-000.mp4"
+ALL = EpisodeSpec({**SPEC.frames, "obs/camera": CAMERA.frames["obs/camera"]}, SPEC.episode)
+BOUND_S = 90
+"""No test waits longer for what must not wait at all."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*has no digests of its files")
+
+
+@pytest.fixture(autouse=True)
+def bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that hangs fails, and nothing need wait for the disk."""
+
+    def hang(number: int, frame: int) -> None:
+        raise AssertionError(f"no end within {BOUND_S} s")
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    before = signal.signal(signal.SIGALRM, hang)
+    signal.alarm(BOUND_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module", params=["png", "video"])
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five episodes of ALL, in each of the two ways to keep images."""
+    folder = tmp_path_factory.mktemp("recorded") / request.param
+    with EpisodeWriter(folder, ALL, fps=20, images=request.param) as writer:
+        for number in range(5):
+            writer.append(recorded_episode(number), instruction(number), seed=number)
+    return folder
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Three episodes of SPEC, to be spoiled."""
+    keep(tmp_path / "set", range(3))
+    return tmp_path / "set"
+
+
+def recorded_episode(number: int) -> Episode:
+    made = episode(number)
+    frames = {**flatten(made.frames), "obs/camera": pictures(number, length(number))}
+    return Episode(frames, segment_id=made.segment_id, fields=made.fields, terminated=made.terminated)
+
+
+def content(folder: Path) -> list[dict[str, Any]]:
+    """All that is read of a folder."""
+    reader = EpisodeReader(folder)
+    return [
+        {
+            **flatten(each.frames),
+            **{f"episode/{path}": value for path, value in reader.fields(i).items()},
+            "segment_id": each.segment_id,
+            "terminated": each.terminated,
+        }
+        for i, each in enumerate(reader)
+    ]
+
+
+def is_same(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
+    return len(first) == len(second) and all(
+        one.keys() == other.keys() and all(is_equal(one[path], other[path]) for path in one)
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def is_equal(first: Any, second: Any) -> bool:
+    first, second = np.asarray(first), np.asarray(second)
+    return np.array_equal(first, second, equal_nan=first.dtype.kind == "f" and second.dtype.kind == "f")
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    """All below a folder but the lock, with what links lead to."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.name != ".lock":
+            found[str(path)] = os.readlink(path) if path.is_symlink() else path.is_file() and path.read_bytes()
+    return found
+
+
+def append(folder: Path, number: int = 3, **options: Any) -> None:
+    with EpisodeWriter(folder, SPEC, fps=20, append=True, **options) as writer:
+        writer.append(episode(number), instruction(number))
+
+
+def change_json(folder: Path, name: str, change: Callable[..., Any]) -> None:
+    tree = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(change(tree)))
+
+
+def replace(folder: Path, name: str, put: Callable[..., Any]) -> None:
+    """Put something else in the place of a file."""
+    (folder / name).unlink()
+    put(folder / name)
+
+
+def bind_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = os.open(".", os.O_RDONLY)
+        os.chdir(path.parent)  # a socket's name has a hundred characters at most
+        try:
+            made.bind(path.name)
+        finally:
+            os.fchdir(here)
+            os.close(here)
+
+
+# Writing stays inside
+
+
+@pytest.mark.parametrize("name", ["README.md", ".lock", "payload/x", "data/chunk-009/file-009.parquet", STATS])
+def test_what_no_writer_committed_is_not_put_in_place(kept: Path, name: str) -> None:
+    (kept / "README.md").write_text("mine")
+    (kept / ".staging" / name).parent.mkdir(parents=True)
+    (kept / ".staging" / name).write_text("evil")
+    (kept / ".staging/README.md").write_text("evil")
+    before = snapshot(kept)
+    with pytest.warns(UserWarning, match="its files are set aside in"):
+        EpisodeWriter(kept, SPEC, fps=20, append=True).close()
+    aside = {path: data for path, data in snapshot(kept).items() if "incomplete" not in path}
+    assert aside == {path: data for path, data in before.items() if ".staging" not in path}
+    assert (kept / "incomplete/000" / name).read_text() == ("evil")
+
+
+@pytest.mark.parametrize("name", ["README.md", ".lock", "payload/x", "data/chunk-9/file-009.parquet"])
+def test_a_change_of_other_files_than_a_recordings_is_not_put_in_place(kept: Path, name: str) -> None:
+    (kept / ".commit" / name).parent.mkdir(parents=True)
+    (kept / ".commit" / name).write_text("evil")
+    before = snapshot(kept)
+    with pytest.raises(ValueError, match=rf"\.commit/{name} is no file of a recording; remove it"):
+        append(kept)
+    assert snapshot(kept) == before
+
+
+@pytest.mark.parametrize(
+    "place", ["data", "data/chunk-000", "meta", "meta/episodes", ".staging", ".commit", "incomplete"]
+)
+def test_a_folder_that_is_a_link_is_not_written_through(kept: Path, place: str) -> None:
+    outside = kept.parent / "outside"
+    if (kept / place).exists():
+        shutil.move(kept / place, outside)
+    else:
+        outside.mkdir()
+        (outside / "mine").write_text("precious")
+    (kept / place).symlink_to(outside)
+    if place == "incomplete":
+        (kept / ".staging").mkdir()
+        (kept / ".staging/left").write_text("half")
+    before = snapshot(kept.parent)
+    with pytest.raises(ValueError, match=r"leads out of|is a link, and must be a folder"):
+        append(kept)
+    assert snapshot(kept.parent) == before
+
+
+@pytest.mark.parametrize("name", [DATA, INFO, OURS, ROWS, STATS, TASKS, DIGESTS, ".lock", ".commit/" + INFO])
+def test_a_file_that_is_a_link_to_another_elsewhere_is_neither_read_nor_written(kept: Path, name: str) -> None:
+    outside = kept.parent / "outside"
+    (kept / name).parent.mkdir(exist_ok=True, parents=True)
+    outside.write_bytes((kept / name).read_bytes() if (kept / name).exists() else (kept / INFO).read_bytes())
+    (kept / name).unlink(missing_ok=True)
+    (kept / name).symlink_to(outside)
+    before = snapshot(kept.parent)
+    with pytest.raises(ValueError, match=r"leads out of .*set.*, to .*outside; .*cp -rL"):
+        append(kept)
+    assert snapshot(kept.parent) == before
+
+
+def test_a_committed_file_that_is_a_link_is_not_taken_from_elsewhere(kept: Path) -> None:
+    """It would be moved away from where it belongs to."""
+    outside = kept.parent / "outside"
+    (outside / "meta").mkdir(parents=True)
+    (outside / INFO).write_bytes((kept / INFO).read_bytes())
+    (kept / ".commit").mkdir()
+    (kept / ".commit/meta").symlink_to(outside / "meta")
+    before = snapshot(kept.parent)
+    with pytest.raises(ValueError, match="leads out of"):
+        append(kept)
+    assert snapshot(kept.parent) == before
+
+
+def test_the_lock_of_a_folder_empties_no_file(kept: Path) -> None:
+    (kept / ".lock").write_text("mine")
+    append(kept)
+    assert (kept / ".lock").read_text() == "mine"
+
+
+def test_what_a_change_would_put_in_place_is_judged_before_it_is(kept: Path) -> None:
+    """A format that does not fit must not replace one that does."""
+    committed = kept / ".commit/meta/info.json"
+    committed.parent.mkdir(parents=True)
+    info = json.loads((kept / INFO).read_text())
+    committed.write_text(json.dumps(info | {"data_path": "../elsewhere/{file_index}.parquet"}))
+    before = snapshot(kept.parent)
+    with pytest.raises(ValueError, match=r"data_path '\.\./elsewhere"):
+        append(kept)
+    assert snapshot(kept.parent) == before
+
+
+def test_a_commit_that_was_cut_off_is_finished(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ejax.data.lerobot.commit._put_in_place", lambda folder: None)
+    monkeypatch.setattr("ejax.data.lerobot.stage._EPISODES_PER_FILE", 1)
+    append(kept)
+    monkeypatch.undo()
+    assert (kept / ".commit").exists() and json.loads((kept / INFO).read_text())["total_episodes"] == 3
+    with pytest.warns(UserWarning, match="was when the recording was cut off"):
+        assert check_numbers(kept) == 3
+    append(kept, 4)
+    assert not (kept / ".commit").exists()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        assert check_numbers(kept) == 5
+
+
+def test_a_recording_that_was_cut_off_before_its_first_file_is_begun_again(tmp_path: Path) -> None:
+    """Folders are made before the change counts."""
+    (tmp_path / "set/meta").mkdir(parents=True)
+    (tmp_path / "set/.staging/meta").mkdir(parents=True)
+    append(tmp_path / "set", 0)
+    assert check_numbers(tmp_path / "set") == 1
+
+
+# Reading stays inside
+
+
+@pytest.mark.parametrize("key", ["data_path", "video_path"])
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("../elsewhere/file-{file_index:03d}", r"leads out of the folder by '\.\.'"),
+        ("data/../../file-{file_index:03d}", r"leads out of the folder by '\.\.'"),
+        ("/etc/passwd", "is an absolute path"),
+        ("https://example.org/{file_index}.mp4", "is a URL"),
+        ("concat:data/a.mp4|data/b.mp4", "is a URL"),
+        ("data/{chunk_index.__class__}", "has the field '{chunk_index.__class__}'"),
+        ("data/{chunk_index!r}", "has the field '{chunk_index}'"),
+        ("data/{chunk_index:0999999999d}", "has the field"),
+        ("data/{episode_index:06d}", "has the field '{episode_index}'"),
+        ("data/{0}", "has the field"),
+        ("data/{", "is not a template"),
+        ("data/\n{file_index}", "cannot be printed"),
+        ("x" * 5000, "has 5000 characters"),
+        ("", "is not a path|lacks"),
+        (7, "is not a path"),
+        (["data"], "is not a path"),
+    ],
+)
+def test_a_path_of_the_metadata_that_is_none_below_the_folder_is_refused_by_name(
+    tmp_path: Path, key: str, template: int | list[str] | str, why: str
+) -> None:
+    folder = copied(GOLDEN, tmp_path)
+    change_json(folder, INFO, lambda info: info | {key: template})
+    with pytest.raises(ValueError, match=why) as raised:
+        EpisodeReader(folder)
+    assert "info.json" in str(raised.value) and key in str(raised.value) and len(str(raised.value)) < 800
+
+
+def test_the_number_of_a_file_may_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    folder = copied(GOLDEN, tmp_path)
+    path = folder / ROWS
+    table = pq.read_table(path)
+    column = table.schema.get_field_index("data/file_index")
+    pq.write_table(table.set_column(column, "data/file_index", [["../../../x"] * len(table)]), path)
+    with pytest.raises(ValueError, match=r"column data/file_index is string, and must be numbers"):
+        EpisodeReader(folder)
+
+
+@pytest.mark.parametrize("name", [INFO, ROWS, DATA, "videos/observation.images.front/chunk-000/file-000.mp4"])
+@pytest.mark.parametrize(
+    ("put", "kind"),
+    [
+        (os.mkfifo, "is a named pipe, where"),
+        (bind_socket, "is a socket, where"),
+        (Path.mkdir, "is a folder, where"),
+        (lambda path: path.symlink_to("/dev/zero"), "leads out of"),
+        (lambda path: path.symlink_to(GOLDEN / INFO), "leads out of"),
+        (lambda path: path.symlink_to(path.name), "has no file"),
+    ],
+    ids=["pipe", "socket", "folder", "device", "link", "circle"],
+)
+def test_what_is_no_plain_file_is_refused_and_never_waited_for(
+    tmp_path: Path, name: str, put: Callable[..., Any], kind: str
+) -> None:
+    folder = copied(GOLDEN, tmp_path)
+    replace(folder, name, put)
+    with pytest.raises(ValueError, match=kind) as raised:
+        content(folder)
+    assert Path(name).name in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [INFO, OURS, STATS, DIGESTS])
+def test_small_files_are_bounded(kept: Path, name: str) -> None:
+    if name != DIGESTS:
+        (kept / DIGESTS).unlink()
+    os.truncate(kept / name, 1 << 27)
+    with pytest.raises(ValueError, match=r"has 134217728 bytes; at most 67108864 are read; restore it"):
+        append(kept)
+    if name in (INFO, OURS, DIGESTS):
+        with pytest.raises(ValueError, match=r"has 134217728 bytes; at most 67108864 are read; restore it"):
+            content(kept)
+
+
+def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
+    folder = copied(GOLDEN, tmp_path)
+    (folder / DATA).rename(folder / "frames")
+    (folder / DATA).symlink_to("../../frames")
+    (tmp_path / "link").symlink_to(folder)  # and the folder itself may be one
+    assert is_same(content(tmp_path / "link"), content(GOLDEN))
+
+
+def test_a_file_elsewhere_in_the_system_is_not_inside(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set-2").mkdir()
+    (tmp_path / "set-2/x").write_text("")
+    (tmp_path / "set/x").symlink_to("../set-2/x")
+    with pytest.raises(ValueError, match="leads out of"):  # though its name begins alike
+        inside(tmp_path / "set", "x")
+    assert inside(tmp_path / "set", "not/there") == tmp_path / "set/not/there"
+
+
+@pytest.mark.parametrize("listed", ["#EXTM3U\n#EXTINF:1,\n{}\n", "ffconcat version 1.0\nfile '{}'\n"])
+def test_a_video_that_is_a_list_of_other_files_is_not_followed(tmp_path: Path, listed: str) -> None:
+    secret = tmp_path / "secret.mp4"
+    shutil.copy(GOLDEN / "videos/observation.images.front/chunk-000/file-000.mp4", secret)
+    (tmp_path / "video.mp4").write_text(listed.format(secret))
+    with pytest.raises(ValueError, match=r"video\.mp4 is not an MP4 file"):
+        decode_video(tmp_path / "video.mp4", 0.0, 10.0, (64, 96, 3), 1)
+
+
+def test_images_of_other_formats_are_not_tried() -> None:
+    for name in ("BMP", "GIF", "EPS"):
+        file = io.BytesIO()
+        Image.new("RGB", (4, 4)).save(file, name)
+        with pytest.raises(ValueError, match="frame 3: not a PNG or JPEG image"):
+            decode_image(file.getvalue(), (4, 4, 3), "frame 3")
+    file = io.BytesIO()
+    Image.new("RGB", (4, 6)).save(file, "PNG")
+    with pytest.raises(ValueError, match=r"an image is \[6, 4, 3\]; in info.json it is \[4, 6, 3\]"):
+        decode_image(file.getvalue(), (4, 6, 3))
+
+
+# What metadata must be like
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (INFO, lambda t: [t], "must be a JSON object"),
+        (INFO, lambda t: t | {"codebase_version": ["v3.0"]}, "is LeRobot"),
+        (INFO, lambda t: t | {"fps": "20"}, "fps '20'; it must be a number above 0"),
+        (INFO, lambda t: t | {"fps": -1}, "fps -1"),
+        (INFO, lambda t: t | {"fps": True}, "fps True"),
+        (INFO, lambda t: t | {"total_episodes": -1}, "total_episodes -1"),
+        (INFO, lambda t: t | {"total_episodes": 1.5}, "total_episodes 1.5"),
+        (INFO, lambda t: t | {"total_episodes": 10**40}, "total_episodes"),
+        (INFO, lambda t: t | {"features": []}, r"has features \[\]"),
+        (INFO, lambda t: t | {"features": t["features"] | {"actions": 3}}, "has features"),
+        (INFO, lambda t: t | {"features": t["features"] | {"x": {"dtype": 3}}}, "feature 'x' of dtype 3"),
+        (INFO, lambda t: t | {"features": t["features"] | {"x": {"dtype": "int8", "shape": [-1]}}}, "'x' of shape"),
+        (INFO, lambda t: t | {"features": t["features"] | {"x": {"dtype": "int8", "shape": None}}}, "'x' of shape"),
+        (INFO, lambda t: t | {"features": t["features"] | {"..": {"dtype": "video", "shape": [2]}}}, r"a video '\.\.'"),
+        (OURS, lambda t: t | {"version": 2}, "version 2; 1 can be read"),
+        (OURS, lambda t: [], r"version \[\]"),
+        (OURS, lambda t: t | {"frames": None}, "frames is None"),
+        (OURS, lambda t: t | {"episode": {"mark": 3}}, "episode is"),
+        (OURS, lambda t: t | {"episode": {"mark": {"shape": [], "dtype": "O"}}}, "fields that no episode can have"),
+        (OURS, lambda t: t | {"episode": {"mark": {"shape": [], "dtype": "f4,(9,9)f4"}}}, "which NumPy does not have"),
+        (
+            OURS,
+            lambda t: t | {"frames": t["frames"] | {"x": t["frames"]["actions"] | {"feature": "y"}}},
+            "as 'y', which",
+        ),
+        (
+            OURS,
+            lambda t: t | {"frames": t["frames"] | {"actions": t["frames"]["rewards"]}},
+            "keeps two fields as 'rewards'",
+        ),
+    ],
+)
+def test_metadata_of_another_kind_are_refused_with_what_is_wrong(
+    kept: Path, name: str, change: Callable[..., Any], message: str
+) -> None:
+    without_digests(kept)
+    change_json(kept, name, change)
+    before = snapshot(kept)
+    for use in (EpisodeReader, append):
+        with pytest.raises(ValueError, match=message) as raised:
+            use(kept)
+        assert str(kept) in str(raised.value) and len(str(raised.value)) < 800
+    assert snapshot(kept) == before
+
+
+def test_a_writer_names_the_entry_in_which_a_folder_differs(kept: Path) -> None:
+    spec = EpisodeSpec({**SPEC.frames, "actions": ((5,), "float32")}, SPEC.episode)
+    with pytest.raises(ValueError, match=r"set has features\.actions\.shape \[4\], the writer \[5\]; make the"):
+        EpisodeWriter(kept, spec, fps=20, append=True)
+
+
+# Damage
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["with digests", "without"])
+def test_a_file_that_is_cut_off_is_named_with_the_remedy(recorded: Path, tmp_path: Path, listed: bool) -> None:
+    folder = copied(recorded, tmp_path)
+    if not listed:
+        without_digests(folder)
+    for name in (INFO, OURS, ROWS, DATA, *([VIDEO] if (folder / VIDEO).exists() else [])):
+        whole = (folder / name).read_bytes()
+        for size in (0, 1, len(whole) // 2, len(whole) - 1):
+            (folder / name).write_bytes(whole[:size])
+            with pytest.raises((ValueError, RuntimeError)) as raised:
+                content(folder)
+            assert str(folder / name) in str(raised.value)
+            assert not listed or "restore it from a copy" in str(raised.value).lower()
+        (folder / name).unlink()
+        if listed or name in (DATA, VIDEO):
+            with pytest.raises(FileNotFoundError, match=f"is missing; restore it: '.*{Path(name).name}'"):
+                content(folder)
+        (folder / name).write_bytes(whole)
+
+
+@pytest.mark.slow_cases("video")
+def test_every_flipped_bit_is_found_or_changes_nothing_that_is_read(recorded: Path, tmp_path: Path) -> None:
+    folder, chance = copied(recorded, tmp_path), random.Random(0)
+    whole, found, same = content(folder), 0, 0
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    assert len(files) >= 7
+    for number in range(100):
+        path = files[number % len(files)]
+        data = path.read_bytes()
+        flipped = bytearray(data)
+        bit = chance.randrange(8 * len(data))
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            assert is_same(content(folder), whole), f"bit {bit} of {path} went unnoticed"
+            same += 1
+        except ValueError as error:
+            assert str(path) in str(error) or path.name == Path(DIGESTS).name
+            found += 1
+        path.write_bytes(data)
+    assert found >= 60 and found + same == 100
+    assert {STATS, TASKS} & {str(path.relative_to(folder)) for path in files}  # which no reader of ours needs
+
+
+@pytest.mark.parametrize("name", [INFO, OURS, ROWS, DATA, STATS, TASKS])
+def test_damage_is_not_taken_over_into_what_is_appended(kept: Path, name: str) -> None:
+    """The last file of each kind is written again with the new episode, and would get a new digest."""
+    data = bytearray((kept / name).read_bytes())
+    data[len(data) // 3] ^= 1
+    (kept / name).write_bytes(data)
+    before = snapshot(kept)
+    with pytest.raises(ValueError, match=f"{Path(name).name} (is damaged|has)"):
+        append(kept)
+    assert snapshot(kept) == before
+
+
+def test_a_damaged_video_is_not_joined_to(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, CAMERA, fps=30) as writer:
+        writer.append(camera_episode(0), "look")
+        data = bytearray((tmp_path / VIDEO).read_bytes())
+        data[len(data) // 2] ^= 1
+        (tmp_path / VIDEO).write_bytes(data)
+        with pytest.raises(ValueError, match=r"file-000\.mp4 is damaged"):
+            writer.append(camera_episode(1), "look")
+
+
+def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(recorded: Path, tmp_path: Path) -> None:
+    """Which of it goes unnoticed, nobody can say; what is noticed is told."""
+    folder, chance = without_digests(copied(recorded, tmp_path)), random.Random(1)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    told = 0
+    for number in range(60):
+        path = files[number % len(files)]
+        data = path.read_bytes()
+        start = chance.randrange(len(data))
+        path.write_bytes(data[:start] + chance.randbytes(8) + data[start + chance.randrange(16) :])
+        try:
+            content(folder)
+        except (ValueError, RuntimeError) as error:
+            assert str(folder) in str(error) and (isinstance(error, ValueError) or "ffmpeg" in str(error))
+            assert len(str(error)) < 1200
+            told += 1
+        path.write_bytes(data)
+    assert told > 20
+
+
+# Digests while a folder grows
+
+
+def test_a_folder_without_digests_is_read_with_one_notice_and_gets_them_by_an_append(kept: Path) -> None:
+    without_digests(kept)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        content(kept)
+    assert len(told) == 1 and "has no digests of its files (meta/ejax_digests.json)" in str(told[0].message)
+    append(kept)
+    listed = json.loads((kept / DIGESTS).read_text())["sha256"]
+    files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
+    assert set(listed) == files - {".lock", DIGESTS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check_numbers(kept) == 4
+
+
+def test_a_reader_reads_on_while_its_files_are_replaced(kept: Path) -> None:
+    reader = EpisodeReader(kept, cache_mb=0)
+    for number in range(3, 8):
+        append(kept, number)
+        append(kept, 0)  # so that neither version that the reader knew of is in the list any more
+        for index in range(3):
+            np.testing.assert_array_equal(reader[index].frames["actions"], episode(index).frames["actions"])
+
+
+def test_readers_meet_no_damage_in_the_middle_of_appends(tmp_path: Path) -> None:
+    keep(tmp_path / "set", [0])
+    helper = [
+        sys.executable,
+        kept_episodes.__file__,
+        "keep",
+        str(tmp_path / "set"),
+    ]
+    writing = subprocess.Popen(helper, stdout=subprocess.PIPE, text=True)
+    try:
+        writing.stdout.readline()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*an episode is being written")
+            seen = [check_numbers(tmp_path / "set")]
+            deadline = time.monotonic() + 60.0
+            while (len(seen) < 30 or seen[-1] == seen[0]) and time.monotonic() < deadline:
+                seen.append(check_numbers(tmp_path / "set"))
+    finally:
+        writing.kill()
+        writing.communicate()
+    assert seen == sorted(seen) and seen[-1] > seen[0]
+
+
+def test_a_file_is_compared_with_its_digest_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = []
+    real = sys.modules["ejax.data.lerobot.files"].sha256
+    monkeypatch.setattr("ejax.data.lerobot.files.sha256", lambda file: digests.append(1) or real(file))
+    reader = EpisodeReader(kept, cache_mb=0)
+    for _ in range(4):
+        for index in range(3):
+            reader.window(index, 0, 2)
+    assert len(digests) == 4  # info.json, ejax.json, the episodes' rows, their frames
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"version": 2, "sha256": {}}', '{"version": 1}', '{"version": 1, "sha256": {"a": "b"}}']
+)
+def test_a_damaged_list_of_digests_is_an_error_and_not_a_folder_without_one(kept: Path, text: str) -> None:
+    (kept / DIGESTS).write_text(text)
+    for use in (EpisodeReader, append):
+        with pytest.raises(ValueError, match=r"ejax_digests\.json is damaged"):
+            use(kept)
+
+
+def test_a_file_that_the_list_lacks_is_refused(kept: Path) -> None:
+    shutil.copy(kept / ROWS, kept / "meta/episodes/chunk-000/file-001.parquet")
+    with pytest.raises(
+        ValueError, match=r"file-001\.parquet is not among the files that meta/ejax_digests\.json lists"
+    ):
+        EpisodeReader(kept)

@@ -1,0 +1,255 @@
+"""``trainer.events``: what happens to the world in training, or in evaluation, besides the gym config's events."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from damages import same, what_is_left
+
+from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.embodichain.check import check
+from ejax.envs.manager.embodied import EmbodiedEnv
+from ejax.envs.manager.functors.registry import FUNCTORS
+from ejax.envs.mujoco.engine import Physics
+from ejax.envs.task.world import World
+from ejax.play.saved_policy import evaluate_run
+from ejax.rollout import reset, step
+from ejax.run import train
+from ejax.schema.registry import ENVS
+from ejax.store.checkpoint import CheckpointError
+from ejax.training.environments import build_env, evaluation_env
+from ejax.types import Key
+
+KEY = jax.random.key(0)
+FOLDER = Path(__file__).parents[1] / "gym_configs"
+CART_POLE = json.loads((FOLDER / "cart_pole.json").read_text())
+TILT = {  # puts the pole 1 rad to the side, after each second step
+    "func": "randomize_robot_qpos",
+    "mode": "interval",
+    "interval_step": 2,
+    "params": {"qpos_range": [[0.0, 1.0], [0.0, 1.0]], "relative_qpos": False},
+}
+COUNT = {"func": "count", "mode": "interval", "interval_step": 3}
+
+
+def count(world: World, key: Key, store_key: str = "fired") -> World:
+    """Adds 1 to a stored pose each time."""
+    del key
+    return world.keep(**{store_key: world.pose(store_key) + 1.0})
+
+
+@pytest.fixture(autouse=True)
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FUNCTORS["events"], "count", count)
+
+
+def raw(output_dir: Path, events: object, updates: int = 2, **trainer: object) -> dict:
+    network = {"type": "mlp", "hidden_sizes": [8]}
+    return {
+        "env": {"id": "EmbodiedEnv", "cfg": {"gym_config": copy.deepcopy(CART_POLE), "physics": "mujoco"}},
+        "trainer": {
+            "exp_name": "tilted",
+            "num_envs": 2,
+            "buffer_size": 8,
+            "iterations": updates,
+            "enable_eval": True,
+            "eval_freq": 32,
+            "num_eval_envs": 2,
+            "num_eval_episodes": 2,
+            "updates_per_dispatch": 1,
+            "output_dir": str(output_dir),
+            "console": False,
+            "events": copy.deepcopy(events),
+            **trainer,
+        },
+        "policy": {"name": "actor_critic", "actor": network, "critic": network},
+        "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1}},
+    }
+
+
+def cart_pole(max_episode_steps: int, **interval_events: dict) -> EmbodiedEnv:
+    return EmbodiedEnv({**CART_POLE, "max_episode_steps": max_episode_steps}, "mujoco", interval_events)
+
+
+def angle(env: EmbodiedEnv, num_steps: int) -> float:
+    state, _ = env.reset(KEY)
+    for _ in range(num_steps):
+        state, _ = jax.jit(env.step)(state, jnp.zeros(2), KEY)
+    return float(state.physics.qpos[1])
+
+
+# --- when -------------------------------------------------------------------------------------------------
+
+
+def test_an_event_fires_at_the_multiples_of_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Physics, "step", lambda self, state, ctrl: state)
+    env = cart_pole(100, counter=COUNT)
+    state, _ = env.reset(KEY)
+    fired = []
+    for _ in range(10):
+        state, _ = jax.jit(env.step)(state, jnp.zeros(2), KEY)
+        fired.append(float(state.poses["fired"][0, 0]))
+    assert fired == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+
+
+def test_steps_are_counted_from_the_start_of_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Physics, "step", lambda self, state, ctrl: state)
+    env = cart_pole(4, counter=COUNT)
+    carry = reset(env, KEY, 1)
+    fired = []
+    for _ in range(8):
+        carry, _ = jax.jit(step, static_argnums=0)(env, carry, jnp.zeros((1, 2)), KEY)
+        fired.append(float(carry.state.poses["fired"][0, 0, 0]))
+    assert fired == [0, 0, 1, 0, 0, 0, 1, 0]  # episodes of 4: the third step of each
+
+
+def test_events_of_the_gym_config_draw_the_same_with_and_without_others() -> None:
+    plain, more = EmbodiedEnv(CART_POLE, "mujoco"), cart_pole(500, counter=COUNT)
+    for one, other in zip(jax.tree.leaves(plain.reset(KEY)[1]), jax.tree.leaves(more.reset(KEY)[1]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# --- where ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["train", "eval"])
+def test_an_event_happens_in_its_phase_only(phase: str, tmp_path: Path) -> None:
+    config = parse_config(raw(tmp_path, {phase: {"tilt": TILT}}))
+    env = build_env(config)
+    envs = {"train": env, "eval": evaluation_env(config, env)}
+    assert {name: angle(each, 2) > 0.9 for name, each in envs.items()} == {
+        "train": phase == "train",
+        "eval": phase == "eval",
+    }
+
+
+@pytest.mark.parametrize("events", [{}, {"train": {"tilt": TILT}, "eval": {"tilt": TILT}}])
+def test_one_environment_serves_both_phases_where_events_are_equal(events: dict, tmp_path: Path) -> None:
+    config = parse_config(raw(tmp_path, events))
+    env = build_env(config)
+    assert evaluation_env(config, env) is env and build_env(config, phase="eval") == env
+
+
+@pytest.mark.slow
+def test_evaluation_sees_its_events_and_training_does_not(tmp_path: Path) -> None:
+    plain, tilted = (parse_config(raw(tmp_path, events)) for events in ({}, {"eval": {"tilt": TILT}}))
+    without = train(plain, run_dir=tmp_path / "without")
+    result = train(tilted, run_dir=tmp_path / "with")
+    assert same(*(what_is_left(tmp_path / name, "tilted") for name in ("without", "with")))
+    assert result.last_eval_metrics["eval/avg_length"] != without.last_eval_metrics["eval/avg_length"]
+    again = evaluate_run(tmp_path / "with", checkpoint="latest", num_episodes=2, num_envs=2)
+    for name, value in result.last_eval_metrics.items():
+        assert again[name] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.slow
+def test_a_resumed_run_with_events_ends_with_the_same_bits(tmp_path: Path) -> None:
+    events = {"train": {"tilt": TILT, "counter": COUNT}}
+    config = parse_config(raw(tmp_path, events, updates=4, enable_eval=False))
+    train(config, run_dir=tmp_path / "whole")
+    train(parse_config(raw(tmp_path, events, updates=1, enable_eval=False)), run_dir=tmp_path / "halves")
+    train(config, resume="latest", run_dir=tmp_path / "halves")
+    train(
+        parse_config(raw(tmp_path, {"train": {"counter": COUNT}}, updates=4, enable_eval=False)),
+        run_dir=tmp_path / "plain",
+    )
+    whole, halves, plain = (what_is_left(tmp_path / name, "tilted") for name in ("whole", "halves", "plain"))
+    assert same(whole, halves)
+    assert whole["arrays"].keys() == plain["arrays"].keys() and not same(whole, plain)
+
+
+def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise(tmp_path: Path) -> None:
+    start = parse_config(raw(tmp_path, {"train": {"tilt": TILT}}, updates=1, enable_eval=False))
+    train(start, run_dir=tmp_path / "run")
+    other = {"train": {"tilt": {**TILT, "interval_step": 5}}}
+    with pytest.raises(CheckpointError, match=r"trainer\.events\.train\.tilt\.interval_step is 2 in the run and 5 now"):
+        train(parse_config(raw(tmp_path, other)), resume="latest", run_dir=tmp_path / "run")
+    more = {"train": {"tilt": TILT}, "eval": {"tilt": TILT}}
+    assert train(parse_config(raw(tmp_path, more)), resume="latest", run_dir=tmp_path / "run").finished
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+PLACE = r"trainer\.events\.eval\.tilt"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"func": "randomize_robot_qpo"}, rf"{PLACE}\.func: no events functor .*Did you mean 'randomize_robot_qpos'"),
+        ({"func": "record_camera_data_asyn"}, rf"{PLACE}\.func: .*Did you mean 'record_camera_data_async'"),
+        ({"func": "json:nothing"}, rf"{PLACE}\.func: module 'json' has no 'nothing'"),
+        ({"mode": "reset"}, rf"{PLACE}\.mode: got 'reset'; a trainer event has mode interval, others belong in"),
+        ({"interval_step": 0}, rf"{PLACE}\.interval_step: got 0; must be greater than 0"),
+        ({"interval": 3}, rf"{PLACE}\.interval: unknown key; .*Did you mean 'interval_step'"),
+        ({"params": {"qpos_rang": 1}}, rf"{PLACE}\.params\.qpos_rang: unknown key; .*Did you mean 'qpos_range'"),
+        ({"params": {"qpos_range": [[1.0], [1.0]]}}, rf"{PLACE}: qpos_range has 1 and 1 numbers, but moves 2 joints"),
+    ],
+)
+def test_a_wrong_event_is_refused_by_name(change: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(raw(tmp_path, {"eval": {"tilt": {**TILT, **change}}}))
+
+
+@pytest.mark.parametrize("name", [name for name in ENVS if name not in ("EmbodiedEnv", "RenderedEnv", "AsymmetricEnv")])
+def test_an_environment_with_tasks_of_its_own_takes_no_events(name: str, tmp_path: Path) -> None:
+    data = raw(tmp_path, {"train": {"tilt": TILT}}) | {"env": {"id": name}}
+    with pytest.raises(ConfigError, match=rf"events\.train\.tilt: {name} takes no events from outside. .*manager form"):
+        parse_config(data)
+
+
+@pytest.mark.usefixtures("nothing_trusted")
+def test_a_file_alone_does_not_even_import_an_event_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_event.py").write_text(
+        "import jax.numpy as jnp\ndef turn(world, key): return world.with_qpos((1,), jnp.ones(1))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"func": "own_event:turn", "interval_step": 2}
+    data = raw(tmp_path, {"train": {"own": own}})
+    data["env"]["cfg"]["gym_config"]["env"]["events"]["own"] = {**own, "mode": "interval"}
+    (tmp_path / "train.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"env\.events\.own\.func: .* file alone may not .*--trust own_event:turn"):
+        load_config(tmp_path / "train.json")
+    del data["env"]["cfg"]["gym_config"]["env"]["events"]["own"]
+    (tmp_path / "trainer.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"trainer\.events\.train\.own\.func: .*--trust own_event:turn"):
+        load_config(tmp_path / "trainer.json")
+    assert "own_event" not in sys.modules
+    config = load_config(tmp_path / "train.json", ["trainer.events.train.own.func=own_event:turn"])  # at both places
+    assert angle(build_env(config), 2) == pytest.approx(1.0)
+
+
+@pytest.mark.usefixtures("nothing_trusted")
+def test_a_gym_config_with_code_of_its_own_is_not_imported_by_reading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_reward.py").write_text("def half(world, obs, action, info): return 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    gym_config = copy.deepcopy(CART_POLE)
+    gym_config["env"]["rewards"]["own"] = {"func": "own_reward:half", "mode": "add"}
+    (tmp_path / "gym.json").write_text(json.dumps(gym_config))
+    data = raw(tmp_path, {}, gym_config="gym.json")
+    del data["env"]
+    (tmp_path / "train.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match="code that a file alone may not start"):
+        load_config(tmp_path / "train.json")
+    assert any(note.status == "unsupported" for note in check(tmp_path / "train.json"))
+    assert "own_reward" not in sys.modules
+
+
+def test_the_canonical_form_gives_the_events_back_and_check_lists_their_keys(tmp_path: Path) -> None:
+    camera = {"func": "record_camera_data_async", "params": {"name": "main", "resolution": [64, 48]}}
+    data = raw(tmp_path, {"train": {"tilt": TILT, "video": camera}, "eval": {"video": camera}})
+    config = parse_config(data)
+    assert parse_config(config.to_dict()) == config and hash(config) == hash(parse_config(data))
+    assert [camera.phase for camera in config.trainer.cameras] == ["train", "eval"]
+    (tmp_path / "train.json").write_text(json.dumps(data))
+    status = {note.key: note.status for note in check(tmp_path / "train.json") if note.key.startswith("trainer.events")}
+    assert len(status) == 2 * 3 + 5 and set(status.values()) == {"used"}

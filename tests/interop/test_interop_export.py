@@ -1,0 +1,548 @@
+"""Exports: every format answers as JAX does, a wrong one is never written, a changed one is found."""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from tiny import tiny
+from toy_policies import ORIGIN, Toy, policy_for
+
+from ejax.config import parse_config
+from ejax.envs.host.pure_host import PureHostEnv
+from ejax.envs.tasks.grasp_task import ROBOT
+from ejax.envs.tasks.instructed_place import InstructedPlaceRL
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.play.saved_policy import evaluate_run
+from ejax.policies.mlp import ACTIVATIONS
+from ejax.run import train
+from ejax.store.run_dir import create_run_directory
+from ejax.training.build import build
+from interop.artefacts.cases import observe
+from interop.artefacts.contract import make_contract
+from interop.artefacts.episode import reference_episode
+from interop.artefacts.formats import FORMATS, Trained
+from interop.artefacts.host_cases import observe_host
+from interop.artefacts.parity import Case, ParityError, allowed_error, compare
+from interop.checkpoints.weights import state_dict_from_params
+from interop.export import export_policy, export_run, main
+from interop.exporters.record import spec_of
+from interop.twin.spec import NetworkSpec, PolicySpec
+from interop.verify import main as verify_main
+from interop.verify import sha256, verify
+
+ROOT = Path(__file__).parents[2]
+
+
+def writable(*formats: str) -> list[str]:
+    """Those that this machine can write and check."""
+    return [name for name in formats if not FORMATS[name].missing(to_write=True)]
+
+
+HERE = writable(*FORMATS)
+needs_torch = pytest.mark.skipif("pt" not in HERE, reason="needs torch: pip install -e '.[torch]'")
+needs_safetensors = pytest.mark.skipif(
+    "safetensors" not in HERE, reason="needs safetensors and torch: pip install -e '.[export]'"
+)
+needs_onnx = pytest.mark.skipif("onnx" not in HERE, reason="needs onnx and onnxruntime: pip install -e '.[onnx]'")
+needs_stablehlo = pytest.mark.skipif("stablehlo" not in HERE, reason="needs flatbuffers: pip install flatbuffers")
+
+
+def trained_policy(policy: Any, params: Any, env: Any) -> Trained:
+    return Trained(policy, params, spec_of(policy, env), state_dict_from_params(policy, params), global_step=0)
+
+
+BOX = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+DRAWN = {
+    "cube_position_range": [[-0.1, -0.1, 0.0], [0.1, 0.1, 0.0]],
+    "goal_position_range": [[-0.1, -0.1, 0.0], [0.1, 0.1, 0.0]],
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As if after one update of PushCube, which would only take time. Its starts are drawn."""
+    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "relu"}}
+    config = {
+        "trainer": {
+            "exp_name": "tiny",
+            "learning_env": {"name": "PushCubeRL", "cfg": {"episode_length": 20, "action_scale": 0.3, **DRAWN}},
+            "num_envs": 4,
+            "buffer_size": 8,
+            "iterations": 1,
+            "enable_eval": False,
+            "console": False,
+        },
+        "policy": {"name": "actor_critic", "actor": network, "critic": network},
+        "algorithm": {"name": "ppo", "cfg": {"batch_size": 32, "n_epochs": 1}},
+    }
+    made = parse_config(config)
+    directory = create_run_directory(made, tmp_path_factory.mktemp("tiny") / "run")
+    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": made.to_dict()}
+    directory.save(build(made).state, meta, keep=1)
+    return directory.path
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Path:
+    """All formats that can be written here."""
+    if not HERE:
+        pytest.skip("no format can be written here: pip install -e '.[torch,onnx]'")
+    directory = run.parent / "exported"
+    export_run(run, directory, HERE)
+    return directory
+
+
+def certificate(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "parity.json").read_text())
+
+
+def test_every_format_passes_and_the_certificate_says_how(exported: Path) -> None:
+    report = certificate(exported)
+    assert list(report["artefacts"]) == HERE
+    assert report["checkpoint"] == "tiny_step_32"
+    assert {"python", "jax", "numpy"} <= report["versions"].keys()
+    assert set(report["rows"]) == {"environment", "edges", "zeros", "huge", "not_a_number"}
+    for facts in report["artefacts"].values():
+        assert 0.0 <= facts["of_allowed"] <= 1.0
+        assert facts["cases"]["environment"]["action"]["max_abs"] < 1e-6
+    files = {file.name for file in exported.iterdir()} - {"parity.json"}
+    assert report["sha256"] == {name: sha256(exported / name) for name in files}
+
+
+def test_every_file_has_the_mode_that_the_umask_leaves(exported: Path) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in exported.iterdir()}
+    assert modes == dict.fromkeys(modes, 0o666 & ~umask)
+
+
+def test_the_contract_tells_names_units_ranges_and_rate(exported: Path) -> None:
+    contract = json.loads((exported / "contract.json").read_text())
+    (obs,) = contract["observation"]
+    assert (obs["name"], obs["shape"], obs["dtype"]) == ("obs", ["batch", 15], "float32")
+    assert obs["features"][0] == {"name": "shoulder_pan angle", "unit": "rad"}
+    assert obs["features"][14] == {"name": "goal z", "unit": "m"}
+    assert len(obs["features"]) == len(obs["low"]) == len(obs["high"]) == 15
+    assert contract["control_rate_hz"] == 25.0
+    assert contract["env"]["parameters"]["action_scale"] == 0.3
+    assert [output["name"] for output in contract["outputs"]] == ["action", "mean", "log_std"]
+    assert contract["action"]["low"] == [-0.5] * 6
+
+
+def test_verify_passes_again(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_main([str(exported)]) == 0
+    assert sha256(exported / "parity.json") in capsys.readouterr().out
+
+
+@needs_stablehlo
+def test_verify_runs_without_jax_and_says_what_it_skipped(exported: Path) -> None:
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(("jax", "ejax", "flax")))  # importing them raises
+from interop.verify import main
+sys.exit(main([{str(exported)!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == (3 if HERE == ["stablehlo"] else 0), done.stderr  # 3: nothing else could be run
+    assert re.search(r"stablehlo +skipped: not installed here; pip install jax", done.stdout)
+    assert done.stdout.count("skipped") == 1
+
+
+def copy_of(exported: Path, to: Path) -> Path:
+    to.mkdir()
+    for file in exported.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def change_one_weight(file: Path) -> None:
+    """A thousandth more on one bias."""
+    if file.suffix == ".safetensors":
+        from safetensors.numpy import load_file, save_file
+
+        weights = load_file(file)
+        weights["actor.0.bias"][0] += 1e-3
+        save_file(weights, file)
+    else:
+        import onnx
+        from onnx import numpy_helper
+
+        model = onnx.load(file)
+        bias = next(x for x in model.graph.initializer if list(x.dims) == [6])
+        values = numpy_helper.to_array(bias).copy()
+        values[0] += 1e-3
+        bias.CopyFrom(numpy_helper.from_array(values, bias.name))
+        onnx.save(model, file)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("safetensors", marks=needs_safetensors), pytest.param("onnx", marks=needs_onnx)]
+)
+def test_one_changed_weight_is_found_even_under_a_new_hash(exported: Path, tmp_path: Path, name: str) -> None:
+    directory = copy_of(exported, tmp_path / "tampered")
+    file = directory / FORMATS[name].file
+    change_one_weight(file)
+    with pytest.raises(ParityError, match=f"changed since the export: {file.name}"):
+        verify(directory)
+    report = certificate(directory)
+    report["sha256"][file.name] = sha256(file)
+    (directory / "parity.json").write_text(json.dumps(report))
+    with pytest.raises(ParityError, match=f"{name}: .* times what is allowed"):
+        verify(directory)
+    assert verify_main([str(directory)]) == 1
+
+
+def test_a_missing_file_is_found(exported: Path, tmp_path: Path) -> None:
+    directory = copy_of(exported, tmp_path / "incomplete")
+    (directory / "contract.json").unlink()
+    with pytest.raises(ParityError, match=r"contract\.json"):
+        verify(directory)
+
+
+def test_what_is_no_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_main([str(tmp_path)]) == 2
+    assert "is not an export: it has no parity.json" in capsys.readouterr().err
+
+
+def test_a_deprecated_format_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "parity.json").write_text("{}")
+    report = {"artefacts": {name: {"skipped": ""} for name in ("pt", "torchscript")}, "clipping": "none"}
+    monkeypatch.setattr("interop.export.export_run", lambda *args, **kwargs: report)
+    assert main(["run", "--to", str(tmp_path)]) == 0
+    (notice,) = capsys.readouterr().err.splitlines()
+    assert notice.startswith("interop.export: torchscript is deprecated: torch itself deprecates TorchScript")
+
+
+@needs_stablehlo
+def test_a_mismatch_fails_the_export_and_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write_another_policy(path: Path, trained: Any) -> None:
+        params = jax.tree.map(lambda x: x * 1.001, trained.params)
+        good(path, dataclasses.replace(trained, params=params))
+
+    good = FORMATS["stablehlo"].write
+    monkeypatch.setitem(FORMATS, "stablehlo", dataclasses.replace(FORMATS["stablehlo"], write=write_another_policy))
+    arguments = [str(run), "--to", str(tmp_path / "out"), "--formats", "stablehlo"]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "not the policy that JAX computes" in error
+    assert re.search(r"stablehlo: .*mean of 'environment' is off by .* times what is allowed", error)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_stablehlo
+def test_a_missing_package_is_named_and_other_formats_go_on(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    arguments = [str(run), "--to", str(tmp_path / "out"), "--formats"]
+    assert main([*arguments, "pt,stablehlo,pt2"]) == 2
+    text = "needed for pt, pt2: pip install torch, or leave them out: --formats stablehlo"
+    assert text in capsys.readouterr().err
+    assert main([*arguments, "stablehlo"]) == 0
+
+
+def test_an_unknown_format_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--to", str(tmp_path / "out"), "--formats", "tflite"]) == 2
+    assert "unknown tflite; allowed: pt, safetensors, pt2, onnx, torchscript, stablehlo" in capsys.readouterr().err
+
+
+@needs_stablehlo
+def test_a_folder_with_files_is_not_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").touch()
+    assert main([str(run), "--to", str(tmp_path), "--formats", "stablehlo"]) == 2
+    assert "holds files already" in capsys.readouterr().err
+
+
+@needs_onnx
+@pytest.mark.parametrize("layernorm", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_onnx_of_each_activation(activation: str, layernorm: bool, tmp_path: Path) -> None:
+    env = PointMassRL()
+    policy, params = policy_for(env, activation=activation, use_layernorm=layernorm, last_activation=activation)
+    trained = trained_policy(policy, params, env)
+    FORMATS["onnx"].write(tmp_path / "policy.onnx", trained)
+    obs = 2.0 * jax.random.normal(jax.random.key(0), (7, 14))
+    distribution, _ = policy.apply(params, obs)
+    action, mean, log_std = FORMATS["onnx"].load(tmp_path / "policy.onnx", trained.spec)([np.asarray(obs)])
+    np.testing.assert_allclose(action, distribution.mode(), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(mean, distribution.mean, rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(log_std, distribution.log_std)
+
+
+@needs_torch
+def test_an_approximated_gelu_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from interop import policy as interop_policy
+
+    wrong = functools.partial(torch.nn.GELU, approximate="tanh")
+    monkeypatch.setitem(interop_policy.ACTIVATIONS, "gelu", wrong)
+    env = Toy(BOX)
+    policy, params = policy_for(env, activation="gelu")
+    with pytest.raises(ParityError, match=r"pt: .*'environment' is off by .*, \d\d+ times what is allowed"):
+        export_policy(policy, params, env, tmp_path / "out", ["pt"], origin=ORIGIN)
+
+
+def test_the_contract_says_which_input_is_text() -> None:
+    env = InstructedPlaceRL(physics="mujoco")
+    network = NetworkSpec(
+        inputs=("state", "instruction"),
+        normalized=False,
+        hidden_sizes=(8,),
+        activation="relu",
+        last_activation=None,
+        use_layernorm=False,
+        dropout_p=0.0,
+    )
+    widths = {"goal": 6, "instruction": 64, "scene": 21, "state": 11}
+    spec = PolicySpec(observation=widths, actor=network, critic=None, head="normal", sizes=(4,))
+    seen = {name: np.zeros((1, width), np.float32) for name, width in widths.items()}
+    contract = make_contract({"id": "InstructedPlaceRL", "cfg": {}}, env, spec, seen, "none")
+    state, instruction = contract["observation"]
+    assert [feature["name"] for feature in state["features"]] == list(ROBOT) and "text" not in state
+    assert instruction["text"] == {"encoding": "utf-8", "length": 64} and instruction["features"] is None
+    assert "then zeros" in instruction["meaning"] and instruction["shape"] == ["batch", 64]
+
+
+@pytest.mark.parametrize(
+    ("space", "formats"),
+    [
+        (BOX, FORMATS),
+        (gymnasium.spaces.Discrete(3), ("onnx", "torchscript")),
+        (gymnasium.spaces.MultiDiscrete([2, 3]), ("onnx", "torchscript", "stablehlo")),
+    ],
+    ids=["tanh_normal", "categorical", "multi_categorical"],
+)
+def test_each_head_with_a_nested_observation(
+    space: gymnasium.Space, formats: Iterable[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+    env = Toy(space)
+    policy, params = policy_for(env, squash=space is BOX)
+    if not writable(*formats):
+        pytest.skip(f"none of the formats {', '.join(formats)} can be written here: pip install -e '.[torch,onnx]'")
+    report = export_policy(policy, params, env, tmp_path / "out", writable(*formats), origin=ORIGIN)
+    assert report["clipping"].startswith("none")
+    contract = json.loads((tmp_path / "out/contract.json").read_text())
+    assert [part["name"] for part in contract["observation"]] == ["robot.q", "robot.v"]  # not what the critic sees
+    assert contract["observation"][1]["high"] == [9.0, 9.0]
+    assert verify(tmp_path / "out").keys() == set(writable(*formats))
+
+
+@needs_stablehlo
+@pytest.mark.parametrize(
+    ("env_clips", "clipping", "clipped"), [(True, "auto", True), (False, "auto", False), (False, "space", True)]
+)
+def test_actions_are_clipped_where_the_env_clips_them_or_as_told(
+    env_clips: bool, clipping: Any, clipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An episode to replay is of the trained policy, which clipping beyond the environment's is not."""
+    monkeypatch.setattr("interop.export.reference_episode", lambda *_: {"start": {}})
+    env = Toy(BOX, clips=env_clips)
+    policy, params = policy_for(env)
+    params["params"]["actor"]["linear_2"]["kernel"] *= 5.0  # modes beyond the bounds
+    export_policy(policy, params, env, tmp_path / "out", ["stablehlo"], origin=ORIGIN, clipping=clipping, seed=0)
+    assert json.loads((tmp_path / "out/contract.json").read_text())["action"]["clipped"] == clipped
+    assert (tmp_path / "out/episode.json").exists() == (env_clips or not clipped)
+    with np.load(tmp_path / "out/observations.npz") as file:
+        largest = np.abs(file["environment/expected/action"]).max()
+    assert largest == 1.0 if clipped else largest > 1.0
+
+
+@pytest.fixture(scope="module")
+def measured(run: Path) -> dict[str, Any]:
+    return evaluate_run(run, num_episodes=1)
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_an_environment_outside_jax_clips_if_and_only_if_it_does_inside(clips: bool) -> None:
+    env = Toy(BOX, clips=clips)
+    policy, params = policy_for(env)
+    bounds = ((-1.0, -1.0), (1.0, 1.0))
+    seen, clipped = observe_host(policy, PureHostEnv(env, 4), params, spec_of(policy, env), bounds)
+    assert clipped is clips is observe(policy, env, params, spec_of(policy, env), bounds)[1]
+    assert {name: x.shape for name, x in seen.items()} == {"hidden": (512, 1), "robot.q": (512, 3), "robot.v": (512, 2)}
+    assert spec_of(policy, PureHostEnv(env, 4)) == spec_of(policy, env)
+
+
+class Unsteady(PureHostEnv):
+    """Starts anywhere, whatever its seeds."""
+
+    def reset(self, seed: Any, rows: Any = None) -> Any:
+        return super().reset(np.random.default_rng().integers(2**32, size=seed.shape).astype(np.uint32), rows)
+
+
+@pytest.mark.parametrize(("clipping", "clipped"), [("auto", False), ("space", True)])
+def test_an_environment_that_does_not_repeat_itself_is_no_reason_to_clip(
+    clipping: Any, clipped: bool, tmp_path: Path
+) -> None:
+    if not HERE:
+        pytest.skip("no format can be written here")
+    env = Unsteady(Toy(BOX, clips=True), 4)
+    policy, params = policy_for(env.env)
+    report = export_policy(policy, params, env, tmp_path / "out", HERE[:1], origin=ORIGIN, clipping=clipping)
+    assert "not known" in report["clipping"]
+    assert json.loads((tmp_path / "out" / "contract.json").read_text())["action"]["clipped"] is clipped
+
+
+@pytest.mark.slow
+def test_a_policy_trained_outside_jax_is_exported(tmp_path: Path) -> None:
+    if not HERE:
+        pytest.skip("no format can be written here")
+    config = tiny(env="gymnasium:Pendulum-v1", env_cfg={}, exp_name="outside", iterations=1)
+    run = train(parse_config(config), run_dir=tmp_path / "run").run_dir
+    report = export_run(run, tmp_path / "out", HERE[:1])
+    assert report["rows"]["environment"] == 16 * 128
+    assert report["clipping"] == "to the action space, as the environment does"
+    contract = json.loads((tmp_path / "out" / "contract.json").read_text())
+    assert contract["env"]["id"] == "gymnasium:Pendulum-v1"
+    assert contract["env"]["max_episode_steps"] == 200
+    (obs,) = contract["observation"]
+    assert (obs["shape"], obs["high"]) == (["batch", 3], [1.0, 1.0, 8.0])
+    assert (contract["action"]["low"], contract["action"]["high"]) == ([-2.0], [2.0])
+    assert contract["control_rate_hz"] is None
+    assert verify_main([str(tmp_path / "out")]) == 0
+
+
+def test_the_reference_episode_is_the_evaluations_own(measured: dict[str, Any], exported: Path) -> None:
+    episode = json.loads((exported / "episode.json").read_text())
+    start, result = episode["start"], episode["result"]
+    assert {name: np.shape(x) for name, x in start.items()} == {
+        "episode_step": (),
+        "goal": (3,),
+        "physics.qpos": (13,),
+        "physics.qvel": (12,),
+    }
+    for place, middle in ((start["physics.qpos"][6:9], (-0.6, -0.4, 0.05)), (start["goal"], (-0.9, -0.6, 0.05))):
+        assert 1e-3 < np.abs(np.subtract(place, middle)).max() < 0.1  # drawn
+    assert result["return"] == measured["eval/avg_reward"]
+    assert result["length"] == measured["eval/avg_length"]
+    assert result["metrics/distance_to_goal"] == measured["eval/metrics/distance_to_goal"]
+    assert "episode.json" in certificate(exported)["sha256"]
+
+
+def test_an_episode_without_an_end_is_none() -> None:
+    policy, params = policy_for(Toy(BOX))
+    assert reference_episode(policy, Toy(BOX), params, seed=0) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "hidden"),
+    [
+        pytest.param("deploy_torch.py", "onnxruntime", marks=needs_torch),
+        pytest.param("deploy_torch.py --torchscript", "onnxruntime", marks=needs_torch),
+        pytest.param("deploy_onnx.py", "torch", marks=needs_onnx),
+    ],
+)
+def test_a_deployed_policy_has_the_return_that_ejax_measured(
+    measured: dict[str, Any], exported: Path, script: str, hidden: str
+) -> None:
+    """To 1e-4: over 20 steps an action that is off by 1e-6 turns a joint by up to 20·0.3·1e-6 rad. That moves the tool,
+    1.2 m away, by 7e-6 m, and the reward of each step by up to 0.1·5 times that."""
+    name, *options = script.split()
+    code = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys(("jax", "ejax", "flax", "interop", {hidden!r})))  # importing them raises
+sys.argv = [{name!r}, {str(exported)!r}, *{options!r}]
+sys.path.insert(0, "examples")
+runpy.run_path("examples/" + {name!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = r" (\S+)  length (\d+)  success (\w+)  final distance (\S+) m"
+    here, there = (re.search(who + told, done.stdout) for who in ("return", "by JAX"))
+    assert here and there, done.stdout
+    for found, tolerance in ((here, 1e-4), (there, 1e-5)):  # the latter is printed, no more
+        assert float(found[1]) == pytest.approx(measured["eval/avg_reward"], abs=tolerance)
+        assert int(found[2]) == measured["eval/avg_length"]
+        assert (found[3] == "True") == bool(measured["eval/success_rate"])
+        assert float(found[4]) == pytest.approx(measured["eval/metrics/distance_to_goal"], abs=tolerance)
+
+
+def spec(head: Any = "normal", sizes: tuple[int, ...] = (2,)) -> PolicySpec:
+    actor = NetworkSpec(
+        inputs=("obs",),
+        normalized=False,
+        hidden_sizes=(4,),
+        activation="relu",
+        last_activation=None,
+        use_layernorm=False,
+        dropout_p=0.0,
+    )
+    return PolicySpec(observation={"obs": 1}, actor=actor, critic=None, head=head, sizes=sizes)
+
+
+def constant_case(**expected: Any) -> Case:
+    arrays = {name: np.asarray(x) for name, x in expected.items()}
+    rows = len(arrays["action"])
+    allowed = {name: np.full((rows, 1), 1e-6, np.float32) for name in arrays}
+    return Case("fixed", {"obs": np.zeros((rows, 1), np.float32)}, arrays, allowed)
+
+
+def test_errors_are_counted_in_float32_steps() -> None:
+    y = np.array([[1.0, -1e-3]], np.float32)
+    case = constant_case(action=y, mean=y, log_std=y)
+    moved = np.nextafter(np.nextafter(y, np.float32(2.0)), np.float32(2.0))
+    errors = compare(lambda leaves: [y, moved, y], case, spec())
+    assert errors["action"] == {"max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0, "max_row_ulp": 0.0, "of_allowed": 0.0}
+    assert errors["mean"]["max_ulp"] == 2.0
+    assert errors["mean"]["max_row_ulp"] == 2.0  # in the spacing at 1, the row's largest
+    assert errors["mean"]["max_abs"] == 2.0**-22
+    assert errors["mean"]["of_allowed"] == pytest.approx(2.0**-22 / 1e-6)
+
+
+def test_zeros_of_both_signs_are_the_same_number() -> None:
+    zero = np.zeros((1, 2), np.float32)
+    errors = compare(lambda leaves: [-zero, zero, zero], constant_case(action=zero, mean=zero, log_std=zero), spec())
+    assert errors["action"]["max_ulp"] == 0.0
+
+
+def test_a_hidden_nan_is_a_mismatch() -> None:
+    nan, zero = np.array([[np.nan, 0.0]], np.float32), np.zeros((1, 2), np.float32)
+    case = constant_case(action=nan, mean=nan, log_std=zero)
+    assert compare(lambda leaves: [nan, nan, zero], case, spec())["action"]["of_allowed"] == 0.0
+    with pytest.raises(ParityError, match="JAX gives"):
+        compare(lambda leaves: [zero, nan, zero], case, spec())
+
+
+def test_a_wrong_shape_or_dtype_is_a_mismatch() -> None:
+    zero = np.zeros((1, 2), np.float32)
+    case = constant_case(action=zero, mean=zero, log_std=zero)
+    with pytest.raises(ParityError, match=r"action is float32\[2\] in a batch of 1, JAX gives float32\[1, 2\]"):
+        compare(lambda leaves: [zero[0], zero, zero], case, spec())
+    with pytest.raises(ParityError, match="float64"):
+        compare(lambda leaves: [zero.astype(np.float64), zero, zero], case, spec())
+
+
+def test_another_choice_counts_only_if_it_was_not_a_tie() -> None:
+    logits = np.array([[1.0, 1.0 + 1e-7, 0.5]], np.float32)
+    case = constant_case(action=np.array([1], np.int32), logits=logits)
+    tied, worse, outside = (np.array([i], np.int32) for i in (0, 2, 7))
+    categorical = spec("categorical", (3,))
+    assert compare(lambda leaves: [tied, logits], case, categorical)["action"]["of_allowed"] < 1.0
+    assert compare(lambda leaves: [worse, logits], case, categorical)["action"]["of_allowed"] > 1.0
+    assert compare(lambda leaves: [outside, logits], case, categorical)["action"]["of_allowed"] == np.inf
+
+
+def test_what_is_allowed_follows_each_rows_sensitivity_and_size() -> None:
+    y = np.array([[1.0, 100.0], [0.5, 0.0], [0.5, np.nan]], np.float32)
+    sensitivity = np.array([[0.0, 1e-5], [1e-3, 0.0], [1e-9, np.nan]])
+    np.testing.assert_allclose(allowed_error(y, sensitivity), [[100.0 * 2.0**-19], [4e-3], [2.0**-19]], rtol=1e-6)

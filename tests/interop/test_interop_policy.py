@@ -1,0 +1,342 @@
+"""The torch twin against the ejax policy with the same weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ejax.distributions import ActionSpec
+from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.policies.mlp import ACTIVATIONS
+from ejax.types import Policy
+from interop.checkpoints.weights import state_dict_from_params
+from interop.exporters.record import spec_of
+from interop.twin.spec import PolicySpec
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+interop_policy = pytest.importorskip("interop.policy")
+
+WIDTH = 5
+HEADS = {
+    "normal": ActionSpec("normal", (3,)),
+    "tanh_normal": ActionSpec("tanh_normal", (3,), (-1.0, -0.5, 0.0), (1.0, 2.0, 0.25)),
+    "categorical": ActionSpec("categorical", (4,)),
+    "multi_categorical": ActionSpec("multi_categorical", (2, 3)),
+}
+
+
+class Observed:
+    """Only what ``spec_of`` asks of an environment: an observation."""
+
+    def __init__(self, obs: Any) -> None:
+        self.obs = obs
+
+    def reset(self, key: jax.Array) -> tuple[None, Any]:
+        del key
+        return None, self.obs
+
+
+def policy_with(action_spec: ActionSpec = HEADS["normal"], **network: Any) -> ActorCritic:
+    config = NetworkConfig(hidden_sizes=(16, 8), **{"activation": "tanh", **network})
+    return ActorCritic(action_spec, config, config, actor_obs_normalization=True)
+
+
+def random_params(policy: Policy, obs: Any) -> Any:
+    """Parameters unlike their first values: log_std beyond its range, statistics of a used normalizer."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0), obs)
+    params = jax.tree.map(lambda x: jnp.asarray(rng.uniform(-0.5, 0.5, x.shape), x.dtype), shapes)
+    if "log_std" in params["params"]:
+        params["params"]["log_std"] = jnp.array([-1.5, 0.5, 3.0])
+    for statistics in params.get("normalizer", {}).values():
+        statistics["variance"] = jnp.exp(2.0 * statistics["variance"])
+    return params
+
+
+def twin_of(policy: Any, params: Any, obs: Any) -> Any:
+    first = jax.tree.map(lambda x: x[0], obs)
+    spec = PolicySpec.from_json(spec_of(policy, Observed(first)).to_json())  # what survives a file
+    return interop_policy.make_policy(spec, state_dict_from_params(policy, params))
+
+
+def observations(rows: int = 32) -> jax.Array:
+    return 2.0 * jax.random.normal(jax.random.key(2), (rows, WIDTH))
+
+
+def tensor(x: Any) -> Any:
+    return jax.tree.map(lambda leaf: torch.tensor(np.asarray(leaf)), x)
+
+
+def assert_close(actual: Any, expected: jax.Array) -> None:
+    np.testing.assert_allclose(actual.detach().numpy(), np.asarray(expected), rtol=2e-5, atol=2e-5)
+
+
+def assert_twins(policy: Any, obs: Any) -> None:
+    """Equal modes, values, log-probabilities and entropies."""
+    params = random_params(policy, obs)
+    twin = twin_of(policy, params, obs)
+    distribution, value = policy.apply(params, obs)
+    mode = distribution.mode()
+    td = twin.get_action({"obs": tensor(obs)}, deterministic=True)
+    assert_close(td["action"], mode)
+    assert_close(td["sample_log_prob"], distribution.log_prob(mode))
+    assert_close(td["value"], value)
+    assert_close(twin.act(tensor(obs)), mode)
+
+    action = distribution.sample(jax.random.key(4))
+    evaluated = twin.evaluate_actions({"obs": tensor(obs), "action": tensor(action)})
+    assert_close(evaluated["sample_log_prob"], distribution.log_prob(action))
+    assert_close(evaluated["entropy"], distribution.entropy())
+    assert_close(evaluated["value"], value)
+
+
+@pytest.mark.parametrize("layernorm", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_each_activation_with_and_without_layernorm(activation: str, layernorm: bool) -> None:
+    assert_twins(policy_with(activation=activation, use_layernorm=layernorm), observations())
+
+
+def test_every_activation_of_ejax_has_a_torch_module() -> None:
+    assert interop_policy.ACTIVATIONS.keys() == ACTIVATIONS.keys()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_each_head(head: str) -> None:
+    assert_twins(policy_with(HEADS[head]), observations())
+
+
+def test_log_std_is_clipped_on_both_sides() -> None:
+    policy, obs = policy_with(), observations()
+    params = random_params(policy, obs)
+    params["params"]["log_std"] = jnp.array([-7.0, 0.5, 3.0])
+    log_std = twin_of(policy, params, obs).distribution(tensor(obs)).log_std
+    assert_close(log_std, policy.apply(params, obs)[0].log_std)
+    assert log_std[0].tolist() == [-5.0, 0.5, 2.0]
+
+
+def test_dropout_keeps_the_module_numbers_and_is_off() -> None:
+    assert_twins(policy_with(dropout_p=0.5, use_layernorm=True, last_activation="tanh"), observations())
+
+
+def test_an_actor_alone_has_value_zero() -> None:
+    assert_twins(ActorOnly(HEADS["normal"], NetworkConfig(hidden_sizes=(8,), activation="relu")), observations())
+
+
+def test_actor_and_critic_read_their_groups_of_a_nested_observation() -> None:
+    network = NetworkConfig(hidden_sizes=(8,), activation="tanh")
+    policy = ActorCritic(
+        HEADS["normal"], network, network, actor_obs_groups=("robot", "goal"), critic_obs_groups=("mass", "robot.qvel")
+    )
+    obs = nested_observations()
+    assert_twins(policy, obs)
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    assert twin.spec.actor.inputs == ("robot.qpos", "robot.qvel", "goal")
+    assert twin.spec.critic is not None
+    assert twin.spec.critic.inputs == ("mass", "robot.qvel")
+
+
+def test_one_tensor_for_a_nested_observation_is_refused() -> None:
+    policy = ActorOnly(HEADS["normal"], NetworkConfig(hidden_sizes=(8,)))
+    obs = nested_observations()
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    with pytest.raises(ValueError, match="give a nest of them"):
+        twin.act(torch.zeros(2, 7))
+
+
+def test_tensordicts_as_embodichain_uses_them() -> None:
+    tensordict = pytest.importorskip("tensordict", reason="needs tensordict: pip install -e '.[torch]'")
+    policy = policy_with()
+    obs = observations()
+    params = random_params(policy, obs)
+    twin = twin_of(policy, params, obs)
+    td = tensordict.TensorDict({"obs": tensor(obs)}, batch_size=[32])
+    assert twin.get_action(td) is td  # written into
+    assert {"action", "sample_log_prob", "value"} <= set(td.keys())
+    assert not td["sample_log_prob"].requires_grad
+    evaluated = twin.evaluate_actions(td)
+    assert set(evaluated.keys()) == {"sample_log_prob", "entropy", "value"}  # a new one
+    assert evaluated.batch_size == td.batch_size
+    assert_close(evaluated["sample_log_prob"], td["sample_log_prob"].numpy())
+    evaluated["sample_log_prob"].sum().backward()
+    assert twin.log_std.grad is not None
+
+
+def test_samples_follow_the_distribution() -> None:
+    obs = observations(1)
+    for head in ("normal", "categorical"):
+        policy = policy_with(HEADS[head])
+        params = random_params(policy, obs)
+        twin = twin_of(policy, params, obs)
+        torch.manual_seed(0)
+        sample = twin.get_action({"obs": tensor(obs).expand(20_000, -1)})["action"]
+        distribution, _ = policy.apply(params, obs)
+        if head == "normal":
+            deviation = np.exp(np.asarray(distribution.log_std[0]))
+            np.testing.assert_allclose(sample.std(0).numpy(), deviation, rtol=0.03)
+            error = (sample.mean(0).numpy() - np.asarray(distribution.mean[0])) / deviation
+            assert np.abs(error).max() < 0.03  # 4 standard errors
+        else:
+            frequency = torch.bincount(sample, minlength=4).numpy() / 20_000
+            np.testing.assert_allclose(frequency, jax.nn.softmax(distribution.logits[0]), atol=0.015)
+
+
+def test_squashed_samples_stay_inside_the_bounds() -> None:
+    policy = policy_with(HEADS["tanh_normal"])
+    obs = observations()
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    action = twin.get_action({"obs": tensor(obs)})["action"]
+    assert (action >= torch.tensor(HEADS["tanh_normal"].low)).all()
+    assert (action <= torch.tensor(HEADS["tanh_normal"].high)).all()
+
+
+def test_weights_of_another_policy_are_refused() -> None:
+    policy, other = policy_with(), policy_with(use_layernorm=True)
+    obs = observations()
+    spec = spec_of(policy, Observed(obs[0]))
+    with pytest.raises(RuntimeError, match="actor"):
+        interop_policy.make_policy(spec, state_dict_from_params(other, random_params(other, obs)))
+
+
+def test_a_spec_of_another_schema_is_refused() -> None:
+    text = (
+        spec_of(policy_with(), Observed(observations()[0]))
+        .to_json()
+        .replace('"schema_version": 3', '"schema_version": 9')
+    )
+    with pytest.raises(ValueError, match="schema version 9, this interop reads 1, 2, 3"):
+        PolicySpec.from_json(text)
+
+
+def test_a_spec_from_before_images_still_loads() -> None:
+    policy = policy_with(HEADS["tanh_normal"])
+    spec = spec_of(policy, Observed(observations()[0]))
+    raw = {**json.loads(spec.to_json()), "schema_version": 1}
+    for name in ("images", "encoder", "unread"):
+        del raw[name]
+    assert PolicySpec.from_json(json.dumps(raw)) == spec
+
+
+def test_the_twin_runs_where_jax_is_missing(tmp_path: Path) -> None:
+    policy = policy_with()
+    obs = observations(4)
+    params = random_params(policy, obs)
+    (tmp_path / "policy.json").write_text(spec_of(policy, Observed(obs[0])).to_json())
+    state_dict = {name: torch.tensor(x) for name, x in state_dict_from_params(policy, params).items()}
+    torch.save({"global_step": 0, "policy": state_dict}, tmp_path / "policy.pt")
+    np.save(tmp_path / "obs.npy", np.asarray(obs))
+    code = """
+import sys
+sys.modules["jax"] = sys.modules["ejax"] = sys.modules["flax"] = None  # importing them raises
+import numpy, torch
+from interop.policy import load_policy
+numpy.save("action.npy", load_policy(".").act(torch.tensor(numpy.load("obs.npy"))).numpy())
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(root)}, check=True)
+    expected = policy.apply(params, obs)[0].mode()
+    np.testing.assert_allclose(np.load(tmp_path / "action.npy"), expected, rtol=2e-5, atol=2e-5)
+
+
+def nested_observations(rows: int = 32) -> dict[str, Any]:
+    x = jax.random.normal(jax.random.key(5), (rows, 7))
+    return {"robot": {"qvel": x[:, :2], "qpos": x[:, 2:5]}, "goal": x[:, 5:6], "mass": x[:, 6:]}
+
+
+def test_arrays_go_in_and_come_out_as_tensors_do() -> None:
+    policy, obs = policy_with(), observations(4)
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    expected = twin.act(tensor(obs))
+    assert isinstance(expected, torch.Tensor)
+    read_only = np.asarray(obs)
+    for given in (read_only, read_only.astype(np.float64), {"obs": read_only}, read_only.tolist()):
+        action = twin.act(given)
+        assert isinstance(action, np.ndarray)
+        np.testing.assert_array_equal(action, expected.numpy())
+    assert isinstance(twin.act({"obs": tensor(obs)}), torch.Tensor)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_leading_axes_of_an_observation_are_those_of_the_action(normalized: bool, head: str) -> None:
+    policy, obs = policy_with(HEADS[head]).clone(actor_obs_normalization=normalized), observations(6)
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    batched = twin.act(tensor(obs))
+    for lead in ((), (1,), (2, 3)):
+        rows = int(np.prod(lead))
+        shaped = tensor(obs)[:rows].reshape(*lead, WIDTH)
+        action = twin.act(shaped)
+        assert action.shape == (*lead, *batched.shape[1:])
+        torch.testing.assert_close(action.reshape(rows, *batched.shape[1:]), batched[:rows], rtol=1e-5, atol=1e-6)
+        td = twin.get_action({"obs": shaped}, deterministic=True)
+        assert td["value"].shape == td["sample_log_prob"].shape == lead
+
+
+def test_one_nested_observation_gives_one_action() -> None:
+    policy = ActorOnly(HEADS["normal"], NetworkConfig(hidden_sizes=(8,)), actor_obs_groups=("robot", "goal"))
+    obs = nested_observations(2)
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    one = jax.tree.map(lambda x: np.asarray(x[0]), obs)
+    assert twin.act(one).shape == (3,)
+    by_path = {"robot.qpos": one["robot"]["qpos"], "robot.qvel": one["robot"]["qvel"], "goal": one["goal"]}
+    np.testing.assert_array_equal(twin.act(by_path), twin.act(one))
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ({"state": np.zeros((2, WIDTH))}, "the observation lacks 'obs': it has state; the policy reads obs"),
+        ({}, "the observation lacks 'obs': it has nothing; the policy reads obs"),
+        (np.zeros((2, 3)), "'obs' has 3 numbers, the policy was made for 5"),
+        (np.float32(0.0), "'obs' has no axis, the policy was made for 5"),
+        ("text", "'obs' must be a tensor or array of numbers, got a str"),
+        (None, "'obs' must be a tensor or array of numbers, got a NoneType"),
+        ([[1.0], [1.0, 2.0]], "'obs' must be a tensor or array of numbers, got a list"),
+        (torch.zeros(2, WIDTH).to_sparse(), r"'obs' must be a dense tensor of real numbers, got a sparse_coo tensor"),
+        (torch.zeros(2, WIDTH) * 1j, r"'obs' must be a dense tensor of real numbers, got a tensor complex64"),
+    ],
+)
+def test_an_observation_that_the_policy_cannot_read_is_an_error_that_says_so(obs: Any, message: str) -> None:
+    policy, good = policy_with(), observations(2)
+    twin = twin_of(policy, random_params(policy, good), good)
+    with pytest.raises(ValueError, match=message):
+        twin.act(obs)
+
+
+def test_parts_of_a_nested_observation_that_do_not_fit_are_named() -> None:
+    policy = ActorOnly(HEADS["normal"], NetworkConfig(hidden_sizes=(8,)), actor_obs_groups=("robot", "goal"))
+    obs = jax.tree.map(np.asarray, nested_observations(2))
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    wrong = {"robot": {"qpos": obs["robot"]["qpos"]}, "goal": obs["goal"]}
+    message = r"lacks 'robot\.qvel': it has robot\.qpos, goal; the policy reads robot\.qpos, robot\.qvel, goal"
+    with pytest.raises(ValueError, match=message):
+        twin.act(wrong)
+    with pytest.raises(ValueError, match=r"of one batch, got robot\.qpos \[2, 3\], robot\.qvel \[2, 2\], goal \[1\]"):
+        twin.act({**obs, "goal": obs["goal"][0]})
+
+
+def test_an_export_that_lacks_what_it_takes_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"policy\.json: give the folder that python -m interop\.export RUN"):
+        interop_policy.load_policy(tmp_path / "none")
+    policy, obs = policy_with(), observations(2)
+    (tmp_path / "policy.json").write_text(spec_of(policy, Observed(obs[0])).to_json())
+    with pytest.raises(FileNotFoundError, match=r"policy\.pt: export with it by .* --formats pt"):
+        interop_policy.load_policy(tmp_path)
+    for content, message in (
+        ({}, r"must hold a state_dict as 'policy', got None"),
+        ({"policy": [1]}, r"must hold a state_dict as 'policy', got a list of 1"),
+        ({"policy": {"log_std": "text"}}, r"'policy\.log_std' must be a dense tensor of finite numbers, got 'text'"),
+        ({"policy": {"log_std": torch.tensor([torch.nan])}}, r"with NaN or infinity"),
+        ([1], r"holds a list, a checkpoint is a mapping"),
+    ):
+        torch.save(content, tmp_path / "policy.pt")
+        with pytest.raises(ValueError, match=message):
+            interop_policy.load_policy(tmp_path)
+    (tmp_path / "policy.pt").write_bytes(b"hello")
+    with pytest.raises(ValueError, match=r"not a torch file, or is damaged|more than tensors"):
+        interop_policy.load_policy(str(tmp_path))

@@ -1,0 +1,205 @@
+"""Content that no version of EmbodiChain writes: named by its key, never a traceback, never run."""
+
+import copy
+import json
+import os
+import pickle
+import random
+import traceback
+import warnings
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ejax.config import RunConfig, parse_config
+from ejax.training.build import build
+from ejax.training.parts import Parts
+
+torch = pytest.importorskip("torch", reason="checkpoints of EmbodiChain are torch's")
+hostile_files = pytest.importorskip("hostile_files")
+pt_file = pytest.importorskip("interop.checkpoints.file")
+pt_state = pytest.importorskip("interop.checkpoints.state")
+
+ROOT = Path(__file__).parents[2]
+POINT_MASS = ROOT / "tests/golden/embodichain_0_3_point_mass.pt"
+NUM_MUTANTS = int(os.environ.get("PT_MUTANTS", "200"))
+
+
+@pytest.fixture(scope="module")
+def golden() -> tuple[RunConfig, Parts, dict[str, Any]]:
+    """The config of the golden training, its parts, and the content of its file."""
+    with np.load(POINT_MASS.with_suffix(".npz")) as file:
+        raw = json.loads(str(file["config"]))
+    raw |= {"compat": "embodichain-0.3", "trainer": {**raw["trainer"], "console": False}}
+    config = parse_config(raw)
+    return config, build(config), torch.load(POINT_MASS, weights_only=True)
+
+
+def read(file: Path, config: RunConfig, parts: Parts) -> None:
+    """All that reads a .pt: to go on with its training, to start from its policy, to write one like it."""
+    for policy_only in (False, True):
+        pt_state.read_state(file, config, parts, policy_only=policy_only)
+    meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
+    pt_state.pt_payload(config, parts, parts.state, meta, like=file)
+
+
+def itself() -> Any:
+    x: dict[str, Any] = {}
+    x["itself"] = x
+    return x
+
+
+def odd_values() -> list[Any]:
+    return [
+        *(None, True, 0, 3, -1, 2**40, 10**5000, 0.5, float("nan"), float("inf"), "", "text", "x" * 100_000, b"bytes"),
+        *([], [1], [["a"]], (), (1, 2), {}, {"a": 1}, {3: 4}, {None: [1]}, set(), OrderedDict(a=1), Counter("aab")),
+        *([itself()], [[[[[]]]]], 1j, torch.float32, torch.Size([2]), torch.device("cpu")),
+        torch.zeros(()),
+        torch.zeros(0),
+        torch.full((3, 2), torch.nan),
+        torch.eye(2).to_sparse(),
+        torch.eye(2).to_sparse_csr(),
+        torch.zeros(2, dtype=torch.complex64),
+        torch.zeros(2, dtype=torch.float8_e5m2),
+        torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8),
+        torch.zeros(1).expand(10**14),
+        torch.zeros(2, device="meta"),
+        torch.nn.Parameter(torch.zeros(2)),
+    ]
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's, about kinds of tensors that few use
+    ODD = odd_values()
+
+
+def places(tree: Any, depth: int, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of every value in nested dicts, lists and tuples down to this depth; of lists, the first four."""
+    if len(path) == depth:
+        items = []
+    elif isinstance(tree, dict):
+        items = list(tree.items())
+    elif isinstance(tree, list | tuple):
+        items = list(enumerate(tree))[:4]
+    else:
+        items = []
+    return [path, *(place for name, x in items for place in places(x, depth, (*path, name)))]
+
+
+def replaced(tree: Any, path: tuple[Any, ...], change: Any) -> Any:
+    """A copy with ``change`` (of the value there; ``KeyError`` takes it away) at that place."""
+    if not path:
+        return change(tree)
+    made = list(tree) if isinstance(tree, tuple) else copy.copy(tree)
+    try:
+        made[path[0]] = replaced(tree[path[0]], path[1:], change)
+    except KeyError:
+        del made[path[0]]
+    return tuple(made) if isinstance(tree, tuple) else made
+
+
+def change_of(rng: random.Random, *, removes: bool) -> Any:
+    def change(x: Any) -> Any:
+        kind = rng.randrange(6)
+        if kind == 0 and removes:
+            raise KeyError
+        if kind == 1 and isinstance(x, dict):
+            return {**x, rng.choice([0, "more", None, ("a",)]): rng.choice(ODD)}
+        if kind == 2 and isinstance(x, torch.Tensor) and x.layout is torch.strided and 0 < x.numel() < 10**6:
+            return rng.choice(
+                [x[None], x.flatten(), x.double(), x.int(), x.bool(), x.to(torch.bfloat16), x * torch.inf]
+            )
+        if kind == 2 and isinstance(x, list):
+            return rng.choice([[*x, *x], x[:-1], tuple(x), dict(enumerate(x))])
+        return rng.choice(ODD)
+
+    return change
+
+
+def mutant(payload: Any, rng: random.Random) -> Any:
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        place = rng.choice(places(payload, rng.choice((1, 2, 3, 4, 5))))
+        payload = replaced(payload, place, change_of(rng, removes=bool(place)))
+    return payload
+
+
+def fault(error: Exception) -> str | None:
+    """What is wrong with an error, or None: it is a ValueError that ejax raises on purpose and a person can read."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    meant = Path(last.filename).is_relative_to(ROOT) and "raise " in (last.line or "")
+    if not isinstance(error, ValueError) or not meant or not 20 < len(str(error)) < 2_000:
+        return f"{last.filename}:{last.lineno} {last.line}: {type(error).__name__} {str(error)[:300]}"
+    return None
+
+
+def run_mutants(count: int, golden: Any, tmp_path: Path, seed: int = 0) -> list[str]:
+    config, parts, payload = golden
+    faults = []
+    for i in range(count):
+        rng = random.Random(f"{seed}/{i}")
+        torch.save(mutant(payload, rng), tmp_path / "mutant.pt")
+        try:
+            read(tmp_path / "mutant.pt", config, parts)
+        except Exception as error:
+            if found := fault(error):
+                faults.append(f"{i}: {found}")
+    return faults
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mutants_of_a_file_end_in_an_error_that_names_the_key(golden: Any, tmp_path: Path) -> None:
+    assert run_mutants(NUM_MUTANTS, golden, tmp_path) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_bytes_that_change_end_in_an_error_or_change_nothing(golden: Any, tmp_path: Path) -> None:
+    """In torch's zip files a checksum finds them; its older format has none, so what they hold is checked alone."""
+    config, parts, payload = golden
+    file, faults = tmp_path / "mutant.pt", []
+    for new_format in (True, False):
+        torch.save(payload, file, _use_new_zipfile_serialization=new_format)
+        content = file.read_bytes()
+        for i in range(NUM_MUTANTS // 4):
+            rng = random.Random(i)
+            changed = bytearray(content)
+            start = rng.randrange(len(content) if new_format else content.index(b"storage"))
+            changed[start : start + rng.choice((1, 1, 8))] = rng.randbytes(rng.choice((0, 1, 1, 8)))
+            file.write_bytes(changed)
+            try:
+                read(file, config, parts)
+            except Exception as error:
+                if found := fault(error):
+                    faults.append(f"{new_format}/{i}: {found}")
+    assert faults == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_hostile_file_runs_code(tmp_path: Path) -> None:
+    marker, file = tmp_path / "ran", tmp_path / "a.pt"
+    hostile = hostile_files.pickled(marker)
+    hostile_files.write_torchscript(file, marker)
+    hostile["TorchScript"] = file.read_bytes()
+    for kind, content in hostile.items():
+        file.write_bytes(content)
+        if kind != "TorchScript":
+            torch.load(file, weights_only=False) if kind.startswith("torch") else pickle.loads(content)
+        else:
+            torch.jit.load(file)
+        assert marker.exists(), f"{kind} is not hostile"
+        marker.unlink()
+        with pytest.raises(ValueError, match=r"holds more than tensors and plain data|not a torch file"):
+            pt_file.read_pt(file)
+        assert not marker.exists(), kind
+
+
+def test_containers_that_hold_themselves_or_unfold_without_end_are_refused(tmp_path: Path) -> None:
+    unfolding: Any = [0]
+    for _ in range(30):
+        unfolding = [unfolding] * 10
+    for odd in (itself(), unfolding):
+        torch.save({"global_step": 0, "policy": {}, "metadata": {"context": odd}}, tmp_path / "a.pt")
+        with pytest.raises(ValueError, match="contain themselves"):
+            pt_file.read_pt(tmp_path / "a.pt")

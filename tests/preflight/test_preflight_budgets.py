@@ -1,0 +1,134 @@
+"""No committed count of a shipped config gets worse: kernels, host trips, collectives, bytes of the rollout.
+
+After a change that is meant to cost more, or one that costs less:
+
+    python -m ejax.preflight --rewrite-budgets tests/preflight_budgets.json [--config FILE]
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from ejax.config import ConfigError
+from ejax.preflight import budgets
+from ejax.preflight.__main__ import main
+from ejax.preflight.budgets import budget_of, check, rewrite, worse
+from ejax.preflight.plugin import compiler_problem
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "tests/preflight_budgets.json"
+BUDGETS = json.loads(FILE.read_text())
+SLOW = ("cart_pole/ppo", "push_cube", "pick_place")
+"""MJX takes a minute to compile."""
+NOT_HERE = compiler_problem() or (
+    None if BUDGETS["jax"] == jax.__version__ else f"the budgets are those of jax {BUDGETS['jax']}"
+)
+ENTRY = {"config": "a.yaml", "overrides": [], "target": "h100", "gpus": 1, "hosts": 1}
+
+
+def budget_file(tmp_path: Path, **counts: int) -> Path:
+    (path := tmp_path / "budgets.json").write_text(
+        json.dumps({"jax": jax.__version__, "entries": [ENTRY | {"counts": counts}, ENTRY | {"config": "b.yaml"}]})
+    )
+    return path
+
+
+def test_a_count_above_its_budget_is_told_with_both_numbers() -> None:
+    assert worse({"train/update/kernels": 1200}, {"train/update/kernels": 1100}) == [
+        "train/update/kernels: 1,200, the budget is 1,100"
+    ]
+
+
+def test_a_count_that_is_not_above_its_budget_is_no_news() -> None:
+    assert worse({"train/update/kernels": 1100, "train/env step/kernels": 3}, dict.fromkeys(
+        ("train/update/kernels", "train/env step/kernels", "train/minibatch/kernels"), 1100)) == []  # fmt: skip
+
+
+def test_a_count_that_has_no_budget_is_one_too_many() -> None:
+    assert worse({"train/env step/callbacks": 1}, {}) == ["train/env step/callbacks: 1, the budget is 0"]
+
+
+def test_units_loops_and_bytes_become_counts() -> None:
+    counted = {"kernels": 7, "host_trips": 0, "callbacks": 0, "collectives": 2, "collective_bytes": 16}
+    units = {"update": counted, "epoch": counted}
+    loops = [{"trips": None}, {"trips": 3}]
+    found = {"programs": {"train": {"units": units, "loops": loops, "stored_bytes_per_env_step": 10.4}}}
+    assert budget_of(found) == {
+        "train/update/kernels": 7,
+        "train/update/collectives": 2,
+        "train/update/collective_bytes": 16,
+        "train/loops of unknown length": 1,
+        "train/stored bytes per env step": 10,
+    }
+
+
+def test_a_check_names_the_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "measure", lambda entry: {"train/update/kernels": 9})
+    path = budget_file(tmp_path, **{"train/update/kernels": 8})
+    assert check(path, "a.yaml") == ["a.yaml on 1 x 1 h100: train/update/kernels: 9, the budget is 8"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", "[" * 100_000, '{"jax": 1}', '{"jax": "0", "entries": [{}]}', "\xff", None]
+)
+def test_what_is_no_file_of_budgets_is_refused_in_one_line(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL"):  # which main sets
+        monkeypatch.setenv(name, "cpu" if name == "JAX_PLATFORMS" else "2")
+    file = tmp_path / "budgets.json"
+    os.mkfifo(file) if text is None else file.write_bytes(text.encode("latin-1"))
+    for option in ("--budgets", "--rewrite-budgets"):
+        assert main([option, str(file)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"ejax.preflight: {file} ") and error.count("\n") == 1
+
+
+def test_counts_of_another_jax_are_not_compared(tmp_path: Path) -> None:
+    (path := tmp_path / "budgets.json").write_text(json.dumps({"jax": "0.1", "entries": [ENTRY]}))
+    with pytest.raises(ConfigError, match=r"counts for jax 0.1, .*--rewrite-budgets"):
+        check(path)
+
+
+def test_a_config_without_budgets_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"got 'c.yaml'; there are budgets for a.yaml, b.yaml"):
+        check(budget_file(tmp_path), "c.yaml")
+
+
+def test_rewriting_measures_what_is_asked_for_and_keeps_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(entry: dict[str, Any]) -> dict[str, int]:
+        return {"train/update/kernels": 5}
+
+    monkeypatch.setattr(budgets, "measure", measured)
+    path = budget_file(tmp_path, **{"train/update/kernels": 8})
+    rewrite(path, "a.yaml")
+    first, second = json.loads(path.read_text())["entries"]
+    assert first == ENTRY | {"counts": {"train/update/kernels": 5}} and "counts" not in second
+
+
+def test_every_budget_is_of_a_shipped_config() -> None:
+    assert [entry["config"] for entry in BUDGETS["entries"] if not (ROOT / entry["config"]).is_file()] == []
+
+
+@pytest.mark.skipif(NOT_HERE is not None, reason=NOT_HERE or "")
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, marks=[pytest.mark.slow] if any(part in config for part in SLOW) else [])
+        for config in dict.fromkeys(entry["config"] for entry in BUDGETS["entries"])
+    ],
+)
+def test_a_shipped_config_stays_within_its_budget(config: str) -> None:
+    """In a process of its own: the options that the tests give XLA may change what it compiles."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "ejax.preflight", "--budgets", str(FILE), "--config", config]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT, env=environment)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,861 @@
+"""Every way in for ``package.module:Name``: a file that names it runs nothing, the person who names it is obeyed."""
+
+import argparse
+import ast
+import copy
+import hashlib
+import json
+import os
+import pickle
+import re
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from tiny import tiny
+
+from ejax import evaluate, replay, train
+from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.__main__ import main as config_main
+from ejax.config.embodichain.check import check
+from ejax.data import record, worker
+from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
+from ejax.envs.manager.functors.registry import find_functor
+from ejax.envs.manager.manager_spec import read_manager_spec
+from ejax.envs.wrappers.rendered import RenderedEnv
+from ejax.play import __main__ as play
+from ejax.play.saved_policy import elsewhere
+from ejax.schema import trust
+from ejax.schema.registry import place_of_task, resolve
+from ejax.schema.trust import UntrustedCodeError
+from ejax.store.checkpoint import CheckpointError, load_checkpoint
+from ejax.training.build import build
+from ejax.training.environments import build_env, make_env
+from ejax.training.start import rescale_for_devices
+from ejax.types import HostEnv
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("nothing_trusted")
+PACKAGE = """
+import pathlib
+pathlib.Path({mark!r}).touch()
+from ejax.envs.tasks.point_mass import PointMassRL as Env
+"""
+MODULE = f"""{PACKAGE}
+from ejax.policies.actor_critic import ActorCritic as Policy
+from ejax.algorithms.ppo import ALGORITHM as algorithm
+from ejax.envs.manager.functors.actions import delta_qpos as action
+import jax.numpy as jnp
+import gymnasium
+def functor(world, *args, **params): return jnp.zeros(())
+class Wanders(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {{{{}}}}
+    def step(self, action): return self.observation_space.sample(), 1.0, False, False, {{{{}}}}
+gymnasium.register("Wanders-v0", entry_point=Wanders, max_episode_steps=7)
+"""
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that ``evilmod`` and the package of ``evilpkg.sub`` leave when they are imported."""
+    mark = tmp_path / "mark"
+    folder = tmp_path / "importable"
+    (folder / "evilpkg").mkdir(parents=True)
+    for file, text in (("evilmod.py", MODULE), ("evilpkg/__init__.py", PACKAGE), ("evilpkg/sub.py", PACKAGE)):
+        (folder / file).write_text(text.format(mark=str(mark)))
+    monkeypatch.syspath_prepend(folder)
+    another_process(monkeypatch)
+    return mark
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in another process of the same user: nothing is named, nothing imported."""
+    monkeypatch.setattr(trust, "_named", {})
+    monkeypatch.setattr(trust, "_folders", {})
+    read_manager_spec.cache_clear()
+    for name in ("evilmod", "evilpkg", "evilpkg.sub"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(gymnasium.registry, "Wanders-v0", raising=False)
+
+
+def tree(**sections: Any) -> dict[str, Any]:
+    return {**tiny(**{"iterations": 1, **sections.pop("trainer", {})}), **sections}
+
+
+def write(path: Path, data: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data))
+    return path
+
+
+# --- configs ----------------------------------------------------------------------------------------------
+
+PUSH_CUBE = json.loads((ROOT / "tests" / "gym_configs" / "push_cube.json").read_text())
+
+
+def gym_config(section: str) -> dict[str, Any]:
+    """PushCube's, with a functor of ``evilmod``."""
+    changed = copy.deepcopy(PUSH_CUBE)
+    changed["env"][section]["evil"] = {"func": functor(section), "mode": "add"}
+    return changed
+
+
+def functor(section: str) -> str:
+    return "evilmod:action" if section == "actions" else "evilmod:functor"
+
+
+def of_gym_config(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
+    write(folder / "gym.json", data)
+    made = tree(trainer={"gym_config": "gym.json"})
+    del made["env"]
+    return made
+
+
+def of_learning_env(name: str) -> dict[str, Any]:
+    made = tree(trainer={"learning_env": name})
+    del made["env"]
+    return made
+
+
+CONFIGS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
+    "env.id": ("evilmod:Env", lambda _: tree(env={"id": "evilmod:Env"})),
+    "learning_env": ("evilmod:Env", lambda _: of_learning_env("evilmod:Env")),
+    "of a package": ("evilpkg.sub:Env", lambda _: tree(env={"id": "evilpkg.sub:Env"})),
+    "gymnasium:": ("evilmod:Wanders-v0", lambda _: tree(env={"id": "gymnasium:evilmod:Wanders-v0"})),
+    "torch:": ("evilmod:Env", lambda _: tree(env={"id": "torch:evilmod:Env"})),
+    "torch: a file": ("evil/evil.py:Env", lambda _: tree(env={"id": "torch:evil/evil.py:Env"})),
+    "policy.name": ("evilmod:Policy", lambda _: tree(policy={"name": "evilmod:Policy"})),
+    "algorithm.name": ("evilmod:algorithm", lambda _: tree(algorithm={"name": "evilmod:algorithm"})),
+    "data.task": ("evilmod:Task", lambda _: tree(data={"source": "engine", "task": "evilmod:Task"})),
+    "trainer.events": (
+        "evilmod:functor",
+        lambda folder: {
+            **of_gym_config(folder, PUSH_CUBE),
+            "trainer": {"gym_config": "gym.json", "events": {"train": {"evil": {"func": "evilmod:functor"}}}},
+        },
+    ),
+    "gym config's id": ("evilmod:Env", lambda folder: of_gym_config(folder, {"id": "evilmod:Env", "env": {}})),
+    **{
+        f"gym config's {section}": (
+            functor(section),
+            lambda folder, section=section: of_gym_config(folder, gym_config(section)),
+        )
+        for section in ("events", "observations", "rewards", "actions")
+    },
+    "env.cfg.gym_config": (
+        "evilmod:functor",
+        lambda _: tree(env={"id": "EmbodiedEnv", "cfg": {"gym_config": gym_config("rewards")}}),
+    ),
+    "RenderedEnv's env": ("evilmod:Env", lambda _: tree(env={"id": "RenderedEnv", "cfg": {"env": "evilmod:Env"}})),
+    "RenderedEnv's functor": (
+        "evilmod:functor",
+        lambda _: tree(
+            env={
+                "id": "RenderedEnv",
+                "cfg": {"env": "EmbodiedEnv", "env_cfg": {"gym_config": gym_config("rewards")}},
+            }
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", CONFIGS)
+def test_a_config_runs_nothing_that_it_names(
+    way: str, mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, make = CONFIGS[way]
+    file = write(tmp_path / "train.json", {**make(tmp_path), "spare": 1})
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    refused = [problem for problem in error.value.problems if f"add --trust {place} to" in problem.text]
+    assert refused, error.value
+    assert len(error.value.problems) > len(refused)  # the others are told with it
+    told = [note for note in check(file) if note.status == "unsupported" and f"--trust {place}" in note.text]
+    assert told
+    for command in (["check", str(file)], ["check", str(file), "--json"]):
+        assert config_main(command) == 2
+    assert train.main(["--config", str(file)]) == 2
+    assert f"--trust {place}" in capsys.readouterr().err
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "way", [way for way in CONFIGS if not way.startswith(("torch", "gymnasium", "data", "policy"))]
+)
+def test_what_the_command_line_trusts_runs(way: str, mark: Path, tmp_path: Path) -> None:
+    """Of the ways left out, loading imports nothing: they are run further down, and in the tests of ``interop``."""
+    place, make = CONFIGS[way]
+    file = write(tmp_path / "train.json", make(tmp_path))
+    config_main(["check", str(file), "--trust", place])
+    assert mark.exists()
+
+
+def test_a_functor_is_refused_by_its_own_key(mark: Path, tmp_path: Path) -> None:
+    for way, key in (
+        ("gym config's id", "gym.json:id"),
+        ("gym config's rewards", "gym.json:env.rewards.evil.func"),
+        ("RenderedEnv's functor", "env.cfg.env_cfg.gym_config.env.rewards.evil.func"),
+        ("trainer.events", "trainer.events.train.evil.func"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            load_config(write(tmp_path / "train.json", CONFIGS[way][1](tmp_path)))
+        assert [problem.key for problem in error.value.problems] == [key]
+
+
+def test_import_modules_of_a_config_are_not_imported(mark: Path, tmp_path: Path) -> None:
+    load_config(write(tmp_path / "train.json", tree(trainer={"import_modules": ["evilmod"]})))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("override", ["env.id=evilmod:Env", "env={id: evilmod:Env, cfg: {}}"])
+def test_an_override_is_a_persons_word(override: str, mark: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "train.json", tree())
+    assert load_config(file, [override]).env.id == "evilmod:Env"
+    assert mark.exists()
+
+
+def test_one_name_lets_through_no_other_of_its_module(mark: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "train.json", tree(policy={"name": "evilmod:Policy"}))
+    with pytest.raises(ConfigError, match="--trust evilmod:Policy"):
+        load_config(file, ["env.id=evilmod:Env"])
+
+
+def test_a_config_in_memory_is_the_programs_own_word(mark: Path, tmp_path: Path) -> None:
+    config = parse_config(tree(env={"id": "evilmod:Env"}))
+    assert config.env.id == "evilmod:Env" and mark.exists()
+    assert not trust.trusted_file().exists()  # a program's word is not written down
+
+
+def test_a_config_that_contains_itself_is_walked_once() -> None:
+    section: dict[str, Any] = {"env": "evilmod:Env"}
+    section["self"] = [section, section]
+    trust.trust_strings(section)
+    trust.check_trusted("evilmod:Env")
+
+
+def test_a_gym_config_that_a_program_refers_to_is_a_file(mark: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--trust evilmod:Env"):
+        parse_config(of_gym_config(tmp_path, {"id": "evilmod:Env", "env": {}}), folder=tmp_path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: resolve("env", "evilmod:Env"),
+        lambda: resolve("policy", "evilmod:Policy"),
+        lambda: make_env("evilmod:Env", {}, num_envs=2),
+        lambda: make_env("gymnasium:evilmod:Wanders-v0", {}, num_envs=2),
+        lambda: make_env("gymnasium:evilmod:Wanders-v0", {"vectorization": "async"}, num_envs=2),
+        lambda: make_env("gymnasium:GymV26Environment-v0", {"env_id": "evilmod:Wanders-v0"}, num_envs=2),
+        lambda: find_functor("rewards", "evilmod:functor"),
+        lambda: RenderedEnv("evilmod:Env"),
+        lambda: place_of_task("evilmod:Task"),
+    ],
+)
+def test_a_programs_calls_pass_the_same_gate(ask: Callable[[], Any], mark: Path) -> None:
+    with pytest.raises(UntrustedCodeError, match=r"\(found in .*evilmod\.py\) .* add --trust evilmod:"):
+        ask()
+    assert not mark.exists()
+
+
+def test_trust_opens_it(mark: Path) -> None:
+    trust.trust("evilmod:Env")
+    assert resolve("env", "evilmod:Env").__name__ == "PointMassRL"
+    with pytest.raises(ValueError, match=r"got 'evilmod'; write package\.module:Name"):
+        trust.trust("evilmod")
+
+
+# --- gymnasium --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_gymnasiums_module_is_imported_once_it_is_named(vectorization: str, mark: Path, tmp_path: Path) -> None:
+    env = {"id": "gymnasium:evilmod:Wanders-v0", "cfg": {"vectorization": vectorization}}
+    file = write(tmp_path / "train.json", tree(env=env, trainer={"num_envs": 2}))
+    trust.trust_words(["evilmod:Wanders-v0"])
+    config = load_config(file)
+    assert not mark.exists()
+    made = build_env(config, quarantine=tmp_path)
+    assert isinstance(made, HostEnv) and mark.exists()
+    assert (made.num_envs, made.max_episode_steps) == (2, 7)
+    made.reset(np.arange(2, dtype=np.uint32))
+    np.testing.assert_array_equal(made.step(np.zeros((2, 1), np.float32)).reward, [1.0, 1.0])
+    made.close()
+
+
+def test_an_override_may_name_gymnasiums_module(mark: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "train.json", tree())
+    env = build_env(load_config(file, ["env.id=gymnasium:evilmod:Wanders-v0"]), quarantine=tmp_path)
+    assert isinstance(env, HostEnv)
+    env.close()
+
+
+def test_what_gymnasium_does_not_have_is_told(mark: Path) -> None:
+    trust.trust("evilmod:Wander-v0", "no_such_module:Wanders-v0")
+    with pytest.raises(ValueError, match=r"no environment 'Wander-v0'; nearest: Wanders-v0"):
+        make_env("gymnasium:evilmod:Wander-v0", {}, num_envs=1)
+    with pytest.raises(ValueError, match=r"'no_such_module:Wanders-v0' cannot be imported: No module named"):
+        make_env("gymnasium:no_such_module:Wanders-v0", {}, num_envs=1)
+
+
+# --- folders and files of a run ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_run(mark: Path, tmp_path: Path) -> Path:
+    """A run whose environment and policy were named on the command line."""
+    run = tmp_path / "run"
+    file = write(tmp_path / "mine.json", tree())
+    assert (
+        train.main(["--config", str(file), "--run", str(run), "env.id=evilmod:Env", "policy.name=evilmod:Policy"]) == 0
+    )
+    mark.unlink()
+    return run
+
+
+def test_a_run_folder_runs_nothing_that_it_names(
+    own_run: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    another_process(monkeypatch)
+    trust.trusted_file().unlink()  # it is another user's
+    good = write(tmp_path / "good.json", tree(trainer={"output_dir": str(tmp_path)}))
+    commands: list[Callable[[], int]] = [
+        lambda: evaluate.main([str(own_run), "--episodes", "2"]),
+        lambda: train.main(["--run", str(own_run), "--resume", "latest"]),
+        lambda: train.main(["--run", str(own_run), "--resume", "latest", "--config", str(good)]),
+        lambda: train.run_command("pretrain", ["--run", str(own_run), "--resume", "latest"]),
+        lambda: train.main(["--config", str(good), f"policy.init_from={own_run}"]),
+    ]
+    for command in commands:
+        assert command() == 2
+        assert "--trust evilmod:Env" in capsys.readouterr().err
+    assert not mark.exists()
+    assert not list(tmp_path.glob("tiny_*")) or not any(tmp_path.glob("tiny_*/checkpoints/*"))
+
+    trusting = ["--trust", "evilmod:Env", "--trust", "evilmod:Policy"]
+    assert evaluate.main([str(own_run), "--episodes", "2", "--num-envs", "2", *trusting]) == 0
+    assert mark.exists()
+
+
+def test_ones_own_run_is_opened_later_without_naming_it_again(
+    own_run: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write(tmp_path / "good.json", tree(trainer={"output_dir": str(tmp_path)}))
+    for command in (
+        lambda: evaluate.main([str(own_run), "--episodes", "2", "--num-envs", "2"]),
+        lambda: train.main(["--run", str(own_run), "--resume", "latest", "trainer.iterations=2"]),
+        lambda: train.main(["--config", str(good), f"policy.init_from={own_run}"]),
+    ):
+        another_process(monkeypatch)
+        assert command() == 0
+        assert mark.exists()
+        mark.unlink()
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "evilmod.py").write_text(MODULE.format(mark=str(mark)))
+    monkeypatch.syspath_prepend(elsewhere)  # as a stranger's working directory
+    another_process(monkeypatch)
+    capsys.readouterr()
+    assert evaluate.main([str(own_run), "--episodes", "2"]) == 2
+    told = capsys.readouterr().err
+    assert f"(found in {elsewhere / 'evilmod.py'})" in told
+    assert f"what you trusted by that name is in {tmp_path / 'importable' / 'evilmod.py'}" in told
+    assert not mark.exists()
+
+
+def test_a_checkpoints_meta_is_data(own_run: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    another_process(monkeypatch)
+    trust.trusted_file().unlink()
+    (checkpoint,) = (own_run / "checkpoints").iterdir()
+    _, meta = load_checkpoint(checkpoint, build(parse_config(tree())).state)
+    assert meta["config"]["env"]["id"] == "evilmod:Env"
+    assert not mark.exists()
+
+
+def test_a_checkpoint_resumed_on_other_devices_runs_nothing(own_run: Path, tmp_path: Path, mark: Path) -> None:
+    """Its config is compared with the run's own, by which the environments are shared out."""
+    config = parse_config(tree())
+    for change, reason in (
+        ({"algorithm": {"name": "evilmod:algorithm", "cfg": {}}}, "names the algorithm 'evilmod:algorithm'"),
+        ({"env": {"id": "evilmod:Env"}, "algorithm": {"name": "ppo", "cfg": {"clip": 1}}}, "is no config of this run"),
+        ({"trainer": {"num_envs": "evilmod:Env"}}, "trainer.num_envs is 'evilmod:Env'"),
+        ({"trainer": None}, "is no config of this run"),
+    ):
+        saved = {**config.to_dict(), **change}
+        write(
+            tmp_path / "meta.json",
+            {"schema_version": 2, "versions": {}, "global_step": 0, "num_devices": 2, "config": saved},
+        )
+        with pytest.raises(CheckpointError, match=reason):
+            rescale_for_devices(config, tmp_path, 1)
+    assert not mark.exists()
+
+
+def test_an_override_opens_the_gate_for_nothing_else_in_a_run(
+    own_run: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    another_process(monkeypatch)
+    trust.trusted_file().unlink()
+    for command in (evaluate.main, play.main):
+        assert command([str(own_run), "env.cfg.max_episode_steps=5"]) == 2
+        assert "is code that a file alone may not start" in capsys.readouterr().err
+    config = parse_config(tree())
+    changed = config.model_copy(update={"policy": config.policy.model_copy(update={"name": "evilpkg.sub:Policy"})})
+    with pytest.raises(ConfigError, match=r"evilpkg\.sub:Policy"):
+        elsewhere(changed, ["env.cfg.max_episode_steps=5"])
+    assert not mark.exists()
+
+
+def test_ejax_vouches_for_no_config() -> None:
+    """``parse_config`` and ``trust_strings`` are for a program's own words; the list has each use, with the reason."""
+    allowed = {
+        ("ejax/config/load.py", "trust_strings"): "parse_config itself",
+        ("ejax/data/record.py", "trust_strings"): "--task-cfg, on the command line",
+    }
+    found = set()
+    for folder in ("ejax", "interop"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                name = getattr(node, "attr", getattr(node, "id", None))
+                if name in ("parse_config", "trust_strings") and isinstance(node, ast.Name | ast.Attribute):
+                    found.add((str(path.relative_to(ROOT)), name))
+    assert found == set(allowed)
+
+
+class _Pickled:
+    """Its pickle imports ``evilmod``."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return __import__, ("evilmod",)
+
+
+def test_a_pickle_in_place_of_a_runs_file_is_not_read_as_one(
+    own_run: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither with a digest that holds."""
+    evil = pickle.dumps(_Pickled())
+    like = build(parse_config(tree())).state
+    (checkpoint,) = (own_run / "checkpoints").iterdir()
+    listing = (checkpoint / "SHA256").read_text()
+    another_process(monkeypatch)
+    for line in listing.splitlines():
+        digest, _, name = line.partition("  ")
+        file = checkpoint / name
+        kept = file.read_bytes()
+        file.write_bytes(evil)
+        (checkpoint / "SHA256").write_text(listing.replace(digest, hashlib.sha256(evil).hexdigest()))
+        with suppress(Exception):  # what orbax says to it
+            load_checkpoint(checkpoint, like)
+        file.write_bytes(kept)
+        assert not mark.exists(), name
+    schedule = tmp_path / "schedule.json"
+    schedule.write_bytes(evil)
+    collector = {"mode": "async", "replay_schedule": str(schedule)}
+    with pytest.raises(ConfigError, match="replay_schedule"):
+        build(parse_config(tree(trainer={"collector": collector})))
+    assert not mark.exists()
+    pickle.loads(evil)  # which does import it
+    assert mark.exists()
+
+
+def test_a_quarantined_episode_runs_nothing_that_it_names(
+    mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("evilmod:Env", "gymnasium:evilmod:Wanders-v0"):
+        recipe = {"id": name, "cfg": {}}
+        facts = {"recipe": recipe, "seed": 0, "seeded": True, "complete": True}
+        np.savez(tmp_path / "q.npz", facts=json.dumps(facts), actions=np.zeros((2, 1), np.float32))
+        assert replay.main([str(tmp_path / "q.npz")]) == 2
+        place = name.removeprefix("gymnasium:")
+        assert f"--trust {place} to the command line" in capsys.readouterr().err
+        assert not mark.exists()
+    assert replay.main([str(tmp_path / "q.npz"), "--trust", "evilmod:Wanders-v0"]) == 1  # it is finite
+    assert mark.exists()
+    np.savez(tmp_path / "p.npz", facts=np.array([_Pickled()], object), actions=np.zeros(2))
+    mark.unlink()
+    assert replay.main([str(tmp_path / "p.npz")]) == 2
+    assert not mark.exists()
+
+
+# --- interop ----------------------------------------------------------------------------------------------
+
+
+def test_interop_runs_nothing_that_a_run_or_a_config_names(
+    own_run: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from interop import embodichain, export
+
+    file = write(tmp_path / "theirs.json", tree(env={"id": "evilmod:Env"}))
+    commands: list[Callable[[], int]] = [
+        lambda: export.main([str(own_run), "--to", str(tmp_path / "out"), "--formats", "safetensors"]),
+        lambda: embodichain.main(["to-pt", str(own_run), "--out", str(tmp_path / "out.pt")]),
+        lambda: embodichain.main(
+            ["from-pt", str(tmp_path / "x.pt"), "--config", str(file), "--run", str(tmp_path / "r")]
+        ),
+    ]
+    another_process(monkeypatch)
+    kept = trust.trusted_file().rename(tmp_path / "kept")
+    for command in commands:
+        assert command() == 2
+        assert "--trust evilmod:Env" in capsys.readouterr().err
+        assert not mark.exists()
+    kept.rename(trust.trusted_file())
+    assert commands[1]() == 0
+    assert mark.exists()
+
+
+def test_torchs_factory_passes_the_gate(mark: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from interop.envs import make
+
+    (tmp_path / "evil.py").write_text(MODULE.format(mark=str(mark)))
+    for place in ("evilmod:Env", f"{tmp_path}/evil.py:Env"):
+        with pytest.raises(UntrustedCodeError, match=f"add --trust {place} to"):
+            make(place, num_envs=2)
+        assert not mark.exists()
+    trust.trust(f"torch:{tmp_path}/evil.py:Env")
+    with pytest.raises(TypeError, match="num_envs"):  # it is no factory, but it is run
+        make(f"{tmp_path}/evil.py:Env", num_envs=2)
+    assert mark.exists()
+
+
+# --- what is remembered -----------------------------------------------------------------------------------
+
+
+def names(*words: str) -> None:
+    """Name code on a command line, and use it."""
+    trust.trust_words(words, remember=True)
+    for word in words:
+        trust.check_trusted(word)
+
+
+def test_only_what_was_used_is_written_down(mark: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "train.json", tree())
+    load_config(file, ["env.id=evilmod:Env"])
+    assert not trust.trusted_file().exists()  # no command line: a program's overrides
+    config_main(["check", str(file), "env.id=evilmod:Env", "trainer.wandb_project_name=json:loads"])
+    written = json.loads(trust.trusted_file().read_text())
+    assert written == {"trusted": {"evilmod:Env": [str(tmp_path / "importable" / "evilmod.py")]}}
+    assert stat.S_IMODE(trust.trusted_file().stat().st_mode) == 0o600
+
+
+def test_a_package_and_a_folder_without_init_are_known_by_their_place(
+    mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "importable" / "spaces").mkdir()
+    names("evilpkg.sub:Env", "spaces.sub:Env", "sys:path")
+    written = json.loads(trust.trusted_file().read_text())["trusted"]
+    assert written == {
+        "evilpkg.sub:Env": [str(tmp_path / "importable" / "evilpkg" / "__init__.py")],
+        "spaces.sub:Env": [str(tmp_path / "importable" / "spaces")],
+        "sys:path": ["built-in"],
+    }
+    assert not mark.exists()
+    another_process(monkeypatch)
+    trust.check_trusted("spaces.sub:Env")
+    (tmp_path / "other" / "spaces").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "other")  # Python would search both
+    another_process(monkeypatch)
+    with pytest.raises(UntrustedCodeError, match="what you trusted by that name is in"):
+        trust.check_trusted("spaces.sub:Env")
+
+
+def test_a_file_of_torch_is_known_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names("env.py:make")
+    monkeypatch.setattr(trust, "_named", {})
+    trust.check_trusted("env.py:make")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    monkeypatch.setattr(trust, "_named", {})
+    with pytest.raises(UntrustedCodeError, match=r"add --trust env\.py:make"):
+        trust.check_trusted("env.py:make")
+
+
+def trusting(folder: str) -> list[str]:
+    """What ``--trust`` makes of a folder."""
+    trust.add_trust_option(parser := argparse.ArgumentParser())
+    return list(parser.parse_args(["--trust", folder]).trust)
+
+
+def test_a_folder_that_is_no_value_of_the_option_is_not_trusted(mark: Path, tmp_path: Path) -> None:
+    trust.trust_words([str(tmp_path)], remember=True)
+    with pytest.raises(UntrustedCodeError):
+        trust.check_trusted("evilmod:Env")
+
+
+def test_a_trusted_folder_lets_its_modules_through_now_and_later(
+    mark: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trust.trust_words(trusting(str(tmp_path)), remember=True)
+    trust.check_trusted("evilmod:Env")
+    another_process(monkeypatch)
+    trust.check_trusted("evilpkg.sub:Env")
+    assert json.loads(trust.trusted_file().read_text()) == {"trusted": {"folders": [str(tmp_path)]}}
+    with pytest.raises(UntrustedCodeError):
+        trust.check_trusted("pydantic:BaseModel")
+    assert not mark.exists()
+
+
+def test_a_trusted_folder_lets_through_nothing_that_was_only_put_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    for folder in ("outputs", "site-packages"):
+        (tmp_path / folder).mkdir()
+    for file in ("outputs/stranger.py", "site-packages/installed.py"):
+        (tmp_path / file).write_text("raise AssertionError")
+    trust.trust_words(trusting("."), remember=True)
+    for place in ("outputs.stranger:Env", "outputs/stranger.py:Env", "installed:Env"):
+        with pytest.raises(UntrustedCodeError):
+            trust.check_trusted(place)
+
+
+@pytest.mark.parametrize(
+    ("run", "place", "reason"),
+    [
+        ("pushed_run", "pushed_run.payload:Env", "pushed_run is a run"),
+        ("mypkg/outputs/strange", "mypkg.outputs.strange.payload:Env", "with an __init__.py"),
+        ("mypkg/runs/strange", "mypkg.runs.strange.payload:Env", "strange is a run"),
+        ("mypkg/runs/strange/checkpoints", "mypkg.runs.strange.checkpoints.payload:Env", "is a run"),
+    ],
+)
+def test_a_strangers_run_in_a_trusted_folder_runs_nothing(
+    run: str, place: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / run
+    folder.mkdir(parents=True)
+    root = folder.parent if folder.name == "checkpoints" else folder
+    write(root / "configs" / "resolved.json", tree())
+    for package in (folder, *folder.parents):
+        if package == tmp_path:
+            break
+        if package.name != "outputs":
+            (package / "__init__.py").touch()
+    (folder / "payload.py").write_text("raise AssertionError")
+    trust.trust_words(trusting(str(tmp_path)), remember=True)
+    with pytest.raises(UntrustedCodeError, match=reason):
+        trust.check_trusted(place)
+
+
+def test_a_trusted_folder_lets_through_nothing_that_others_can_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shared").mkdir()
+    for file in ("shared/__init__.py", "shared/task.py"):
+        (tmp_path / file).touch()
+    trust.trust_words(trusting(str(tmp_path)), remember=True)
+    trust.check_trusted("shared.task:Env")
+    for path in ("shared/task.py", "shared/__init__.py", "shared"):
+        mode = (tmp_path / path).stat().st_mode
+        (tmp_path / path).chmod(mode | stat.S_IWOTH)
+        with pytest.raises(UntrustedCodeError, match="can be written by others"):
+            trust.check_trusted("shared.task:Env")
+        (tmp_path / path).chmod(mode)
+    monkeypatch.setattr("os.getuid", lambda: 4321)
+    monkeypatch.setattr(trust, "_owner_problem", partial(_as_another, trust._owner_problem))
+    with pytest.raises(UntrustedCodeError, match="belongs to another user"):
+        trust.check_trusted("shared.task:Env")
+
+
+def _as_another(check: Callable[[Path], str], path: Path) -> str:
+    """``check`` where the file's owner is neither root nor the user, even if the tests run as root."""
+    owner = path.stat()
+    seen = os.stat_result((owner.st_mode, *owner[1:4], 1234, *owner[5:]))
+    return check(SimpleNamespace(stat=lambda: seen))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["[]", "{", '{"trusted": [1]}', '{"trusted": {"evilmod:Env": 3}}', "[" * 10**5])
+def test_a_damaged_file_of_trust_lets_nothing_through(
+    damage: str, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names("evilmod:Env")
+    trust.trusted_file().write_text(damage)
+    another_process(monkeypatch)
+    with pytest.raises(UntrustedCodeError):
+        resolve("env", "evilmod:Env")
+    assert "is damaged, so nothing in it counts" in capsys.readouterr().err
+    names("evilmod:Env")
+    another_process(monkeypatch)
+    resolve("env", "evilmod:Env")
+
+
+def test_a_file_of_trust_that_others_may_write_does_not_count(
+    mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names("evilmod:Env")
+    trust.trusted_file().chmod(0o666)
+    another_process(monkeypatch)
+    with pytest.raises(UntrustedCodeError):
+        resolve("env", "evilmod:Env")
+    assert "is not read: others may write it" in capsys.readouterr().err
+    assert not mark.exists()
+
+
+def test_a_home_that_cannot_be_written_costs_a_notice(
+    mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null/home")
+    names("evilmod:Env")
+    resolve("env", "evilmod:Env")
+    told = capsys.readouterr().err
+    assert told.count("is trusted this once, it cannot be remembered") == 1 and "'evilmod:Env' in " in told
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(Path, "home", classmethod(lambda cls: (_ for _ in ()).throw(RuntimeError("no home"))))
+    names("evilmod:Env")
+    monkeypatch.setattr(trust, "_named", {})
+    with pytest.raises(UntrustedCodeError):
+        trust.check_trusted("evilmod:Env")
+
+
+def test_the_file_of_trust_is_not_looked_for_in_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    assert trust.trusted_file() == Path.home() / ".config" / "ejax" / "trusted.json"
+
+
+# --- words ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["evilmod", ":Env", "evilmod:", ".evil:Env", "a b:Env", "x:y; rm -rf ~", "a:b:c"])
+def test_what_is_no_place_is_refused_without_a_command_to_copy(name: str) -> None:
+    with pytest.raises(UntrustedCodeError, match=r"is no place of code; write package\.module:Name$") as error:
+        trust.check_trusted(name)
+    assert "--trust" not in str(error.value)
+
+
+def test_a_refusal_is_safe_to_show_and_to_copy() -> None:
+    with pytest.raises(UntrustedCodeError) as error:
+        trust.check_trusted("\x1b[2Jevil" + "x" * 10**6)
+    assert len(str(error.value)) < 400 and "\x1b" not in str(error.value)
+    with pytest.raises(UntrustedCodeError) as error:
+        trust.check_trusted("evil" + "x" * 10**6 + ":Env")
+    assert len(str(error.value)) < 400
+    with pytest.raises(UntrustedCodeError, match=r"\(there is no module 'no_such_module' here\)"):
+        trust.check_trusted("no_such_module.env:Env")
+    with pytest.raises(UntrustedCodeError, match=r"--trust '\$\(boom\)\.py:Env'"):
+        trust.check_trusted("$(boom).py:Env")
+
+
+def test_the_option_takes_names_only(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    trust.add_trust_option(parser)
+    assert parser.parse_args(["--trust", "a.b:C", "--trust", "torch:d.py:e"]).trust == ["a.b:C", "torch:d.py:e"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--trust", "a.b"])
+    assert "got 'a.b'; write package.module:Name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        train.main,
+        evaluate.main,
+        replay.main,
+        record.main,
+        partial(train.run_command, "pretrain"),
+        lambda argv: config_main(["check", *argv]),
+    ],
+)
+def test_every_command_that_opens_a_file_has_the_option(
+    command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command(["--help"])
+    assert "--trust package.module:Name" in capsys.readouterr().out
+
+
+# --- nothing else imports by a name -----------------------------------------------------------------------
+
+_RUNS_CODE = {
+    *("import_module", "__import__", "find_spec", "spec_from_file_location", "exec_module", "run_path", "run_module"),
+    *("exec", "eval", "resolve_name", "locate"),
+}
+_UNPICKLES = {"pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.loads", "joblib.load"}
+_ALLOWED = {
+    ("ejax/__init__.py", "import_module"): "its own table of public names",
+    ("ejax/data/__init__.py", "import_module"): "its own table of public names",
+    ("ejax/__main__.py", "run_module"): "its own table of commands",
+    ("ejax/schema/trust.py", "import_module"): "the gate",
+    ("ejax/schema/trust.py", "find_spec"): "the gate: a top-level name, which imports nothing",
+    ("ejax/schema/trust.py", "spec_from_file_location"): "the gate, of torch:FILE.py:Name",
+    ("ejax/schema/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
+    ("ejax/train.py", "import_module"): "ejax.run",
+    ("ejax/evaluate.py", "import_module"): "ejax.play.saved_policy",
+    ("ejax/play/__main__.py", "import_module"): "ejax.play.show",
+    ("ejax/report/__main__.py", "import_module"): "ejax.report.reading",
+    ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
+    ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
+    ("ejax/envs/mujoco/choice.py", "import_module"): "an engine of its own table",
+    ("ejax/logs/metrics.py", "import_module"): "wandb",
+    ("ejax/config/load.py", "find_spec"): "wandb",
+    (
+        "ejax/schema/plain_files.py",
+        "find_spec",
+    ): "a package that carries files: a top-level name, which imports nothing",
+    ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",
+    ("ejax/envs/adapters/worker.py", "pickle.loads"): "what the worker has pickled itself, to see whether that can be",
+    ("ejax/data/worker.py", "pickle.loads"): "the order, in a folder of mode 700 that its owner made",
+    ("ejax/data/supervisor.py", "pickle.loads"): "the worker's spec, in the same folder",
+    ("ejax/data/failures.py", "pickle.loads"): "a worker's error, from shared memory of mode 600",
+}
+
+
+def test_nothing_else_imports_by_a_name_or_unpickles() -> None:
+    found = set()
+    for path in [*(ROOT / "ejax").rglob("*.py"), *(ROOT / "interop").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call | ast.ImportFrom):
+                called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+                imported = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+                plain = called in {"exec", "eval"} or called.rpartition(".")[2] in _RUNS_CODE - {"exec", "eval"}
+                words = {called.rpartition(".")[2]} if plain else {called} & _UNPICKLES
+                words |= {name for name in imported if name in _RUNS_CODE} | (
+                    set(imported) & {"loads", "Unpickler"} if getattr(node, "module", "") == "pickle" else set()
+                )
+                found |= {(str(path.relative_to(ROOT)), word) for word in words}
+    assert found == _ALLOWED.keys()
+
+
+def test_every_test_that_the_table_names_is_there() -> None:
+    table = (ROOT / "docs" / "security.md").read_text()
+    named = re.findall(r"(test_\w+\.py)?::(test_\w+)", table)
+    assert len(named) > 15
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / "tests" / (file or "test_trust.py")).read_text(), name
+
+
+def test_a_worker_imports_what_its_order_names(mark: Path) -> None:
+    """Its owner has asked the gate; the worker is another process."""
+    worker._make_task(pickle.dumps(("evilmod:Env", {})))
+    assert mark.exists()
+    with pytest.raises(UntrustedCodeError):
+        resolve("policy", "evilmod:Policy")
+
+
+def test_a_workers_order_is_in_a_folder_of_its_owner_only() -> None:
+    cfg = OnlineDataEngineCfg("data_tasks:Toy", {}, buffer_size=2, max_episode_steps=50)
+    with OnlineDataEngine(cfg) as engine:
+        assert engine._supervisor is not None
+        ticket = engine._supervisor.ticket
+        assert stat.S_IMODE(ticket.folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((ticket.folder / "buffer").stat().st_mode) == 0o600
