@@ -14,14 +14,9 @@ from ejax.schema.sections import unknown_key
 def argument_problems(
     make: Callable[..., Any], cfg: Mapping[str, Any], key: str, given: Collection[str] = ()
 ) -> list[Problem]:
-    """Arguments that a class or function does not take, or takes of another type.
+    """Collect arguments that ``make`` does not take, or takes of another type; ``given`` are filled by ejax.
 
-    Args:
-        key: dotted path of ``cfg``.
-        given: parameters that ejax fills itself.
-
-    Raises:
-        TypeError, ValueError: ``make`` has no signature.
+    Raises TypeError, ValueError: ``make`` has no signature.
     """
     try:
         parameters = inspect.signature(make, eval_str=True).parameters
@@ -39,7 +34,7 @@ def argument_problems(
 
 
 def mismatch(annotation: Any, value: Any) -> str | None:
-    """Explain why a value from a file is not of the annotated type; None where it is, or that cannot be known."""
+    """Explain why a value is not of the annotated type; None where it is, or that cannot be known."""
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return None
     try:

@@ -84,15 +84,11 @@ _OF_SOURCE = {
     "engine": _NAMES[_NAMES.index("task") : _NAMES.index("folder")],
     "recorded": _NAMES[_NAMES.index("folder") :],
 }
-"""Keys that one source alone reads; the first of them it needs."""
+"""Keys that one source alone reads, the first of which it needs."""
 
 
 def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
-    """Problems of a section by itself, besides single values.
-
-    Args:
-        action_chunk: actions of the policy's one decision.
-    """
+    """Find problems of the section; ``action_chunk``: actions of the policy's one decision."""
     needed = _OF_SOURCE[data.source][0]
     if getattr(data, needed) is None:
         yield Problem(f"data.{needed}", f"is missing: source '{data.source}' needs it")

@@ -1,4 +1,4 @@
-"""Problems of an environment's config that show before a run builds it: arguments, events, what the policy needs."""
+"""Problems of an environment's config that show before a run builds it."""
 
 import dataclasses
 import functools
@@ -21,11 +21,11 @@ from ejax.schema.registry import did_you_mean, did_you_mean_family, resolve
 from ejax.types import PHASES
 
 _REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)
-"""Errors of a constructor about its arguments; the last: they name an environment whose library is not installed."""
+"""Errors of a constructor about its arguments, or a missing library."""
 
 
 def env_problems(env: EnvConfig) -> list[Problem]:
-    """Arguments in ``env.cfg`` that the environment does not take; or an environment that is not there."""
+    """Find arguments that the environment does not take, or that it is not there."""
     try:
         make = resolve("env", env.id)
     except (ImportError, TypeError, ValueError) as error:  # the last two: no name, or a relative one
@@ -47,7 +47,7 @@ def env_problems(env: EnvConfig) -> list[Problem]:
 
 
 def action_problems(config: RunConfig) -> list[Problem]:
-    """Problems between the policy's config and the environment's spaces, where these are known before it is built."""
+    """Find problems between the policy and the environment's spaces, where these are known before it is built."""
     make, cfg = resolve("env", config.env.id), dict(config.env.cfg)
     chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in inspect.signature(make).parameters else 1
     policy = config.policy
@@ -62,7 +62,7 @@ def action_problems(config: RunConfig) -> list[Problem]:
 
 
 def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
-    """Events of the trainer that the environment, which is right by itself, cannot have."""
+    """Find events of the trainer that the environment cannot have."""
     problems: list[Problem] = []
     make = resolve("env", env.id)
     for phase in PHASES:
@@ -99,7 +99,6 @@ def _unknown_functors(specs: Mapping[str, Any], section: str) -> list[Problem]:
 
 
 def _randomizer_problems(env: EnvConfig, make: Any, randomizers: Mapping[str, Any], section: str) -> list[Problem]:
-    """Problems of the events (``ejax.envs.wrappers.randomized``) in this environment, if it can be made here."""
     cfg = {name: value for name, value in env.cfg.items() if name in inspect.signature(make).parameters}
 
     def build() -> Any:
@@ -111,7 +110,7 @@ def _randomizer_problems(env: EnvConfig, make: Any, randomizers: Mapping[str, An
 
 
 def _refusals(make: Any, build: Callable[[], Any], section: str, above: str, own: str = "") -> list[Problem]:
-    """Problems that a dataclass finds, which checks its own values and costs little; others refuse when they are built.
+    """Find problems of a class that checks its own values; others refuse when they are built.
 
     Args:
         section: the key of what has none.

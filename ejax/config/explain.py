@@ -15,11 +15,11 @@ from ejax.schema.registry import did_you_mean, is_import_path
 from ejax.schema.sections import unknown_key
 
 _MAX_EXPLAINED = 300
-"""Unknown keys that are compared with all known ones, which takes long; a message shows fewer."""
+"""Unknown keys that are compared with all known ones, which takes long."""
 
 
 def explain(error: ValidationError, tree: Any) -> list[Problem]:
-    """One problem for each key of ``tree`` that is wrong."""
+    """Return one problem for each wrong key of ``tree``."""
     texts: dict[str, list[str]] = {}
     for count, each in enumerate(error.errors()):
         nested = each.get("ctx", {}).get("error")
@@ -36,7 +36,7 @@ def explain(error: ValidationError, tree: Any) -> list[Problem]:
 
 
 def _dotted(location: tuple[int | str, ...], tree: Any) -> str:
-    """pydantic's location without the names of union members, which are no keys."""
+    """Join pydantic's location, without the names of union members."""
     names: list[str] = []
     node = tree
     for part in location:

@@ -1,7 +1,6 @@
-"""Read a config file, or the value of an override: JSON or YAML's safe subset, as what JSON can hold.
+"""Config files and values of overrides: JSON or YAML's safe subset, as what JSON can hold.
 
-All that a parser can raise becomes one error here, with line and key, and what would cost it long is bounded before it
-begins. Two things differ from YAML 1.1: dates are text, and keys are text as they are written.
+Costs are bounded before parsing begins. Unlike in YAML 1.1, dates are text, and keys are text as they are written.
 """
 
 import json
@@ -35,7 +34,7 @@ class UnreadableError(ValueError):
     """Text that holds no config.
 
     Args:
-        line: where, from 1 on; 0 where nobody knows.
+        line: from 1 on; 0 where nobody knows.
         key: dotted path, as far as it was read.
     """
 
@@ -45,11 +44,9 @@ class UnreadableError(ValueError):
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON or YAML file.
+    """Read the mapping in a JSON or YAML file.
 
-    Raises:
-        ConfigError: another suffix, no file, a syntax error or a key given twice, no mapping, or more than a config can
-            be.
+    Raises ConfigError: another suffix, no file, a syntax error, a key given twice, no mapping, or too much.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -71,7 +68,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def is_file(path: Path) -> bool:
-    """False also for what can be no file's name."""
+    """Return True for a file; False also for what can be no file's name."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -79,10 +76,9 @@ def is_file(path: Path) -> bool:
 
 
 def read_yaml(text: str) -> Any:
-    """The value of a YAML text: mappings with text as keys, lists, text, numbers, booleans, None.
+    """Parse YAML: mappings with text as keys, lists, text, numbers, booleans, None.
 
-    Raises:
-        UnreadableError: it is not YAML, gives a key twice, has values of other kinds, or more than a config can be.
+    Raises UnreadableError: no YAML, a key given twice, values of other kinds, or more than a config can be.
     """
     try:
         loader = _Loader(text)
@@ -101,11 +97,7 @@ def read_yaml(text: str) -> Any:
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text, as ``read_yaml`` has it. NaN and Infinity are numbers.
-
-    Raises:
-        UnreadableError: as ``read_yaml``.
-    """
+    """Parse JSON, with NaN and Infinity as numbers. Raises UnreadableError: as ``read_yaml``."""
     _bound_json(text)
 
     def integer(digits: str) -> int:
@@ -143,7 +135,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _bound_json(text: str) -> None:
-    """Count brackets and values without building anything."""
     depth, values = 0, 0
     for match in re.finditer(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]},]', text, re.DOTALL):
         token = match[0]
@@ -160,8 +151,6 @@ def _too_much(depth: int) -> str:
 
 
 class _Measure(NamedTuple):
-    """A node and all that it stands for."""
-
     values: int
     characters: int
     depth: int
@@ -173,7 +162,7 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.measures: dict[int, _Measure] = {}
-        """By ``id`` of a node; of those whose end was read."""
+        """By ``id`` of a node whose end was read."""
         self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -214,7 +203,7 @@ def _children(node: Any) -> Iterator[yaml.Node]:
 
 
 def _build(loader: _Loader, node: yaml.Node, key: str) -> Any:
-    """The value of a node; a new one each time, so that nothing is shared between two sections."""
+    """Build a node's value, a new one each time, so that nothing is shared between two sections."""
     if isinstance(node, yaml.ScalarNode):
         return _scalar(loader, node, key)
     if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
@@ -226,7 +215,6 @@ def _build(loader: _Loader, node: yaml.Node, key: str) -> Any:
 
 
 def _pairs(node: yaml.MappingNode, key: str) -> dict[str, yaml.Node]:
-    """A mapping's own entries, over those that ``<<`` merges into it, of which the first named win."""
     own: dict[str, yaml.Node] = {}
     merged: dict[str, yaml.Node] = {}
     for name, value in node.value:

@@ -41,7 +41,7 @@ from ejax.schema.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | None = None) -> RunConfig:
-    """The run that a train config file describes.
+    """Load the run that a train config file describes.
 
     Args:
         path: JSON or YAML, in any spelling of EmbodiChain's releases.
@@ -49,8 +49,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
             they name as ``package.module:Name`` may run; of the file, only what ``ejax.schema.trust`` lets through.
         device: wins over ``trainer.device``.
 
-    Raises:
-        ConfigError: everything that is wrong with it.
+    Raises ConfigError: everything that is wrong with it.
     """
     path = Path(path)
     return parse_untrusted(read_file(path), overrides, device, path.parent, str(path))
@@ -62,17 +61,14 @@ def parse_config(
     device: str | None = None,
     folder: str | Path | None = None,
 ) -> RunConfig:
-    """``load_config`` for a program's own config, in memory: code that it names may run (``ejax.schema.trust``).
-
-    ejax itself never calls it: what it has in memory came from a file, or from another process.
+    """Parse a program's own config, in memory: code that it names may run (``ejax.schema.trust``). ejax never calls it.
 
     Args:
         data: sections ``trainer``, ``policy``, ``algorithm``, …, in any spelling.
         overrides, device: as in ``load_config``.
         folder: where a relative ``trainer.gym_config`` is looked up before the working directory.
 
-    Raises:
-        ConfigError: as ``load_config``.
+    Raises ConfigError: as ``load_config``.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(
@@ -89,11 +85,7 @@ def parse_untrusted(
     folder: str | Path | None = None,
     source: str = "config",
 ) -> RunConfig:
-    """``parse_config`` for the content of a file: code that it names runs only where ``ejax.schema.trust`` lets it.
-
-    Args:
-        source: names the content in errors.
-    """
+    """``parse_config`` for a file's content: its code runs only where ``ejax.schema.trust`` lets it."""
     draft = Draft(data, None if folder is None else Path(folder), overrides, device)
     config = read_draft(draft)
     report = draft.report
@@ -107,7 +99,7 @@ def parse_untrusted(
 
 
 def read_draft(draft: Draft) -> RunConfig | None:
-    """Bring a draft to the canonical form. None: it has problems. Devices that are not here are no problem yet."""
+    """Bring a draft to the canonical form; None: it has problems. Missing devices are no problem yet."""
     for edit in PASSES:
         edit(draft)
     config, problems = _validate(draft.tree)
@@ -139,7 +131,7 @@ def require_sections(draft: Draft) -> None:
 
 
 def read_section_numbers(draft: Draft) -> None:
-    """Turn ``1e-8``, which YAML takes for text, into a number wherever no pass reads it again."""
+    """Turn ``1e-8``, which YAML takes for text, into a number."""
     for section in ("algorithm", "policy", "env", "data", "population"):
         if draft.has(section):
             draft.put(section, read_numbers(draft.get(section)))
@@ -169,7 +161,7 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
 
 
 def device_problems(device: str) -> list[Problem]:
-    """A device that jax does not have here."""
+    """Report a device that jax does not have here."""
     if device == "cpu":
         return []
     if not (problem := device_problem(device)):
@@ -204,7 +196,7 @@ def _override(draft: Draft, text: str) -> None:
 
 
 def fill_env(draft: Draft) -> None:
-    """``env`` from ``trainer.gym_config``, under the keys that ``env`` gives itself; ``num_envs`` to its place."""
+    """Fill ``env`` from ``trainer.gym_config``, under its own keys, and move ``num_envs`` to its place."""
     if not isinstance(draft.get("trainer"), dict):
         return
     if draft.has("trainer.gym_config") and draft.key("env").startswith("trainer.learning_env"):
@@ -233,7 +225,6 @@ def fill_env(draft: Draft) -> None:
 
 
 def _may_stand_beside(draft: Draft) -> bool:
-    """False, and a problem: a config that names a gym config has something else than a section for ``env``."""
     for key in ("env", "env.cfg", "env.cfg.gym_config"):
         given = draft.get(key)
         if given is not None and not isinstance(given, dict):
@@ -244,7 +235,7 @@ def _may_stand_beside(draft: Draft) -> bool:
 
 
 def _find(draft: Draft, name: Any) -> Path | None:
-    """The gym config's file; on the command line, a path from the working directory. A choice is reported."""
+    """Find the gym config's file; on the command line, relative to the working directory. A choice is reported."""
     typed = draft.key("trainer.gym_config").endswith(OVERRIDE)
     draft.spelled["env"] = "trainer.gym_config"
     if not isinstance(name, str):
@@ -274,14 +265,11 @@ def _is_same(first: Path, second: Path) -> bool:
 
 
 def _candidates(folder: Path | None, name: str, expected: Sequence[Path]) -> list[Path]:
-    """The files that a train config can mean by ``name``, the likeliest first.
+    """Return the files that a train config in ``folder`` can mean by ``name``, the likeliest first.
 
-    The path as it is, from the first of the ``expected`` places, from a folder above the train file's (EmbodiChain's
-    files name their gym config from its repository's root), from the second place. Then the longest tail of the path
-    that lies in the train file's folder or above it; the file's name alone counts beside the train file only.
-
-    Args:
-        folder: the train file's; None if there is no file.
+    The path as it is: from the first of the ``expected`` places, a folder above the train file's (EmbodiChain's files
+    name their gym config from its repository's root), the second place. Then the longest tail of the path that lies in
+    the train file's folder or above it; the file's name alone counts beside the train file only.
     """
     parts = Path(name).parts
     above = [] if folder is None else [folder.resolve(), *folder.resolve().parents]
@@ -298,7 +286,6 @@ def _candidates(folder: Path | None, name: str, expected: Sequence[Path]) -> lis
 
 
 def _merge(data: dict[str, Any], over: Any) -> dict[str, Any]:
-    """``data`` with the values of ``over``, section by section."""
     if not isinstance(over, Mapping):
         return data
     merged = dict(data)
@@ -335,4 +322,4 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     do_without_wandb,
     read_section_numbers,  # last, of what all others have put there
 )
-"""Edits of a draft in their order, each with its reason for the place that it has."""
+"""Edits of a draft in their order."""

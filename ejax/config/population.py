@@ -101,8 +101,6 @@ class PopulationConfig(StrictModel):
 
 
 class Member(NamedTuple):
-    """One of a population."""
-
     number: int
     seed: int
     values: dict[str, Any]
@@ -110,11 +108,7 @@ class Member(NamedTuple):
 
 
 def members_of(population: PopulationConfig, seed: int) -> Iterator[Member]:
-    """The members in their order: all seeds of the first combination of values, all seeds of the next.
-
-    Args:
-        seed: ``trainer.seed``.
-    """
+    """Return the members: all seeds, from ``trainer.seed`` on, of the first combination of values, then of the next."""
     given = population.seeds
     seeds = given if isinstance(given, tuple) else range(seed, seed + given)
     combinations = itertools.product(*population.vary.values())
@@ -124,7 +118,7 @@ def members_of(population: PopulationConfig, seed: int) -> Iterator[Member]:
 
 
 def with_member(tree: Mapping[str, Any], member: Member) -> dict[str, Any]:
-    """A config's canonical form as that of one member, which is a run like any other."""
+    """Return a config's canonical form as that of one member, which is a run like any other."""
     own = {**tree, "population": None}
     for key, value in {"trainer.seed": member.seed, **member.values}.items():
         own = with_value(own, key, thaw(value))
@@ -136,7 +130,6 @@ def _is_key(name: str) -> bool:
 
 
 def _tuples(value: Any) -> Any:
-    """With tuples for lists: what passed through here is no JSON any more, whose lists would do."""
     if isinstance(value, Mapping):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

@@ -37,7 +37,7 @@ class RunConfig(StrictModel):
     """Keys that the run ignores, for the command line to announce."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The canonical form, ready for JSON or YAML; ``parse_config`` gives an equal config back."""
+        """Return the canonical form, ready for JSON or YAML, from which ``parse_config`` makes an equal config."""
         return self.model_dump(mode="json")
 
     def __eq__(self, other: object) -> bool:
@@ -48,7 +48,7 @@ class RunConfig(StrictModel):
 
     @property
     def step_name(self) -> str:
-        """Unit of the run's counter: of the x axis, of ``eval_freq`` and of ``save_freq``."""
+        """Name the unit of the run's counter: of the x axis, of ``eval_freq`` and of ``save_freq``."""
         return "samples" if self.algorithm.record.learns_from == "demonstrations" else "env steps"
 
     def _parts(self) -> tuple[BaseModel | None, ...]:
@@ -56,15 +56,11 @@ class RunConfig(StrictModel):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Members of ``population``; empty without one."""
+        """Return the members of ``population``; empty without one."""
         return () if self.population is None else tuple(members_of(self.population, self.trainer.seed))
 
     def of_member(self, member: Member) -> "RunConfig":
-        """The config of one member, by itself: that of a run which computes the same.
-
-        Raises:
-            ValidationError: with the member's values it is none.
-        """
+        """Return the config of a run that computes the same as a member. Raises ValidationError: there is none."""
         return RunConfig.model_validate_json(json.dumps(with_member(self.to_dict(), member)), strict=True)
 
     @model_validator(mode="after")
@@ -79,9 +75,7 @@ class RunConfig(StrictModel):
 
 
 def bind(config: RunConfig, num_updates: int | None = None) -> RunConfig:
-    """Fill in what a config leaves open until the run is known: what an update sees, and ``resolved.json`` holds.
-
-    Idempotent.
+    """Fill in what a config leaves open until the run is known: what an update sees. Idempotent.
 
     Args:
         num_updates: horizon of a learning-rate schedule that has none of its own; of a resumed run, the updates that
@@ -93,7 +87,6 @@ def bind(config: RunConfig, num_updates: int | None = None) -> RunConfig:
 
 
 def _sizes(config: RunConfig) -> Iterator[Problem]:
-    """Counts that contradict each other."""
     trainer = config.trainer
     if trainer.num_updates > INT32_MAX:
         text = f"means {trainer.num_updates} updates; at most {INT32_MAX} are counted"
@@ -133,7 +126,6 @@ def _policy(section: PolicyConfig) -> Iterator[Problem]:
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:
-    """Demonstrations where they are learned from, and nowhere else."""
     name, data = config.algorithm.name, config.data
     if config.algorithm.record.learns_from != "demonstrations":
         if data is not None:
@@ -161,7 +153,6 @@ def _data(config: RunConfig) -> Iterator[Problem]:
 
 
 def _population(config: RunConfig) -> Iterator[Problem]:
-    """Members that could not be runs of their own, or not in one program with the others."""
     population = config.population
     if population is None:
         return
@@ -224,7 +215,6 @@ def _option(options: BaseModel, key: str) -> Any:
 
 
 def _is_number(value: Any, *, whole: bool = True) -> bool:
-    """A number, or a list of them."""
     if isinstance(value, tuple):
         return bool(value) and all(_is_number(each, whole=whole) for each in value)
     return isinstance(value, float) or (whole and isinstance(value, int) and not isinstance(value, bool))

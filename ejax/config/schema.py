@@ -35,7 +35,7 @@ _OTHER_KEYS = {
 
 @functools.cache
 def make_schema() -> dict[str, Any]:
-    """The schema: the canonical form's, and beside each key its other spellings."""
+    """Make the canonical form's schema, with other spellings beside each key."""
     schema = RunConfig.model_json_schema()
     for options in _algorithm_configs().values():
         own = options.model_json_schema(ref_template="#/$defs/{model}")
@@ -75,7 +75,7 @@ def make_schema() -> dict[str, Any]:
 
 
 def allowed_keys(section: str, algorithm: str) -> tuple[list[str], list[str]]:
-    """The keys of a dotted section: the canonical ones, and those in other spellings or without effect."""
+    """Return a dotted section's keys: the canonical ones, and those in other spellings or without effect."""
     keys = [name for node in _sections(make_schema(), section, algorithm) for name in node.get("properties", ())]
     ignored = [f"algorithm.cfg.{key}" for key in _ignored_options(algorithm)]
     hidden = [key for key in keys if f"{section}.{key}".lstrip(".") in {*MOVED, *WITHOUT_EFFECT, *ignored}]
@@ -83,7 +83,7 @@ def allowed_keys(section: str, algorithm: str) -> tuple[list[str], list[str]]:
 
 
 def schema_text() -> str:
-    """The schema as the file ``ejax/config.schema.json`` holds it."""
+    """Return the text of ``ejax/config.schema.json``."""
     return json.dumps(make_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -97,7 +97,6 @@ def _ignored_options(algorithm: str) -> tuple[str, ...]:
 
 
 def _plain(node: Any) -> Any:
-    """With descriptions as editors show them: one line, and Markdown's quotes around code."""
     if isinstance(node, list):
         return [_plain(each) for each in node]
     if not isinstance(node, dict):
@@ -109,7 +108,6 @@ def _plain(node: Any) -> Any:
 
 
 def _node(schema: dict[str, Any], key: str) -> dict[str, Any]:
-    """The schema of one key, from the first algorithm that has it."""
     section, _, name = key.rpartition(".")
     return next(node["properties"][name] for node in _sections(schema, section) if name in node["properties"])
 
@@ -121,10 +119,7 @@ def _add(schema: dict[str, Any], key: str, description: dict[str, Any]) -> None:
 
 
 def _sections(schema: dict[str, Any], key: str, algorithm: str | None = None) -> list[dict[str, Any]]:
-    """The object schemas of a dotted section, through references and optional values.
-
-    Below ``algorithm.cfg`` there is one for each algorithm, or for the one that is named. None: no such section.
-    """
+    """Return the object schemas of a dotted section, below ``algorithm.cfg`` of each algorithm or the named one."""
     nodes = [schema]
     for name in filter(None, key.split(".")):
         if nodes and nodes[0] is schema["$defs"].get("AlgorithmConfig") and name == "cfg":
@@ -137,7 +132,6 @@ def _sections(schema: dict[str, Any], key: str, algorithm: str | None = None) ->
 
 
 def _below(node: dict[str, Any], name: str) -> Any:
-    """The schema of a key, of an item of a list, or of a name that the user chose."""
     if name in node.get("properties", ()):
         return node["properties"][name]
     return node.get("items" if name.isdigit() else "additionalProperties")

@@ -24,7 +24,7 @@ _OF_LINEN = {"name", "parent"}
 
 
 def class_problems(policy: PolicyConfig) -> list[Problem]:
-    """Problems of ``policy.cfg``, which a class other than ejax's MLPs takes, or a class that is not there."""
+    """Find problems of ``policy.cfg``, or a class that is not there."""
     try:
         record = policy.record
         if record.mlps:
@@ -39,7 +39,7 @@ def class_problems(policy: PolicyConfig) -> list[Problem]:
 def space_problems(
     policy: PolicyConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space, *, action_chunk: int = 1
 ) -> list[Problem]:
-    """Problems of ``action_dim``, ``squash_actions`` and ``obs_groups``, and of pictures where an MLP reads them.
+    """Find problems of ``action_dim``, ``squash_actions``, ``obs_groups``, and of pictures where an MLP reads them.
 
     Args:
         action_chunk: actions of ``action_space`` that are decided on at once.
@@ -54,7 +54,6 @@ def space_problems(
 
 
 def _can_act(space: gymnasium.Space) -> bool:
-    """True where a policy that squashes nothing can act."""
     try:
         return bool(action_spec(space))
     except ValueError:
@@ -73,7 +72,6 @@ def _groups(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
 
 
 def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
-    """Pictures that an MLP would read, which reads vectors."""
     leaves = _leaves(space)
     if policy.record.images is not None:
         yield from _seen(policy.record.images(policy), leaves)
@@ -90,7 +88,6 @@ def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]
 
 
 def _seen(images: Any, leaves: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
-    """Parts that a policy would see, and cannot."""
     pictures = [path for path, shape in leaves.items() if len(shape) == 3 and path]
     wrong = [name for name in images if name not in pictures] if isinstance(images, tuple) else []
     if wrong or not images:
@@ -100,7 +97,6 @@ def _seen(images: Any, leaves: Mapping[str, tuple[int, ...]]) -> Iterator[Proble
 
 
 def _leaves(space: gymnasium.Space, above: str = "") -> dict[str, tuple[int, ...]]:
-    """Dotted path -> shape."""
     if isinstance(space, gymnasium.spaces.Dict):
         inside = [_leaves(part, f"{above}.{name}" if above else name) for name, part in space.spaces.items()]
         return {path: shape for each in inside for path, shape in each.items()}
@@ -108,6 +104,6 @@ def _leaves(space: gymnasium.Space, above: str = "") -> dict[str, tuple[int, ...
 
 
 def paths(space: gymnasium.Space, above: str = "") -> list[str]:
-    """The dotted paths of a space's parts, those of sections before those in them; none of a single array's."""
+    """Return the dotted paths of a space's parts, sections first; none of a single array's."""
     parts = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
     return [path for name, part in parts.items() for path in (f"{above}{name}", *paths(part, f"{above}{name}."))]

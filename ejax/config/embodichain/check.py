@@ -1,7 +1,4 @@
-"""``python -m ejax.config check FILE``: what becomes of each key of a train config and of the gym config it names.
-
-FILE may be a gym config by itself. Any other file gets one note that names its kind.
-"""
+"""``python -m ejax.config check FILE``: what becomes of the keys of a train config and its gym config, or of one."""
 
 import itertools
 import tomllib
@@ -23,20 +20,13 @@ from ejax.schema.registry import is_import_path
 _CANONICALIZED = {"trainer.cuda": "trainer.device", **LOGARITHMS}
 """Values that ``spellings`` rewrites, besides the keys that it moves."""
 _SECTIONS = ("trainer", "policy", "algorithm")
-"""Sections of a train config."""
 
 
 def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
-    """One note for each key. Unsupported: what keeps the run from starting, and what it silently would not do.
+    """Return a note for each key. Unsupported: what keeps the run from starting, and what it silently would not do.
 
-    A device that this machine lacks is reported, but not unsupported: ``--device`` replaces it.
-
-    Args:
-        path: JSON or YAML, as for ``load_config``.
-        overrides: as for ``load_config``.
-
-    Raises:
-        ConfigError: a file that cannot be read.
+    A device that this machine lacks is reported, but not unsupported: ``--device`` replaces it. Arguments
+    are as for ``load_config``. Raises ConfigError: a file that cannot be read.
     """
     path = Path(path)
     data = read_file(path)
@@ -67,7 +57,6 @@ def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
 
 
 def _read_gym_config(draft: Draft, path: Path, data: dict[str, Any]) -> None:
-    """Read a gym config that no train config names."""
     draft.gym_config = path.name, path
     for text in draft.overrides:
         draft.problem(f"override {text!r}", "belongs to a train config; a gym config by itself takes none")
@@ -79,7 +68,7 @@ def _read_gym_config(draft: Draft, path: Path, data: dict[str, Any]) -> None:
 
 
 def table(notes: Sequence[KeyNote]) -> str:
-    """Aligned columns: status, key, reason; the gym config's keys below its name; and a line that counts."""
+    """Align columns of status, key and reason, the gym config's keys below its name, and end with a line of counts."""
     rows = [(note.status, *note.key.rpartition(":")[::2], note.text) for note in notes]
     width = max((len(key) for _, _, key, _ in rows), default=0)
     lines: list[str] = []
@@ -95,7 +84,6 @@ def count_by_status(notes: Sequence[KeyNote]) -> dict[Status, int]:
 
 
 def _judge(key: str, known: Mapping[str, KeyNote], canonical: str) -> KeyNote:
-    """The note of a key, from those of the key and of the sections that it is in."""
     found = [known[section] for section in with_sections(key) if section in known]
     for statuses in (("unsupported",), ("renamed", "without effect")):
         for note in found:
@@ -107,7 +95,6 @@ def _judge(key: str, known: Mapping[str, KeyNote], canonical: str) -> KeyNote:
 
 
 def _gym_notes(draft: Draft) -> Iterator[KeyNote]:
-    """Notes on the gym config that the train config names."""
     if draft.gym_config is None:
         return
     (name, path), report = draft.gym_config, draft.report
@@ -122,14 +109,13 @@ def _gym_notes(draft: Draft) -> Iterator[KeyNote]:
 
 
 def _leaves(data: Any, above: str = "") -> list[str]:
-    """Dotted keys of values that are no sections; a section that was moved as a whole is walked too."""
     if not isinstance(data, Mapping) or not data:
         return [above] if above else []
     return [leaf for name, value in data.items() for leaf in _leaves(value, f"{above}.{name}" if above else str(name))]
 
 
 def _other_file(data: Mapping[str, Any]) -> str | None:
-    """Name the kind of a file that is neither a train config nor a gym config; None: it may be one, with mistakes."""
+    """Name the kind of another file; None: a train or gym config, perhaps with mistakes."""
     if all(name in data for name in _SECTIONS):
         return None
     for kind in tomllib.loads(Path(__file__).with_name("other_files.toml").read_text())["kinds"]:

@@ -17,7 +17,7 @@ class Draft(Section):
     """The root section of a train config, edited in place. Its keys are dotted, and canonical once they are moved.
 
     Args:
-        folder: of the train file, where a relative ``gym_config`` is looked up first.
+        folder: where a relative ``gym_config`` is looked up first.
         overrides: ``section.key=value``, as typed.
         device: wins over ``trainer.device``.
     """
@@ -42,7 +42,6 @@ class Draft(Section):
         """As it is named, and the file that it was read from."""
 
     def get(self, key: str) -> Any:
-        """The value at a key, or None."""
         node: Any = self.tree
         for name in key.split("."):
             if not isinstance(node, Mapping) or name not in node:
@@ -60,11 +59,7 @@ class Draft(Section):
         return (self.get(section) if section else self.tree).pop(name)
 
     def put(self, key: str, value: Any) -> None:
-        """Set a value, making the sections above it.
-
-        Raises:
-            TypeError: a section on the way holds a value already.
-        """
+        """Set a value, making the sections above it. Raises TypeError: one of them holds a value already."""
         *sections, name = key.split(".")
         node = self.tree
         for depth, section in enumerate(sections, 1):
@@ -76,13 +71,13 @@ class Draft(Section):
         node[name] = value
 
     def put_default(self, key: str, value: Any) -> None:
-        """Set a value that is not given; not below a value where a section belongs, which is reported by itself."""
+        """Set a value that is not given, unless a value stands in a section's place."""
         if not self.has(key):
             with contextlib.suppress(TypeError):
                 self.put(key, value)
 
     def key(self, name: str) -> str:
-        """A canonical key as the user spells it."""
+        """Return a canonical key as the user spells it."""
         above = [known for known in self.spelled if name == known or name.startswith(f"{known}.")]
         if not above:
             return name
@@ -93,13 +88,13 @@ class Draft(Section):
         return spelled.removesuffix(OVERRIDE if below else "") + below
 
     def reject(self, name: str, text: str) -> None:
-        """A key that must not be given, which is taken out."""
+        """Take out a key that must not be given."""
         if self.has(name):
             self.pop(name)
             self.problem(name, text)
 
     def ignore(self, name: str, text: str) -> None:
-        """A key without effect, which is taken out."""
+        """Take out a key without effect."""
         if self.has(name):
             self.note(name, EMPTY if is_empty(self.get(name)) else text, "without effect")
             self.pop(name)

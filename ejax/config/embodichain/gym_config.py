@@ -1,9 +1,7 @@
 """An EmbodiChain gym config: which of ejax's environments it stands for.
 
-The manager form (events, observations, rewards, actions) is built as it is, by ``ejax.envs.manager.embodied``, which
-says what becomes of each key. Velocity tasks are read by ``ejax.config.embodichain.velocity_tasks``. Of the first
-releases, whose tasks are classes with all numbers in ``env.extensions``, the id, the number of environments, the time
-limit, the control rate and the extensions are taken over.
+``ejax.envs.manager.embodied`` builds the manager form as it is. Of the first releases, whose tasks are classes, the id,
+the number of environments, the time limit, the control rate and ``env.extensions`` are taken over.
 """
 
 import inspect
@@ -22,7 +20,6 @@ from ejax.schema.sections import Section
 from ejax.schema.trust import UntrustedCodeError
 
 MANAGER_ENV = "EmbodiedEnv"
-"""The registered name of the environment that is built from a gym config."""
 MANAGER_KEYS = ("events", "observations", "rewards", "actions")
 SCENE_KEYS = (
     *("robot", "sensor", "light", "background", "rigid_object"),
@@ -41,10 +38,9 @@ FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
 
 
 def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``{id, cfg}`` of a gym config; everything else in it goes into the draft.
+    """Return ``{id, cfg}`` of a gym config; everything else in it goes into the draft.
 
     Args:
-        data: the parsed file.
         source: its name in notices and problems, which read ``<source>:<dotted key>``.
     """
     env = data.get("env") or {}
@@ -67,7 +63,6 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
 
 
 def _read_first_form(draft: Draft, root: Section) -> dict[str, Any]:
-    """The arguments of the task class that a first release's gym config names."""
     task = root.take("id")
     arguments = _arguments(task)
     its_own = f"no effect: the task class {task} has its own"
@@ -95,7 +90,7 @@ def _read_first_form(draft: Draft, root: Section) -> dict[str, Any]:
 
 
 def _arguments(name: str) -> Collection[str]:
-    """Parameters of an environment's constructor; none without one, or if it may not run, as env.id reports."""
+    """Return an environment's parameters; none if it may not run, as env.id reports."""
     try:
         return inspect.signature(resolve("env", name)).parameters.keys()
     except (UnknownNameError, UntrustedCodeError, ImportError):
@@ -119,7 +114,6 @@ def _read_extensions(draft: Draft, extensions: Section, task: str, arguments: Co
 
 
 def _read_places(data: Mapping[str, Any], arguments: Collection[str]) -> dict[str, Any]:
-    """Start poses of the bodies of a first release's scene, as far as the task class takes them."""
     bodies = [*(data.get("rigid_object") or ()), *(data.get("background") or ())]
     places = {
         FIRST_RELEASE_BODIES.get(str(body.get("uid")), ""): body["init_pos"]
@@ -130,7 +124,7 @@ def _read_places(data: Mapping[str, Any], arguments: Collection[str]) -> dict[st
 
 
 def _read_events(draft: Draft, events: Section, task: str, arguments: Collection[str]) -> dict[str, Any]:
-    """The first release's events: positions of bodies, relative to where they start, drawn at reset."""
+    """Read positions of bodies, relative to where they start, drawn at reset."""
     ranges: dict[str, Any] = {}
     for name, spec in events.data.items():
         argument = _ranged(spec)
@@ -149,7 +143,6 @@ def _read_events(draft: Draft, events: Section, task: str, arguments: Collection
 
 
 def _ranged(spec: Any) -> str:
-    """The argument of a task class that an event draws; "" if there is none for it."""
     params = spec.get("params") if isinstance(spec, Mapping) else None
     if not isinstance(params, Mapping) or not isinstance(body := params.get("entity_cfg"), Mapping):
         return ""
@@ -161,7 +154,7 @@ def _ranged(spec: Any) -> str:
 
 
 def is_manager_form(data: Mapping[str, Any]) -> bool:
-    """True for what ``EmbodiedEnv`` builds: functors, or a robot for an id that no class of ejax has."""
+    """Return True for functors, or a robot for an id that no class of ejax has."""
     env = data.get("env") or {}
     if {"obs_mode", "episode_length"} & set(env.get("extensions") or {}) and not any(
         env.get(key) for key in ("observations", "rewards", "actions")
@@ -172,7 +165,7 @@ def is_manager_form(data: Mapping[str, Any]) -> bool:
 
 
 def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
-    """A note for each key of a gym config in manager form, buildable or not."""
+    """Note each key of a gym config in manager form, buildable or not."""
     from ejax.envs.manager.manager_spec import read_manager_spec  # imports MuJoCo, which not every command needs
 
     try:
@@ -182,7 +175,7 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
 
 
 def note_manager_form(draft: Draft) -> None:
-    """Notices of a gym config that was read from a file. This imports the functors that may run."""
+    """Take over the notices of a gym config's file. This imports the functors that may run."""
     if draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled:
         report = KeyReport({note.key: note for note in manager_notes(draft.get("env.cfg.gym_config"))})
         for note in report.notices:

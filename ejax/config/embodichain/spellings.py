@@ -1,7 +1,6 @@
 """Every spelling of an EmbodiChain train config, from its first release on, turned into the canonical one.
 
-``canonicalize_keys`` only moves keys; ``ignore_options`` and ``drop_unsupported`` turn what has no effect into notices;
-``fill_defaults`` gives the defaults that depend on other keys. Values are judged later, by the models.
+``load.PASSES`` has the order. Values are judged later, by the models.
 """
 
 import math
@@ -47,7 +46,7 @@ SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 
 def canonical_key(key: str) -> str:
-    """The canonical place of a dotted key."""
+    """Return the canonical place of a dotted key."""
     for old, new in MOVED.items():
         if key == old or key.startswith(f"{old}."):
             return canonical_key(new + key[len(old) :])
@@ -70,7 +69,7 @@ def canonicalize_keys(draft: Draft) -> None:
 
 
 def ignore_options(draft: Draft) -> None:
-    """Take out the keys without effect, before options are looked into."""
+    """Take out the keys without effect."""
     draft.ignore_all(WITHOUT_EFFECT)
     if algorithm := _algorithm(draft):
         text = f"no effect on {draft.get('algorithm.name')}"
@@ -78,7 +77,7 @@ def ignore_options(draft: Draft) -> None:
 
 
 def ignore_engine_fields(draft: Draft) -> None:
-    """Take out the fields of EmbodiChain's ``OnlineDataEngineCfg`` that ``data`` lacks, each with its reason."""
+    """Take out the fields of EmbodiChain's ``OnlineDataEngineCfg`` that ``data`` lacks."""
     for name in (*OF_EMBODICHAIN_ONLY, "lifecycle_event_capacity"):
         if not draft.has(key := f"data.{name}"):
             continue
@@ -91,7 +90,7 @@ def ignore_engine_fields(draft: Draft) -> None:
 
 
 def resolve_compat(draft: Draft) -> None:
-    """``compat`` becomes the keys that it stands for, where they are not given."""
+    """Fill in the keys that ``compat`` stands for, where they are not given."""
     if not draft.has("compat"):
         return
     mode = draft.pop("compat")
@@ -109,8 +108,7 @@ def resolve_compat(draft: Draft) -> None:
 
 
 def resolve_sizes(draft: Draft) -> None:
-    """The steps of an update, where the algorithm decides them itself: APG's ``update_horizon``, SHAC's
-    ``segment_length``, the frames of one update of behaviour cloning."""
+    """Fill in the steps of an update where the algorithm decides them: APG, SHAC, behaviour cloning."""
     algorithm, options = _algorithm(draft), draft.get("algorithm.cfg")
     chunk_size = draft.get("data.chunk_size") or 1
     if algorithm is None or not isinstance(draft.get("trainer"), dict) or type(chunk_size) is not int:
@@ -133,7 +131,6 @@ def resolve_sizes(draft: Draft) -> None:
 
 
 def _algorithm(draft: Draft) -> Algorithm | None:
-    """The algorithm's record. None: there is no such name, which is reported with its own key."""
     try:
         return find_algorithm(str(draft.get("algorithm.name")))
     except (ImportError, ValueError):
@@ -141,7 +138,7 @@ def _algorithm(draft: Draft) -> Algorithm | None:
 
 
 def _move(draft: Draft, old: str, new: str) -> None:
-    """Move a key. A value given in both places is a problem, but where EmbodiChain reads the new one."""
+    """Move a key. A value in both places is a problem, unless EmbodiChain reads the new one."""
     value, written = draft.pop(old), draft.key(old)
     if draft.has(new) and old != "trainer.rollout_steps":
         draft.problem(written, f"means the same as {draft.key(new)}, which is given too; keep one")
@@ -164,7 +161,7 @@ def recognize_seed_spelling(draft: Draft) -> None:
 
 
 def resolve_evaluation(draft: Draft) -> None:
-    """``enable_eval`` where it is not given but ``eval_freq`` is."""
+    """Evaluate where ``eval_freq`` is given but not ``enable_eval``."""
     if draft.has("trainer.enable_eval") or not draft.get("trainer.eval_freq"):
         return
     text = "does not evaluate: trainer.enable_eval is not set (default: false)"
@@ -175,7 +172,7 @@ def resolve_evaluation(draft: Draft) -> None:
 
 
 def resolve_model_type(draft: Draft) -> None:
-    """``model_type: vla`` collects in the background, and counts ``buffer_size`` over all environments."""
+    """Turn ``model_type: vla`` into collection in the background, with ``buffer_size`` over all environments."""
     if not draft.has("trainer.model_type"):
         return
     model_type, trainer = draft.pop("trainer.model_type"), draft.get("trainer")
@@ -214,7 +211,7 @@ def drop_unsupported(draft: Draft) -> None:
 
 
 def _judge_none(draft: Draft) -> None:
-    """``none`` as text is no activation here, and like every name that it does not know ReLU in EmbodiChain."""
+    """Note that ``none`` as text is no activation here, and ReLU in EmbodiChain."""
     for key in (
         f"policy.{net}.network_cfg.{name}" for net in ("actor", "critic") for name in ("activation", "last_activation")
     ):
@@ -229,7 +226,7 @@ def _judge_none(draft: Draft) -> None:
 
 
 def _canonicalize_events(draft: Draft, phase: Phase) -> None:
-    """Recorders among EmbodiChain's trainer events become ``trainer.cameras``; the other events stay."""
+    """Turn recorders among EmbodiChain's trainer events into ``trainer.cameras``."""
     section = f"trainer.events.{phase}"
     named = draft.get(section)
     if not isinstance(named, dict):
@@ -271,7 +268,7 @@ def _canonicalize_video(draft: Draft, phase: Phase, key: str, spec: dict[str, An
 
 
 def fill_defaults(draft: Draft) -> None:
-    """Defaults that depend on other keys."""
+    """Fill in defaults that depend on other keys."""
     groups, policy = draft.get("policy.obs_groups"), _name("policy", draft.get("policy.name"))
     if isinstance(groups, dict) and groups.get("critic") is None and "actor" in groups and policy != "actor_only":
         groups["critic"] = groups["actor"]
@@ -290,7 +287,7 @@ def fill_defaults(draft: Draft) -> None:
 
 
 def read_numbers(node: Any) -> Any:
-    """Strings like ``1e-8`` as numbers: PyYAML reads them as text, for want of a dot."""
+    """Turn strings like ``1e-8`` into numbers: PyYAML reads them as text, for want of a dot."""
     if isinstance(node, dict):
         return {name: read_numbers(value) for name, value in node.items()}
     if isinstance(node, list):
@@ -318,7 +315,7 @@ def _canonicalize_device(draft: Draft) -> None:
 
 
 def _canonicalize_std(draft: Draft) -> None:
-    """EmbodiChain 0.3 gives standard deviations where the releases before gave their logarithms."""
+    """Take logarithms of standard deviations, which EmbodiChain 0.3 gives itself."""
     for old, new in LOGARITHMS.items():
         if not draft.has(old):
             continue

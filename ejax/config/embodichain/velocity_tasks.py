@@ -1,8 +1,6 @@
-"""A gym config of EmbodiChain's velocity tasks: the arguments of ``VelocityRL``, and what becomes of each key.
+"""A gym config of EmbodiChain's velocity tasks, as arguments of ``VelocityRL``.
 
-There the task's class has most of the numbers, in files of its own; here the robot's file has. The gym config gives how
-often there are decisions, how long an episode is and how the robot is pushed; the rest of it is what the class expects
-anyway, and is refused where it differs.
+It gives the control rate, the length of an episode and the pushes; the rest is refused where it differs from the class.
 """
 
 import math
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     from ejax.envs.locomotion.robots import LeggedRobot
 
 VELOCITY_ENV = "VelocityRL"
-"""The registered name of the environment."""
 _ROBOTS = {
     "UnitreeGo1FlatRL": "go1",
     "UnitreeGo2FlatRL": "go2",
@@ -29,12 +26,12 @@ _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 
 
 def velocity_robot(task: str) -> str | None:
-    """The robot of a gym config's ``id``. None: it is no velocity task that ejax has."""
+    """Return the robot of a gym config's ``id``; None: it is no velocity task that ejax has."""
     return _ROBOTS.get(task.partition("-")[0])
 
 
 def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
-    """``env.cfg`` for the gym config; what cannot be done goes into the section's report."""
+    """Read ``env.cfg``; what cannot be done goes into the section's report."""
     from ejax.envs.locomotion.catalog import velocity_task  # imports MuJoCo
 
     task = velocity_task(robot)
@@ -75,7 +72,7 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
 
 
 def _read_robot(section: Section, robot: "LeggedRobot") -> None:
-    """Keys that EmbodiChain's classes replace by the task's own numbers, which are these."""
+    """Judge keys that EmbodiChain's classes replace by the task's own numbers."""
     ignored = {name: text for name, text in IGNORED["robot"].items() if name not in ("root_props", "fix_base")}
     section.take("uid")
     links = "env.cfg.model, which you give" if robot.source is None else robot.source.replace(":", "/")
@@ -108,7 +105,6 @@ def _read_robot(section: Section, robot: "LeggedRobot") -> None:
 
 
 def _read_push(events: Section) -> dict[str, Any] | None:
-    """Arguments of ``Push``. None: the config has no pushes."""
     push: dict[str, Any] | None = None
     for _, event in events.sections():
         func = event.take("func")
@@ -150,7 +146,7 @@ def _read_rewards(rewards: Section) -> None:
 
 
 def _read_observations(observations: Section) -> bool:
-    """True: the actor's observation has noise."""
+    """Return True where the actor's observation has noise."""
     noisy = True
     for name, term in observations.sections():
         path, func = term.take("name", name), term.take("func")
