@@ -13,15 +13,13 @@ from ejax.experts.task import Expert, Rows, ScriptedTask
 from ejax.types import CameraView
 
 CAMERA = CameraView(eye=(-1.3, -0.15, 0.9), target=(-0.645, -0.15, 0.04), fovy=42.0, effects=False)
-"""Across from the robot, so that the arm hides neither cubes nor zones; the left zone is on the right. Draws without
-shadows, which are slow in software rendering."""
+"""View from across the robot, so that the arm hides nothing; the left zone is on the right. Shadows render slowly."""
 
 _TARGET_CUBE, _TARGET_ZONE = SCENE.index("target cube index"), SCENE.index("target zone index")
 
 
 class InstructedPlaceExpert(Expert):
-    """The plan of ``PickPlaceExpert`` for the cube and the zone that are meant, which it reads from ``scene``: it acts
-    rightly even under a wrong instruction."""
+    """The plan of ``PickPlaceExpert`` for the meant cube and zone of ``scene``, even under a wrong instruction."""
 
     make_env, segments, care = InstructedPlaceRL, SEGMENTS, CARE
     ranges = RANGES | {"carry_height": (0.12, 0.18, 1)}  # a held cube passes 2 cm above the other one, at least

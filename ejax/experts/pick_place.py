@@ -11,7 +11,7 @@ from ejax.experts.task import Expert, Rows, ScriptedTask, limit_length, phrase
 from ejax.types import CameraView
 
 CAMERA = CameraView(eye=(-1.35, -0.75, 0.65), target=(-0.62, -0.12, 0.08), fovy=38.0, effects=False)
-"""Draws without shadows, which are slow in software rendering."""
+"""View without shadows, which are slow in software rendering."""
 SEGMENTS = ("approach", "descend", "grasp", "lift", "carry", "lower", "release")
 WORDINGS = (
     "put the cube into the zone on the {place}",
@@ -52,7 +52,7 @@ class PickPlaceExpert(Expert):
 def follow_plan(
     robot: Rows, cube: Rows, goal: Rows, segment: Rows, variation: Mapping[str, Rows], action_scale: float
 ) -> tuple[Rows, Rows]:
-    """Above the cube, down, close; up, across, down, open: each until the simulated state shows that it is done.
+    """Act above the cube, down, close; up, across, down, open: each until the simulated state shows that it is done.
 
     Args:
         robot: [N, 11], ``ejax.envs.tasks.grasp_task.ROBOT``.
@@ -91,7 +91,7 @@ def follow_plan(
 
 
 def _across(vector: Rows) -> Rows:
-    """Horizontal length, m."""
+    """Compute horizontal lengths, m."""
     return np.linalg.norm(vector[:, :2], axis=1)
 
 

@@ -15,12 +15,12 @@ from ejax.experts.task import Expert, Rows, ScriptedTask, limit_length, phrase
 from ejax.types import Array, CameraView
 
 CAMERA = CameraView(eye=(-1.9, -1.1, 1.0), target=(-0.68, -0.42, 0.05), fovy=42.0, effects=False)
-"""Draws without shadows, which are slow in software rendering."""
+"""View without shadows, which are slow in software rendering."""
 ENV: Mapping[str, Any] = {
     "cube_position_range": ((-0.05, -0.05, 0.0), (0.05, 0.05, 0.0)),
     "goal_position_range": ((-0.1, -0.1, 0.0), (0.1, 0.1, 0.0)),
 }
-"""With PushCubeRL's own fixed goal, instructions would not differ."""
+"""Fields of the environment: under a fixed goal, instructions would not differ."""
 SEGMENTS = ("approach", "descend", "push")
 WORDINGS = (
     "push the cube to the {place}",
@@ -39,14 +39,14 @@ _RANGES = {
 
 _THERE = 0.03  # distance of the tool from a waypoint, m, at which the next segment begins
 _OFF_LINE = 0.04
-"""Distance from the line between cube and goal, m, at which the tool stops pushing and only returns to the line."""
+"""Distance from the line between cube and goal, m, at which the tool stops pushing and returns to it."""
 _BACK_ON_LINE = 0.015  # m per step
 _PUSH_HEIGHT = 0.04  # m
 _DAMPING = 0.01
 
 
 class PushCubeExpert(Expert):
-    """Behind the cube as the goal sees it, down, and forward, steering the cube by where it is touched."""
+    """Behind the cube, down, and forward, steering it by the place of contact."""
 
     make_env, env_fields, segments, care, ranges = PushCubeRL, ENV, SEGMENTS, _CARE, _RANGES
 
@@ -79,10 +79,9 @@ def _near(point: Rows, tool: Rows) -> Rows:
 @jax.jit
 @jax.vmap
 def _joint_step(angles: Array, way: Array) -> Array:
-    """Changes of the joint angles [6] that move the tool by ``way`` [3] m and turn it to point down.
+    """Compute changes of the joint angles [6] that move the tool by ``way`` [3] m and turn it to point down.
 
-    One iteration of ``ejax.envs.mujoco.kinematics``' damped least squares, with the turn about the tool's axis
-    free.
+    One iteration of ``ejax.envs.mujoco.kinematics``' damped least squares, free about the tool's axis.
     """
 
     def tool(angles: Array) -> Array:

@@ -2,9 +2,8 @@
 
     executed = clip(intended + σ·care·n),    n' = 0.8·n + 0.6·ε,  ε ~ N(0, 1)
 
-The noise drives episodes off the expert's way and the expert, which sees the simulated state, brings them back: a
-policy that is cloned from them has seen how to recover. The expert's intended action, without the noise, is recorded
-alongside the executed one. Source: Laskey et al. 2017, "DART: noise injection for robust imitation learning".
+Noise drives episodes off and the expert brings them back, so a cloned policy has seen recovery; the intended action is
+recorded too. Source: Laskey et al. 2017, "DART: noise injection for robust imitation learning".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,40 +36,36 @@ class Expert:
     """A plan of segments in a fixed order, and a feedback law for each. Pure except for the generator."""
 
     env: Any
-    """The environment that it acts in."""
     variety: float = 1.0
     """See ``draw_ranges``; 0 is one style, in which nothing depends on what cannot be seen."""
     segments: ClassVar[tuple[str, ...]]
-    """The segments' names; ``segment_id`` is the index here."""
+    """Names, by ``segment_id``."""
     care: ClassVar[Rows]
     """[segments, A], ≤ 1: the fraction of the noise that each segment tolerates."""
     ranges: ClassVar[Mapping[str, tuple[float, float, int]]]
     """Variation between episodes, such as speeds, heights, offsets: for ``draw_ranges``."""
     make_env: ClassVar[Callable[..., RenderableEnv]]
-    """The environment's class."""
     env_fields: ClassVar[Mapping[str, Any]] = {}
-    """Fields of the environment where a task is given none."""
+    """Default fields of the environment."""
 
     def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
         return draw_ranges(rng, num_envs, self.ranges, self.variety)
 
     def act(self, obs: PyTree, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
-        """Actions [N, A], and the segments [N] that they belong to: the same as before or the next.
+        """Return actions [N, A], and their segments [N]: the same as before or the next.
 
-        Args:
-            obs: [N, F], of the environment; by name, where its observation has parts.
-            segment: [N], of the step before.
+        ``obs`` [N, F] is the environment's, by name if it has parts; ``segment`` [N] is of the step before.
         """
         raise NotImplementedError
 
     def instruct(self, rng: np.random.Generator, obs: PyTree) -> list[str]:
-        """The goal of each episode in words; ``obs`` are the first observations."""
+        """Name the goal of each episode in words; ``obs`` are the first observations."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempts:
-    """N attempts side by side: [T, N, ...]; of row n the first ``length[n]`` steps count."""
+    """N attempts side by side, [T, N, ...]; row n counts for its first ``length[n]`` steps."""
 
     obs: PyTree
     action: Rows  # the executed actions
@@ -84,13 +79,12 @@ class Attempts:
 
 
 class ScriptedTask:
-    """An expert in ``num_envs`` environments at once: a ``DemonstrationTask``. The ``make_task`` of an expert's module
-    is this class with ``expert`` given, for ``OnlineDataEngineCfg.task``.
+    """An expert in ``num_envs`` environments at once: a ``DemonstrationTask``; ``make_task`` of its module is this
+    class.
 
-    Frame fields: ``obs/state`` [F] (the environment's observation; one that has parts is ``obs/<part>``), ``actions``,
-    ``expert_actions`` [A], ``rewards``, and ``obs/image`` [H, W, 3] uint8 with an ``image_size``. Episode
-    fields: ``instruction``, and ``row``, the environment in the batch: ``start(seed)`` at that row is where the episode
-    began.
+    Frame fields: ``obs/state`` [F] (or ``obs/<part>``), ``actions``, ``expert_actions`` [A], ``rewards``, and
+    ``obs/image`` [H, W, 3] uint8 with an ``image_size``. Episode fields: ``instruction``, and ``row``, the environment
+    in the batch: ``start(seed)`` at that row is where the episode began.
 
     Args:
         env: fields of the environment, ``physics`` being mujoco by default. None: the expert's ``env_fields``.
@@ -99,7 +93,7 @@ class ScriptedTask:
         variety: see ``Expert``.
         image_size: (height, width) of the pictures; None: none are drawn.
         camera: a view or its fields, as from a file; None: the environment's own.
-        renderer: what draws the pictures, as in ``RenderedEnv``: a policy should be trained with the same.
+        renderer: as in ``RenderedEnv``; train a policy with the same.
         wrist: fields of ``WristCamera``: ``obs/wrist`` beside ``obs/image``.
 
     Raises:
@@ -151,7 +145,7 @@ class ScriptedTask:
         return EpisodeSpec(frames, {"instruction": ((), f"S{INSTRUCTION_BYTES}"), "row": ((), "int64")})
 
     def generate(self, seed: int) -> list[Episode | Failure]:
-        """An outcome for each environment; a failed attempt is a Failure that names its last segment."""
+        """Return an outcome for each environment; a failed attempt is a Failure that names its last segment."""
         attempts = self.attempt(seed)
         kept = np.flatnonzero(attempts.success).tolist()
         pictures = {path: self._draw(attempts, kept, draw) for path, draw in self._drawn.items()}
@@ -162,7 +156,7 @@ class ScriptedTask:
         return [episodes[row] if row in episodes else self._failure(attempts, row) for row in range(self._num_envs)]
 
     def start(self, seed: int) -> tuple[PyTree, Rows]:
-        """States and first observations of the episodes that ``seed`` stands for, leaves [N, ...]."""
+        """Make states and first observations of the episodes of ``seed``, leaves [N, ...]."""
         return self._reset(jax.random.split(jax.random.key(seed), self._num_envs))
 
     def attempt(self, seed: int) -> Attempts:
@@ -221,7 +215,7 @@ class ScriptedTask:
 
     @cached_property
     def _drawn(self) -> dict[str, Callable[[PyTree], Any]]:
-        """The functions that draw the pictures: of one environment's state, or with the ray caster of many."""
+        """Make the functions that draw pictures: of one environment's state, or with the ray caster of many."""
         drawn: dict[str, Callable[[PyTree], Any]] = {}
         if self._image_size is not None:
             height, width = self._image_size
@@ -232,7 +226,7 @@ class ScriptedTask:
         return drawn if self._renderer == "mujoco" else {path: jax.jit(jax.vmap(each)) for path, each in drawn.items()}
 
     def _draw(self, attempts: Attempts, rows: list[int], draw: Callable[[PyTree], Any]) -> list[Rows]:
-        """Pictures [T, H, W, 3] of each of these rows' episodes."""
+        """Draw pictures [T, H, W, 3] of each of these rows' episodes."""
         lengths, ends = attempts.length[rows], np.cumsum(attempts.length[rows])
         which = [(t, row) for row, length in zip(rows, lengths, strict=True) for t in range(length)]
         if self._renderer == "mujoco":
@@ -256,11 +250,9 @@ def limit_length(vector: Rows, bound: Rows) -> Rows:
 def draw_ranges(
     rng: np.random.Generator, num_envs: int, ranges: Mapping[str, tuple[float, float, int]], variety: float
 ) -> dict[str, Rows]:
-    """Draw the variation of N plans: uniform numbers [N] by name, or [N, D] where D is above 1.
+    """Draw the variation of N plans: uniform numbers [N] by name, or [N, D] if D is above 1.
 
-    Args:
-        ranges: low, high and D.
-        variety: of each range, the part about its middle that is drawn from, in [0, 1].
+    ``ranges`` has low, high and D; ``variety`` in [0, 1] is the part of each about its middle that is drawn from.
     """
     drawn = {}
     for name, (low, high, width) in ranges.items():
@@ -270,7 +262,7 @@ def draw_ranges(
 
 
 def name_place(offset: Rows) -> str:
-    """The place [x, y] m from the middle, as seen from the robot's base looking along −x: −y is the left.
+    """Name the place [x, y] m from the middle, as seen from the robot's base looking along −x: −y is the left.
 
     name_place(np.array([-0.1, -0.1]))  ->  "far left"
     """
@@ -280,11 +272,11 @@ def name_place(offset: Rows) -> str:
 
 
 def phrase(rng: np.random.Generator, wordings: Sequence[str], offset: Rows) -> list[str]:
-    """One of the wordings for each row, ``{place}`` filled in. ``offset``: [N, 2], m."""
+    """Draw a wording for each row, with ``{place}`` filled in. ``offset``: [N, 2], m."""
     chosen = rng.integers(len(wordings), size=len(offset))
     return [wordings[i].format(place=name_place(each)) for i, each in zip(chosen, offset, strict=True)]
 
 
 def _parts(obs: Any) -> dict[str, Any]:
-    """An observation's parts by the paths of their frame fields; the only one of a vector is its ``state``."""
+    """Map an observation's parts to paths of frame fields; a vector is ``obs/state``."""
     return {f"obs/{name}": part for name, part in obs.items()} if isinstance(obs, Mapping) else {"obs/state": obs}

@@ -16,15 +16,10 @@ __all__ = ["MLP", "ActorCritic", "ActorOnly", "NetworkConfig", "evaluate_actions
 def get_action(
     policy: Policy, params: Params, obs: PyTree, key: Key, deterministic: bool = False
 ) -> tuple[Array, Array, Array]:
-    """Act: actions, their log-probabilities, and values.
+    """Act: ``(action [..., A], log_prob [...], value [...])`` for observations with leaves [..., F].
 
-    Args:
-        params: Flax variables, as ``policy.init`` gives them.
-        obs: leaves [..., F].
-        key: for the sample; not used where ``deterministic``, which takes the distribution's mode.
-
-    Returns:
-        ``(action [..., A], log_prob [...], value [...])``; log π is summed over action dimensions.
+    ``params`` are Flax variables. ``deterministic`` takes the distribution's mode and does not use ``key``. log π is
+    summed over action dimensions.
     """
     distribution, value = policy.apply(params, obs)
     action = distribution.mode() if deterministic else distribution.sample(key)
@@ -33,12 +28,12 @@ def get_action(
 
 @partial(jax.jit, static_argnames="policy")
 def get_value(policy: Policy, params: Params, obs: PyTree) -> Array:
-    """V(obs): [...] for observations with leaves [..., F]; zeros of a policy without a critic."""
+    """Compute V(obs) [...] for observations with leaves [..., F]; zeros of a policy without a critic."""
     return policy.apply(params, obs)[1]
 
 
 @partial(jax.jit, static_argnames="policy")
 def evaluate_actions(policy: Policy, params: Params, obs: PyTree, action: Array) -> tuple[Array, Array, Array]:
-    """``(log_prob, entropy, value)``, each [...], of actions [..., A] taken earlier at ``obs``, leaves [..., F]."""
+    """Compute ``(log_prob, entropy, value)``, each [...], of actions [..., A] taken at ``obs``, leaves [..., F]."""
     distribution, value = policy.apply(params, obs)
     return distribution.log_prob(action), distribution.entropy(), value

@@ -16,7 +16,7 @@ from ejax.types import Array, PyTree
 
 
 class ActorCritic(nn.Module):
-    """``obs -> (distribution, value [...])``. The fields of ``ActorOnly``, and the critic's."""
+    """``obs -> (distribution, value [...])``, with the fields of ``ActorOnly`` and the critic's."""
 
     action_spec: ActionSpec
     actor: NetworkConfig
@@ -25,7 +25,7 @@ class ActorCritic(nn.Module):
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     actor_obs_groups: tuple[str, ...] = ()
     critic_obs_groups: tuple[str, ...] = ()
-    """The critic's part of the observation, by dotted path: it may see more than the actor (simulator state)."""
+    """Dotted paths of the critic's part of the observation: it may see more than the actor."""
     actor_obs_normalization: bool = False
     critic_obs_normalization: bool = False
 
@@ -33,12 +33,8 @@ class ActorCritic(nn.Module):
     def __call__(
         self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
     ) -> tuple[Any, Array]:
-        """
-        Args:
-            obs: leaves [..., F].
-            dropout_seed: [...] uint32; None switches dropout off.
-            observe: also update the normalizers' statistics.
-        """
+        """Evaluate ``obs``, leaves [..., F]; ``dropout_seed`` [...] uint32, None: none; ``observe`` it in
+        statistics."""
         distribution = actor_head(self, obs, dropout_seed=dropout_seed, observe=observe)
         x = select_observation(obs, self.critic_obs_groups)
         if self.critic_obs_normalization:

@@ -35,7 +35,7 @@ class ActorOnly(nn.Module):
 
 
 def section_of(policy: Any) -> dict[str, Any]:
-    """The section ``policy`` of a config by which the like of an ``ActorOnly`` or ``ActorCritic`` is made."""
+    """Make the section ``policy`` of a config for the like of an ``ActorOnly`` or ``ActorCritic``."""
     section: dict[str, Any] = {
         "initial_log_std": policy.initial_log_std,
         "log_std_range": list(policy.log_std_range),

@@ -1,4 +1,4 @@
-"""Calls of a policy, with memory or without: one without has the memory ``()``."""
+"""Calls of a policy with or without memory; without, the memory is ``()``."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
 
 @runtime_checkable
 class CheckingPolicy(Protocol):
-    """A policy that refuses observations which its program would silently misread."""
+    """A policy that refuses observations which its program would misread."""
 
     def check_obs(self, obs: PyTree) -> None:
         """Raise ValueError for such an observation, leaves [..., F], outside programs."""
@@ -28,31 +28,27 @@ class DroppingPolicy(Protocol):
 
 
 def check_obs(policy: Policy, obs: PyTree) -> None:
-    """Let a policy refuse observations, leaves [..., F], outside programs.
-
-    Raises:
-        ValueError: by the policy.
-    """
+    """Let a policy refuse observations, leaves [..., F], outside programs, by ValueError."""
     if isinstance(policy, CheckingPolicy):
         policy.check_obs(obs)
 
 
 def first_memory(policy: Policy, num_rows: int) -> PyTree:
-    """The memory at the start of an episode, leaves [num_rows, ...]."""
+    """Make the memory at the start of an episode, leaves [num_rows, ...]."""
     return policy.init_memory(num_rows) if isinstance(policy, PolicyWithMemory) else ()
 
 
 def apply_policy(
     policy: Policy, params: Params, obs: PyTree, memory: PyTree, **keywords: Any
 ) -> tuple[Any, Array, PyTree]:
-    """``(distribution, value, memory after it)`` of single steps, leaves [..., F]."""
+    """Compute ``(distribution, value, memory after it)`` of single steps, leaves [..., F]."""
     if isinstance(policy, PolicyWithMemory):
         return policy.apply(params, obs, memory=memory, **keywords)
     return *policy.apply(params, obs, **keywords), ()
 
 
 def forget(policy: Policy, memory: PyTree, ended: Array) -> PyTree:
-    """The memory for the next step: a new episode's in the rows [N] where one ended."""
+    """Return the memory for the next step: a new episode's in the rows [N] with an end."""
     if not isinstance(policy, PolicyWithMemory):
         return memory
     first = policy.init_memory(ended.shape[0])
@@ -60,7 +56,7 @@ def forget(policy: Policy, memory: PyTree, ended: Array) -> PyTree:
 
 
 def forget_outside(policy: Policy, memory: PyTree, ended: NDArray[np.bool_]) -> PyTree:
-    """``forget`` after a step of environments outside JAX."""
+    """Apply ``forget`` after a step of environments outside JAX."""
     # in this order: asking a protocol takes 20 µs, at every step
     return _forget(policy, memory, ended) if ended.any() and isinstance(policy, PolicyWithMemory) else memory
 
@@ -69,5 +65,5 @@ _forget = jax.jit(forget, static_argnames="policy")
 
 
 def rows_like(flag: Array, like: Array) -> Array:
-    """[N] as [N, 1, ...], to go with ``like`` [N, ...]."""
+    """Reshape [N] to [N, 1, ...], to go with ``like`` [N, ...]."""
     return flag.reshape(-1, *[1] * (like.ndim - 1))

@@ -13,7 +13,7 @@ from ejax.types import Array, PyTree
 
 
 def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe: bool | Array) -> Any:
-    """The action distribution of a module with ``ActorOnly``'s fields; its parameters become the module's own."""
+    """Make the action distribution of a module with ``ActorOnly``'s fields; its parameters become the module's own."""
     x = select_observation(obs, module.actor_obs_groups)
     if module.actor_obs_normalization:
         x = ObsNormalizer(name="actor_obs_normalizer")(x, observe=observe)
@@ -21,7 +21,7 @@ def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe:
 
 
 def action_head(module: Any, x: Array, *, dropout_seed: Array | None) -> Any:
-    """``actor_head`` for features [..., F] that are computed already."""
+    """Apply the head to features [..., F]."""
     output = MLP(module.actor, module.action_spec.num_outputs, name="actor")(x, dropout_seed=dropout_seed)
     if not module.action_spec.continuous:
         return module.action_spec.distribution(output, None)
@@ -30,6 +30,6 @@ def action_head(module: Any, x: Array, *, dropout_seed: Array | None) -> Any:
 
 
 def clip_like_torch(x: Array, low: float, high: float) -> Array:
-    """torch.clamp: the gradient is 1 on the bounds too, where ``jnp.clip`` halves it."""
+    """Clip as torch.clamp: the gradient is 1 on the bounds too; ``jnp.clip`` halves it."""
     outside = (x < low) | (x > high)
     return jnp.where(outside, jax.lax.stop_gradient(jnp.clip(x, low, high)), x)

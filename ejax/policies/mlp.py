@@ -48,7 +48,6 @@ class NetworkConfig(StrictModel):
     @field_validator("activation", "last_activation", mode="before")
     @classmethod
     def _any_case(cls, name: Any, info: ValidationInfo) -> Any:
-        """EmbodiChain's rule: names in any case, and an ``activation`` of null means none."""
         if name is None and info.field_name == "activation":
             return "none"
         return name.lower() if isinstance(name, str) else name
@@ -72,11 +71,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, dropout_seed: Array | None = None) -> Array:
-        """
-        Args:
-            x: [..., I] float32.
-            dropout_seed: [...] uint32, one per row: the row's dropped units depend on it alone. None: no dropout.
-        """
+        """Evaluate x [..., I]; ``dropout_seed`` [...] uint32 alone decides a row's dropped units. None: no dropout."""
         c = self.config
         gains = c.orthogonal_init
         for i, size in enumerate((*c.hidden_sizes, self.output_dim)):
@@ -99,7 +94,7 @@ class MLP(nn.Module):
 
 
 def uniform_init(size: int) -> Callable[..., Array]:
-    """U(±1/√size), torch's for a Linear of ``size`` inputs, weight and bias, and for a GRU or LSTM of that width."""
+    """Initialize with U(±1/√size), torch's for a Linear of ``size`` inputs, and for a GRU or LSTM of that width."""
     bound = 1.0 / math.sqrt(size)
 
     def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
@@ -109,24 +104,24 @@ def uniform_init(size: int) -> Callable[..., Array]:
 
 
 def widen(x: Array, like: Array) -> Array:
-    """[F] as [1, …, F], to go with ``like`` [..., F]."""
+    """Reshape [F] to [1, …, F], to go with ``like`` [..., F]."""
     return x.reshape((1,) * (like.ndim - 1) + x.shape)
 
 
 def dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
-    """``nn.Dense``'s call of ``lax.dot_general``, always x·w."""
+    """Compute x·w in ``nn.Dense``'s call of ``lax.dot_general``."""
     del args, kwargs
     return _product(x, w)
 
 
 def own_precision(x: Array) -> jax.lax.Precision | None:
-    """Precision of products of x: a run's ``matmul_precision`` is for float32, and would widen bfloat16."""
+    """Return the precision of products of x: a run's ``matmul_precision`` is for float32, and would widen bfloat16."""
     return jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else None
 
 
 @jax.custom_vjp
 def _product(x: Array, w: Array) -> Array:
-    """x·w, whose xᵀ·dy transposes x in memory on a CPU: XLA has no fast kernel for a product over both first axes."""
+    """Compute x·w, whose xᵀ·dy transposes x in memory on a CPU; XLA's own product over both first axes is slow."""
     return jnp.matmul(x, w, precision=own_precision(x))
 
 
@@ -154,7 +149,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:
-    """Dropout of x [..., F] whose mask is a function of the row's seed [...], uint32, and of ``layer``.
+    """Drop units of x [..., F] by a mask that depends on the row's seed [...], uint32, and ``layer`` alone.
 
     Source: Hausknecht & Wagener 2022, Consistent Dropout.
     """

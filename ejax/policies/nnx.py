@@ -17,7 +17,7 @@ from ejax.types import Array, Key, Params, PyTree
 
 
 class Normalizer(nnx.Variable):
-    """A statistic of observations, which changes in calls with ``observe`` alone; the collection ``normalizer``."""
+    """A statistic of observations that changes in calls with ``observe`` alone; the collection ``normalizer``."""
 
 
 class ObsNormalizer(nnx.Module):
@@ -43,18 +43,13 @@ _COLLECTIONS = {"params": nnx.Param, "normalizer": Normalizer, "batch_stats": nn
 class NnxPolicy:
     """Policy from a factory ``make(rngs) -> module``, where ``module(obs) -> (distribution, value)``.
 
-    The module's ``nnx.Param`` are trained. It acts, learns and is evaluated with the attributes ``deterministic`` and
-    ``use_running_average`` True wherever it has them, but that
+    The module's ``nnx.Param`` are trained. The attributes ``deterministic`` and ``use_running_average`` are True, but
 
-        nnx.Dropout    drops where ``dropout_seed`` is given: while it collects, and the same units in the update
+        nnx.Dropout    drops with ``dropout_seed``: while it collects, and the same units in the update
         nnx.BatchStat  moves once in an update, as ``ejax.policies.normalize`` has it
 
-    and its other variables are carried as they were made. A module whose ``__call__`` takes ``dropout_seed`` or
-    ``observe`` is given them, as a Linen module is.
-
-    Example:
-        policy = NnxPolicy(lambda rngs: MyModule(rngs=rngs))
-        params = policy.init(key, obs)
+    Other variables are carried as they were made. ``dropout_seed`` and ``observe`` go to a ``__call__`` that takes
+    them.
     """
 
     make: Callable[[nnx.Rngs], Any]
@@ -81,11 +76,10 @@ class NnxPolicy:
         mutable: Sequence[str] = (),
         **keywords: Any,
     ) -> Any:
-        """
-        Args:
-            dropout_seed: [...] uint32, one per row: the row's dropped units depend on it alone. None: no dropout.
-            observe, mutable: as in ``ejax.policies.normalize``.
-            keywords: of the module's ``__call__``.
+        """Evaluate ``obs``, with ``keywords`` of the module; ``observe`` and ``mutable`` as in
+        ``ejax.policies.normalize``.
+
+        ``dropout_seed`` [...] uint32 alone decides a row's dropped units; None: no dropout.
 
         Raises:
             PolicyStateError: random numbers drawn without a ``dropout_seed``, or for the steps of a sequence; a
@@ -115,7 +109,7 @@ class NnxPolicy:
 
     @cached_property
     def _parts(self) -> tuple[Any, PyTree, Params]:
-        """Graph, random streams and variables, with shapes in place of arrays."""
+        """Make graph, random streams and variables, with shapes in place of arrays."""
         graphs = []
 
         def shapes() -> tuple[PyTree, Params]:  # split inside: outside, a shape in place of an array counts as static
@@ -136,10 +130,7 @@ class NnxPolicy:
         return frozenset(inspect.signature(self._abstract.__call__).parameters)
 
     def _call(self, params: Params, obs: PyTree, key: Key | None, mutable: Sequence[str], keywords: Any) -> Any:
-        """
-        Args:
-            key: of all random numbers. None: there must be none.
-        """
+        """Call the module with ``key`` of all random numbers. None: there must be none."""
         graph, streams, _ = self._parts
         # a new module each call: its variables change in place, and tracers must not outlive their trace
         module = nnx.merge(graph, _seeded(streams, key), *params.values())
@@ -166,8 +157,9 @@ class NnxPolicy:
 
 
 class NnxPolicyWithMemory(NnxPolicy):
-    """``NnxPolicy`` of a module with ``init_memory(num_rows)`` and ``module(obs, memory=…, first=…)``; what they are is
-    in ``ejax.types.PolicyWithMemory``."""
+    """``NnxPolicy`` of a module with ``init_memory(num_rows)`` and ``module(obs, memory=…, first=…)``, as in
+    ``ejax.types.PolicyWithMemory``.
+    """
 
     def init_memory(self, num_rows: int) -> PyTree:
         return self._abstract.init_memory(num_rows)
@@ -178,7 +170,7 @@ def _would_drop(dropout: nnx.Dropout) -> bool:
 
 
 def _split(module: Any) -> tuple[Any, PyTree, Params]:
-    """``(graph, random streams, variables)``; of the statistics those collections that there are."""
+    """Split into ``(graph, random streams, variables)``, of the statistics only the collections that exist."""
     graph, streams, *parts, carried = nnx.split(module, nnx.RngState, *_COLLECTIONS.values(), ...)  # type: ignore[misc]
     variables = {name: nnx.to_pure_dict(part) for name, part in zip(_COLLECTIONS, parts, strict=True)}
     plain = [path for path, x, _ in _arrays(module) if not isinstance(x, nnx.Variable)]
@@ -190,7 +182,6 @@ def _split(module: Any) -> tuple[Any, PyTree, Params]:
 
 
 def _seeded(streams: PyTree, key: Key | None) -> PyTree:
-    """Random streams that start from ``key``."""
     leaves, form = jax.tree.flatten(streams)
 
     def start(number: int, like: Any) -> Array:
@@ -202,7 +193,7 @@ def _seeded(streams: PyTree, key: Key | None) -> PyTree:
 
 
 def _arrays(module: Any) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
-    """``(path, variable, its array)`` of all variables, and of arrays without one."""
+    """Yield ``(path, variable, its array)`` of all variables, and of arrays without one."""
     for path, x in nnx.iter_graph(module):
         if isinstance(x, nnx.Variable):
             yield path, x, x.get_value()

@@ -1,8 +1,6 @@
-"""Running statistics of observations: carried alongside the trained parameters, in collections of their own.
+"""Running statistics of observations, in collections of their own beside the trained parameters.
 
-    normalizer     of all observations so far, as ``ObsNormalizer`` has them
-    batch_stats    running averages, as BatchNorm has them
-
+Collection ``normalizer``: of all observations so far. Collection ``batch_stats``: running averages, as in BatchNorm.
 Both change after an update or before it, never within, so that collection and update see the same policy.
 """
 
@@ -15,27 +13,25 @@ from ejax.numerics.moments import add_rows
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
 
 _ROWS = 1024
-"""At most so many observations move running averages by one step."""
+"""Most observations that move running averages by one step."""
 
 
 class PolicyStateError(ValueError):
-    """A policy's module keeps or draws what ejax would lose or repeat."""
+    """State of a policy's module that ejax would lose, or random numbers it would repeat."""
 
 
 class ObsNormalizer(nn.Module):
-    """(x − mean) / (std + 1e-2), with mean and variance over all rows observed so far.
+    """(x − mean) / (std + 1e-2), with mean and variance over all rows observed so far. Source: EmbodiChain 0.3.2.
 
-    The statistics live in the collection ``normalizer`` and change only where ``observe`` is given. Source: the rule of
-    EmbodiChain 0.3.2.
+    The statistics live in the collection ``normalizer`` and change only with ``observe``.
     """
 
     @nn.compact
     def __call__(self, x: Array, *, observe: bool | Array = False) -> Array:
-        """
-        Args:
-            x: [..., O].
-            observe: also add the rows of ``x`` to the statistics; needs ``mutable=["normalizer"]``. An array [...]
-                bool: only the rows where it is true. Broken rows are left out, as ``ejax.numerics.moments`` has it.
+        """Normalize ``x`` [..., O].
+
+        With ``observe`` its rows (of an array [...] bool, the true ones) are added to the statistics, which needs
+        ``mutable=["normalizer"]``. Broken rows are left out, as in ``ejax.numerics.moments``.
         """
         size = x.shape[-1:]
         mean = self.variable("normalizer", "mean", jnp.zeros, size)
@@ -50,17 +46,14 @@ class ObsNormalizer(nn.Module):
 
 
 def normalized(x: Array, mean: Array, variance: Array) -> Array:
-    """(x − mean) / (std + 1e-2) of x [..., O]."""
+    """Compute (x − mean) / (std + 1e-2) of x [..., O]."""
     per_feature = (1,) * (x.ndim - 1) + x.shape[-1:]
     return (x - mean.reshape(per_feature)) / (jnp.sqrt(variance) + 1e-2).reshape(per_feature)
 
 
 def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:
-    """The parameters with ``obs`` added to their statistics; the same ones where the policy keeps none.
-
-    Args:
-        obs: leaves [T, N, ...].
-        valid: [T, N], rows of ``obs`` that count. None: all.
+    """Add ``obs``, leaves [T, N, ...], to the statistics in ``params``, if any; of ``valid`` [T, N] the true rows
+    alone.
 
     Raises:
         PolicyStateError: running averages in a policy with memory.
@@ -77,8 +70,7 @@ def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array 
 
 
 def _moved(policy: Policy, params: Params, obs: PyTree, valid: Array | None, mutable: list[str]) -> PyTree:
-    """Running averages after steps of equally many rows each, drawn from the whole of ``obs``; those that do not count
-    or are not finite make room for others."""
+    """Move running averages by steps of equally many rows of ``obs``; finite rows replace those that do not count."""
     obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
     counts = finite_rows(obs) if valid is None else finite_rows(obs) & valid.reshape(-1)
     first, num_counting = jnp.argsort(~counts, stable=True), counts.sum()

@@ -1,7 +1,4 @@
-"""The part of an observation that a network reads: nested observations become one vector per row.
-
-Every leaf of an observation that an MLP reads is ``[..., F]``: one feature axis behind the batch axes.
-"""
+"""The part of an observation that a network reads: one vector per row, of leaves ``[..., F]``."""
 
 from collections.abc import Mapping
 
@@ -11,11 +8,7 @@ from ejax.types import Array, PyTree
 
 
 def flatten_observation(obs: PyTree) -> Array:
-    """All leaves, depth first with keys sorted at each level, concatenated: [..., O] float32.
-
-    Raises:
-        ValueError: no array in it.
-    """
+    """Concatenate all leaves, depth first with keys sorted: [..., O] float32. ValueError without any array."""
     leaves = _leaves(obs)
     if not leaves:
         raise ValueError("the observation holds no array")
@@ -23,13 +16,9 @@ def flatten_observation(obs: PyTree) -> Array:
 
 
 def select_observation(obs: PyTree, groups: tuple[str, ...]) -> Array:
-    """The groups in the order given, by dotted path (``robot.qpos``), flattened and concatenated: [..., O].
+    """Flatten and concatenate groups in order, by dotted path (``robot.qpos``), all if none: [..., O].
 
-    Args:
-        groups: empty for the whole observation.
-
-    Raises:
-        ValueError: a group that the observation lacks.
+    Raises ValueError for a group that the observation lacks.
     """
     if not groups:
         return flatten_observation(obs)
@@ -37,11 +26,7 @@ def select_observation(obs: PyTree, groups: tuple[str, ...]) -> Array:
 
 
 def part_of(obs: PyTree, path: str) -> PyTree:
-    """The part of a nested observation at a dotted path.
-
-    Raises:
-        ValueError: the observation lacks it.
-    """
+    """Return the part at a dotted path; ValueError if the observation lacks it."""
     node = obs
     for name in path.split("."):
         if not isinstance(node, Mapping) or name not in node:
@@ -52,14 +37,14 @@ def part_of(obs: PyTree, path: str) -> PyTree:
 
 
 def parts(obs: PyTree, above: str = "") -> list[str]:
-    """The dotted paths of an observation's arrays; none of a single array's."""
+    """List the dotted paths of an observation's arrays; none for a single array."""
     if not isinstance(obs, Mapping):
         return [above] if above else []
     return [path for name, part in obs.items() for path in parts(part, f"{above}.{name}" if above else str(name))]
 
 
 def without(obs: PyTree, paths: tuple[str, ...], above: str = "") -> PyTree:
-    """The nested observation without the arrays at dotted paths, and without sections that are empty then."""
+    """Drop the arrays at dotted paths, and sections that become empty."""
     kept = {}
     for name, part in obs.items():
         path = f"{above}.{name}" if above else str(name)

@@ -1,7 +1,6 @@
-"""Record of a policy: all that the assembly knows of it, at the end of the policy's file.
+"""Record of a policy, at the end of its file and named in the registry: ``"vision": "ejax.policies.vision:POLICY"``.
 
-The registry names it: ``"vision": "ejax.policies.vision:POLICY"``. A class of your own needs none; with one, named
-``package.module:POLICY`` in the same way, it has rules of its own too.
+A class of your own needs none; with one, named ``package.module:POLICY``, it has rules of its own too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,28 +13,26 @@ from ejax.schema.registry import resolve
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyKind:
-    """A policy's class and the rules of its config. ``section``: ``policy`` of a config, a ``PolicyConfig``."""
+    """A policy's class and the rules of its config; ``section`` is its ``PolicyConfig``."""
 
     make: Callable[..., Any]
-    """Makes a ``Policy`` from ``policy.cfg`` and those of ``ejax.training.policies.build_policy``'s arguments that it
-    takes, by name."""
+    """Factory from ``policy.cfg`` and those arguments of ``ejax.training.policies.build_policy`` that it takes."""
     with_memory: Callable[..., Any] | None = None
-    """Its form where ``policy.actor.memory`` is given. None: ``make`` takes ``actor_memory``, or has no memory."""
+    """Form of it for ``policy.actor.memory``. None: ``make`` takes ``actor_memory``, or has no memory."""
     mlps: tuple[str, ...] = ()
-    """Networks that it consists of, ``actor`` and ``critic``: it needs them, reads vectors alone, and takes no ``cfg``.
-    Empty: it has other parts."""
+    """``actor`` and ``critic`` if it needs them: it reads vectors alone and takes no ``cfg``. Empty: other parts."""
     images: Callable[[Any], Any] | None = None
-    """``section -> dotted paths`` of the parts of the observation that must be pictures. None: not known."""
+    """``section -> dotted paths`` of parts of the observation that must be pictures. None: not known."""
     unread: Mapping[str, str] = field(
         default_factory=lambda: {"vla_config": "belongs to the policy vla, not to {name}; leave it out"}
     )
-    """Keys of the section that it has no use for -> the text of a config that gives one."""
+    """Unused keys of the section -> the text of the refusal."""
     problems: Callable[[Any], Iterable[Problem]] = lambda section: ()
     """``section -> problems`` that only this policy has."""
     section_of: Callable[[Any], dict[str, Any]] | None = None
     """``policy -> section`` without the name, by which ``make`` makes the like. None: its fields are ``policy.cfg``."""
     exporters: Mapping[type, str] = field(default_factory=dict)
-    """Class of the policies it makes -> place of its ``interop.exporters.record.Exporter``. Empty: no export."""
+    """Class of its policies -> place of its ``interop.exporters.record.Exporter``. Empty: no export."""
 
     @property
     def built_in(self) -> bool:
@@ -47,17 +44,16 @@ class PolicyKind:
 
 
 def find_policy(name: str) -> PolicyKind:
-    """The record of a registered name, or of ``package.module:Name``; a class without one gets the plainest.
+    """Find the record of a registered name, or of ``package.module:Name``; a class without one gets the plainest.
 
-    Raises:
-        ImportError, UnknownNameError, UntrustedCodeError: as ``ejax.schema.registry.resolve``.
+    Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``.
     """
     found = resolve("policy", name)
     return found if isinstance(found, PolicyKind) else PolicyKind(make=found)
 
 
 def section_problems(section: Any, kind: PolicyKind) -> Iterator[Problem]:
-    """Problems of ``policy`` by itself, besides single values."""
+    """Find problems of ``policy`` by itself, besides single values."""
     low, high = section.log_std_range
     if not low < high:
         yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")
@@ -80,7 +76,7 @@ def section_problems(section: Any, kind: PolicyKind) -> Iterator[Problem]:
 
 
 def _memories(section: Any, kind: PolicyKind) -> Iterator[Problem]:
-    """Memories where there can be none, and a critic's that contradicts the rest."""
+    """Find misplaced memories, and a critic's that contradicts the rest."""
     actor, critic = (block.memory if block else None for block in (section.actor, section.critic))
     if kind.built_in and kind.with_memory is None:
         if actor or critic:

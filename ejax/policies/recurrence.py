@@ -3,9 +3,9 @@
     GRU    r, z = σ(Wx + b + Uh + c)            n = tanh(Wx + b + r·(Uh + c))     h' = (1 − z)·n + z·h
     LSTM   i, f, o = σ(Wx + b + Uh + c)         g = tanh(Wx + b + Uh + c)         c' = f·c + i·g,  h' = o·tanh(c')
 
-A memory is one vector [..., M], of zeros where an episode starts: a GRU's h of each layer, an LSTM's h and c of each
-layer, a window's K − 1 past observations, the last one in the end, and behind them how many there have been. Source:
-``torch.nn.GRU``, ``torch.nn.LSTM``.
+A memory is one vector [..., M], of zeros at an episode's start: a GRU's h of each layer, an LSTM's h and c of each, a
+window's K − 1 past observations, the last in the end, and then their count. Source: ``torch.nn.GRU``,
+``torch.nn.LSTM``.
 """
 
 from collections.abc import Callable
@@ -56,25 +56,18 @@ class MemoryConfig(StrictModel):
 
     @property
     def remembers(self) -> bool:
-        """True for a memory of its own."""
         return self.type not in ("actor", "none")
 
     @property
     def width(self) -> int:
-        """Numbers of a layer of a GRU or an LSTM."""
         return self.hidden_size or 256
 
     @property
     def depth(self) -> int:
-        """Layers of a GRU or an LSTM."""
         return self.num_layers or 1
 
     def size(self, num_observed: int) -> int:
-        """M, numbers of the memory.
-
-        Args:
-            num_observed: numbers of an observation.
-        """
+        """Compute M, numbers of the memory."""
         if self.type == "history":
             return ((self.length or 0) - 1) * num_observed + 1
         return self.depth * self.width * (2 if self.type == "lstm" else 1)
@@ -94,11 +87,7 @@ class Recurrence(nn.Module):
     def __call__(
         self, x: Array, memory: Array, first: Array | None = None, dropout_seed: Array | None = None
     ) -> tuple[Array, Array]:
-        """
-        Args:
-            first: [L, B] bool, the steps that an episode starts at: nothing before them is remembered.
-            dropout_seed: of the encoder, as in ``MLP``.
-        """
+        """Step; ``first`` [L, B] bool marks an episode's first steps, before which nothing is remembered."""
         c = self.config
         if c.encoder is not None:
             x = MLP(c.encoder, c.width, name="encoder")(x, dropout_seed=dropout_seed)
@@ -128,7 +117,7 @@ class Recurrence(nn.Module):
 
 
 def gru_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
-    """``(h', h')``. ``given``: Wx + b, [..., 3H]; ``state``: h."""
+    """Compute ``(h', h')``. ``given``: Wx + b, [..., 3H]; ``state``: h."""
     reset, update, new = jnp.split(given, 3, axis=-1)
     own_reset, own_update, own_new = jnp.split(state @ weight + widen(bias, state), 3, axis=-1)
     update = jax.nn.sigmoid(update + own_update)
@@ -138,7 +127,7 @@ def gru_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Ar
 
 
 def lstm_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
-    """``(h', (h', c') in one vector)``. ``given``: Wx + b, [..., 4H]; ``state``: h and c."""
+    """Compute ``(h', (h', c') in one vector)``. ``given``: Wx + b, [..., 4H]; ``state``: h and c."""
     hidden, cell = jnp.split(state, 2, axis=-1)
     add, keep, new, show = jnp.split(given + (hidden @ weight + widen(bias, hidden)), 4, axis=-1)
     cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(add) * jnp.tanh(new)
@@ -147,7 +136,7 @@ def lstm_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[A
 
 
 def history_step(x: Array, memory: Array, *, length: int) -> tuple[Array, Array]:
-    """``(the last K observations [..., K, F], the oldest first; memory after it)``. ``x``: [..., F]."""
+    """Return the last K observations [..., K, F], the oldest first, and the memory after ``x`` [..., F]."""
     past = memory[..., :-1].reshape(*memory.shape[:-1], length - 1, x.shape[-1])
     count = jnp.round(memory[..., -1:])
     together = jnp.concatenate([past, x[..., None, :]], axis=-2)
@@ -163,7 +152,7 @@ def history_step(x: Array, memory: Array, *, length: int) -> tuple[Array, Array]
 def in_sequence(
     step: Callable[[Array, Array], tuple[Any, Array]], xs: Array, memory: Array, first: Array
 ) -> tuple[Any, Array]:
-    """``step`` after step: its results [L, B, ...] and the memory after the last; from zeros where ``first`` [L, B]."""
+    """Run ``step`` from zeros at ``first`` [L, B]: its results [L, B, ...] and the last memory."""
 
     def one_step(memory: Array, now: tuple[Array, Array]) -> tuple[Array, Any]:
         x, starts = now

@@ -1,7 +1,7 @@
 """A policy that sees images and numbers: a small convolutional encoder with a spatial softmax, then MLPs.
 
-Each channel of the last convolution becomes the place where it is active, E_softmax[(x, y)] in ±1: two numbers a
-channel, the positions of things. Source: Levine et al. 2016, End-to-End Training of Deep Visuomotor Policies.
+Each channel of the last convolution becomes E_softmax[(x, y)] in ±1, the place of its activity.
+Source: Levine et al. 2016, End-to-End Training of Deep Visuomotor Policies.
 """
 
 from typing import Any
@@ -27,8 +27,7 @@ _LINEAR = NetworkConfig(hidden_sizes=())
 class VisionPolicy(nn.Module):
     """``obs -> (distribution, value [...])`` for observations ``{name: image or numbers}``.
 
-    Every other part of the observation is numbers [..., F]: joints, a goal, an encoded instruction. They are
-    concatenated with the encoders' features. The action may be a chunk of several
+    Numbers [..., F] are concatenated with the encoders' features. The action may be a chunk of several
     (``ejax.envs.wrappers.action_chunk``).
 
     Raises:
@@ -40,11 +39,10 @@ class VisionPolicy(nn.Module):
     critic: NetworkConfig | None = None
     """None: the value is 0."""
     images: tuple[str, ...] = ("image",)
-    """Parts of the observation, uint8 [..., H, W, 3], by dotted path (``sensor.cam.color``); each has an encoder of its
-    own."""
+    """Dotted paths of uint8 [..., H, W, 3] (``sensor.cam.color``); each has an encoder of its own."""
     channels: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 32, 32)
     hidden_entries: tuple[NonNegativeInt, ...] = ()
-    """Entries of the concatenated numbers hidden from the actor, which must find them in the image. The critic does."""
+    """Entries of the concatenated numbers that the critic reads, and the actor must find in the image."""
     initial_log_std: float = 0.0
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     actor_obs_normalization: bool = False
@@ -77,7 +75,7 @@ class VisionPolicy(nn.Module):
 
 
 def encoder_name(image: str) -> str:
-    """The module of an image's encoder; in torch, no module has a dot in its name."""
+    """Name the module of an image's encoder; in torch, no module has a dot in its name."""
     return f"encoder_{image.replace('.', '_')}"
 
 
@@ -95,9 +93,9 @@ class ImageEncoder(nn.Module):
 
 
 def patches(x: Array, kernel: int, stride: int) -> Array:
-    """The patches that a convolution sees: [..., H, W, C] -> [..., H/stride, W/stride, kernel²·C], zeros outside.
+    """Cut the patches of a convolution: [..., H, W, C] -> [..., H/stride, W/stride, kernel²·C], zeros outside.
 
-    A convolution is then a matrix product. XLA's gradient of a convolution takes a CPU 26 times as long.
+    The convolution is then a matrix product; XLA's gradient of a convolution takes a CPU 26 times as long.
     """
     *_, height, width, _ = x.shape
     before = (kernel - 1) // 2
@@ -107,7 +105,7 @@ def patches(x: Array, kernel: int, stride: int) -> Array:
 
 
 def spatial_softmax(x: Array) -> Array:
-    """[..., H, W, C] -> [..., 2·C]: expected row and column of each channel, in ±1."""
+    """Compute each channel's expected row and column in ±1: [..., H, W, C] -> [..., 2·C]."""
     *batch, height, width, channels = x.shape
     share = jax.nn.softmax(x.reshape(*batch, height * width, channels), axis=-2).reshape(x.shape)
     row = jnp.einsum("...hwc,h->...c", share, jnp.linspace(-1.0, 1.0, height))

@@ -18,8 +18,8 @@ from ejax.types import Array, PyTree
 class ActorCriticWithMemory(nn.Module):
     """``(obs, memory) -> (distribution, value, memory after it)``; see ``ejax.types.PolicyWithMemory``.
 
-    The parameters are those of ``ActorCritic``, and ``actor_memory`` and ``critic_memory`` of a GRU or an LSTM.
-    Statistics of normalizers are over single observations, and a history remembers observations as they were.
+    Parameters: those of ``ActorCritic``, and ``actor_memory`` and ``critic_memory`` of a GRU or an LSTM. Statistics are
+    over single observations, and a history remembers observations as they were.
     """
 
     action_spec: ActionSpec
@@ -35,11 +35,11 @@ class ActorCriticWithMemory(nn.Module):
     actor_obs_normalization: bool = False
     critic_obs_normalization: bool = False
     actor_width: int = 0
-    """Numbers of an observation that the actor reads, where it has a history."""
+    """Numbers of an observation that the actor reads, for a history."""
     critic_width: int = 0
 
     def init_memory(self, num_rows: int) -> dict[str, Array]:
-        """Zeros [num_rows, M] for each network that has a memory of its own."""
+        """Make zeros [num_rows, M] for each network that has a memory of its own."""
         return {name: jnp.zeros((num_rows, size)) for name, size in self.memory_sizes.items()}
 
     @property
@@ -60,12 +60,10 @@ class ActorCriticWithMemory(nn.Module):
         dropout_seed: Array | None = None,
         observe: bool | Array = False,
     ) -> tuple[Any, Array, dict[str, Array]]:
-        """
-        Args:
-            obs: leaves [..., F]; with ``first`` of a sequence, [L, B, F].
-            memory: leaves [..., M], of a sequence [B, M]. None: an episode starts here.
-            first: [L, B] bool, the steps of a sequence that an episode starts at.
-            dropout_seed, observe: as in ``ActorCritic``.
+        """Evaluate ``obs``, leaves [..., F]; keywords as in ``ActorCritic``.
+
+        ``memory`` has leaves [..., M]; None: an episode starts here. With ``first`` [L, B] bool, an episode's first
+        steps, ``obs`` is a sequence [L, B, F], and ``memory`` [B, M].
         """
         rows = jax.tree.leaves(obs)[0].shape[:-1]
         if memory is None:
@@ -113,7 +111,7 @@ def _window(
     *,
     observe: bool | Array,
 ) -> tuple[Array, Array]:
-    """``(the last K observations, normalized, in one vector [..., K·F]; memory after them)``."""
+    """Return the last K observations, normalized, in one vector [..., K·F], and the memory after them."""
 
     def step(x: Array, memory: Array) -> tuple[Array, Array]:
         return history_step(x, memory, length=config.length or 0)

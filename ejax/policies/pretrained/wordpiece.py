@@ -1,9 +1,8 @@
 """BERT's tokenizer: text to ids of a vocabulary, equal to those of the package ``tokenizers``, without it.
 
 Text is cleaned, lowered and stripped of accents, split at spaces and around punctuation and CJK characters; each word
-is then cut into the longest pieces of the vocabulary from its left, those after the first written ``##piece``.
-Source: Devlin et al. 2019, BERT, and its tokenization.py. Classes of characters are those of Python's Unicode; 503
-characters of rare scripts have another one in the older tables of ``tokenizers``.
+is cut into the vocabulary's longest pieces from its left, later ones written ``##piece``. Source: Devlin et al. 2019,
+BERT, tokenization.py. Python's Unicode classes 503 rare characters otherwise than the older tables of ``tokenizers``.
 """
 
 import json
@@ -24,7 +23,7 @@ _SPLIT = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")
 _MAX_WORD_CHARS = 100
 """Characters; a longer word is unknown."""
 MAX_TOKENS = 1 << 20
-"""The most of a vocabulary; the largest that are published have a quarter of it."""
+"""Most tokens of a vocabulary; the largest published have a quarter of it."""
 _CJK = (
     *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
     *((0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
@@ -39,22 +38,21 @@ _FORM = {
     ("normalizer", "handle_chinese_chars"): True,
     ("pre_tokenizer", "type"): "BertPreTokenizer",
 }
-"""Entries that ``tokenizer.json`` must have; it can describe tokenizers of many other kinds."""
+"""Entries that ``tokenizer.json`` must have."""
 
 
 @dataclass(frozen=True)
 class WordPiece:
-    """A vocabulary, and how text is cut into it.
+    """A vocabulary, and the cutting of text into it.
 
-    Raises:
-        ValueError: the vocabulary lacks one of BERT's special tokens, or its ids are not those of so many tokens.
+    Raises ValueError for a vocabulary without one of BERT's special tokens, or with ids that are not consecutive.
     """
 
     vocabulary: Mapping[str, int]
     lowercase: bool = True
     strip_accents: bool = True
     max_length: int = 256
-    """The longest sentence in tokens, [CLS] and [SEP] counted; the default is that of all-MiniLM-L6-v2."""
+    """The longest sentence in tokens, with [CLS] and [SEP]; the default is all-MiniLM-L6-v2's."""
 
     def __post_init__(self) -> None:
         missing = [token for token in _SPECIAL if token not in self.vocabulary]
@@ -72,7 +70,7 @@ class WordPiece:
             seen[i] = token
 
     def ids(self, text: str) -> list[int]:
-        """``[CLS] … [SEP]``, without padding; special tokens that are spelled out in the text are those tokens."""
+        """Return ``[CLS] … [SEP]``, without padding; special tokens spelled out in the text count as such."""
         pieces = (
             piece
             for part in _SPLIT.split(text)
@@ -81,16 +79,10 @@ class WordPiece:
         return [self.vocabulary[piece] for piece in ("[CLS]", *pieces, "[SEP]")]
 
     def batch(self, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """``(token int32 [N, L], valid bool [N, L])``, padded at the end with [PAD].
+        """Return ``(token int32 [N, L], valid bool [N, L])``, padded with [PAD] to L, by default that of the longest
+        text.
 
-        sentence-transformers cuts what is too long; here it is an error, since an instruction cut short means another
-        thing.
-
-        Args:
-            length: L; None: that of the longest text.
-
-        Raises:
-            ValueError: a text has more than ``length`` or ``max_length`` tokens.
+        Raises ValueError for more than ``length`` or ``max_length`` tokens; sentence-transformers would cut the text.
         """
         rows = [self.ids(text) for text in texts]
         most = self.max_length if length is None else min(length, self.max_length)
@@ -124,10 +116,9 @@ class WordPiece:
 
 
 def read_wordpiece(folder: Path) -> WordPiece:
-    """The tokenizer in a model's folder: ``tokenizer.json``, or else ``vocab.txt`` with one token a line (uncased).
+    """Read a model folder's ``tokenizer.json``, or else ``vocab.txt`` with one token a line (uncased).
 
-    Raises:
-        ValueError: there is neither, or it is another kind of tokenizer.
+    Raises ValueError if it has neither, or another kind of tokenizer.
     """
     file = folder / "tokenizer.json"
     if not file.is_file():

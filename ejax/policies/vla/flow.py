@@ -7,15 +7,12 @@ A velocity field v carries noise at τ = 0 to actions at τ = 1 in S steps of Δ
     sample      the same from x = ε, but a stochastic step is
                 x' = μ + σ·√Δ·n,   μ = x + Δ·(v − σ²/(2(1 − τ))·(x − τ·v)),   σ = a·√(1 − τ),   n ~ N(0, 1)
 
-(1 − τ)·(v − (a − ε)) is the error of the action that v points to, x_τ + (1 − τ)·v. The drift's second term makes up
-for the noise: in the limit of small steps the actions are distributed as without it (Song et al. 2021). A stochastic
-step has the density N(x'; μ, σ²Δ), in closed form and with a gradient. With ``stochastic_steps: all`` a sample's
-log-probability is that of its whole path, given its first noise. With ``one`` it is that of one step, drawn uniformly
-for each sample, with what comes before and after taken for the environment's part: one evaluation of v in an update,
-not S. Sources: Flow-GRPO (Liu et al. 2025); RLinf-VLA's Flow-SDE (2025).
+In the limit of small steps the actions are distributed as without the noise (Song et al. 2021). A stochastic step has
+the density N(x'; μ, σ²Δ). With ``stochastic_steps: all`` a sample's log-probability is that of its whole path, given
+its first noise; with ``one`` that of one step, drawn uniformly, with the rest as the environment's part: one evaluation
+of v in an update, not S. Sources: Flow-GRPO (Liu et al. 2025); RLinf-VLA's Flow-SDE (2025).
 
-What is sampled is a *decision* [D], of which the environment is given ``env_action``: the chunk, and behind it what the
-log-probability is computed from.
+A sample is a *decision* [D]: the chunk that the environment gets, ``env_action``, and the input of the log-probability.
 """
 
 import math
@@ -41,18 +38,15 @@ class Velocity(Protocol):
 
 @dataclass(frozen=True)
 class FlowSpec:
-    """Constants of a flow, known before any observation; hashable."""
+    """Constants of a flow for chunks [K, A]; hashable."""
 
     velocity: Velocity
     horizon: int
-    """K"""
     action_dim: int
-    """A"""
     head: HeadConfig
 
     @property
     def size(self) -> int:
-        """Numbers of a chunk."""
         return self.horizon * self.action_dim
 
 
@@ -60,21 +54,20 @@ class FlowSpec:
 class FlowChunk(Distribution):
     """The distribution of a chunk for each of a batch of observations, leading axes [...]: an ``ejax`` distribution.
 
-    It evaluates the network itself, so it carries the network's variables: a rollout stores ``for_storage``.
+    It carries the network's variables, so a rollout stores ``for_storage``.
     """
 
     is_flow = True
 
     variables: PyTree
     context: PyTree
-    """The network's encoding of the observations; leaves [B, ...], the leading axes flattened."""
+    """The network's encoding of the observations, leaves [B, ...]."""
     spec: FlowSpec = struct.field(pytree_node=False)
     batch: tuple[int, ...] = struct.field(pytree_node=False)
     """The leading axes."""
 
     def sample(self, key: Key) -> Array:
-        """[..., D]: the chunk, then x before and after the stochastic step and its number; or, where all are
-        stochastic, x before each step."""
+        """Draw [..., D]: the chunk, then x around the stochastic step and its number, or x before each step."""
         steps, num_rows = self.spec.head.num_steps, math.prod(self.batch)
         key_start, key_noise, key_which = jax.random.split(key, 3)
         shape = (num_rows, self.spec.horizon, self.spec.action_dim)
@@ -105,11 +98,11 @@ class FlowChunk(Distribution):
         return flat.reshape(*self.batch, -1)
 
     def mode(self) -> Array:
-        """[..., K·A]: the chunk that the flow makes of no noise at all."""
+        """Make the chunk of zero noise, [..., K·A]."""
         return self.from_noise(jnp.zeros((*self.batch, self.spec.size)))
 
     def from_noise(self, noise: Array) -> Array:
-        """[..., K·A]: the chunk that the flow makes of ``noise`` [..., K·A], without noise on the way."""
+        """Make the chunk of ``noise`` [..., K·A], without noise on the way."""
         x = noise.reshape(-1, self.spec.horizon, self.spec.action_dim)
 
         def one_step(x: Array, number: Array) -> tuple[Array, None]:
@@ -119,11 +112,11 @@ class FlowChunk(Distribution):
         return x.reshape(*self.batch, -1)
 
     def env_action(self, decision: Array) -> Array:
-        """[..., K·A]: the part of a decision that the environment is given."""
+        """Return a decision's part for the environment, [..., K·A]."""
         return decision[..., : self.spec.size]
 
     def log_prob(self, decision: Array) -> Array:
-        """[...]: of the stochastic steps of a decision."""
+        """Compute log π [...] of the stochastic steps of a decision."""
         parts = decision.reshape(math.prod(self.batch), -1)
         size, steps = self.spec.size, self.spec.head.num_steps
         if self.spec.head.stochastic_steps == "one":
@@ -135,17 +128,14 @@ class FlowChunk(Distribution):
         return density(path[:, :-1], path[:, 1:], numbers).sum(axis=0).reshape(self.batch)
 
     def entropy(self) -> Array:
-        """[...]: of the noise that is added; the same for all observations, since σ is not learned."""
+        """Compute the entropy [...] of the added noise, the same for all observations."""
         numbers = jnp.arange(self.spec.head.num_steps)
         each = self.spec.size * (0.5 + _HALF_LOG_2PI + jnp.log(self._scale(numbers)))
         total = each.sum() if self.spec.head.stochastic_steps == "all" else each.mean()
         return jnp.broadcast_to(total, self.batch)
 
     def kl(self, other: Any) -> Array:
-        """
-        Raises:
-            ValueError: it has no closed form.
-        """
+        """Raise ValueError: the divergence has no closed form."""
         del other
         raise ValueError("the divergence of two flows has no closed form: leave out schedule: adaptive")
 
@@ -154,14 +144,7 @@ class FlowChunk(Distribution):
         return Drawn(self.log_prob(decision))
 
     def matching_loss(self, target: Array, key: Key) -> Array:
-        """The flow-matching loss of each number of a chunk.
-
-        Args:
-            target: [..., K, A].
-
-        Returns:
-            [..., K, A], the mean over ``samples_per_row`` noises and times.
-        """
+        """Compute the flow-matching loss of ``target``, [..., K, A], averaged over ``samples_per_row`` draws."""
         action = target.reshape(math.prod(self.batch), self.spec.horizon, self.spec.action_dim)
 
         def at_one_time(key: Key) -> Array:
@@ -180,7 +163,7 @@ class FlowChunk(Distribution):
         return self.spec.velocity(self.variables, self.context, x, tau)
 
     def _step(self, x: Array, number: Array) -> tuple[Array, Array, Array]:
-        """``(μ, σ·√Δ, x + Δ·v)`` of step ``number`` [B]; x: [B, K, A]."""
+        """Compute ``(μ, σ·√Δ, x + Δ·v)`` of step ``number`` [B]; x: [B, K, A]."""
         step = 1.0 / self.spec.head.num_steps
         tau = number.astype(jnp.float32) * step
         velocity = self._velocity(x, tau)
@@ -191,12 +174,12 @@ class FlowChunk(Distribution):
         return plain - step * drift, self._scale(number)[:, None, None], plain
 
     def _scale(self, number: Array) -> Array:
-        """σ·√Δ of step ``number``."""
+        """Compute σ·√Δ of step ``number``."""
         step = 1.0 / self.spec.head.num_steps
         return self.spec.head.noise_level * jnp.sqrt((1.0 - number * step) * step)
 
     def _log_density(self, before: Array, after: Array, number: Array) -> Array:
-        """[B]: log N(after; μ, σ²Δ); before, after: [B, K·A]."""
+        """Compute log N(after; μ, σ²Δ) [B]; before, after: [B, K·A]."""
         shape = (-1, self.spec.horizon, self.spec.action_dim)
         mean, scale, _ = self._step(before.reshape(shape), number)
         z = (after.reshape(shape) - mean) / scale

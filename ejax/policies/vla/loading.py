@@ -1,4 +1,4 @@
-"""Weights that a ``vla`` policy begins with: of its frozen encoders, and of the whole model."""
+"""First weights of a ``vla`` policy: of its frozen encoders, and of the whole model."""
 
 from typing import Any
 
@@ -18,12 +18,10 @@ _FEATURES, _SENTENCES = "features", "sentences"
 
 
 def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, list[str]]:
-    """Fresh variables with what ``config`` names in their place, and messages about it.
+    """Put the weights that ``config`` names into ``params``; return them with messages.
 
-    ``model_path`` holds all trained parameters of the model, by their dotted names; a policy with ``lora`` takes those
-    of the trunk as its frozen ones. Statistics of the normalizer and frozen encoders are taken where it has them, as
-    checkpoints and exports (``policy.safetensors``) do. What predicts parts of the observation is for cloning alone: a
-    file may have it or not.
+    ``model_path`` holds all trained parameters by dotted names; with ``lora`` those of the trunk become the frozen
+    ones. Statistics of the normalizer, frozen encoders, and the layer of predictions are taken if it has them.
 
     Raises:
         WeightsError: they cannot be found or read, or do not fit; the text lists the names.
@@ -42,7 +40,7 @@ def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, 
 
 
 def _fitted(like: Params, given: dict[str, np.ndarray], source: str) -> Params:
-    """``like`` with the arrays of a file, whose names have the collection in front of them (a checkpoint) or not."""
+    """Fit a file's arrays into ``like``; a checkpoint's names begin with the collection."""
     if any(name.startswith("params.") for name in given):
         given = {name.partition(".")[2]: x for name, x in given.items()}
     flat = traverse_util.flatten_dict(like)

@@ -4,8 +4,8 @@
     suffix   K tokens, one for each action, to which the token of the numbers is added: attend to the prefix and to each
              other, once for each step of the flow
 
-Both go through the same blocks. What the suffix needs of the prefix, its keys and values in each block, is the context
-that ``encode`` returns. Source: the attention pattern of π0 (Black et al. 2024), with one set of weights.
+Both go through the same blocks; ``encode`` returns the prefix's keys and values in each. Source: the attention pattern
+of π0 (Black et al. 2024), with one set of weights.
 """
 
 import math
@@ -27,18 +27,16 @@ from ejax.policies.vla.words import UNKNOWN, Words
 from ejax.types import Array, PyTree
 
 Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array, Array]
-"""Keys and values [B, P, H, d] of each block, which of the P tokens there are, [B, P] bool, and the token of the
-numbers [B, W]."""
+"""Keys and values [B, P, H, d] of each block, presence [B, P] bool of its P tokens, and the numbers' token [B, W]."""
 SENTENCE_FEATURES = 384
-"""Numbers of MiniLM's embeddings."""
 FREQUENCIES = tuple(2.0**i * math.pi / 16 for i in range(16))
-"""Angular frequencies of τ; float32 also where weights are not, since the highest ones enlarge its rounding."""
+"""Angular frequencies of τ, always in float32: the highest ones enlarge rounding."""
 SHARPNESS = 10.0
 """Factor in a place's softmax over the pixels."""
 COLOUR = 3.0
 """Gain of the colours' differences from grey."""
 NEAREST = 0.05
-"""Least 1 − τ that is divided by: the last step of a flow begins farther from its end, but for more than 20 steps."""
+"""Least 1 − τ that is divided by; matters beyond 20 steps."""
 PREDICTION = "prediction"
 """Name of the layer that predicts parts of the observation for cloning."""
 CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
@@ -80,14 +78,12 @@ class Block(nn.Module):
     def __call__(
         self, x: Array, present: Array, past: tuple[Array, Array, Array] | None
     ) -> tuple[Array, tuple[Array, Array]]:
-        """
+        """Return tokens [B, T, W], and their keys and values.
+
         Args:
             x: [B, T, W].
             present: [B, T] bool: the tokens that can be attended to.
             past: keys, values [B, P, H, d] and ``present`` [B, P] of tokens before these.
-
-        Returns:
-            Tokens [B, T, W], and their keys and values.
         """
         c = self.config
         linear = partial(Linear, dtype=None if c.torch_dtype == "float32" else jnp.dtype(c.torch_dtype), lora=c.lora)
@@ -119,13 +115,11 @@ class VLANetwork(nn.Module):
     action_dim: int
     words: Words
     normalize: bool = False
-    """Normalize the numbers by running statistics."""
     initial_log_std: float = 0.0
-    """The first log_std of a Gaussian."""
     sentences: tuple[str, ...] = ()
-    """Sentences that a sentence encoder has embedded."""
+    """Sentences with an embedding."""
     predicted_sizes: tuple[int, ...] = ()
-    """Numbers of each part that it predicts."""
+    """Numbers of each predicted part."""
 
     def setup(self) -> None:
         c = self.config
@@ -154,11 +148,7 @@ class VLANetwork(nn.Module):
             self.prediction = nn.Dense(sum(self.predicted_sizes))
 
     def encode(self, obs: PyTree, observe: bool | Array = False) -> tuple[Context, Array]:
-        """The context of the suffix, and the values [B] (0 without a critic).
-
-        Args:
-            obs: leaves [B, ...].
-        """
+        """Compute the suffix's context of ``obs``, leaves [B, ...], and the values [B] (0 without a critic)."""
         c = self.config
         numbers = flatten_observation({name: obs[name] for name in c.numbers})
         if self.normalize:
@@ -187,18 +177,12 @@ class VLANetwork(nn.Module):
         return (tuple(caches), there, number), value
 
     def predict(self, context: Context) -> dict[str, Array]:
-        """Predict the parts ``config.predicts``, [B, F] each.
-
-        From the token of the numbers, which goes with every action: attention need not find what it holds.
-        """
+        """Predict the parts ``config.predicts``, [B, F] each, from the numbers' token, which goes with every action."""
         parts = jnp.split(self.prediction(context[2]), np.cumsum(self.predicted_sizes)[:-1].tolist(), axis=-1)
         return dict(zip(self.config.predicts, parts, strict=True))
 
     def _text(self, obs: PyTree) -> tuple[Array, Array]:
-        """Tokens of the instruction [B, T, W], and which are read, [B, T] bool.
-
-        A word that training did not have is not read: the embedding in its place never got a gradient.
-        """
+        """Return tokens of the instruction [B, T, W], and which are read, [B, T] bool: those known to training."""
         number = self.words.tokens_of(obs[self.config.text])
         if self.config.text_encoder.type == "minilm":
             token = self.sentence_tokens(number)
@@ -206,7 +190,7 @@ class VLANetwork(nn.Module):
         return self.word_embedding(number) + self.word_place[None], number > UNKNOWN
 
     def velocity(self, context: Context, x: Array, tau: Array) -> Array:
-        """v(x, τ) of a flow: x [B, K, A], tau [B] -> [B, K, A]."""
+        """Compute v(x, τ) of a flow: x [B, K, A], tau [B] -> [B, K, A]."""
         angle = tau[:, None] * jnp.asarray(FREQUENCIES, jnp.float32)[None]
         time = self.time_in(jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1))
         time = self.time_out(jax.nn.silu(time))
@@ -215,7 +199,7 @@ class VLANetwork(nn.Module):
         return (clean - x) / jnp.maximum(1.0 - tau, NEAREST)[:, None, None]
 
     def gaussian(self, context: Context) -> tuple[Array, Array]:
-        """Mean [B, K, A] and log_std [K·A] of a Gaussian."""
+        """Compute mean [B, K, A] and log_std [K·A] of a Gaussian."""
         rows = context[1].shape[0]
         mean = self._suffix(context, jnp.broadcast_to(self.action_place, (rows, *self.action_place.shape)))
         return mean, self.log_std
@@ -240,10 +224,9 @@ def _image_tokens(config: ModelConfig) -> nn.Module:
 class KeypointTokens(nn.Module):
     """uint8 [B, H, W, 3] -> [B, channels, width], places [B, 2·channels]: a token for where each channel is active.
 
-    The later convolutions are given what to look for: their channels are scaled and shifted by a function of the
-    instruction's words, their sum or average. The places are E_softmax[(x, y)] of each channel in ±1. The softmax is
-    sharp at the start: under a flat one a small thing hardly moves a place, and nothing is learned for long. Sources:
-    ``ejax.policies.vision``; Perez et al. 2018, FiLM.
+    The later convolutions are scaled and shifted per channel by a function of the instruction's words. Places are
+    E_softmax[(x, y)] in ±1, of a softmax that is sharp at the start: under a flat one small things hardly move a place.
+    Sources: ``ejax.policies.vision``; Perez et al. 2018, FiLM.
     """
 
     channels: tuple[int, int, int]
@@ -251,10 +234,7 @@ class KeypointTokens(nn.Module):
 
     @nn.compact
     def __call__(self, image: Array, text: Array) -> tuple[Array, Array]:
-        """
-        Args:
-            text: [B, F].
-        """
+        """Encode pictures for ``text`` [B, F]."""
         x = image.astype(jnp.float32) / 127.5 - 1.0
         # colour apart from brightness, which is nearly all of a picture's variance: colours are named
         x = jnp.concatenate([x, COLOUR * (x - x.mean(axis=-1, keepdims=True))], axis=-1)
@@ -275,8 +255,7 @@ class KeypointTokens(nn.Module):
 class PatchTokens(nn.Module):
     """uint8 [B, H, W, 3] -> [B, H/p·W/p, width]: a token for each square of p pixels.
 
-    Raises:
-        ValueError: the squares do not fill the picture.
+    Raises ValueError if the squares do not fill the picture.
     """
 
     patch_size: int
@@ -316,9 +295,9 @@ class EfficientNetTokens(nn.Module):
 
 
 class SentenceTokens(nn.Module):
-    """Word tokens int32 [B, L] -> [B, 1, width]: one token, of the known sentence that is these words.
+    """Word tokens int32 [B, L] -> [B, 1, width]: a token of the known sentence, whose embedding is in ``frozen``.
 
-    The sentences' embeddings lie in the collection ``frozen``; those of an unknown one are zeros.
+    Those of an unknown sentence are zeros.
     """
 
     words: Words

@@ -1,4 +1,4 @@
-"""``policy.name: vla``: the built-in model as a policy, or one of the user's own by name."""
+"""``policy.name: vla``: the built-in model as a policy, or one of the user's own."""
 
 import inspect
 import math
@@ -32,10 +32,8 @@ class VLAPolicy:
     """``obs -> (distribution of chunks, value [...])``: a ``Policy``. The distribution is ``FlowChunk`` or ``Normal``.
 
     Args:
-        model: its parts.
         horizon: K, actions of a chunk.
         action_dim: A, numbers of one action.
-        words: the tokenizer.
         instruction: for observations that have no text; uint8 bytes, as a tuple.
         action_std_init: of a Gaussian head.
         normalize: normalize the numbers by running statistics.
@@ -58,7 +56,7 @@ class VLAPolicy:
         return self.model.predicts
 
     def init(self, key: Key, obs: PyTree) -> Params:
-        """Fresh variables; with ``lora`` the trunk's are in the collection ``frozen``."""
+        """Make variables; with ``lora`` the trunk's are in the collection ``frozen``."""
         variables = self.network.init(key, self._flat(obs)[0], method=_touch_all)
         return {"params": variables.pop("params"), **variables}
 
@@ -71,11 +69,9 @@ class VLAPolicy:
         mutable: Any = False,
         predict: bool = False,
     ) -> Any:
-        """
-        Args:
-            obs: leaves [..., F]; pictures uint8 [..., H, W, 3], the text uint8 [..., L].
-            observe, mutable: as in ``ejax.policies.normalize``.
-            predict: give the predicted parts {name: [..., F]} as a third result.
+        """Evaluate ``obs``, leaves [..., F]; pictures uint8 [..., H, W, 3], the text uint8 [..., L].
+
+        ``observe`` and ``mutable`` as in ``ejax.policies.normalize``; ``predict`` adds a third result {name: [..., F]}.
         """
         rows, batch = self._flat(obs)
         if not isinstance(observe, bool):
@@ -105,15 +101,11 @@ class VLAPolicy:
         return VLANetwork(*sizes, self.words, self.normalize, initial_log_std, self.sentences, self.predicted_sizes)
 
     def without_lora(self) -> "VLAPolicy":
-        """The policy that the merged weights are for."""
+        """Policy for the merged weights."""
         return replace(self, model=self.model.model_copy(update={"lora": None}))
 
     def adopt(self, params: Params, own: Params) -> Params:
-        """Variables of ``without_lora()`` as this policy's: what is frozen here is taken from there.
-
-        Args:
-            own: of this policy; its A and B stay.
-        """
+        """Take variables of ``without_lora()`` for those that are frozen here; A and B stay as in ``own``."""
         given = traverse_util.flatten_dict(params)
 
         def find(path: tuple[str, ...], mine: Any) -> Any:
@@ -125,7 +117,7 @@ class VLAPolicy:
         return dict(traverse_util.unflatten_dict(flat))
 
     def merge(self, params: Params) -> Params:
-        """The variables of ``without_lora()`` that act the same: W + (alpha / rank)·A·B in every linear layer."""
+        """Merge into variables of ``without_lora()``: W + (alpha / rank)·A·B in every linear layer."""
         if self.model.lora is None:
             return params
         scale = self.model.lora.alpha / self.model.lora.rank
@@ -151,11 +143,7 @@ class VLAPolicy:
         return Normal(mean, jnp.broadcast_to(clip_like_torch(log_std, *LOG_STD_RANGE), mean.shape))
 
     def _flat(self, obs: PyTree) -> tuple[dict[str, Array], tuple[int, ...]]:
-        """The parts that are read, leaves [B, ...], and their leading axes.
-
-        Raises:
-            ValueError: a part that is not there.
-        """
+        """Return the parts that are read, leaves [B, ...], and their leading axes; ValueError if one is missing."""
         c = self.model
         wanted = (*c.images, *c.numbers, *((c.text,) if self.instruction is None else ()))
         missing = [name for name in wanted if not isinstance(obs, Mapping) or name not in obs]
@@ -170,11 +158,7 @@ class VLAPolicy:
         return rows, batch
 
     def check_obs(self, obs: PyTree) -> None:
-        """Refuse an instruction whose embedding the policy lacks: its program would take it for zeros.
-
-        Args:
-            obs: leaves [..., F], outside programs.
-        """
+        """Refuse an instruction without an embedding, which the program would take for zeros; outside programs."""
         if not self.sentences or self.instruction is not None:
             return
         text = np.asarray(obs[self.model.text])
@@ -215,10 +199,10 @@ def make(
     held_out_instructions: tuple[str, ...] = (),
     actor_obs_normalization: bool = False,
 ) -> Any:
-    """The policy that ``policy.vla_config`` describes, for these spaces.
+    """Make the policy that ``policy.vla_config`` describes, for these spaces.
 
     Args:
-        instructions: texts of the environment for training: their words are the vocabulary, where none is given.
+        instructions: texts of the environment for training: by default their words are the vocabulary.
         held_out_instructions: those for testing.
 
     Raises:
@@ -267,7 +251,7 @@ def make(
 
 
 def _parts_of(model: ModelConfig, observation_space: gymnasium.Space) -> Mapping[str, gymnasium.Space]:
-    """Parts of the observation; ValueError where the model reads one that is not there, or no picture."""
+    """Return parts of the observation; ValueError if the model reads a missing one, or no picture."""
     parts = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
     missing = [name for name in (*model.images, *model.numbers, *model.predicts) if name not in parts]
     if missing:
@@ -281,7 +265,7 @@ def _parts_of(model: ModelConfig, observation_space: gymnasium.Space) -> Mapping
 
 
 def _make_own(config: VLAConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space) -> Any:
-    """``model_class(**model_config)``, which is also given the spaces and the horizon where it takes them."""
+    """Make ``model_class(**model_config)``, with the spaces and the horizon if it takes them."""
     kind = find_policy(str(config.model_class)).make
     offered = {
         "action_space": action_space,

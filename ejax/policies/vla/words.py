@@ -4,8 +4,7 @@ A word is a run of letters a-z, digits, and bytes beyond ASCII; upper case count
 
     h(w) = Σ_i b_i·P^i  (mod 2^32),    b_i its bytes
 
-so that a text in a tensor becomes tokens without leaving the device. MiniLM's weights belong to another vocabulary, of
-pieces of words, into which ``ejax.policies.pretrained.wordpiece`` cuts each instruction once, outside programs.
+so that a text in a tensor becomes tokens on the device. For MiniLM's pieces see ``ejax.policies.pretrained.wordpiece``.
 """
 
 import json
@@ -29,8 +28,7 @@ _PRIME = 16777619
 class Words:
     """``vocabulary[i]`` is token i + 2; 0 is padding, and 1 any other word.
 
-    Raises:
-        ValueError: a word twice, two of one hash, or what is not one word.
+    Raises ValueError for a word twice, two of one hash, or anything but one word.
     """
 
     vocabulary: tuple[str, ...]
@@ -49,20 +47,13 @@ class Words:
         return _FIRST + len(self.vocabulary)
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """[max_words]: the tokens of a text; words beyond them are cut off."""
+        """Return the tokens of a text, [max_words]; words beyond them are cut off."""
         number = {word: i + _FIRST for i, word in enumerate(self.vocabulary)}
         tokens = [number.get(word, UNKNOWN) for word in split(text)[: self.max_words]]
         return np.array(tokens + [PADDING] * (self.max_words - len(tokens)), np.int32)
 
     def tokens_of(self, text: Array) -> Array:
-        """``encode`` for texts as bytes.
-
-        Args:
-            text: uint8 [..., L], UTF-8 padded with zeros.
-
-        Returns:
-            int32 [..., max_words].
-        """
+        """Encode texts as bytes, uint8 [..., L] in UTF-8 padded with zeros, to int32 [..., max_words]."""
         byte, inside, starts, word = _read(text)
         place = jnp.arange(text.shape[-1])
         place = place.reshape((1,) * (text.ndim - 1) + place.shape)
@@ -80,33 +71,26 @@ class Words:
         return jnp.where(mine.any(axis=-1), token, PADDING).astype(jnp.int32)
 
     def to_json(self) -> str:
-        """The tokenizer as a file that travels with an export; ``interop.twin.text`` reads it without jax."""
+        """Write the tokenizer for an export; ``interop.twin.text`` reads it without jax."""
         content = {"type": "words", "max_words": self.max_words, "vocabulary": list(self.vocabulary)}
         return json.dumps(content, indent=1, ensure_ascii=False)
 
 
 def forget_words(text: Array, key: Key, rate: float) -> Array:
-    """Turn each word, with probability ``rate``, into one that no vocabulary has: bytes that UTF-8 does not have.
-
-    Args:
-        text: uint8 [..., L].
-    """
+    """Turn each word of ``text``, uint8 [..., L], with probability ``rate`` into bytes that UTF-8 does not have."""
     _, inside, _, word = _read(text)
     forgotten = jax.random.bernoulli(key, rate, text.shape)
     return jnp.where(inside & jnp.take_along_axis(forgotten, jnp.maximum(word, 0), axis=-1), jnp.uint8(255), text)
 
 
 def split(text: str) -> list[str]:
-    """The words of a text.
-
-    split("Put the RED cube!")  ->  ["put", "the", "red", "cube"]
-    """
+    """Split a text into words: "Put the RED cube!" -> ["put", "the", "red", "cube"]."""
     kept = [byte if _inside(byte) else 32 for byte in text.encode().translate(_LOWER)]
     return [word.decode() for word in bytes(kept).split()]  # of text, split() would also part at spaces beyond ASCII
 
 
 def vocabulary_of(texts: Iterable[str]) -> tuple[str, ...]:
-    """All words of some texts, sorted."""
+    """Return all words of some texts, sorted."""
     return tuple(sorted({word for text in texts for word in split(text)}))
 
 
@@ -118,7 +102,7 @@ def _inside(byte: int) -> bool:
 
 
 def _read(text: Array) -> tuple[Array, Array, Array, Array]:
-    """Bytes in lower case, which of them are inside a word, which begin one, and the number of their word from 0."""
+    """Return bytes in lower case, masks of those inside a word and of first ones, and their word's number from 0."""
     byte = text.astype(jnp.uint32)
     byte = jnp.where((byte >= 65) & (byte <= 90), byte + 32, byte)
     inside = ((byte >= 97) & (byte <= 122)) | ((byte >= 48) & (byte <= 57)) | (byte >= 128)
@@ -131,7 +115,7 @@ def _hash(word: str) -> int:
 
 
 def _running_max(x: Array) -> Array:
-    """The largest number so far along the last axis."""
+    """Return the largest number so far along the last axis."""
     size = 1
     while size < x.shape[-1]:
         behind = jnp.concatenate([jnp.zeros_like(x[..., :size]), x[..., :-size]], axis=-1)
