@@ -60,14 +60,13 @@ class Choice(NamedTuple):
 
 
 def check_engine(engine: Engine) -> None:
-    """Raises ValueError: no such engine."""
     if engine != "auto" and engine not in ENGINES:
         *others, last = map(repr, ENGINES)
         raise ValueError(f"physics must be 'auto', {', '.join(others)} or {last}, got {engine!r}")
 
 
 def load_engine(engine: Engine) -> Any:
-    """The module of an engine, which imports it."""
+    """Import the module of an engine."""
     return importlib.import_module(f"ejax.envs.mujoco.engines.{ENGINES[engine].file}")
 
 
@@ -77,9 +76,7 @@ def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool 
     Args:
         platform: ``cpu``, ``cuda``, ``rocm`` or ``tpu``. None: where JAX computes now, which this may start.
         sensing: the task reads contact sensors.
-
-    Raises:
-        ValueError: an engine that does not read contact sensors on this platform, for a task that does.
+    Raises ValueError: an engine that does not read contact sensors on this platform, for a task that does.
     """
     if engine != "auto":
         unsensed = ENGINES[engine].unsensed if sensing else {}
@@ -106,14 +103,13 @@ def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool 
 
 
 def how_to_install(engine: Engine) -> str | None:
-    """The command that brings what an engine lacks here; None: nothing."""
+    """Return the command that brings what an engine lacks here; None: nothing."""
     packages = ENGINES[engine].packages if engine in ENGINES else {}
     lacking = [extra for package, extra in packages.items() if _installed(package) is None]
     return f"pip install -e '.[{lacking[0]}]' in ejax's folder" if lacking else None
 
 
 def _installed(package: str) -> str | None:
-    """The version of a package; None: it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -121,7 +117,6 @@ def _installed(package: str) -> str | None:
 
 
 def _platform() -> str:
-    """The platform of the device that computes next: ``cpu``, ``cuda``, ``rocm`` or ``tpu``."""
     chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax defines it at run time
     device = jax.devices(chosen)[0] if isinstance(chosen, str) else chosen or jax.devices()[0]
     if device.platform != "gpu":

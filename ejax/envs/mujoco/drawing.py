@@ -24,14 +24,14 @@ class Appearance:
     """One state of a MuJoCo model, for whichever renderer draws it."""
 
     asset: str = struct.field(pytree_node=False)
-    """The model, as in ``ejax.envs.mujoco.engine.Physics``."""
+    """The model, as in ``Physics``."""
     qpos: Array
     """[nq]"""
     mocap_pos: dict[str, Array] = struct.field(default_factory=dict)
     """Body name -> position [3], m, of bodies that only mark something."""
     rgba: dict[str, Array] = struct.field(default_factory=dict)
-    """Geom name -> colour [4] in 0 … 1, where it is not the model's. Alpha 0 hides the geom; between 0 and 1 it counts
-    for those geoms only that the model has as transparent."""
+    """Geom name -> colour [4] in 0 … 1, where it is not the model's. Alpha 0 hides the geom; another one below 1 counts
+    only for geoms that the model has as transparent."""
 
 
 @runtime_checkable
@@ -39,7 +39,7 @@ class AppearingEnv(Protocol):
     """An environment whose states have an appearance."""
 
     def appearance(self, state: PyTree) -> Appearance:
-        """The look of one environment's state; pure."""
+        """Return the look of one environment's state; pure."""
         ...
 
 
@@ -53,16 +53,13 @@ def render(
     rgba: Mapping[str, Array | NDArray[Any]] | None = None,
     camera: CameraView | None = None,
 ) -> NDArray[np.uint8]:
-    """Draw one configuration, on a display or without one (EGL; the environment variable MUJOCO_GL can name another).
+    """Draw one configuration, on a display or without one (EGL, or what MUJOCO_GL names): [height, width, 3] RGB.
 
     Args:
         qpos: [nq].
         mocap_pos: body name -> position [3] in m, for bodies that only mark something.
         rgba: geom name -> colour [4] in 0 … 1, of this picture alone.
         camera: None: the model's camera ``main``, or where it has none, ``default_view``.
-
-    Returns:
-        [height, width, 3] RGB.
     """
     camera = camera or default_view(asset)
     effects = camera is None or camera.effects
@@ -94,7 +91,7 @@ def set_look(model: mujoco.MjModel, data: mujoco.MjData, mocap_pos: Mapping[str,
 
 
 def default_view(asset: str) -> CameraView | None:
-    """A view of the whole model, as MuJoCo's viewer starts with. None: the model has a camera ``main``."""
+    """Return a view of the whole model, as MuJoCo's viewer starts with. None: it has a camera ``main``."""
     model = load_drawn_model(asset)
     if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "main") >= 0:
         return None
@@ -141,8 +138,7 @@ def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
 class _Canvases(threading.local):
     """The last four canvases that a thread drew on, made, used and freed by that thread alone.
 
-    A thread that frees another running thread's OpenGL context cannot make it current, and deletes the objects of the
-    same numbers in its own context instead: its later pictures are wrong.
+    A context freed by another thread is not current there: objects of that thread's own context would be deleted.
     """
 
     def __init__(self) -> None:
@@ -152,7 +148,6 @@ class _Canvases(threading.local):
 def _make_canvas(
     asset: str, width: int, height: int, effects: bool
 ) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
-    """The model, data and renderer for pictures of one scene and size."""
     choose_opengl()
     model = copy.copy(load_drawn_model(asset))
     if not effects:

@@ -3,8 +3,7 @@
     state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
     state', readings = step_sensing(state, ctrl): the same, and the model's sensors in each of them
 
-A simulation that breaks is NaN from then on, in all engines. Which engine ``auto`` means is settled once, where a run
-is built or a ``Physics`` is made: ``ejax.envs.mujoco.choice``.
+A simulation that breaks is NaN from then on, in all engines.
 """
 
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ class PhysicsState:
     qvel: Array
     """[nv], m/s, rad/s"""
     parameters: dict[str, Array] = struct.field(default_factory=dict)
-    """Fields of the model that are not the MJCF's, whole and by name: ``ejax.envs.mujoco.parameters``."""
+    """Whole fields that are not the MJCF's, by name: ``ejax.envs.mujoco.parameters``."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Physics:
 
     Args:
         asset: an MJCF file, looked up in ``ejax/envs/assets`` unless it is an absolute path; or MJCF itself, as text.
-        engine: ``mujoco`` (C, on the host), ``mjx`` (XLA), ``warp`` (CUDA kernels), or ``auto``, which is replaced by
-            what it means where JAX computes now.
+        engine: ``mujoco`` (C, on the host), ``mjx`` (XLA), ``warp`` (CUDA kernels), or ``auto`` (``choice``).
         num_substeps: physics steps per control step, ≥ 1.
     """
 
@@ -59,12 +57,9 @@ class Physics:
         return load_model(self.asset)
 
     def step(self, state: PhysicsState, ctrl: Array) -> PhysicsState:
-        """``num_substeps`` physics steps of one simulation; ``vmap`` it for many.
+        """Take ``num_substeps`` physics steps of one simulation; ``vmap`` it for many. ``ctrl``: [nu].
 
         The C engine computes in float64 and Warp in float32, both return the dtype of ``state``; MJX computes in it.
-
-        Args:
-            ctrl: [nu].
 
         Raises:
             ModuleNotFoundError: the engine is not installed.
@@ -75,10 +70,9 @@ class Physics:
     def step_sensing(
         self, state: PhysicsState, ctrl: Array, mocap_pos: Mapping[str, Array] | None = None
     ) -> tuple[PhysicsState, Array]:
-        """``step``, and the model's sensors: ``sensordata`` [num_substeps, nsensordata].
+        """Step, and return the model's sensors too: ``sensordata`` [num_substeps, nsensordata].
 
-        A physics step reads its sensors before it moves anything: the first row belongs to ``state``, the last to the
-        state before the last physics step.
+        Sensors are read before a physics step moves anything: the first row belongs to ``state``.
 
         Args:
             mocap_pos: mocap body -> its place [3], m, in these steps; the others are where the model puts them.
@@ -92,11 +86,7 @@ class Physics:
 
 
 def check_physics(engine: Engine, num_substeps: int) -> None:
-    """Reject wrong values where an environment is made, not in a later trace. Starts no JAX, unlike ``Physics``.
-
-    Raises:
-        ValueError: no such engine, or no physics step.
-    """
+    """Refuse wrong values without starting JAX. Raises ValueError: no such engine, or no physics step."""
     check_engine(engine)
     if num_substeps < 1:
         raise ValueError(f"the number of physics steps per control step must be >= 1, got {num_substeps}")

@@ -16,7 +16,7 @@ Vec: TypeAlias = tuple[Array, ...]
 
 
 def solid_normal(kinds: Set[str], mine: Mapping[str, Sequence[Array]], place: Vec) -> Vec:
-    """Unit normals at ``place``, both in the solid's frame."""
+    """Return unit normals at ``place``, both in the solid's frame."""
     (x, y, z), (a, b, c) = place, mine["size"]
     zero, one = jnp.zeros_like(x), jnp.ones_like(x)
     up: Vec = (zero, zero, one)
@@ -68,13 +68,11 @@ def _enter_ball(origin: Vec, direction: Vec, radius: Array | float) -> tuple[Arr
 
 
 def _enter_ellipsoid(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
-    """A ball of radius 1 where lengths are measured by the semi-axes."""
     (x, y, z), (u, v, w), (a, b, c) = origin, direction, size
     return _enter_ball((x / a, y / b, z / c), (u / a, v / b, w / c), 1.0)
 
 
 def _enter_cylinder(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
-    """The part of the ray inside both the endless cylinder and the slab between the caps."""
     radius, half, _ = size
     enter, leave, inside = _endless(origin, direction, radius)
     bottom, top = _slab(origin[2], direction[2], half)
@@ -83,7 +81,6 @@ def _enter_cylinder(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Arra
 
 
 def _enter_capsule(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
-    """The endless cylinder between the caps' centres, else the ball at the nearer end."""
     radius, half, _ = size
     side, _, inside = _endless(origin, direction, radius)
     z = origin[2] + side * direction[2]
@@ -104,7 +101,6 @@ def _endless(origin: Vec, direction: Vec, radius: Array) -> tuple[Array, Array, 
 
 
 def _slab(start: Array, rate: Array, half: Array) -> tuple[Array, Array]:
-    """Depths between which |start + t·rate| ≤ half."""
     inverse = 1.0 / _not_zero(rate)
     middle, width = -start * inverse, jnp.abs(inverse) * half
     return middle - width, middle + width
@@ -118,7 +114,7 @@ ENTER: dict[str, Callable[[Vec, Vec, Vec], tuple[Array, Array]]] = {
     "capsule": _enter_capsule,
     "cylinder": _enter_cylinder,
 }
-"""Depth at which a ray enters a solid of (origin, direction, size) in the solid's frame, and whether it does."""
+"""(origin, direction, size) in the solid's frame -> depth where the ray enters, and whether it does."""
 
 
 def select(condition: Array, new: Vec, old: Vec) -> Vec:

@@ -1,7 +1,7 @@
 """Kinematics of a MuJoCo model in jax.numpy: poses of a site or of all bodies from qpos alone, and their inverse.
 
-MuJoCo's own frame sensors lag one physics step behind qpos after a step; to have them in step costs a further physics
-step, a fifth of the C engine's time. This costs a hundredth, needs no engine at reset, and is differentiable.
+MuJoCo's own frame sensors lag one physics step behind qpos; a further step costs a fifth of the C engine's time.
+This costs a hundredth, needs no engine at reset, and is differentiable.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,23 +27,14 @@ _REACHED = 1e-3  # m and rad
 
 
 def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:
-    """Pose of a site in the world: T = ∏ C_b·J(q_b) over its bodies b, C constant and J the joint's motion.
+    """Return the pose [4, 4] of a site, m: T = ∏ C_b·J(q_b) over its bodies b, C constant and J the joint's motion.
 
         J = I + sin q·K + (1 − cos q)·K²  (hinge, Rodrigues)        J = I + q·K  (slide)
 
-    Multiplied from the site inwards, as constant matrices times the product so far: one small matrix product per
-    body for the whole batch. From the base outwards they are batched 4×4 products, 15 times slower on XLA's CPU.
+    Multiplied from the site inwards, as constant matrices times the product so far. From the base outwards they would
+    be batched 4×4 products, 15 times slower on XLA's CPU.
 
-    Args:
-        model: gives the constants; only the bodies between the world and the site are visited.
-        site: name of the site.
-        qpos: [nq], m and rad.
-
-    Returns:
-        [4, 4]: rotation and position (m).
-
-    Raises:
-        ValueError: a free or ball joint on the way.
+    Raises ValueError: a free or ball joint on the way.
     """
     site_id = model.site(site).id
     pose = jnp.asarray(transform(model.site_pos[site_id], model.site_quat[site_id]), qpos.dtype)
@@ -65,16 +56,13 @@ def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:
 
 
 def body_poses(model: mujoco.MjModel, qpos: Array, mocap_pos: Mapping[str, Array] | None = None) -> list[Pose]:
-    """Poses [4, 4] of all bodies in the world, as ``mujoco.mj_kinematics`` finds them; those that never move as NumPy
-    arrays, so that what is computed from them is a constant.
+    """Return the poses [4, 4] of all bodies, as ``mujoco.mj_kinematics``; those that never move as NumPy constants.
 
-    From the base outwards, each product so far times constants: T·J = T + sin q·(T·K) + (1 − cos q)·(T·K²), so that
-    here too no product of two batches is left but for ball joints.
+    T·J = T + sin q·(T·K) + (1 − cos q)·(T·K²), from the base outwards: no product of two batches but for ball joints.
 
     Args:
         qpos: [nq], m, rad, quaternions (w x y z), which are normalized.
-        mocap_pos: body name -> position [3], m, of bodies that only mark something; the others are where the model puts
-            them.
+        mocap_pos: body name -> position [3], m; other mocap bodies are where the model puts them.
     """
     poses: dict[int, Pose] = {0: np.eye(4)}
     for body in range(1, model.nbody):
@@ -83,7 +71,7 @@ def body_poses(model: mujoco.MjModel, qpos: Array, mocap_pos: Mapping[str, Array
 
 
 def body_pose(model: mujoco.MjModel, body: int, qpos: Array, mocap_pos: Mapping[str, Array] | None = None) -> Array:
-    """``body_poses`` of one body: only those between it and the world are visited."""
+    """Return one of ``body_poses``, visiting only the bodies between it and the world."""
     chain = [body]
     while chain[0] != 0:
         chain.insert(0, int(model.body_parentid[chain[0]]))
@@ -102,7 +90,7 @@ def solve_site_pose(
     *,
     num_iterations: int = _NUM_ITERATIONS,
 ) -> tuple[Array, Array]:
-    """Joint positions that bring a site to a pose.
+    """Bring a site to a pose; return positions [joints], and whether it is reached within 1 mm and 1 mrad.
 
         Δq = Jᵀ(J·Jᵀ + λ²I)⁻¹·e,    e = (p* − p, rotation vector of R*·Rᵀ)
 
@@ -111,9 +99,6 @@ def solve_site_pose(
         qpos: [≥ joints]; where to start, and where the other joints stay.
         joints: the joints to move.
         num_iterations: how often Δq is added; a target a few cm away needs 3.
-
-    Returns:
-        Their positions [joints], and whether the pose is reached within 1 mm and 1 mrad.
 
     Source: Buss, "Introduction to inverse kinematics with Jacobian transpose, pseudoinverse and damped least squares".
     """
@@ -137,7 +122,7 @@ def solve_site_pose(
 def site_step(
     model: mujoco.MjModel, site: str, error: Array, qpos: Array, joints: tuple[int, ...], *, damping: float
 ) -> Array:
-    """One Δq [joints] of ``solve_site_pose`` towards a displacement, not bounded.
+    """Return one unbounded Δq [joints] of ``solve_site_pose`` towards a displacement.
 
     Args:
         error: [6]: translation, m, and rotation vector, rad, both in the world's frame.
@@ -148,7 +133,7 @@ def site_step(
 
 
 def rate_of_qpos(model: mujoco.MjModel, qpos: Array, qvel: Array) -> Array:
-    """dq/dt [nq]: the velocities themselves but for quaternions, of which it is ½ q ⊗ (0, ω), ω in the body's frame."""
+    """Return dq/dt [nq]: velocities, and for quaternions ½ q ⊗ (0, ω), ω in the body's frame."""
     rates = []
     for kind, at, start in zip(model.jnt_type, model.jnt_qposadr, model.jnt_dofadr, strict=True):
         at, start = int(at), int(start)
@@ -163,14 +148,14 @@ def rate_of_qpos(model: mujoco.MjModel, qpos: Array, qvel: Array) -> Array:
 
 
 def times(pose: Pose, constant: NDArray[np.float64]) -> Pose:
-    """``pose @ constant``: in float64 and a constant itself where the pose is one."""
+    """Multiply ``pose @ constant``, in float64 and as a constant where the pose is one."""
     if isinstance(pose, np.ndarray):
         return pose @ constant
     return jnp.matmul(pose, jnp.asarray(constant, pose.dtype), precision="highest")
 
 
 def transform(position: NDArray[np.float64], quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A constant pose as [4, 4]; quaternion (w x y z)."""
+    """Return a constant pose [4, 4]; quaternion (w x y z)."""
     rotation, pose = np.zeros(9), np.eye(4)
     mujoco.mju_quat2Mat(rotation, quaternion)
     pose[:3, :3], pose[:3, 3] = rotation.reshape(3, 3), position
@@ -205,7 +190,6 @@ def _joints(model: mujoco.MjModel, body: int) -> range:
 def _pose_on(
     model: mujoco.MjModel, body: int, poses: Mapping[int, Pose], qpos: Array, mocap_pos: Mapping[str, Array]
 ) -> Pose:
-    """The pose of a body whose parent's is among ``poses``."""
     local, joints = transform(model.body_pos[body], model.body_quat[body]), _joints(model, body)
     if model.body(body).name in mocap_pos:
         return jnp.asarray(local, qpos.dtype).at[:3, 3].set(mocap_pos[model.body(body).name])
@@ -219,7 +203,6 @@ def _pose_on(
 
 
 def _moved(model: mujoco.MjModel, joint: int, qpos: Array, pose: Pose) -> Array:
-    """pose @ J(q)."""
     if model.jnt_type[joint] == _BALL:
         start, there, back = int(model.jnt_qposadr[joint]), np.eye(4), np.eye(4)
         there[:3, 3], back[:3, 3] = model.jnt_pos[joint], -model.jnt_pos[joint]

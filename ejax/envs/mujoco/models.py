@@ -1,7 +1,6 @@
 """MuJoCo models from MJCF: for the physics, for pictures, and ready for parameters that differ from row to row.
 
-A model may not remember more than qpos and qvel, since a step is a pure function: the solver's warm start is off
-against the MJCF, and models with activations are refused.
+A step is a pure function of qpos and qvel: the solver's warm start is off, and models with activations are refused.
 """
 
 import copy
@@ -32,17 +31,17 @@ _FOLDERS = ("meshdir", "texturedir", "assetdir")
 
 
 def load_model(asset: str) -> mujoco.MjModel:
-    """The simulated model: the MJCF without its visual geoms. ``asset`` as in ``Physics``."""
+    """Load the simulated model, the MJCF without its visual geoms; ``asset`` as in ``Physics``."""
     return _load_model(asset, visual=False)
 
 
 def load_parametric_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
-    """The simulated model, ready for the parameters of these names to be changed."""
+    """Load the simulated model, ready for the parameters of these names to be changed."""
     return _load_model(asset, visual=False, displaced=True) if "body_ipos" in names else load_model(asset)
 
 
 def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
-    """``load_parametric_model`` for MJX and Warp, which ask the model once which joints have dry friction at all."""
+    """Load the parametric model for MJX and Warp, which ask only once which joints have dry friction."""
     model = load_parametric_model(asset, names)
     odd = (model.sensor_objtype != int(mujoco.mjtObj.mjOBJ_SITE)) | (model.sensor_intprm[:, 0] != _DISTANCE)
     wide = (model.sensor_type == int(_SENSOR.mjSENS_RANGEFINDER)) & (odd | (model.sensor_dim != 1))
@@ -60,12 +59,12 @@ def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel
 
 
 def load_drawn_model(asset: str) -> mujoco.MjModel:
-    """The model with everything that can be seen; not to be changed."""
+    """Load the model with everything that can be seen; not to be changed."""
     return _load_model(asset, visual=True)
 
 
 def mocap_bodies(model: Any) -> NDArray[np.int_]:
-    """The mocap bodies, in the order of ``mocap_pos``."""
+    """Return the mocap bodies, in the order of ``mocap_pos``."""
     return np.flatnonzero(np.asarray(model.body_mocapid) >= 0)
 
 
@@ -81,20 +80,15 @@ def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.
 
 
 def settings_changed(asset: str) -> tuple[str, ...]:
-    """Settings of the MJCF that the model is simulated without, in words."""
+    """Name settings of the MJCF that the model is simulated without."""
     return tuple(text for _, _, text in _unset_flags(_read_spec(asset)))
 
 
 def check_model_files(model: Path | str) -> None:
-    """Refuse a model that is, or names, something other than regular files of bounded size.
+    """Refuse a model that is, or names, other things than regular files of bounded size, by a ValueError naming it.
 
-    MuJoCo would wait for a named pipe for ever. Missing files and broken XML are left to it, since it reports them.
-
-    Args:
-        model: the file, or MJCF as text, whose files are looked for from the working directory.
-
-    Raises:
-        ValueError: naming the file.
+    MuJoCo would wait for a named pipe for ever. Missing files and broken XML are left to it. Files of MJCF text are
+    looked for from the working directory.
     """
     texts, folders, seen = [model], {Path() if isinstance(model, str) else model.parent}, set[Path]()
     while texts:
@@ -126,7 +120,7 @@ def _read_spec(asset: str) -> mujoco.MjSpec:
 
 
 def _unset_flags(spec: mujoco.MjSpec) -> Iterator[tuple[str, int, str]]:
-    """Options by which a step would depend on what came before: (field, its value without, the note)."""
+    """Yield options by which a step would depend on the past: (field, its value without, the note)."""
     disabled, enabled = spec.option.disableflags, spec.option.enableflags
     warm, sleep = int(mujoco.mjtDisableBit.mjDSBL_WARMSTART), int(mujoco.mjtEnableBit.mjENBL_SLEEP)
     if not disabled & warm:

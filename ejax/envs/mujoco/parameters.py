@@ -1,12 +1,10 @@
 """The numbers of a model that may differ from row to row: masses, friction, gains, sizes, gravity.
 
-A row's parameters are ``{field: array}``: whole fields of ``MjModel`` under their names, and ``gravity`` of its
-options. What is not among them is as in the MJCF. So is an entry that equals the MJCF's after rounding to the row's
-dtype: a mass that nobody changed has the bits that it has without parameters.
+A row's parameters are ``{field: array}``: whole fields of ``MjModel``, and ``gravity``. Others, and entries that equal
+the MJCF's in the row's dtype, are the MJCF's: an unchanged mass keeps its bits.
 
-What MuJoCo derives from masses when it compiles a model (``mj_setConst``: weights of constraints, subtree masses)
-follows them: the C engine derives it once for each set of parameters (``ModelRows``), MJX and Warp in each step
-(``with_parameters``).
+The C engine derives what follows from masses (``mj_setConst``) once for each set of parameters (``ModelRows``), MJX and
+Warp in each step (``with_parameters``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,15 +32,12 @@ _DISPLACED = 0.01  # m
 
 
 def parameter(model: mujoco.MjModel, name: str) -> NDArray[np.float64]:
-    """A field as the model has it, not to be changed."""
+    """Return a field as the model has it, not to be changed."""
     return model.opt.gravity if name == "gravity" else getattr(model, name)
 
 
 def check_parameters(model: mujoco.MjModel, parameters: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ValueError: no such field, or another shape than the model's.
-    """
+    """Raises ValueError: no such field, or another shape than the model's."""
     for name, value in parameters.items():
         if name not in FIELDS:
             raise ValueError(
@@ -53,11 +48,11 @@ def check_parameters(model: mujoco.MjModel, parameters: Mapping[str, Any]) -> No
 
 
 def displace(spec: mujoco.MjSpec, model: mujoco.MjModel) -> mujoco.MjModel:
-    """The model, ready for centres of mass that move.
+    """Return the model, ready for centres of mass that move.
 
     MuJoCo compiles short cuts for a body whose centre of mass is at its origin (``body_simple``, ``body_sameframe``,
-    the sparsity of the mass matrix), which no later change of ``body_ipos`` undoes. So it is compiled with all centres
-    elsewhere, and they are put in their places afterwards.
+    the mass matrix's sparsity), which no later change undoes. So it is compiled with all centres elsewhere, and they
+    are put in their places afterwards.
     """
     for body in spec.bodies:
         if model.body_mass[body.id] > 0.0:
@@ -73,13 +68,9 @@ def displace(spec: mujoco.MjSpec, model: mujoco.MjModel) -> mujoco.MjModel:
 
 
 class ModelRows:
-    """Models of the C engine by their parameters: one for each set that was lately stepped. For one thread at a time.
+    """Models of the C engine, one for each set of parameters that was lately stepped. For one thread at a time.
 
-    A model depends on its parameters alone, neither on the row nor on earlier calls.
-
-    Args:
-        model: gives everything that is no parameter.
-        names: of the parameters, in the order in which rows have them.
+    A model depends on its parameters alone. ``names`` has the order in which rows [K] have them.
     """
 
     def __init__(self, model: mujoco.MjModel, names: Sequence[str]) -> None:
@@ -96,11 +87,7 @@ class ModelRows:
         self._most = 0
 
     def of(self, rows: NDArray[Any]) -> tuple[list[mujoco.MjModel], NDArray[np.bool_]]:
-        """A model for each row, and which rows have parameters that can be simulated; the others get the MJCF's.
-
-        Args:
-            rows: [N, K], the parameters one after the other.
-        """
+        """Return a model for each of ``rows`` [N, K], and which of them can be simulated; others get the MJCF's."""
         num_rows = len(rows)
         if not self._names:
             return [self._model] * num_rows, np.ones(num_rows, bool)
@@ -116,7 +103,6 @@ class ModelRows:
         return [self._known[key] if key else self._model for key in self._keys], self._sound
 
     def _learn(self, changed: NDArray[np.int_], rows: NDArray[Any]) -> None:
-        """Have the models of rows that changed."""
         exact = np.where(rows == self._base.astype(rows.dtype), self._base, rows)
         sound = np.isfinite(exact).all(axis=1) & (exact[:, self._must_be_positive] > 0.0).all(axis=1)
         self._sound = self._sound.copy()
@@ -143,11 +129,10 @@ class ModelRows:
 
 
 def with_parameters(model: Any, parameters: Mapping[str, Array], derive: Any = None) -> Any:
-    """A model of MJX, or of Warp in MJX's form, with a row's parameters.
+    """Return a model of MJX, or of Warp in MJX's form, with a row's parameters.
 
     Args:
-        derive: MJX's own form of the same model, and blank data of it, that what MuJoCo derives is computed with. None:
-            ``model`` is that form.
+        derive: MJX's own form of the same model, and blank data of it, for derived numbers. None: ``model`` is that.
     """
     fields = {name: value for name, value in parameters.items() if name != "gravity"}
     changed = model.replace(**fields)
@@ -160,14 +145,11 @@ def with_parameters(model: Any, parameters: Mapping[str, Array], derive: Any = N
 
 
 def constants(model: Any, data: Any) -> dict[str, Array]:
-    """The numbers that ``mj_setConst`` derives from masses and steps read, at qpos0, with M the mass matrix:
+    """Derive from masses the numbers of ``mj_setConst`` that steps read, at qpos0, with M the mass matrix:
 
         dof_invweight0 = diag M⁻¹       body_invweight0 = mean diag of J M⁻¹ Jᵀ, J of its centre of mass
 
-    apart for translation and rotation, and as a mean over the axes of a free or ball joint.
-
-    Args:
-        model: of MJX; data: blank.
+    apart for translation and rotation, and as a mean over the axes of a free or ball joint. MJX's model, blank data.
     """
     from mujoco import mjx
     from mujoco.mjx._src.support import jac
@@ -192,7 +174,6 @@ def constants(model: Any, data: Any) -> dict[str, Array]:
 
 
 def _axis_means(model: Any, weight: Array) -> Array:
-    """[nv]: the mean over the three axes of a ball joint, and of a free joint's translation and rotation."""
     mean = np.eye(model.nv)
     for kind, start in zip(model.jnt_type, model.jnt_dofadr, strict=True):
         free, ball = kind == mujoco.mjtJoint.mjJNT_FREE, kind == mujoco.mjtJoint.mjJNT_BALL
@@ -202,7 +183,6 @@ def _axis_means(model: Any, weight: Array) -> Array:
 
 
 def _is_below(model: Any) -> NDArray[np.bool_]:
-    """[nbody, nbody]: True where body j is in the subtree of body i."""
     below = np.eye(model.nbody, dtype=bool)
     for body in range(model.nbody - 1, 0, -1):
         below[model.body_parentid[body]] |= below[body]

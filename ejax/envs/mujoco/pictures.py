@@ -19,7 +19,6 @@ Renderer: TypeAlias = Literal["mujoco", "raycast"]
 
 
 def check_renderer_name(renderer: str) -> None:
-    """Raises ValueError: no such renderer."""
     if renderer not in get_args(Renderer):
         raise ValueError(f"renderer must be 'mujoco' or 'raycast', got {renderer!r}")
 
@@ -27,11 +26,7 @@ def check_renderer_name(renderer: str) -> None:
 def picture(
     seen: Appearance, renderer: Renderer, camera: CameraView | Camera | None, *, width: int, height: int
 ) -> Array:
-    """One picture: [height, width, 3] uint8.
-
-    Args:
-        camera: as ``raycast.draw`` takes it, for both renderers.
-    """
+    """Draw [height, width, 3] uint8; ``camera`` is as ``raycast.draw`` takes it, for both renderers."""
     if renderer == "raycast":
         return draw(seen, width=width, height=height, camera=camera)
 
@@ -46,13 +41,10 @@ def picture(
 
 
 def picture_on_host(draw_one: Callable[[PyTree], NDArray[np.uint8]], state: PyTree, width: int, height: int) -> Array:
-    """A picture [height, width, 3] of one state, of as many as there are rows under ``vmap``.
+    """Draw one state, or as many as there are rows under ``vmap``: [height, width, 3].
 
-    All are drawn in one thread, to which the OpenGL context belongs; a picture depends on the state alone, so that the
-    callback is pure.
-
-    Args:
-        draw_one: takes the state as NumPy arrays.
+    All are drawn in one thread, to which the OpenGL context belongs. A picture depends on the state alone, given to
+    ``draw_one`` as NumPy arrays, so that the callback is pure.
     """
     rank = jax.tree.leaves(state)[0].ndim  # of one environment: vmap is not seen here
 

@@ -2,17 +2,14 @@
 
     p(t) = o + t·d,   o = Rᵀ(eye − c),   d = Rᵀ·frame·(x, y, 1)        in the frame (R, c) of each solid
 
-so that d is linear in the pixel's place and t is the depth. Nearest hits are the minimum of one integer per pixel: the
-bits of t, which order like t, with the solid's number in the lowest ones. So the pass over the solids carries one
-array; the normal and the colour are computed once per pixel afterwards. The pass is a loop: unrolled, XLA's CPU
-compiler fuses it into kernels that compute what is shared again for each of its uses, a hundred times slower.
+Nearest hits are the minimum of one integer per pixel: the bits of t, which order like t, with the solid's number in the
+lowest ones. Normal and colour follow once per pixel. The pass over the solids is a loop: unrolled, XLA's CPU compiler
+fuses it into kernels that compute what is shared again for each of its uses, a hundred times slower.
 
-Sky, floor, the base of a robot and all else that nothing moves are drawn when the program is traced and are constants
-in it, unless camera or lights are arrays of their own.
+All that nothing moves is a constant of the program, unless camera or lights are arrays of their own.
 
 As MuJoCo draws without effects: ambient light, Lambert's and Blinn's from directional lights with the eye infinitely
-far away, as OpenGL's fixed pipeline has it; no shadows, no reflections, no haze at the horizon. Solids with an alpha
-below 1 are drawn last; only the nearest of them is seen, blended with what is behind.
+far away; no shadows, no reflections, no haze. Of solids with an alpha below 1 only the nearest is seen, blended.
 """
 
 import functools
@@ -49,15 +46,12 @@ def draw(
     camera: CameraView | Camera | None = None,
     lights: Lights | None = None,
 ) -> Array:
-    """One picture: [height, width, 3] uint8.
+    """Draw [height, width, 3] uint8.
 
     Args:
-        camera: a view, whose ``effects`` are not looked at; or a pinhole whose numbers may be traced; None: the model's
-            camera ``main``.
+        camera: a view without ``effects``; or a pinhole whose numbers may be traced; None: the model's camera ``main``.
         lights: None: the model's.
-
-    Raises:
-        ValueError: a model with something that is no primitive, see ``scenery``; a colour for a geom that it lacks.
+    Raises ValueError: a solid that is no primitive, see ``scenery``; a colour for a geom that the model lacks.
     """
     if isinstance(camera, Camera):
         return _draw(appearance, camera, lights, None, width, height)
@@ -73,7 +67,6 @@ def _draw(
     width: int,
     height: int,
 ) -> Array:
-    """``draw``, traced once for all its uses in a program."""
     scene = scenery(appearance.asset)
     names = [solid.name for solid in scene.solids if solid.geom is not None]
     if unknown := set(appearance.rgba) - set(names):
@@ -123,7 +116,7 @@ class _Rays:
         return row[0] * self.x + row[1] * self.y + row[2]
 
     def directions(self) -> Vec:
-        """In the world; the one forward has length 1 along the line of sight."""
+        """Return directions in the world; the one forward has length 1 along the line of sight."""
         frame = self.camera.frame
         return self.along(frame[0]), self.along(frame[1]), self.along(frame[2])
 
@@ -136,7 +129,6 @@ def _fixed_camera(asset: str, view: CameraView | None, width: int, height: int) 
 
 @functools.lru_cache(maxsize=64)
 def _fixed_backdrop(asset: str, view: CameraView | None, width: int, height: int, names: tuple[str, ...]) -> _Layer:
-    """The backdrop as a constant."""
     scene = scenery(asset)
     still = [solid for solid in scene.solids if solid.name in names]
 
@@ -151,7 +143,6 @@ def _fixed_backdrop(asset: str, view: CameraView | None, width: int, height: int
 
 
 def _backdrop(scene: Scenery, still: Sequence[Solid], poses: Sequence[Pose], rays: _Rays, lights: Lights) -> _Layer:
-    """The sky with the solids before it."""
     direction = rays.directions()
     height = direction[2] * jax.lax.rsqrt(dot(direction, direction))
     place = (height + 1.0) * (0.5 * (len(scene.sky) - 1))
@@ -187,10 +178,7 @@ def _cast(
 
 
 def _nearest(solids: Sequence[Solid], turns: Array, centres: Array, shown: Array, rays: _Rays, mask: int) -> Array:
-    """[P] int32: the bits of the nearest hit's depth, with the solid's number in the lowest.
-
-    One loop for each kind of solid: a program of the same size for any number of them.
-    """
+    """Return the bits of the nearest hit's depth, the solid's number in the lowest: [P] int32, a loop for each kind."""
     starts = jnp.einsum("gij,gi->gj", turns, rays.camera.eye[None] - centres, precision="highest")
     ways = jnp.einsum("gij,ik->gjk", turns, rays.camera.frame, precision="highest")
     sizes = jnp.asarray([solid.size for solid in solids], jnp.float32)
@@ -214,7 +202,6 @@ def _nearest(solids: Sequence[Solid], turns: Array, centres: Array, shown: Array
 
 
 def _placed(solids: Sequence[Solid], poses: Sequence[Pose]) -> tuple[Array, Array]:
-    """Rotations [G, 3, 3] and positions [G, 3] in the world."""
     found: dict[int, Array] = {}
     for body in {solid.body for solid in solids}:
         mine = [i for i, solid in enumerate(solids) if solid.body == body]
@@ -226,7 +213,6 @@ def _placed(solids: Sequence[Solid], poses: Sequence[Pose]) -> tuple[Array, Arra
 
 
 def _table(solids: Sequence[Solid], turns: Array, centres: Array, colours: Array) -> dict[str, Array]:
-    """The numbers that shade a hit, by solid: [G, …] each."""
     look = [(solid.emission, solid.specular, 128.0 * solid.shininess) for solid in solids]
     return {
         "centre": centres,
@@ -239,10 +225,7 @@ def _table(solids: Sequence[Solid], turns: Array, centres: Array, colours: Array
 
 
 def _gather(number: Array, table: Mapping[str, Array]) -> dict[str, list[Array]]:
-    """The rows [P] of a table, by column.
-
-    In a loop on a CPU, so that XLA cannot fuse the gathering into each of its readers.
-    """
+    """Gather the rows [P] of a table by column; in a loop on a CPU, so that XLA cannot fuse it into each reader."""
     rows = jnp.concatenate(list(table.values()), axis=1)
     columns = rows[0]
     if len(rows) > 1:
@@ -257,7 +240,6 @@ def _gather(number: Array, table: Mapping[str, Array]) -> dict[str, list[Array]]
 
 
 def _shade(mine: Mapping[str, Sequence[Array]], normal: Vec, lights: Lights, frame: Array) -> Vec:
-    """Colours in 0 … 1, or above."""
     forward = jnp.cross(frame[:, 1], frame[:, 0])
     forward = forward / jnp.linalg.norm(forward)
     emission, gloss, power = mine["look"]

@@ -6,7 +6,7 @@ from ejax.types import Array
 
 
 def matrix_from_quaternion(quaternion: Array) -> Array:
-    """The rotation matrix [3, 3] of a unit quaternion (w x y z)."""
+    """Return the rotation matrix [3, 3] of a unit quaternion (w x y z)."""
     w, x, y, z = quaternion
     return jnp.array(
         [
@@ -18,10 +18,9 @@ def matrix_from_quaternion(quaternion: Array) -> Array:
 
 
 def quaternion_from_matrix(matrix: Array) -> Array:
-    """The unit quaternion (w x y z), w ≥ 0, of a rotation matrix.
+    """Return the unit quaternion (w x y z), w ≥ 0, of a rotation matrix.
 
-    4·q qᵀ = [[1 + m00 + m11 + m22, m21 − m12, …], …]: each row is a multiple of q; the one of the largest diagonal
-    entry is the best conditioned.
+    4·q qᵀ = [[1 + m00 + m11 + m22, m21 − m12, …], …]: the row of the largest diagonal entry is the best conditioned.
     """
     (m00, m01, m02), (m10, m11, m12), (m20, m21, m22) = matrix
     outer = jnp.array(
@@ -48,7 +47,7 @@ def matrix_from_euler(angles: Array) -> Array:
 
 
 def rotation_vector(matrix: Array) -> Array:
-    """Axis times angle (rad) of a rotation matrix."""
+    """Return axis times angle (rad) of a rotation matrix."""
     quaternion = quaternion_from_matrix(matrix)
     w, axis = quaternion[0], quaternion[1:]
     sine = jnp.linalg.norm(axis)
@@ -70,5 +69,5 @@ def matrix_from_rotation_vector(vector: Array) -> Array:
 
 
 def make_pose(position: Array, rotation: Array) -> Array:
-    """The pose [4, 4] with a position [3] in m and a rotation [3, 3]."""
+    """Make the pose [4, 4] of a position [3], m, and a rotation [3, 3]."""
     return jnp.eye(4, dtype=rotation.dtype).at[:3, :3].set(rotation).at[:3, 3].set(position)

@@ -23,8 +23,6 @@ _SKY_LEVELS = 33
 
 
 class Texture(NamedTuple):
-    """A picture that repeats over a plane."""
-
     texel: NDArray[np.float32]  # [H, W, 3] in 0 … 1
     repeat: tuple[float, float]  # texture coordinates per m
 
@@ -81,12 +79,7 @@ class Scenery(NamedTuple):
 
 @functools.cache
 def scenery(asset: str) -> Scenery:
-    """Read a model.
-
-    Raises:
-        ValueError: a mesh or another solid that is no primitive, a texture on something else than a plane, or a light
-            that is not directional.
-    """
+    """Read a model. Raises ValueError: no primitive, a texture beside a plane's, or a light that is not directional."""
     model = load_drawn_model(asset)
     solids = [_solid(model, "geom", i) for i in range(model.ngeom) if model.geom_group[i] < _SHOWN_GROUPS]
     solids += [_solid(model, "site", i) for i in range(model.nsite) if model.site_group[i] < _SHOWN_GROUPS]
@@ -99,11 +92,7 @@ def model_lights(asset: str) -> Lights:
 
 
 def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
-    """The camera of a view, or the model's camera ``main``, or where it has none, ``default_view``.
-
-    Args:
-        aspect: the picture's width as a part of its height.
-    """
+    """Place the camera of a view, or ``main``, or ``default_view``; ``aspect``: width over height."""
     view = view or default_view(asset)
     if view is not None:
         fovx = None if view.fovx is None else math.radians(view.fovx)
@@ -119,7 +108,7 @@ def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
 
 
 def half_angles(fovy: float, fovx: float | None, aspect: float) -> tuple[float, float]:
-    """Half the picture's width and height at unit distance; angles in rad, ``fovx`` None: square pixels."""
+    """Return half the picture's width and height at unit distance; angles in rad, ``fovx`` None: square pixels."""
     tan_y = math.tan(fovy / 2.0)
     return tan_y * aspect if fovx is None else math.tan(fovx / 2.0), tan_y
 
@@ -131,8 +120,7 @@ def look_at(
     half_size: tuple[float | Array, float | Array],
     center: tuple[float | Array, ...],
 ) -> Camera:
-    """A camera at ``eye`` [3] that looks at ``target`` [3]; ``half_size`` and ``center`` as ``half_angles`` and
-    ``CameraView`` have them."""
+    """Look from ``eye`` [3] at ``target`` [3]; the rest as in ``half_angles`` and ``CameraView``."""
     forward = (target - eye) / jnp.linalg.norm(target - eye)
     upward = up - jnp.dot(up, forward) * forward
     length = jnp.linalg.norm(upward)
@@ -146,7 +134,7 @@ def look_at(
 
 
 def as_view(camera: Camera) -> CameraView:
-    """A pinhole of known numbers as MuJoCo's renderer takes it, without effects."""
+    """Return a pinhole of known numbers as MuJoCo's renderer takes it, without effects."""
     eye = np.asarray(camera.eye, np.float64)
     across, high, aim = np.asarray(camera.frame, np.float64).T
     wide, tall = np.linalg.norm(across), np.linalg.norm(high)
@@ -180,7 +168,6 @@ def _solid(model: mujoco.MjModel, what: Literal["geom", "site"], index: int) -> 
 
 
 def _material(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32], kind: str, name: str) -> dict[str, Any]:
-    """Fields of ``Solid``."""
     if material < 0:
         return {"rgba": tuple(map(float, rgba)), "emission": 0.0, "specular": 0.5, "shininess": 0.5, "texture": None}
     own = tuple(rgba.tolist()) != _GREY
@@ -216,7 +203,6 @@ def _texels(model: mujoco.MjModel, index: int) -> NDArray[np.float32]:
 
 
 def _sky(model: mujoco.MjModel) -> NDArray[np.float32]:
-    """The mean colour of the skybox at each height; black without one."""
     boxes = np.flatnonzero(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
     if not len(boxes):
         return np.zeros((_SKY_LEVELS, 3), np.float32)

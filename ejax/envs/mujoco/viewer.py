@@ -1,7 +1,6 @@
 """MuJoCo's viewer for states that are simulated elsewhere: it shows copies, and passes mouse and keys on.
 
-A force of the mouse reaches the physics as the change of velocity that it makes in one decision,
-Δq̇ = M(q)⁻¹ Jᵀ f · Δt, which works with every engine.
+A force of the mouse becomes the velocity change of one decision, Δq̇ = M(q)⁻¹ Jᵀ f · Δt, for every engine.
 """
 
 import copy
@@ -26,16 +25,14 @@ _CLOSING = 5.0  # s that the window may take to go away
 
 
 class Window:
-    """The viewer's window. A context manager: leaving it closes the window.
+    """The viewer's window, a context manager that closes it.
 
     Args:
         asset: the model, as in ``ejax.envs.mujoco.engine.Physics``.
         period: s of simulated time from one ``show`` to the next.
         speed: simulated seconds in a second.
         on_key: called with GLFW's number of a key, in the viewer's thread. The space bar pauses.
-
-    Raises:
-        RuntimeError: there is no display, or the viewer does not start there.
+    Raises RuntimeError: there is no display, or the viewer does not start there.
     """
 
     def __init__(self, asset: str, period: float, *, speed: float = 1.0, on_key: Callable[[int], None]) -> None:
@@ -54,12 +51,7 @@ class Window:
         return bool(self._handle.is_running())
 
     def show(self, seen: Appearance, qvel: NDArray[Any] | None, text: str) -> None:
-        """Show a state at its time; waits until then, and as long as the viewer is paused.
-
-        Args:
-            seen: leaves are NumPy's, of one environment.
-            qvel: [nv]; None: not known.
-        """
+        """Show a state, in NumPy's arrays, at its time: wait until then, and while paused. ``qvel``: [nv], or None."""
         model, data = self._model, self._data
         with self._handle.lock():
             data.qpos[:], data.qvel[:] = seen.qpos, 0.0 if qvel is None else qvel
@@ -71,7 +63,7 @@ class Window:
         self._wait()
 
     def velocity_change(self, duration: float) -> NDArray[np.float64]:
-        """[nv]: what the mouse's force does to the shown state in so many s; zeros while nothing is pulled."""
+        """Return what the mouse's force does to the shown state in so many s: [nv], zeros while nothing is pulled."""
         model, data = self._model, self._data
         change = np.zeros((1, model.nv))
         with self._handle.lock():
@@ -112,7 +104,6 @@ class Window:
             self._due = time.monotonic()
 
     def _follow(self) -> None:
-        """Go with the body that the model's camera ``main`` goes with, if there is one."""
         camera = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_CAMERA, "main")
         modes = mujoco.mjtCamLight.mjCAMLIGHT_TRACK, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
         if camera < 0 or not any(self._model.cam_mode[camera] == mode for mode in modes):  # their enum has no ``in``
@@ -123,7 +114,7 @@ class Window:
 
 
 def _launch(model: mujoco.MjModel, data: mujoco.MjData, on_key: Callable[[int], None]) -> Any:
-    """The viewer's handle. Without a display its thread would end the process, so that is looked for first."""
+    """Launch the viewer. Without a display its thread would end the process, so that is looked for first."""
     remedy = "give --video FILE for a video instead"
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise RuntimeError(f"there is no display for the viewer (neither DISPLAY nor WAYLAND_DISPLAY); {remedy}")

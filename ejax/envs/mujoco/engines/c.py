@@ -1,10 +1,9 @@
 """MuJoCo's C engine: threaded batch stepping on the host, behind ``host_call``.
 
-The callback is pure: its result depends on (qpos, qvel, parameters, ctrl, mocap_pos) and on nothing else; time is not
-carried. The bits of a row depend neither on threads nor on its place in the batch nor on the size of the batch.
+The callback is pure. The bits of a row depend neither on threads nor on its place in the batch nor on the batch's size.
 
-By itself the engine would reset a simulation that breaks to the model's start, at rest, and treat a non-finite control
-as 0: a pole that flew off would stand upright again. Here such a row is NaN.
+By itself the engine would reset a simulation that breaks to the model's start, and treat a non-finite control as 0: a
+pole that flew off would stand upright again. Here such a row is NaN.
 """
 
 import atexit
@@ -35,7 +34,7 @@ _START = 1.0  # s: the time that a row's steps begin at. The engine sets a row t
 
 
 def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
-    """Step one simulation; see ``Physics.step_sensing``. Computes in float64, returns the state's dtype."""
+    """Step one simulation, as ``Physics.step_sensing``. Computes in float64, returns the state's dtype."""
     names = tuple(sorted(state.parameters))
     host = _host_stepper(asset, num_substeps, names)
     num_readings = int(load_parametric_model(asset, names).nsensordata)
@@ -54,7 +53,7 @@ def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tup
 
 
 class _HostStepper:
-    """The C engine for batches of rows: one thread per core, and buffers that are kept between calls."""
+    """The C engine for batches of rows: one thread per core, and kept buffers."""
 
     def __init__(self, model: mujoco.MjModel, num_substeps: int, names: tuple[str, ...] = ()) -> None:
         num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -72,7 +71,7 @@ class _HostStepper:
 
         Args:
             qpos, qvel, ctrl: [..., nq], [..., nv], [..., nu], or with the places of mocap bodies [..., nu + 3·nmocap].
-            parameters: [..., K], one after the other in the order of their names.
+            parameters: [..., K], in the order of their names.
         """
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)

@@ -15,7 +15,7 @@ from ejax.types import Array
 
 
 def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
-    """Step one simulation; see ``Physics.step_sensing``. Computes in the state's dtype."""
+    """Step one simulation, as ``Physics.step_sensing``, in the state's dtype."""
     step_once, model, data = load_mjx(asset, tuple(sorted(state.parameters)))
     with jax.numpy_rank_promotion("allow"):  # MJX counts on it
         model = with_parameters(model, state.parameters, (model, data))
@@ -35,7 +35,7 @@ def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tup
 
 @functools.cache
 def load_mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], Any, Any]:
-    """MJX's step function, the model and blank data on the device."""
+    """Return MJX's step function, the model and blank data on the device."""
     try:
         from mujoco import mjx
     except ImportError as error:

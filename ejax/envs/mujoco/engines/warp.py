@@ -1,11 +1,8 @@
 """MuJoCo Warp: the physics of a whole batch in one call of NVIDIA's kernels, on a GPU; on a CPU to test it.
 
-Warp keeps the contacts of all rows in one buffer, and leaves out, with no more than a printed line, what finds no room.
-Here a row has as many places as its geoms can make contacts at once, up to ``_MAX_CONTACTS``. Where that is not enough
-after all, the rows that may have lost something are NaN: one row for its constraints, all rows for shared contacts.
-
-A row that is not finite is stepped from the model's start instead, so that it takes no places from the others, and is
-NaN afterwards.
+Warp keeps the contacts of all rows in one buffer, and leaves out what finds no room. Here a row has as many places as
+its geoms can make contacts, up to ``_MAX_CONTACTS``. Where these do not suffice, rows that may have lost something are
+NaN: one row for its constraints, all rows for shared contacts. A row that is not finite takes no places, and is NaN.
 """
 
 import functools
@@ -44,7 +41,7 @@ _MAX_NUMBER = mujoco.mjMAXVAL  # a state beyond it is broken: the C engine's bou
 
 
 def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
-    """Step one simulation; see ``Physics.step_sensing``. Computes in float32, returns the state's dtype."""
+    """Step one simulation, as ``Physics.step_sensing``. Computes in float32, returns the state's dtype."""
     made = _step_of(asset, num_substeps, tuple(sorted(state.parameters)))
     qpos, qvel, readings = made(state.qpos, state.qvel, ctrl, state.parameters)
     return replace(state, qpos=qpos, qvel=qvel), readings
@@ -58,13 +55,11 @@ def _step_of(asset: str, num_substeps: int, names: tuple[str, ...]) -> Step:
 def make_step(
     model: mujoco.MjModel, num_substeps: int, *, max_contacts: int | None = None, max_constraints: int | None = None
 ) -> Step:
-    """A pure step of one simulation; under ``vmap`` the batch is one call. It cannot be differentiated.
+    """Make a pure step of one simulation; under ``vmap`` the batch is one call. It cannot be differentiated.
 
     Args:
         max_contacts, max_constraints: of one row. None: from the model.
-
-    Raises:
-        ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
+    Raises ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
     """
     simulate = _make_simulation(model, num_substeps, max_contacts, max_constraints)
     places = model.body_pos[model.body_mocapid >= 0].ravel()
@@ -88,7 +83,7 @@ def make_step(
 
     @step_rows.def_vmap
     def _(size: int, has_axis: Sequence[Any], *rows: Any) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
-        """A batch of batches is one batch: all contacts are in one buffer."""
+        """Fold a batch of batches into one: all contacts are in one buffer."""
         full = jax.tree.map(
             lambda x, batched: x if batched else jnp.broadcast_to(x, (size, *x.shape)), rows, tuple(has_axis)
         )
@@ -109,13 +104,13 @@ def make_step(
 
 
 def max_num_contacts(model: mujoco.MjModel, pairs: Any) -> int:
-    """Places for the contacts of one row: the most that these pairs of geoms can make at once, within 1 and 128."""
+    """Count the contacts that these pairs of geoms can make at once, within 1 and 128."""
     types = np.sort(model.geom_type[np.asarray(pairs, int)].reshape(-1, 2), axis=1)
     return min(_MAX_CONTACTS, max(1, sum(_max_between(*pair) for pair in types)))
 
 
 def max_num_constraints(model: mujoco.MjModel, num_contacts: int) -> int:
-    """Rows of the constraint solver for that many contacts, all joint limits, friction losses and equalities."""
+    """Count the solver's rows for that many contacts, all joint limits, friction losses and equalities."""
     dims = max([1, *model.geom_condim, *model.pair_dim])
     pyramidal = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
     per_contact = 2 * (dims - 1) if pyramidal and dims > 1 else dims
@@ -125,11 +120,7 @@ def max_num_constraints(model: mujoco.MjModel, num_contacts: int) -> int:
 
 
 def import_warp() -> None:
-    """Import Warp, and keep its listing of devices and of each loaded kernel off the console.
-
-    Raises:
-        ModuleNotFoundError: it is not installed.
-    """
+    """Import Warp with its listings kept off the console. Raises ModuleNotFoundError: it is not installed."""
     try:
         import warp
         from mujoco import mjx  # noqa: F401
@@ -141,7 +132,7 @@ def import_warp() -> None:
 
 
 def lost_flags() -> int:
-    """The flags in ``Data.overflow`` of a row that may have lost a force."""
+    """Collect the flags in ``Data.overflow`` of a row that may have lost a force."""
     from mujoco.mjx.third_party.mujoco_warp import OverflowType
 
     return sum(flag for flag in OverflowType if flag.name not in _HARMLESS)
@@ -150,7 +141,6 @@ def lost_flags() -> int:
 def _make_simulation(
     model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
 ) -> Callable[[Array, Array, Array, dict[str, Array]], tuple[Array, Array, Array, Array]]:
-    """Steps of N rows, float32: (qpos, qvel, readings, flags of what was left out [N])."""
     import_warp()
     from mujoco import mjx
 
@@ -197,7 +187,6 @@ def _max_between(first: int, second: int) -> int:
 
 
 def _with_places(blank: Any, num_rows: int) -> Any:
-    """Blank data whose contact buffer holds all rows. Repeated inside the program, where it is no constant."""
     impl = blank._impl
     contacts = {
         name: jnp.tile(x, (num_rows, *[1] * (x.ndim - 1)))
@@ -209,5 +198,4 @@ def _with_places(blank: Any, num_rows: int) -> Any:
 
 
 def _sound(*parts: Array) -> Array:
-    """[N, 1]: rows without NaN and without numbers beyond all bounds."""
     return jnp.stack([(jnp.abs(x) <= _MAX_NUMBER).all(axis=-1, keepdims=True) for x in parts]).all(axis=0)
