@@ -205,6 +205,7 @@ def registered_name(kind: Kind, name: str) -> str:
 
 
 def names(kind: Kind) -> list[str]:
+    """List the registered names of a kind, families as ``family:<name>``."""
     families = [f"{family}:<name>" for family in ENV_FAMILIES] if kind == "env" else []
     return sorted(_TABLES[kind], key=str.casefold) + families
 
