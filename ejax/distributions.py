@@ -1,7 +1,4 @@
-"""Action distributions as pytrees: sample, mode, log_prob, entropy, kl; all summed over action dimensions.
-
-``ActionSpec`` describes the action space to a policy in hashable form and makes the distribution from network outputs.
-"""
+"""Action distributions as pytrees: sample, mode, log_prob, entropy, kl; all summed over action dimensions."""
 
 import math
 from typing import Any, Literal
@@ -25,7 +22,7 @@ class Normal(Distribution):
     log_std: Array
 
     def sample(self, key: Key) -> Array:
-        """[..., A], reparameterized: gradients flow to mean and log_std."""
+        """Draw [..., A], reparameterized: gradients flow to mean and log_std."""
         noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
         return self.mean + jnp.exp(self.log_std) * noise
 
@@ -40,7 +37,6 @@ class Normal(Distribution):
         return jnp.sum(0.5 + _HALF_LOG_2PI + self.log_std, axis=-1)
 
     def kl(self, other: "Normal") -> Array:
-        """KL(self ‖ other), exact."""
         variance_ratio = jnp.exp(2.0 * (self.log_std - other.log_std))
         scaled = jnp.square((self.mean - other.mean) * jnp.exp(-other.log_std))
         return jnp.sum(0.5 * (variance_ratio + scaled - 1.0) + other.log_std - self.log_std, axis=-1)
@@ -67,11 +63,10 @@ class TanhNormal(Distribution):
         return self.base.log_prob(u) - jnp.sum(_log_tanh_slope(u) + jnp.log(self.half_width), axis=-1)
 
     def entropy(self) -> Array:
-        """That of the base plus E[log |slope|] taken at the mean: there is no closed form."""
+        """The base's plus E[log |slope|] at the mean: there is no closed form."""
         return self.base.entropy() + jnp.sum(_log_tanh_slope(self.base.mean) + jnp.log(self.half_width), axis=-1)
 
     def kl(self, other: "TanhNormal") -> Array:
-        """Exact: a shared bijection leaves the divergence as it is."""
         return self.base.kl(other.base)
 
     def _squash(self, u: Array) -> Array:
@@ -141,10 +136,7 @@ class Drawn:
         return self.log_prob_drawn
 
     def kl(self, other: Any) -> Array:
-        """
-        Raises:
-            ValueError: there is nothing to compare.
-        """
+        """Raises ValueError: there is nothing to compare."""
         del other
         raise ValueError("this policy's distribution has no exact divergence: leave out schedule: adaptive")
 
@@ -161,12 +153,10 @@ class ActionSpec:
 
     @property
     def num_outputs(self) -> int:
-        """Width of the network's last layer."""
         return sum(self.sizes)
 
     @property
     def num_actions(self) -> int:
-        """Numbers in one action."""
         return self.sizes[0] if self.continuous else len(self.sizes)
 
     @property
@@ -174,11 +164,7 @@ class ActionSpec:
         return self.kind in ("normal", "tanh_normal")
 
     def distribution(self, output: Array, log_std: Array | None) -> Any:
-        """
-        Args:
-            output: [..., num_outputs], of the network.
-            log_std: [A], for the normals only.
-        """
+        """Make the distribution of the network's ``output`` [..., num_outputs]; ``log_std`` [A]: for normals."""
         if self.kind == "categorical":
             return Categorical(output)
         if self.kind == "multi_categorical":
@@ -195,14 +181,8 @@ class ActionSpec:
 
 
 def action_spec(space: gymnasium.Space, *, squash: bool = False) -> ActionSpec:
-    """The spec of a gymnasium space.
-
-    Args:
-        squash: TanhNormal between the space's bounds instead of an unbounded Normal.
-
-    Raises:
-        ValueError: a space that no policy here can act in.
-    """
+    """Describe a gymnasium space. ``squash``: TanhNormal between its bounds instead of an unbounded Normal. Raises
+    ValueError: a space that no policy here can act in."""
     if isinstance(space, gymnasium.spaces.Box):
         size = math.prod(space.shape)
         if len(space.shape) > 1:

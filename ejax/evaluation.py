@@ -1,11 +1,6 @@
-"""Deterministic evaluation without a bias to short episodes.
-
-The episodes that count are fixed beforehand: slot i plays its share of ``num_episodes``, however long the
-others take. Counting the first episodes to finish, as EmbodiChain does, favours the short ones.
-
-An episode in which an observation, an action or a reward was not finite is no success, even if the environment's
-``info`` has one.
-"""
+"""Deterministic evaluation without a bias to short episodes: slot i plays its share of ``num_episodes``, however long
+the others take (EmbodiChain counts the first that finish). An episode with an observation, action or reward that was
+not finite is no success, even if ``info`` has one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,12 +33,11 @@ def evaluate(
     num_episodes: int,
     choice: Literal["fixed", "first_finished"] = "fixed",
 ) -> dict[str, Array]:
-    """Play ``num_episodes`` complete episodes with the distribution's mode.
+    """Play ``num_episodes`` complete episodes with the distribution's mode. The same key gives the same start states.
 
     Args:
         num_envs: slots that are stepped together; slots without a share of the episodes are not made.
-        key: the same key gives the same start states.
-        choice: which episodes count: each slot's share (``fixed``), or EmbodiChain's biased ``first_finished``.
+        choice: each slot's share counts (``fixed``), or, with EmbodiChain's bias, ``first_finished``.
 
     Returns:
         ``return``, ``length``, ``nonfinite`` (1 where something in the episode was not finite) and, where the env
@@ -62,7 +56,6 @@ def evaluate(
     play = partial(_play, policy, env, params, key_steps)
 
     def rows_of(chosen: Array, count: Array) -> Array:
-        """In the results; a row past their end is dropped."""
         chosen &= count < quota
         return jnp.where(chosen, _ROWS[choice](chosen, count, quota), num_episodes)
 
@@ -92,8 +85,6 @@ def evaluate(
 
 @struct.dataclass(kw_only=True)
 class _Progress:
-    """An evaluation between two steps: the episodes under way, [num_envs] each, and the results."""
-
     envs: EnvCarry
     total: Array
     length: Array
@@ -109,7 +100,6 @@ class _Progress:
 def _play(
     policy: Policy, env: Env, params: Params, key: Key, now: _Progress
 ) -> tuple[EnvCarry, Array, dict[str, Array]]:
-    """``(environments after a step, rows that ended, results of those)``."""
     action, remembered = _mode(policy, params, now.envs.obs, now.envs.memory)
     envs, timestep = step(env, now.envs, action, jax.random.fold_in(key, now.t))
     healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
@@ -137,7 +127,6 @@ _ROWS: dict[str, Callable[[Array, Array, NDArray[np.int64]], Array]] = {
 
 
 def _facts(info: dict[str, Any], total: Any, length: Any, healthy: Any, numpy: Any) -> dict[str, Any]:
-    """The results of episodes that end in this step, [num_envs] each; ``numpy`` is the module that computes them."""
     facts = {f"metrics/{name}": x for name, x in info.get("metrics", {}).items() if x.ndim == 1}
     if "success" in info:
         facts["success"] = numpy.where(healthy, info["success"], numpy.minimum(info["success"], 0.0))
@@ -153,14 +142,8 @@ def evaluate_host(
     num_episodes: int,
     choice: Literal["fixed", "first_finished"] = "fixed",
 ) -> dict[str, NDArray[np.float32]]:
-    """``evaluate`` for an environment outside JAX: the same episodes count, with the same results.
-
-    Args:
-        seed: of the start states; the environment is reset.
-
-    Raises:
-        ValueError: ``num_episodes`` is not positive.
-    """
+    """Play as ``evaluate``, but an environment outside JAX: the same episodes count, with the same results. ``seed`` is
+    of the start states; the environment is reset. Raises ValueError: ``num_episodes`` is not positive."""
     if num_episodes <= 0:
         raise ValueError(f"evaluate_host needs num_episodes > 0, got {num_episodes}")
     num_envs = env.num_envs
@@ -203,18 +186,13 @@ def _mode(policy: Policy, params: Params, obs: PyTree, memory: PyTree) -> tuple[
 
 
 def _quotas(num_envs: int, num_episodes: int, choice: str) -> NDArray[np.int64]:
-    """[num_envs]: the most episodes of each environment that count."""
     if choice == "first_finished":
         return np.full(num_envs, num_episodes)
     return np.full(num_envs, num_episodes // num_envs) + (np.arange(num_envs) < num_episodes % num_envs)
 
 
 def summarize(episodes: Mapping[str, Any]) -> Metrics:
-    """Means over the episodes, under EmbodiChain's tags, and the number of those that were not finite throughout.
-
-    Args:
-        episodes: from ``evaluate``, [E] each.
-    """
+    """Average results [E] of ``evaluate`` under EmbodiChain's tags, and count the episodes that were not finite."""
     tags = {"return": "eval/avg_reward", "length": "eval/avg_length", "success": "eval/success_rate"}
     means = {tags.get(name, f"eval/{name}"): x.mean() for name, x in episodes.items() if name != "nonfinite"}
     return means | {NONFINITE_EPISODES: (episodes["nonfinite"] > 0).sum()}

@@ -11,14 +11,8 @@ from ejax.types import Array
 def clipped_surrogate(
     log_ratio: Array, advantage: Array, clip_coef: float, clip_coef_high: float | None = None
 ) -> Array:
-    """−min(ρA, clip(ρ, 1 − ε, 1 + ε')A), with ρ = exp(log_ratio), ε' = ε unless given.
-
-    Args:
-        log_ratio, advantage: [B], or any one shape, which is the result's.
-        clip_coef, clip_coef_high: ε and ε'.
-
-    Source: Schulman et al. 2017, eq. 7; Yu et al. 2025 (DAPO) for ε' > ε.
-    """
+    """Compute −min(ρA, clip(ρ, 1 − ε, 1 + ε')A), with ρ = exp(log_ratio), ε = ``clip_coef``, ε' = ε unless given.
+    All are of one shape. Source: Schulman et al. 2017, eq. 7; Yu et al. 2025 (DAPO) for ε' > ε."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_coef, 1.0 + (clip_coef if clip_coef_high is None else clip_coef_high))
     return -jnp.minimum(ratio * advantage, clipped * advantage)
@@ -43,17 +37,12 @@ def kl_k3(log_ratio: Array) -> Array:
 def weighted_sums(
     terms: dict[str, Array], weight: Array, coefficients: dict[str, float]
 ) -> tuple[Array, dict[str, Array]]:
-    """Σ weight·term for every term, and the loss that some of them add up to.
+    """Compute Σ weight·term for every term, and the loss: the sum by ``coefficients``, which also name its terms.
 
-    One sum over all terms at once, since on a GPU each is a kernel.
-
-    Args:
-        terms: [B] each, or of any other shape.
-        weight: in the shape of a term.
-        coefficients: of the terms that have a part in the loss; from the others no gradient comes.
+    One sum over all terms at once, since on a GPU each is a kernel. ``weight`` has the shape of a term.
 
     Returns:
-        ``(loss, sums)``, scalars; no gradient comes from ``sums``.
+        ``(loss, sums)``, scalars; no gradient comes from ``sums``, nor from terms without a coefficient.
     """
     rows = jnp.stack([term if name in coefficients else jax.lax.stop_gradient(term) for name, term in terms.items()])
     sums = dict(zip(terms, jnp.sum(weight[None] * rows, axis=tuple(range(1, rows.ndim))), strict=True))

@@ -1,8 +1,7 @@
-"""Optimizers with torch's exact arithmetic, as optax transformations.
+"""Optimizers with torch's exact arithmetic, as optax transformations: ``optax.chain(direction, learning_rate)``. The
+learning rate is in the optimizer's *state*, where it can change without a new compilation.
 
-An optimizer is ``optax.chain(direction, learning_rate)``: the direction follows torch.optim's update rules, and the
-learning rate is a number in the optimizer's *state*, so that schedules and KL-adaptive steps change it without a new
-compilation. Source: torch.optim's documented algorithms, torch.optim.lr_scheduler's closed forms.
+Source: torch.optim's documented algorithms, torch.optim.lr_scheduler's closed forms.
 """
 
 from dataclasses import replace
@@ -212,10 +211,7 @@ class LearningRate(NamedTuple):
 
 @one_for_equal
 def make_optimizer(config: OptimizerConfig) -> Elementwise:
-    """The optimizer that the config names; equal configs give the same one, so that nothing is compiled again.
-
-    Gradient clipping is not part of it (see ``clip_by_global_norm``), because the norm is also a metric.
-    """
+    """Make the optimizer, without gradient clipping; equal configs give the same one."""
     kwargs = _keywords(OPTIMIZER_KWARGS[config.name], config.kwargs)
     ascent = [optax.scale(-1.0)] if kwargs.maximize else []
     return Elementwise(*optax.chain(*ascent, kwargs.direction(), scale_by_learning_rate(config.learning_rate)))
@@ -223,11 +219,8 @@ def make_optimizer(config: OptimizerConfig) -> Elementwise:
 
 @one_for_equal
 def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig) -> optax.GradientTransformation:
-    """Two optimizers that are stepped apart: one of the network ``critic``, one of all the others.
-
-    ``update`` takes the gradients of either or both, by network, and leaves the state of an optimizer that is given
-    none as it is. The state is ``{"actor": …, "critic": …}``.
-    """
+    """Join two optimizers that are stepped apart: one of the network ``critic``, one of all the others. The state is
+    ``{"actor": …, "critic": …}``; ``update`` takes the gradients of either or both, and leaves the other's state."""
     optimizers = {"actor": make_optimizer(actor), "critic": make_optimizer(critic)}
 
     def shares(networks: PyTree) -> dict[str, PyTree]:
@@ -264,17 +257,13 @@ def scale_by_learning_rate(learning_rate: float) -> optax.GradientTransformation
 
 
 def get_learning_rate(opt_state: PyTree) -> Array:
-    """The learning rate in the state of an ejax optimizer (or any with one leaf named ``learning_rate``); else NaN."""
+    """Read the learning rate from the state of an optimizer with one leaf named ``learning_rate``; else NaN."""
     rate = optax.tree_utils.tree_get(opt_state, "learning_rate", default=None)
     return jnp.asarray(jnp.nan, jnp.float32) if rate is None else rate
 
 
 def set_learning_rate(opt_state: PyTree, learning_rate: Array) -> PyTree:
-    """The same state with another learning rate.
-
-    Raises:
-        KeyError: the optimizer keeps no learning rate in its state; build it with ``make_optimizer``.
-    """
+    """Set the learning rate in the state. Raises KeyError: the optimizer keeps none there; see ``make_optimizer``."""
     return optax.tree_utils.tree_set(opt_state, learning_rate=learning_rate)
 
 
@@ -304,12 +293,7 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
 
 
 def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> TrainState:
-    """Count one update, and set the learning rate of the next.
-
-    Args:
-        optimizer: gives the learning rate at the start.
-        schedule: with its horizon: ``bind_schedule``. Without a name the learning rate stays as it is.
-    """
+    """Count one update, and set the learning rate of the next by a schedule with its horizon (``bind_schedule``)."""
     step = state.step + 1
     if schedule.name is None:
         return replace(state, step=step)
@@ -326,20 +310,17 @@ def apply_gradient(
     skip: bool,
     learning_rate: Array | None = None,
 ) -> tuple[TrainState, Array]:
-    """One step of the optimizer, or none where it would not be finite.
-
-    A finite gradient is not enough: a bias correction of 1 − 1ᵗ divides by zero, moments and steps overflow, and a
-    moment that is not finite spoils every step after it.
+    """Make one step of the optimizer (``step`` is left to the caller), or none where it would not be finite: a finite
+    gradient is not enough.
 
     Args:
         grads: of ``state.params["params"]``.
         finite: whether the loss and the gradient are.
-        skip: leave everything as it is where something is not finite. False: take the step all the same.
+        skip: False: take the step even where something is not finite.
         learning_rate: of this step and those after it. None: that of the state.
 
     Returns:
-        The state after the step (``step`` is left to the caller), and a bool: ``finite``, and so are the parameters and
-        the optimizer's state after the step.
+        The state, and a bool: ``finite``, and so are the parameters and the optimizer's state after the step.
     """
     opt_state = state.opt_state if learning_rate is None else set_learning_rate(state.opt_state, learning_rate)
     updates, opt_state = optimizer.update(grads, opt_state, state.params["params"])
@@ -360,21 +341,14 @@ def apply_gradient(
 
 
 def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
-    """g · min(1, max_norm / (‖g‖₂ + 1e-6)): torch's ``clip_grad_norm_``, which optax's clipping is not.
-
-    Args:
-        grads: a pytree; its norm is that of all leaves together.
-
-    Returns:
-        The clipped gradients and the norm before clipping.
-    """
+    """Clip by g · min(1, max_norm / (‖g‖₂ + 1e-6)), as torch's ``clip_grad_norm_``, over all leaves together. Returns
+    the clipped gradients and the norm before clipping."""
     norm = optax.tree.norm(grads)
     factor = jnp.minimum(max_norm / (norm + 1e-6), 1.0)
     return jax.tree.map(lambda g: g * factor, grads), norm
 
 
 def _keywords(model: type[Any], given: Any) -> Any:
-    """The keywords with their defaults. Arrays, which members of a population have, were checked as numbers."""
     given = dict(given)
     return model.model_construct(**given) if any(map(is_array, given.values())) else model(**given)
 

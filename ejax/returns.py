@@ -20,22 +20,16 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Array, Array]:
-    """Generalized advantage estimation.
+    """Estimate advantages by generalized advantage estimation.
 
         δₜ = rₜ + γ·V(s'ₜ)·(1 − terminatedₜ) − V(sₜ)
         Aₜ = δₜ + γλ·(1 − doneₜ)·Aₜ₊₁,  done = terminated ∨ truncated
 
-    Args:
-        reward, value, next_value: [T, N] float. ``next_value[t]`` is V of the true next observation, also where the
-            episode ended at t.
-        terminated, truncated: [T, N] bool.
-        gamma, gae_lambda: in [0, 1].
+    ``next_value[t]`` is V of the true next observation, also where the episode ended at t. All arrays are [T, N], else
+    ValueError; ``terminated`` and ``truncated`` are bool.
 
     Returns:
-        ``(advantage, value_target)``, [T, N]; value_target = advantage + value.
-
-    Raises:
-        ValueError: an array is not [T, N], or they differ in shape.
+        ``(advantage, value_target)``; value_target = advantage + value.
 
     Source: Schulman et al. 2016, eq. 11-16, with Pardo et al. 2018 for time limits.
     """
@@ -66,28 +60,22 @@ def vtrace(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> tuple[Array, Array]:
-    """V-trace: what ``gae`` is on-policy, for steps that another policy took.
+    """Estimate by V-trace what ``gae`` is on-policy, for steps that another policy took.
 
         ρₜ = min(ρ̄, exp(log_ratioₜ)),  cₜ = λ·min(c̄, exp(log_ratioₜ))
         δₜ = ρₜ·(rₜ + γ·V(s'ₜ)·(1 − terminatedₜ) − V(sₜ))
         vₜ − V(sₜ) = δₜ + γ·cₜ·(1 − doneₜ)·(vₜ₊₁ − V(sₜ₊₁))
         Aₜ = rₜ + γ·(1 − terminatedₜ)·v'ₜ − V(sₜ),  v'ₜ = V(s'ₜ) + λ·(vₜ₊₁ − V(sₜ₊₁)) while the episode goes on
 
-    With log_ratio = 0 both results are ``gae``'s. A is not multiplied by ρ: the surrogate's ratio, or its weight,
-    does that.
+    With log_ratio = 0 both results are ``gae``'s. A is not multiplied by ρ: the surrogate's ratio, or its weight, does
+    that. All arrays are [T, N], else ValueError; values are of the policy that learns.
 
     Args:
-        reward, value, next_value: [T, N] float, see ``gae``; values of the policy that learns.
-        terminated, truncated: [T, N] bool.
-        log_ratio: [T, N], log π(action) − log μ(action): π learns, μ acted.
-        gamma, gae_lambda: in [0, 1].
+        log_ratio: log π(action) − log μ(action): π learns, μ acted.
         rho_clip, c_clip: ρ̄ and c̄ > 0.
 
     Returns:
-        ``(advantage, value_target)``, [T, N]; value_target is v.
-
-    Raises:
-        ValueError: an array is not [T, N], or they differ in shape.
+        ``(advantage, value_target)``; value_target is v.
 
     Source: Espeholt et al. 2018, eq. 1 and remark 2.
     """
@@ -116,7 +104,7 @@ def vtrace(
 
 @partial(jax.jit, static_argnames="gamma")
 def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
-    """Gₜ = rₜ + γ·Gₜ₊₁·(1 − doneₜ), without a bootstrap at the end. All [T, N]."""
+    """Compute Gₜ = rₜ + γ·Gₜ₊₁·(1 − doneₜ), without a bootstrap at the end. All [T, N]."""
     _check_time_major(reward=reward, done=done)
 
     def backward(following: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -129,23 +117,18 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
 
 @jax.jit
 def first_episode_mask(done: Array) -> Array:
-    """1 until and including an environment's first done, 0 after it. [T, N] bool -> [T, N] float32."""
+    """Give 1 until and including an environment's first done, 0 after it. [T, N] bool -> [T, N] float32."""
     ended_before = jnp.cumsum(done, axis=0) - done.astype(jnp.int32)
     return (ended_before == 0).astype(jnp.float32)
 
 
 @partial(jax.jit, static_argnames=("group_size", "eps"))
 def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: float) -> Array:
-    """(G − μ) / (σ + eps) within each group at each time step, over the members whose mask is 1; 0 elsewhere.
+    """Compute (G − μ) / (σ + eps) within each group at each time step, over the members whose mask is 1; 0 elsewhere.
 
-    σ is the population's standard deviation. A lone member has advantage 0, and so have all members of a group
-    whose returns are equal but for rounding: EmbodiChain divides what rounding left of G − μ by eps.
-
-    Args:
-        step_return, mask: [T, N]; groups are ``group_size`` consecutive environments.
-
-    Raises:
-        ValueError: N is not divisible by ``group_size``.
+    Groups are ``group_size`` consecutive environments of [T, N]; ValueError: N is not divisible by it. σ is the
+    population's standard deviation. A lone member has advantage 0, and so have all members of a group whose returns are
+    equal but for rounding: EmbodiChain divides what rounding left of G − μ by eps.
     """
     _check_time_major(step_return=step_return, mask=mask)
     num_steps, num_envs = step_return.shape
@@ -161,14 +144,9 @@ def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: f
 
 
 def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> Array:
-    """(x − mean) / max(std + offset, 1e-8) with the unbiased std, as ``torch.Tensor.std`` gives it.
-
-    Zero, not NaN, where one element leaves the std undefined; zero, too, where all are equal but for rounding.
-
-    Args:
-        x: any shape.
-        weight: same shape, 1 for elements that count and 0 for padding. None: all count.
-    """
+    """Compute (x − mean) / max(std + offset, 1e-8) with the unbiased std, as ``torch.Tensor.std`` gives it. Zero, not
+    NaN, where one element leaves the std undefined, or all are equal but for rounding. ``weight``: 1 for elements that
+    count, 0 for padding."""
     weight = jnp.ones_like(x) if weight is None else weight
     count = jnp.maximum(weight.sum(), 1.0)
     mean = (x * weight).sum() / count
@@ -178,16 +156,13 @@ def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> 
 
 
 def explained_variance(value: Array, target: Array, valid: Array | None = None) -> Array:
-    """1 − Var[target − value] / Var[target], over the elements that are ``valid``: 1 for a perfect critic."""
+    """Compute 1 − Var[target − value] / Var[target], over the elements that are ``valid``: 1 for a perfect critic."""
     unexplained = jnp.var(target - value, where=valid)
     return 1.0 - unexplained / jnp.maximum(jnp.var(target, where=valid), 1e-8)
 
 
 def _differ(x: Array, counts: Array, axis: int | None = None) -> Array:
-    """Test that the elements that count differ by more than 4 units in the last place of the largest; NaN differs.
-
-    By their spread: the deviation from a mean of n equal elements is itself rounding, which grows with n.
-    """
+    """Test that the elements that count differ by more than 4 units in the last place of the largest; NaN differs."""
     high = jnp.max(x, axis, keepdims=True, where=counts, initial=-jnp.inf)
     low = jnp.min(x, axis, keepdims=True, where=counts, initial=jnp.inf)
     spread, largest = high - low, jnp.maximum(jnp.abs(high), jnp.abs(low))
@@ -195,7 +170,6 @@ def _differ(x: Array, counts: Array, axis: int | None = None) -> Array:
 
 
 def _unless(ended: Array, like: Array) -> Array:
-    """1 − ended, in the dtype of ``like``."""
     return 1 - ended.astype(like.dtype)
 
 

@@ -62,26 +62,16 @@ _STEPS_OF_LARGE_OBS = 16
 
 @partial(jax.jit, static_argnames=("env", "num_envs", "group_size"))
 def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
-    """N new episodes; each ``group_size`` consecutive ones start from the same state.
-
-    Args:
-        env: of one row, without a batch; hashable, since it is static.
-        num_envs: N, a multiple of ``group_size``.
-
-    Returns:
-        States and observations, leaves [N, ...].
-    """
+    """Start N episodes, leaves [N, ...]; each ``group_size`` consecutive ones start from the same state. ``env`` is one
+    environment, hashable; N is a multiple of ``group_size``."""
     keys = jnp.repeat(jax.random.split(key, num_envs // group_size), group_size)
     state, obs = by_device(jax.vmap(env.reset), num_envs)(keys)
     return EnvCarry(state=state, obs=obs)
 
 
 def restart(env: Env, ended: EnvCarry, start: EnvCarry, group_size: int = 1) -> EnvCarry:
-    """New episodes after others in the same rows, with what outlasts them (``ejax.types.LastingEnv``).
-
-    Args:
-        group_size: as of ``reset``; what outlasts the episode of a group's first row is the whole group's.
-    """
+    """Start episodes after others in the same rows, with what outlasts them (``ejax.types.LastingEnv``): that of a
+    group's first row is the whole group's."""
     if not isinstance(env, LastingEnv):
         return start
     if group_size > 1:
@@ -92,23 +82,18 @@ def restart(env: Env, ended: EnvCarry, start: EnvCarry, group_size: int = 1) -> 
 
 
 def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
-    """The environments at the start of their episodes, with the policy's initial memory: usually none."""
+    """Give the policy's initial memory, usually none, to environments at the start of their episodes."""
     return replace(carry, memory=first_memory(policy, jax.tree.leaves(carry.obs)[0].shape[0]))
 
 
 def step(
     env: Env, carry: EnvCarry, action: Array, key: Key, start: EnvCarry | None = None
 ) -> tuple[EnvCarry, Timestep]:
-    """One step of N environments; rows whose episode ended start a new one.
+    """Make one step of N environments; rows whose episode ended start a new one, from ``start`` (see ``starts_of``) or
+    drawn here.
 
     On a CPU the reset is under one ``lax.cond`` for the batch, so that it costs nothing while no episode ends. (Under
-    ``vmap`` the cond becomes a select: batch environments inside, not outside.) A GPU would have to wait for the host
-    to read the condition, and several to ask each other: it resets all rows and takes those that it needs.
-
-    Args:
-        carry: leaves [N, ...].
-        action: [N, ...].
-        start: new episodes for rows that end, drawn beforehand by ``starts_of``. None: drawn here.
+    ``vmap`` the cond becomes a select: batch environments inside, not outside.) A GPU resets all rows.
 
     Returns:
         The environments after it, and the time step, leaves [N, ...]: its ``obs`` is the next to act on, its
@@ -155,7 +140,7 @@ def _act(
 
 
 def starts_of(env: Env, keys: Key, num_envs: int) -> EnvCarry:
-    """The new episodes that ``step(…, key)`` draws with each of the ``keys`` [T]. Leaves [T, N, ...]."""
+    """Draw the new episodes that ``step(…, key)`` draws with each of the ``keys`` [T]. Leaves [T, N, ...]."""
     return jax.vmap(lambda key: reset(env, jax.random.split(key)[1], num_envs))(keys)
 
 
@@ -171,15 +156,10 @@ def unroll(
     dropout: bool = False,
     first_episodes: bool = False,
 ) -> tuple[Rollout, EnvCarry]:
-    """T steps of N environments under one policy, in one scan.
-
-    Only the actor runs inside the scan. The critic sees all T·N observations at once afterwards, together with the
-    true next ones, which is one large matrix product instead of T small ones.
+    """Make T steps of N environments under one policy, in one scan; the critic sees all T·N observations afterwards.
 
     Args:
-        params: of the policy.
-        carry: N environments, from ``reset`` or from the rollout before.
-        num_steps: T.
+        carry: from ``reset`` or from the rollout before.
         dropout: give the policy a ``dropout_seed`` for each row, and keep it in the rollout, so that the update drops
             the same units: the probability ratio is 1 before the first gradient step.
         first_episodes: stop when every environment has ended an episode. The steps that are left are zeros, and False
@@ -227,11 +207,7 @@ def has_large_rows(obs: PyTree) -> bool:
 
 
 def _steps_at_once(num_steps: int, obs: PyTree) -> int:
-    """The number of steps to take before their values are computed.
-
-    Small observations: all of them. The true next observations of images would fill as much memory as the images do,
-    so those of a few steps at a time are kept, and their values only.
-    """
+    """Count the steps to take before their values are computed: all of them, or a few where observations are large."""
     if not has_large_rows(obs):
         return num_steps
     return max(size for size in range(1, _STEPS_OF_LARGE_OBS + 1) if num_steps % size == 0)
@@ -247,13 +223,8 @@ def _collect(
     first_episodes: bool,
     few_kernels: bool = False,
 ) -> tuple[_Carry, _Step]:
-    """T steps: the environments after them, and the steps, leaves [T, N, ...].
-
-    Args:
-        few_kernels: the form for a GPU, where each array that a step makes costs a launch, and each condition a round
-            trip to the host. The same bits: new episodes are drawn for all steps beforehand, a step stores one table,
-            and nothing is skipped, but the steps that are not to count are zeros afterwards.
-    """
+    """Make T steps, leaves [T, N, ...]. ``few_kernels``: the form for a GPU, with the same bits: new episodes are drawn
+    beforehand, a step stores one table, and steps that are not to count are made and zeroed."""
     num_envs = carry[1].shape[0]
 
     def one_step(envs: EnvCarry, key: Key, row: dict[str, Array], start: EnvCarry | None) -> tuple[EnvCarry, _Step]:
@@ -309,12 +280,12 @@ def make_rollout(
     memory: tuple[PyTree, PyTree] = ((), ()),
     dropout_seed: Array | None = None,
 ) -> Rollout:
-    """A rollout from recorded steps, with the policy's log-probabilities and values.
+    """Make a rollout of recorded steps [T, N, ...], with the policy's log-probabilities and values.
 
     Args:
-        obs, action, timestep: leaves [T, N, ...]. ``valid`` in the timestep's ``info`` becomes the rollout's.
-        distribution: of the policy that acted, if it is known already. None: it is computed here.
-        memory: of a policy with memory, before and after each action, leaves [T, N, ...].
+        timestep: ``valid`` in its ``info`` becomes the rollout's.
+        distribution: of the policy that acted. None: it is computed here.
+        memory: of a policy with memory, before and after each action.
         dropout_seed: [T, N], of the units that were dropped.
     """
     seed = {} if dropout_seed is None else {"dropout_seed": dropout_seed}

@@ -28,11 +28,8 @@ PHASES: tuple[Phase, ...] = ("train", "eval")
 
 @struct.dataclass(kw_only=True)
 class Timestep:
-    """An environment's answer to one action.
-
-    A single environment leaves ``final_obs`` at None: it never resets itself. ``ejax.rollout.step`` batches the
-    environment, resets the rows that ended, and fills ``final_obs``.
-    """
+    """An environment's answer to one action. ``final_obs`` None: a single environment, which never resets itself;
+    ``ejax.rollout.step`` fills it."""
 
     obs: PyTree
     """The observation to act on next. After an automatic reset: the first one of the new episode."""
@@ -50,7 +47,6 @@ class Timestep:
 
     @property
     def done(self) -> Array:
-        """The end of the episode, for any reason."""
         return self.terminated | self.truncated
 
 
@@ -86,7 +82,7 @@ class Rollout:
 
     @property
     def done(self) -> Array:
-        """The steps that ended an episode, for any reason. ``[T, N]`` bool."""
+        """Mark the steps that ended an episode, for any reason. ``[T, N]`` bool."""
         return self.terminated | self.truncated
 
 
@@ -95,7 +91,7 @@ class TrainState:
     """The state that an update reads and writes. Arrays only: policy, optimizer and config are static arguments."""
 
     step: Array
-    """Number of updates done (those that were skipped not counted), int32: the clock of a learning-rate schedule."""
+    """Updates done (those that were skipped not counted), int32: the clock of a learning-rate schedule."""
     params: Params
     opt_state: PyTree
     reference: Params = None
@@ -107,42 +103,34 @@ class TrainState:
 def init_train_state(
     policy: "Policy", optimizer: Any, key: Key, obs: PyTree, *, reference: bool = False, target: bool = False
 ) -> TrainState:
-    """Fresh parameters and a fresh optimizer state, at step 0.
-
-    Args:
-        optimizer: from ``ejax.optim.make_optimizer``, or any of optax.
-        obs: any observations, leaves [N, ...]; only their shapes count.
-        reference, target: keep the first parameters as such; see ``TrainState``.
-    """
+    """Make fresh parameters and a fresh optimizer state, at step 0. ``obs``: leaves [N, ...], of which only the shapes
+    count. ``reference``, ``target``: keep the first parameters as such."""
     params = policy.init(key, obs)
     kept = {name: params for name, keep in (("reference", reference), ("target", target)) if keep}
     return make_train_state(params, optimizer, **kept)
 
 
 def make_train_state(params: Params, optimizer: Any, *, reference: Params = None, target: Params = None) -> TrainState:
-    """``init_train_state`` from existing parameters; ``reference`` and ``target`` are kept as such, or None."""
+    """Make a ``TrainState`` at step 0 from existing parameters."""
     step, opt_state = jnp.zeros((), jnp.int32), optimizer.init(params["params"])
     return TrainState(step=step, params=params, opt_state=opt_state, reference=reference, target=target)
 
 
 def start_from(state: TrainState, params: Params) -> TrainState:
-    """The first state of a training that begins with ``params``, as its reference and its target too where it has them;
-    optimizer and step are left alone."""
+    """Begin a training with ``params``, its reference and target too where it has them; keep optimizer and step."""
     kept = {name: params for name in ("reference", "target") if getattr(state, name) is not None}
     return replace(state, params=params, **kept)
 
 
 def split_critic(networks: PyTree) -> tuple[PyTree, PyTree]:
-    """``(all but the critic, the critic)`` of one collection of variables, or its gradients, by network's name.
-
-    All names that begin with ``critic`` are the critic's: its network, its memory, its normalizer.
-    """
+    """Split ``(all but the critic, the critic)`` of one collection of variables, or its gradients, by network's name.
+    Names that begin with ``critic`` are the critic's: its network, its memory, its normalizer."""
     critic = {name: network for name, network in networks.items() if name.startswith("critic")}
     return {name: network for name, network in networks.items() if name not in critic}, critic
 
 
 def with_critic(networks: PyTree, others: PyTree) -> PyTree:
-    """``networks`` with the critic of ``others``."""
+    """Replace the critic of ``networks`` by that of ``others``."""
     return {**split_critic(networks)[0], **split_critic(others)[1]}
 
 
@@ -169,7 +157,7 @@ class Distribution(Protocol):
 
 
 class Policy(Protocol):
-    """Two pure functions over pytrees. A Flax Linen module satisfies it as it is. Hashable: it is a static argument.
+    """Two pure functions over pytrees, as of a Flax Linen module. Hashable: it is a static argument.
 
     Keywords reach ``apply`` only where they are of use: ``dropout_seed`` if a network has dropout, or a policy of your
     own takes it; ``observe`` and ``mutable`` if the parameters have a collection ``normalizer`` or ``batch_stats``.
@@ -185,12 +173,11 @@ class Policy(Protocol):
 class PolicyWithMemory(Policy, Protocol):
     """A policy that remembers: ``apply(params, obs, memory=…)`` gives ``(distribution, value, memory after it)``.
 
-    Memory is a pytree with leaves [..., M]; it goes with the environments' carry, and starts again with each episode.
-    Without ``memory`` an episode starts at the given step.
+    Memory is a pytree with leaves [..., M] and starts again with each episode; without it an episode starts here.
 
     Updates ask about sequences: ``apply(params, obs, memory=…, first=…)``, observations with leaves [L, B, F], memory
-    [B, M] from before the first step, and ``first`` [L, B] bool, the steps that an episode starts at, before which
-    nothing is remembered. Distribution and value are [L, B, ...], as of L steps one after the other.
+    [B, M] from before the first step, and ``first`` [L, B] bool, the steps that an episode starts at. Distribution and
+    value are [L, B, ...], as of L steps one after the other.
     """
 
     def init_memory(self, num_rows: int) -> PyTree:
@@ -200,15 +187,11 @@ class PolicyWithMemory(Policy, Protocol):
 
 @runtime_checkable
 class PredictingPolicy(Policy, Protocol):
-    """A policy that cloning may also teach what is in the observation, and what it does not read.
-
-    ``apply(params, obs, predict=True)`` gives ``(distribution, value, {part: prediction [..., F]})``.
-    """
+    """A policy that predicts parts of the observation, which it does not read, where it is cloned: ``apply(params, obs,
+    predict=True)`` gives ``(distribution, value, {part: prediction [..., F]})``."""
 
     @property
-    def predicts(self) -> tuple[str, ...]:
-        """Parts of the observation; may be none."""
-        ...
+    def predicts(self) -> tuple[str, ...]: ...
 
 
 @runtime_checkable
@@ -237,25 +220,21 @@ class Env(Protocol):
         """``(state, obs)`` of a new episode."""
         ...
 
-    def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
-        """One control step."""
-        ...
+    def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]: ...
 
 
 @runtime_checkable
 class LastingEnv(Env, Protocol):
     """An environment of which something outlasts an episode: what was drawn once, how far a curriculum has come.
-
-    ``reset`` knows nothing of what was before. Whoever starts an environment's next episode therefore hands over.
-    """
+    ``reset`` knows nothing of it: the caller hands it over."""
 
     def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-        """``(state, obs)`` of a new episode, ``started`` by ``reset``, after one of the last state ``ended``."""
+        """Give ``(state, obs)`` of a new episode, ``started`` by ``reset``, after one of the last state ``ended``."""
         ...
 
 
 def carry_over(env: Env, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-    """``(state, obs)`` of a new episode after another, of an environment of any kind."""
+    """Give ``(state, obs)`` of a new episode after another, of an environment of any kind."""
     return env.carry_over(ended, started, obs) if isinstance(env, LastingEnv) else (started, obs)
 
 
@@ -277,11 +256,9 @@ class HostTimestep:
 
 @runtime_checkable
 class HostEnv(Protocol):
-    """N environments that live outside JAX, stepped together, in one thread at a time. They own something to close.
-
-    ``step`` resets the rows that ended, as ``ejax.rollout.step`` does; all arrays are NumPy's, [N, ...]. The spaces are
-    of one environment, with a vector for every leaf of an observation; ``max_episode_steps`` 0 is not known.
-    """
+    """N environments outside JAX, stepped together, in one thread at a time, with something to close. ``step`` resets
+    the rows that ended; all arrays are NumPy's, [N, ...]. The spaces are of one environment, with a vector for every
+    leaf of an observation; ``max_episode_steps`` 0: not known."""
 
     @property
     def num_envs(self) -> int: ...
@@ -303,11 +280,8 @@ class HostEnv(Protocol):
         ...
 
     def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
-        """New episodes, in all rows or in some; the observations of all rows.
-
-        Args:
-            seed: [N]; the episodes that follow by automatic resets are seeded from it too.
-        """
+        """Start episodes, in all rows or in some; give the observations of all rows. ``seed`` [N] seeds the episodes
+        that follow by automatic resets too."""
         ...
 
     def step(self, action: NDArray[Any]) -> HostTimestep: ...
@@ -346,9 +320,7 @@ class RenderableHostEnv(HostEnv, Protocol):
 class ReportingHostEnv(HostEnv, Protocol):
     """A host environment that has messages for the user, such as on a feature that it lacks."""
 
-    def reports(self) -> list[str]:
-        """Messages since the last call."""
-        ...
+    def reports(self) -> list[str]: ...
 
 
 class CameraView(NamedTuple):
@@ -372,12 +344,12 @@ class CameraView(NamedTuple):
 
 @runtime_checkable
 class ChunkedEnv(Env, Protocol):
-    """An environment whose action is a decision on several actions, with the states that each of them led to."""
+    """An environment whose action is a decision on several actions."""
 
     @property
     def actions_per_decision(self) -> int: ...
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
-        """The states after each action of a decision, leaves [actions_per_decision, ...]."""
+        """Give the states after each action of a decision, leaves [actions_per_decision, ...]."""
         ...
 
 

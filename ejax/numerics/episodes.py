@@ -38,7 +38,7 @@ def init_episode_stats(num_envs: int) -> EpisodeStats:
 
 
 def drop_current_episodes(stats: EpisodeStats) -> EpisodeStats:
-    """After a forced reset: the episodes under way never end, so they must not leak into the next ones."""
+    """Forget the episodes under way after a forced reset: they never end."""
     return replace(
         stats,
         current_return=jnp.zeros_like(stats.current_return),
@@ -49,11 +49,8 @@ def drop_current_episodes(stats: EpisodeStats) -> EpisodeStats:
 def track_episodes(
     stats: EpisodeStats, reward: Array, done: Array, success: Array, valid: Array | None = None
 ) -> EpisodeStats:
-    """Add one rollout. All arguments [T, N]; ``success`` counts where ``done``, if the return is finite.
-
-    Args:
-        valid: False where a step was not a transition: it has no length, and an episode that it ends is not counted.
-    """
+    """Add one rollout, all [T, N]; ``success`` counts where ``done``, if the return is finite. ``valid`` False: the
+    step was not a transition; it has no length, and an episode that it ends is not counted."""
     valid = jnp.ones_like(done) if valid is None else valid
     counted_reward, counted_step = jnp.where(valid, reward, 0.0), valid.astype(jnp.float32)
 
@@ -91,7 +88,6 @@ def track_episodes(
 
 
 def _order(flag: Array) -> Array:
-    """Count the flags before each place, in time order and, within a step, in that of environments. [T, N]."""
     num_steps, num_envs = flag.shape
     # within what each device has, and then over the few numbers that are left of it
     parts = flag.astype(jnp.int32).reshape(num_steps, num_shards(), -1)
@@ -101,7 +97,7 @@ def _order(flag: Array) -> Array:
 
 
 def episode_metrics(stats: EpisodeStats) -> Metrics:
-    """EmbodiChain's chart tags; NaN while no episode has finished."""
+    """Compute EmbodiChain's charts; NaN while no episode has finished."""
     count = jnp.minimum(stats.num_episodes, WINDOW)
     counts = jnp.arange(WINDOW) < count
 

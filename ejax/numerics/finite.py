@@ -13,11 +13,8 @@ NONFINITE_EPISODES = "eval/nonfinite_episodes"
 
 
 def all_finite(*trees: PyTree) -> Array:
-    """Test that every number in every leaf is finite; a bool scalar. Integers, booleans and keys are.
-
-    Σ 0·x is 0 where all are, else NaN. On a CPU the sum takes a third of the time of ``isfinite(x).all()``, which a
-    look at all parameters after each gradient step would feel. Leaves of one shape share a sum.
-    """
+    """Test that every number in every leaf is finite, by Σ 0·x, three times as fast on a CPU as ``isfinite(x).all()``;
+    a bool scalar. Integers, booleans and keys are finite."""
     zeros: dict[Any, Array] = {}
     for x in map(jnp.asarray, jax.tree.leaves(trees)):
         if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -27,11 +24,7 @@ def all_finite(*trees: PyTree) -> Array:
 
 
 def finite_rows(*trees: PyTree, numpy: Any = jnp) -> Any:
-    """Find the rows that hold finite numbers only, in all leaves. [N] bool.
-
-    Args:
-        trees: at least one leaf; leaves [N, ...].
-        numpy: the module that computes it; ``np`` for arrays on the host.
-    """
+    """Find the rows that hold finite numbers only, in all leaves [N, ...], at least one; [N] bool. ``numpy``: the
+    module that computes it; ``np`` for arrays on the host."""
     leaves = jax.tree.leaves(trees)
     return functools.reduce(numpy.logical_and, [numpy.isfinite(x).reshape(len(x), -1).all(axis=1) for x in leaves])

@@ -1,8 +1,4 @@
-"""Forms of a program that cost fewer kernels: few arrays, long loop bodies, and what differs between CPU and GPU.
-
-On a GPU every array that a loop stores, every parameter that a step updates and every trip of a short loop is a launch
-of its own; on a CPU the copies that avoid it cost more than they save.
-"""
+"""Forms of a program that cost a GPU fewer kernels: few arrays and long loop bodies; a CPU has other forms."""
 
 import math
 from collections.abc import Callable
@@ -25,28 +21,19 @@ _MAX_ELEMENTS = 2**20
 
 
 def by_platform(*operands: PyTree, cpu: Callable[..., Any], gpu: Callable[..., Any]) -> Any:
-    """The result of one of two forms of a function, chosen where the program is lowered.
-
-    That may be for another machine than this one. ``gpu`` serves every accelerator.
-    """
+    """Choose one of two forms of a function where the program is lowered; ``gpu`` serves every accelerator."""
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=gpu)
 
 
 def unrolled_scan(body: Callable[[Any, Any], tuple[Any, Any]], start: PyTree, xs: PyTree, **options: Any) -> Any:
-    """``jax.lax.scan`` where a step costs less than its launch: a GPU gets several steps in one kernel.
-
-    A CPU has no launches, and the longer body would cost it more than the loop. The numbers are the same.
-    """
+    """Scan as ``jax.lax.scan``, with the same numbers; a GPU gets several steps in one kernel."""
     scan = partial(jax.lax.scan, body, **options)
     return by_platform(start, xs, cpu=scan, gpu=partial(scan, unroll=_STEPS_OF_A_KERNEL))
 
 
 @struct.dataclass(kw_only=True)
 class PackedRows:
-    """The small arrays of a tree as the columns of one table; see ``pack_rows``.
-
-    A scan that stores it stores one array, not one for each leaf; what it has stacked is a tree [T, N, ...].
-    """
+    """The small arrays of a tree as the columns of one table, for a scan to store; its stack is a tree [T, N, ...]."""
 
     table: Array
     """[N, K] uint32: the bits of all small leaves, side by side."""
@@ -69,7 +56,7 @@ class PackedRows:
 
 
 def pack_rows(tree: PyTree) -> PackedRows:
-    """A tree of arrays [N, ...] in packed form."""
+    """Pack a tree of arrays [N, ...]."""
     arrays, structure = jax.tree.flatten(tree)
     leaves = tuple(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if _is_small(x) else None for x in arrays)
     # as bits, since a cast of integers to floats and back would lose the large ones
@@ -98,10 +85,8 @@ def _from_bits(bits: Array, dtype: Any) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class FlatParams:
-    """The layout of trees of parameters' form as one vector; as two where the critic's stays apart.
-
-    Vectors are a dict, so that what maps over a tree, or takes the critic out of one, does so here.
-    """
+    """The layout of trees of parameters' form as one vector, or two where the critic's stays apart: a dict, so that
+    what maps over a tree, or takes the critic out of one, does so here."""
 
     shapes: PyTree
     critic_apart: bool = False
@@ -128,7 +113,6 @@ class FlatParams:
         return jax.tree.map(lambda old, x: self.unpack(x) if self._fits(old) else x, like, tree, is_leaf=self._fits)
 
     def pack_state(self, state: TrainState) -> TrainState:
-        """The state with its parameters and the optimizer's moments as vectors."""
         params = {**state.params, "params": self.pack(state.params["params"])}
         return replace(state, params=params, opt_state=self.pack_within(state.opt_state))
 
@@ -142,7 +126,7 @@ class FlatParams:
 
 
 def flat_params(params: PyTree, *, critic_apart: bool = False) -> FlatParams | None:
-    """The layout of ``params`` as vectors; None where that is not worth it, or their types differ."""
+    """Lay ``params`` out as vectors; None where that is not worth it, or their types differ."""
     leaves = jax.tree.leaves(params)
     # one vector has one type; a lone array is a vector already
     if len(leaves) < 2 or len({x.dtype for x in leaves}) > 1 or sum(x.size for x in leaves) > _MAX_ELEMENTS:

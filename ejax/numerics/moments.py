@@ -14,20 +14,12 @@ Moments: TypeAlias = tuple[Array, Array, Array]
 
 
 def no_moments(size: int) -> Moments:
-    """Those of no rows of ``size`` numbers."""
     return jnp.zeros(()), jnp.zeros(size), jnp.ones(size)
 
 
 def add_rows(old: Moments, rows: Array, counts: Array | None = None) -> Moments:
-    """The moments with those of the rows that count.
-
-    Rows with a number that is not finite are left out, and all of them where the statistics would overflow: one such
-    row would make everything that is normalized later NaN.
-
-    Args:
-        rows: [..., O]; as they are, since rows in one axis would first have to be gathered from several devices.
-        counts: [...] bool. None: all.
-    """
+    """Add the moments of the rows [..., O] that count ([...] bool; None: all). Rows with a number that is not finite
+    are left out, and all of them where the statistics would overflow."""
 
     def without_broken_rows() -> Moments:
         finite = jnp.isfinite(rows).all(axis=-1)
@@ -52,7 +44,6 @@ def _moments(rows: Array, counts: Array | None) -> Moments:
 
 
 def _merge(old: Moments, added: Moments) -> Moments:
-    """The moments of both."""
     (count, mean, variance), (row_count, row_mean, row_variance) = old, added
     total = count + row_count
     weight = row_count / jnp.maximum(total, 1.0)

@@ -10,13 +10,11 @@ from ejax.numerics.moments import Moments, add_rows, no_moments
 from ejax.types import Array
 
 _MOST = 10.0
-"""A reward that is larger, once divided, is cut: the same bound as Stable-Baselines3's."""
+"""The largest reward after the division, as Stable-Baselines3's."""
 
 
 @struct.dataclass(kw_only=True)
 class RewardScale:
-    """Carried from rollout to rollout."""
-
     discounted: Array
     """[N]: Rₜ = γ·Rₜ₋₁ + rₜ of the episodes under way."""
     moments: Moments
@@ -28,21 +26,15 @@ def init_reward_scale(num_envs: int) -> RewardScale:
 
 
 def drop_current_rewards(scale: RewardScale) -> RewardScale:
-    """After a forced reset: what the episodes under way had is not discounted into the next ones."""
+    """Discount nothing of the episodes under way into the next ones, after a forced reset."""
     return replace(scale, discounted=jnp.zeros_like(scale.discounted))
 
 
 def scale_rewards(
     scale: RewardScale, reward: Array, done: Array, valid: Array | None = None, *, gamma: float
 ) -> tuple[RewardScale, Array]:
-    """``(the scale after this rollout, its rewards divided by the deviation of R [T, N])``, at most ±10.
-
-    The rollout counts before it is divided, so that the first one is divided too. Means are not subtracted: that would
-    reward, or punish, staying alive.
-
-    Args:
-        reward, done: [T, N].
-        valid: [T, N] bool, False where a step was not a transition. None: all are.
+    """Divide a rollout's rewards [T, N] by the deviation of R, theirs included, to at most ±10. Means stay:
+    subtracting them would reward, or punish, staying alive. ``valid`` False: the step was not a transition.
 
     Source: Engstrom et al. 2020; ``VecNormalize`` of Stable-Baselines3, which moves the statistics at each step.
     """

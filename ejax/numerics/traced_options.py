@@ -1,5 +1,4 @@
-"""Options that are numbers of the program, as they are in a run, or arrays in it, as those that members of a population
-differ in are."""
+"""Options that are numbers of the program, as in a run, or arrays in it, as of a population's members."""
 
 import inspect
 from collections.abc import Callable
@@ -20,6 +19,5 @@ def is_active(coefficient: Any) -> bool:
 
 
 def unjit_for_traced(function: F, *options: Any) -> F:
-    """A function that is jitted with its options static; as it is inside where one of them is an array, which cannot be
-    static."""
+    """Give a function that is jitted with static options; where one of them is an array, the function inside."""
     return inspect.unwrap(function) if any(map(is_array, options)) else function
