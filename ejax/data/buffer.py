@@ -145,7 +145,7 @@ class TrajectoryBuffer:
 
 
 def create(path: Path, layout: Layout) -> None:
-    """Make the file, which lasts until its last process ends; MemoryError where shared memory is short."""
+    """Make the file, which lasts until its last process ends; MemoryError if shared memory is short."""
     _, size = layout.arrays()
     path.touch(0o600, exist_ok=False)
     with path.open("r+b") as file:
@@ -167,10 +167,8 @@ def attach(path: Path, layout: Layout) -> TrajectoryBuffer:
 
 
 def fence() -> None:
-    """Order this process's reads and writes in shared memory before and after this call.
-
-    x86-64 keeps the order by itself. Elsewhere a system call through Linux' scheduler is a full memory barrier.
-    """
+    """Order this process's reads and writes in shared memory before and after this call. x86-64 keeps the order by
+    itself. Elsewhere a system call through Linux' scheduler is a full memory barrier."""
     if not _KEEPS_ORDER:
         os.sched_yield()
 

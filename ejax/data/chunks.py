@@ -37,10 +37,8 @@ class DataBudgetExhaustedError(RuntimeError):
 
 @dataclass(frozen=True)
 class SequenceSpecCfg:
-    """The windows around a frame that a draw returns: H + F − 1 frames, of which the drawn one is number H − 1.
-
-    Raises ValueError or TypeError for a value outside its range.
-    """
+    """The windows around a frame that a draw returns: H + F − 1 frames, of which the drawn one is number H − 1. Raises
+    ValueError or TypeError for a value outside its range."""
 
     history_length: int = 2
     """H: frames up to the present one, inclusive."""
@@ -81,7 +79,7 @@ class Runs(NamedTuple):
     same: NDArray[np.int64]
     """Those of them that share this frame's ``segment_id``."""
     segment: NDArray[np.int64]
-    """As ``same``, and 0 where the id is negative."""
+    """As ``same``, and 0 for a negative id."""
 
 
 class Windows(NamedTuple):
@@ -95,8 +93,6 @@ class Windows(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """A request for windows."""
-
     mode: SamplingMode
     size: int
     """C, frames of a window."""
@@ -138,7 +134,7 @@ def run_bounds(runs: Runs, mode: str) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def window_mask(runs: Runs, chunk_size: int, mode: SamplingMode) -> NDArray[np.bool_]:
-    """[R, T]: a window may start here."""
+    """Mark in [R, T] the frames that a window may start at."""
     if mode == "segment":
         return runs.segment >= chunk_size
     mask = runs.valid >= chunk_size
@@ -163,12 +159,12 @@ def draw_starts(mask: NDArray[np.bool_], rows: NDArray[np.int64], rng: np.random
 
 
 def padding(path: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The entry of a frame field where an episode has no frame."""
+    """Return the entry of a frame field beyond an episode."""
     return np.full((), -1, dtype) if path in _NUMBERED else np.zeros((), dtype)
 
 
 def check_request(batch_size: Any, chunk_size: Any, mode: Any, num_frames: int) -> None:
-    """Raise ValueError where rows of ``num_frames`` cannot serve this, TypeError for a size that is not an int."""
+    """Raise ValueError if rows of ``num_frames`` cannot serve this, TypeError for a size that is not an int."""
     check_mode(mode)
     for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size)):
         check_count(name, value)

@@ -59,7 +59,6 @@ class LifecycleEvent:
     kind: Literal["published", "evicted"]
     run_id: int
     index: int
-    """Number of the episode."""
     generation: int
     row: int
     num_frames: int

@@ -64,12 +64,7 @@ class ChunkSource(ABC):
         generations: Sequence[int] | None = None,
         rng: np.random.Generator | None = None,
     ) -> Chunks:
-        """Draw ``batch_size`` windows around a frame; see ``SequenceSpecCfg``.
-
-        Returns:
-            As ``sample_batch``, with its errors; C = ``history_length`` + ``prediction_horizon`` − 1, and ``loss_mask``
-            [B, C].
-        """
+        """Draw ``batch_size`` windows (``SequenceSpecCfg``), as ``sample_batch``, with ``loss_mask`` [B, C]."""
         spec = SequenceSpecCfg(history_length, prediction_horizon, sampling_mode, generations)
         check_count("batch_size", batch_size)
         return self._draw(batch_size, spec.draw, rng)
@@ -89,8 +84,7 @@ class OnlineDataset:
         sequence: windows around a frame in place of chunks, with a sampling mode of their own.
         seed: the n-th iterator of shard s draws windows from the stream (seed, s, n).
 
-    Raises:
-        ValueError, TypeError: a value outside its range.
+    Values outside their ranges raise ValueError or TypeError.
     """
 
     def __init__(

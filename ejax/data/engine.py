@@ -152,12 +152,8 @@ class OnlineDataEngine(ChunkSource):
             raise_failure(failure)
 
     def request_refill(self) -> int:
-        """Have all rows refilled, one by one, and return their generation; a request while one is open joins it.
-
-        Raises:
-            RuntimeError: not the owner; the engine is not READY.
-            Exception: as ``sample_batch``.
-        """
+        """Have all rows refilled, one by one, and return their generation; a request while one is open joins it. Raises
+        RuntimeError if not the owner or not READY, else as ``sample_batch``."""
         self._require_owner("request_refill")
         self._require_ready("request_refill")
         with self._requesting:  # of two threads, the second joins the first's request

@@ -38,10 +38,8 @@ def pack_failure(error: BaseException) -> bytes:
 
 
 def raise_failure(packed: bytes) -> NoReturn:
-    """Raise the exception again, with the worker's traceback as its cause.
-
-    An exception whose module this process has not imported comes as OnlineDataWorkerError.
-    """
+    """Raise the exception again, with the worker's traceback as its cause. An exception whose module this process has
+    not imported comes as OnlineDataWorkerError."""
     what: dict[str, Any] = pickle.loads(packed)
     cause = OnlineDataWorkerError(f"in the worker:\n{what['traceback'].rstrip()}")
     error = None

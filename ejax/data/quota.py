@@ -29,12 +29,8 @@ def counting(path: Path) -> Iterator[None]:
 
 
 class Quota:
-    """One process's access to the draws that are left.
-
-    Args:
-        charged: [R, 2] int64, shared: the index of an episode of each row, and the chunks drawn of it.
-        path: the file that is locked.
-    """
+    """One process's access to the draws that are left, under the lock of the file ``path``. ``charged`` [R, 2] int64 is
+    shared: the index of an episode of each row, and the chunks drawn of it."""
 
     def __init__(self, charged: NDArray[np.int64], path: Path, budget: int) -> None:
         self._charged, self._budget, self._path = charged, budget, path
@@ -47,10 +43,8 @@ class Quota:
     def reserve(
         self, able: NDArray[np.bool_], index: NDArray[np.int64], count: int, rng: np.random.Generator
     ) -> NDArray[np.int64] | None:
-        """Draw ``count`` rows [B] of ``able`` [R], and charge their episodes; None: too few draws left.
-
-        Raises ConnectionError if the run has ended.
-        """
+        """Draw ``count`` rows [B] of ``able`` [R], and charge their episodes; None: too few draws left. Raises
+        ConnectionError if the run has ended."""
         with counting(self._path):
             left = np.where(able, self.left(index), 0)
             if left.sum() < count:

@@ -32,9 +32,7 @@ from ejax.data.task import Episode, Origin, nest
 _LARGE = 2**18
 """Bytes from which chunks are drawn singly: copying one takes longer than choosing it."""
 _MAX_TRIES = 1000
-"""Torn copies of a chunk after which a draw gives up."""
 _WAIT_S = 1.0
-"""Time that a draw waits for a complete row."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,8 @@ class ChunkReader:
     def draw(self, count: int, draw: Draw, rng: np.random.Generator) -> dict[str, Any]:
         """Draw ``count`` windows: a nested dict of copies, as ``Draw.nested`` makes it.
 
-        Raises:
-            DataUnavailableError: no row that is whole has such a window.
-            DataBudgetExhaustedError: those that have one may not be drawn from so often. Nothing is charged.
+        Raises DataUnavailableError without a whole row that has such a window, and DataBudgetExhaustedError, with
+        nothing charged, if too few draws are left of them.
         """
         job = _Job(draw, rng)
         try:

@@ -92,10 +92,8 @@ def record_stream(
     instruction: str | None = None,
     on_episode: Callable[[int], object] = lambda index: None,
 ) -> None:
-    """Keep ``num_episodes`` episodes of a READY engine while others draw from it; arguments as of ``record``.
-
-    Episodes made faster than they can be written are left out. Raises as ``record``, and ``engine``'s own errors.
-    """
+    """Keep ``num_episodes`` episodes of a READY engine while others draw from it; arguments as of ``record``. Episodes
+    made faster than they can be written are left out. Raises as ``record``, and ``engine``'s own errors."""
     check_count("num_episodes", num_episodes)
     task = engine.cfg.task
     name = task.partition(":")[2] if isinstance(task, str) else getattr(task, "__name__", "")
@@ -105,7 +103,6 @@ def record_stream(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
     args = _parser().parse_args(argv)
     try:
         tally, total = _run(args)

@@ -64,13 +64,8 @@ class UniformChunkSampler(_Seeded):
 class GMMChunkSampler(_Seeded):
     """A component k with probability w_k / Σw, then round(𝒩(μ_k, σ_k)), clamped to [max(1, low), high].
 
-    Args:
-        means, stds: μ, and σ > 0, in frames.
-        weights: w ≥ 0, not all 0; None: all alike.
-        low, high: inclusive, each ≥ 1.
-
-    Raises:
-        ValueError: lengths that differ, or a value outside its range.
+    ``means`` μ and ``stds`` σ > 0 are in frames; weights w ≥ 0, not all 0, are equal by default; bounds are inclusive.
+    Raises ValueError for lengths that differ, or a value outside its range.
     """
 
     def __init__(

@@ -79,7 +79,6 @@ class Supervisor:
         self._monitor.start()
 
     def take_events(self) -> None:
-        """Move the log to ``events``."""
         with self._taking:
             if self.control is not None:
                 self.events += self.control.take_events()

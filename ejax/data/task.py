@@ -43,7 +43,6 @@ class Origin(NamedTuple):
     """The origin of an episode; -1: unknown."""
 
     seed: int = -1
-    """The task's seed."""
     attempt: int = -1
     """Number of the attempt of its worker or recorder, from 0."""
     generation: int = -1
@@ -56,8 +55,8 @@ class Origin(NamedTuple):
 class EpisodeSpec:
     """The fields of a task's episodes.
 
-    Raises:
-        ValueError: no frame field, a path that is empty, taken or inside another, an object dtype, a negative size.
+    Raises ValueError without a frame field, for a path that is empty, taken or inside another, an object dtype, or a
+    negative size.
     """
 
     frames: Mapping[str, Field]
@@ -111,10 +110,8 @@ class DemonstrationTask(Protocol):
 
 
 def judge(made: Any) -> list[Outcome]:
-    """List the outcomes of ``generate``; one that is not a sample, or none at all, becomes a Failure.
-
-    Raises TypeError for a result of another type.
-    """
+    """List the outcomes of ``generate``; one that is not a sample, or none at all, becomes a Failure. Raises TypeError
+    for a result of another type."""
     outcomes: list[Outcome] = []
     for outcome in made if isinstance(made, Sequence) else [made]:
         if not isinstance(outcome, Episode | Failure):
@@ -134,10 +131,8 @@ def check_episode(
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Return the frame fields [length, ...] and episode fields of an episode, flat.
 
-    Raises:
-        ValueError: fields missing or unknown, a wrong shape, a dtype that would lose its kind, unequal lengths, no
-            frame.
-        EpisodeTooLongError: more frames than a row holds.
+    Raises ValueError for missing or unknown fields, a wrong shape, a dtype that would lose its kind, unequal lengths,
+    or no frame; EpisodeTooLongError for more frames than a row holds.
     """
     frames = _check_arrays("frame", flatten(episode.frames), spec.frames, lead=1)
     fields = _check_arrays("episode", flatten(episode.fields), spec.episode, lead=0)

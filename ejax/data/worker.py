@@ -109,7 +109,6 @@ def _run(folder: Path) -> None:
 
 
 def _report(folder: Path, error: BaseException) -> None:
-    """Leave the first failure for the owner."""
     if not (folder / FAILURE).exists():
         with suppress(OSError, _Stop):
             put(folder / FAILURE, pack_failure(error))
@@ -134,7 +133,6 @@ class _Filler:
         """The event by which the episode of each row came."""
 
     def run(self) -> None:
-        """Run until ``_Stop`` ends it."""
         cfg, control, counted = self._order.cfg, self._control, 0
         threshold = math.inf if cfg.refill_policy == "manual" else cfg.refill_threshold * cfg.buffer_size
         while True:

@@ -37,8 +37,6 @@ _SET_DOWN = 0.003  # m above the floor at which the fingers open
 
 
 class PickPlaceExpert(Expert):
-    """The plan of ``follow_plan`` for PickPlaceRL's one cube and goal."""
-
     make_env, segments, care, ranges = PickPlaceRL, SEGMENTS, CARE, RANGES
 
     def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
@@ -54,13 +52,8 @@ def follow_plan(
 ) -> tuple[Rows, Rows]:
     """Act above the cube, down, close; up, across, down, open: each until the simulated state shows that it is done.
 
-    Args:
-        robot: [N, 11], ``ejax.envs.tasks.grasp_task.ROBOT``.
-        cube, goal: [N, 3], m.
-        segment: [N], of the step before.
-
-    Returns:
-        Actions [N, 4] and segments [N], see ``Expert.act``.
+    From ``robot`` [N, 11] (``ejax.envs.tasks.grasp_task.ROBOT``), ``cube`` and ``goal`` [N, 3] m and ``segment`` [N] of
+    the step before, return actions [N, 4] and segments [N], see ``Expert.act``.
     """
     fingers, tool, goal = robot[:, 6:8], robot[:, 8:11], goal.copy()
     goal[:, :2] += variation["place"]
@@ -91,7 +84,6 @@ def follow_plan(
 
 
 def _across(vector: Rows) -> Rows:
-    """Compute horizontal lengths, m."""
     return np.linalg.norm(vector[:, :2], axis=1)
 
 

@@ -79,10 +79,8 @@ def _near(point: Rows, tool: Rows) -> Rows:
 @jax.jit
 @jax.vmap
 def _joint_step(angles: Array, way: Array) -> Array:
-    """Compute changes of the joint angles [6] that move the tool by ``way`` [3] m and turn it to point down.
-
-    One iteration of ``ejax.envs.mujoco.kinematics``' damped least squares, free about the tool's axis.
-    """
+    """Compute changes of the joint angles [6] that move the tool by ``way`` [3] m and turn it to point down. One
+    iteration of ``ejax.envs.mujoco.kinematics``' damped least squares, free about the tool's axis."""
 
     def tool(angles: Array) -> Array:
         pose = site_pose(load_model("push_cube.xml"), "tcp", jnp.concatenate([angles, jnp.zeros(7)]))

@@ -37,7 +37,7 @@ class Expert:
 
     env: Any
     variety: float = 1.0
-    """See ``draw_ranges``; 0 is one style, in which nothing depends on what cannot be seen."""
+    """See ``draw_ranges``; 0 is one style, in which nothing depends on the unseen."""
     segments: ClassVar[tuple[str, ...]]
     """Names, by ``segment_id``."""
     care: ClassVar[Rows]
@@ -52,10 +52,8 @@ class Expert:
         return draw_ranges(rng, num_envs, self.ranges, self.variety)
 
     def act(self, obs: PyTree, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
-        """Return actions [N, A], and their segments [N]: the same as before or the next.
-
-        ``obs`` [N, F] is the environment's, by name if it has parts; ``segment`` [N] is of the step before.
-        """
+        """Return actions [N, A], and their segments [N]: the same as before or the next. ``obs`` [N, F] is the
+        environment's, by name if it has parts; ``segment`` [N] is of the step before."""
         raise NotImplementedError
 
     def instruct(self, rng: np.random.Generator, obs: PyTree) -> list[str]:
@@ -90,14 +88,12 @@ class ScriptedTask:
         env: fields of the environment, ``physics`` being mujoco by default. None: the expert's ``env_fields``.
         num_envs: episodes per call of ``generate``, stepped together on all cores.
         noise: σ, as a fraction of half the action's range.
-        variety: see ``Expert``.
         image_size: (height, width) of the pictures; None: none are drawn.
         camera: a view or its fields, as from a file; None: the environment's own.
         renderer: as in ``RenderedEnv``; train a policy with the same.
         wrist: fields of ``WristCamera``: ``obs/wrist`` beside ``obs/image``.
 
-    Raises:
-        ValueError, TypeError: a value outside its range.
+    Values outside their ranges raise ValueError or TypeError.
     """
 
     def __init__(
@@ -215,7 +211,6 @@ class ScriptedTask:
 
     @cached_property
     def _drawn(self) -> dict[str, Callable[[PyTree], Any]]:
-        """Make the functions that draw pictures: of one environment's state, or with the ray caster of many."""
         drawn: dict[str, Callable[[PyTree], Any]] = {}
         if self._image_size is not None:
             height, width = self._image_size
@@ -226,7 +221,6 @@ class ScriptedTask:
         return drawn if self._renderer == "mujoco" else {path: jax.jit(jax.vmap(each)) for path, each in drawn.items()}
 
     def _draw(self, attempts: Attempts, rows: list[int], draw: Callable[[PyTree], Any]) -> list[Rows]:
-        """Draw pictures [T, H, W, 3] of each of these rows' episodes."""
         lengths, ends = attempts.length[rows], np.cumsum(attempts.length[rows])
         which = [(t, row) for row, length in zip(rows, lengths, strict=True) for t in range(length)]
         if self._renderer == "mujoco":
@@ -250,10 +244,8 @@ def limit_length(vector: Rows, bound: Rows) -> Rows:
 def draw_ranges(
     rng: np.random.Generator, num_envs: int, ranges: Mapping[str, tuple[float, float, int]], variety: float
 ) -> dict[str, Rows]:
-    """Draw the variation of N plans: uniform numbers [N] by name, or [N, D] if D is above 1.
-
-    ``ranges`` has low, high and D; ``variety`` in [0, 1] is the part of each about its middle that is drawn from.
-    """
+    """Draw the variation of N plans: uniform numbers [N] by name, or [N, D] if D is above 1. ``ranges`` has low, high
+    and D; ``variety`` in [0, 1] is the part of each about its middle that is drawn from."""
     drawn = {}
     for name, (low, high, width) in ranges.items():
         x, middle = rng.uniform(low, high, (num_envs, width) if width > 1 else num_envs), 0.5 * (low + high)

@@ -33,8 +33,7 @@ class ActorCritic(nn.Module):
     def __call__(
         self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
     ) -> tuple[Any, Array]:
-        """Evaluate ``obs``, leaves [..., F]; ``dropout_seed`` [...] uint32, None: none; ``observe`` it in
-        statistics."""
+        """Evaluate ``obs``, leaves [..., F]; without ``dropout_seed`` [...] uint32 there is no dropout."""
         distribution = actor_head(self, obs, dropout_seed=dropout_seed, observe=observe)
         x = select_observation(obs, self.critic_obs_groups)
         if self.critic_obs_normalization:

@@ -149,10 +149,8 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:
-    """Drop units of x [..., F] by a mask that depends on the row's seed [...], uint32, and ``layer`` alone.
-
-    Source: Hausknecht & Wagener 2022, Consistent Dropout.
-    """
+    """Drop units of x [..., F] by a mask that depends on the row's seed [...], uint32, and ``layer`` alone. Source:
+    Hausknecht & Wagener 2022, Consistent Dropout."""
 
     def keep(row_seed: Array) -> Array:
         return jax.random.bernoulli(jax.random.fold_in(jax.random.key(row_seed), layer), 1.0 - p, x.shape[-1:])

@@ -79,11 +79,9 @@ class NnxPolicy:
         """Evaluate ``obs``, with ``keywords`` of the module; ``observe`` and ``mutable`` as in
         ``ejax.policies.normalize``.
 
-        ``dropout_seed`` [...] uint32 alone decides a row's dropped units; None: no dropout.
-
-        Raises:
-            PolicyStateError: random numbers drawn without a ``dropout_seed``, or for the steps of a sequence; a
-                variable that changes where it must not, or statistics that never do.
+        ``dropout_seed`` [...] uint32 alone decides a row's dropped units; None: no dropout. Raises PolicyStateError for
+        random numbers without it, or for the steps of a sequence; for a variable that changes where it must not, or
+        statistics that never do.
         """
         if observe is not False and "observe" in self._accepted:
             keywords["observe"] = observe
@@ -109,7 +107,6 @@ class NnxPolicy:
 
     @cached_property
     def _parts(self) -> tuple[Any, PyTree, Params]:
-        """Make graph, random streams and variables, with shapes in place of arrays."""
         graphs = []
 
         def shapes() -> tuple[PyTree, Params]:  # split inside: outside, a shape in place of an array counts as static
@@ -157,9 +154,7 @@ class NnxPolicy:
 
 
 class NnxPolicyWithMemory(NnxPolicy):
-    """``NnxPolicy`` of a module with ``init_memory(num_rows)`` and ``module(obs, memory=…, first=…)``, as in
-    ``ejax.types.PolicyWithMemory``.
-    """
+    """``NnxPolicy`` of a module with ``init_memory(num_rows)`` and ``module(obs, memory=…, first=…)``."""
 
     def init_memory(self, num_rows: int) -> PyTree:
         return self._abstract.init_memory(num_rows)

@@ -21,10 +21,8 @@ class PolicyStateError(ValueError):
 
 
 class ObsNormalizer(nn.Module):
-    """(x − mean) / (std + 1e-2), with mean and variance over all rows observed so far. Source: EmbodiChain 0.3.2.
-
-    The statistics live in the collection ``normalizer`` and change only with ``observe``.
-    """
+    """(x − mean) / (std + 1e-2), with mean and variance over all rows observed so far. Source: EmbodiChain 0.3.2. The
+    statistics live in the collection ``normalizer`` and change only with ``observe``."""
 
     @nn.compact
     def __call__(self, x: Array, *, observe: bool | Array = False) -> Array:
@@ -55,8 +53,7 @@ def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array 
     """Add ``obs``, leaves [T, N, ...], to the statistics in ``params``, if any; of ``valid`` [T, N] the true rows
     alone.
 
-    Raises:
-        PolicyStateError: running averages in a policy with memory.
+    Raises PolicyStateError for running averages in a policy with memory.
     """
     mutable = [name for name in ("normalizer", "batch_stats") if name in params]
     if "normalizer" in mutable:

@@ -16,10 +16,8 @@ def flatten_observation(obs: PyTree) -> Array:
 
 
 def select_observation(obs: PyTree, groups: tuple[str, ...]) -> Array:
-    """Flatten and concatenate groups in order, by dotted path (``robot.qpos``), all if none: [..., O].
-
-    Raises ValueError for a group that the observation lacks.
-    """
+    """Flatten and concatenate groups in order, by dotted path (``robot.qpos``), all if none: [..., O]. Raises
+    ValueError for a group that the observation lacks."""
     if not groups:
         return flatten_observation(obs)
     return jnp.concatenate([flatten_observation(part_of(obs, path)) for path in groups], axis=-1)

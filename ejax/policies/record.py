@@ -45,9 +45,7 @@ class PolicyKind:
 
 def find_policy(name: str) -> PolicyKind:
     """Find the record of a registered name, or of ``package.module:Name``; a class without one gets the plainest.
-
-    Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``.
-    """
+    Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``."""
     found = resolve("policy", name)
     return found if isinstance(found, PolicyKind) else PolicyKind(make=found)
 
@@ -76,7 +74,6 @@ def section_problems(section: Any, kind: PolicyKind) -> Iterator[Problem]:
 
 
 def _memories(section: Any, kind: PolicyKind) -> Iterator[Problem]:
-    """Find misplaced memories, and a critic's that contradicts the rest."""
     actor, critic = (block.memory if block else None for block in (section.actor, section.critic))
     if kind.built_in and kind.with_memory is None:
         if actor or critic:

@@ -27,11 +27,9 @@ _LINEAR = NetworkConfig(hidden_sizes=())
 class VisionPolicy(nn.Module):
     """``obs -> (distribution, value [...])`` for observations ``{name: image or numbers}``.
 
-    Numbers [..., F] are concatenated with the encoders' features. The action may be a chunk of several
-    (``ejax.envs.wrappers.action_chunk``).
-
-    Raises:
-        ValueError: an observation without one of ``images``; not one number in ``channels`` for each convolution.
+    Numbers [..., F] are concatenated with the encoders' features. Actions may be chunks
+    (``ejax.envs.wrappers.action_chunk``). Raises ValueError for an observation without one of ``images``, or not one
+    number in ``channels`` for each convolution.
     """
 
     action_spec: ActionSpec
@@ -46,7 +44,6 @@ class VisionPolicy(nn.Module):
     initial_log_std: float = 0.0
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     actor_obs_normalization: bool = False
-    """Normalize the numbers (images are not)."""
 
     @nn.compact
     def __call__(
@@ -93,10 +90,8 @@ class ImageEncoder(nn.Module):
 
 
 def patches(x: Array, kernel: int, stride: int) -> Array:
-    """Cut the patches of a convolution: [..., H, W, C] -> [..., H/stride, W/stride, kernel²·C], zeros outside.
-
-    The convolution is then a matrix product; XLA's gradient of a convolution takes a CPU 26 times as long.
-    """
+    """Cut the patches of a convolution: [..., H, W, C] -> [..., H/stride, W/stride, kernel²·C], zeros outside. The
+    convolution is then a matrix product; XLA's gradient of a convolution takes a CPU 26 times as long."""
     *_, height, width, _ = x.shape
     before = (kernel - 1) // 2
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(before, kernel - 1 - before)] * 2 + [(0, 0)])

@@ -42,10 +42,8 @@ class Staged:
         return path
 
     def commit(self, before: Digests) -> Digests:
-        """Put the new versions in place; from the digests ``before`` return those of the files now.
-
-        Raises OSError if the disk is full, or fails; see ``committed``.
-        """
+        """Put the new versions in place; from the digests ``before`` return those of the files now. Raises OSError if
+        the disk is full, or fails; see ``committed``."""
         staging, changed = self.folder / STAGING, {}
         for name in _files_below(staging):
             with open_inside(staging, name) as file:
@@ -78,11 +76,8 @@ class Staged:
 
 
 def recover(folder: Path) -> Path | None:
-    """Finish the change that counts, set aside one that does not; ValueError as of ``pending``, with nothing changed.
-
-    Returns:
-        The folder that the files of an unfinished change were moved to; None: there was none.
-    """
+    """Finish the change that counts, set aside one that does not, and return the folder of its files, if any. Raises
+    ValueError as ``pending``, with nothing changed."""
     pending(folder)
     staging, all_aside = folder / STAGING, folder / ASIDE
     is_staged, has_aside = _is_folder(staging), _is_folder(all_aside)
@@ -101,12 +96,8 @@ def recover(folder: Path) -> Path | None:
 
 
 def pending(folder: Path) -> list[str]:
-    """List the files of a change that counts and was cut off, if any.
-
-    Raises:
-        ValueError: its folder is no folder, or has links or other things that are no files of a recording; a place of
-            a file that leads out of ``folder``.
-    """
+    """List the files of a change that counts and was cut off, if any. Raises ValueError if its folder is none, or has
+    anything but plain files of a recording, or leads out of ``folder``."""
     names = _files_below(folder / COMMIT) if _is_folder(folder / COMMIT) else []
     for name in names:
         open_inside(folder / COMMIT, name).close()

@@ -22,7 +22,6 @@ from ejax.schema.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
 DIGESTS = "meta/ejax_digests.json"
 _VERSION = 1
 _TRIES = 5
-"""Attempts at reading a file and the list, which an append may replace meanwhile."""
 _MAX_CHARS = 1000
 """Longest path below the folder, in characters."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -47,12 +46,8 @@ class KeptFiles:
         return name in (self.digests or {}) or inside(self.folder, name).exists()
 
     def open(self, name: str, most: int = HUGE) -> IO[bytes]:
-        """Open a file for reading, after checking that its content is what was written.
-
-        Raises:
-            FileNotFoundError: it is not there.
-            ValueError: it is damaged, not in the list, no file of the folder, or has more than ``most`` bytes.
-        """
+        """Open a file for reading, after checking its content. Raises FileNotFoundError; ValueError if it is damaged,
+        not in the list, outside the folder, or has more than ``most`` bytes."""
         for _ in range(_TRIES):
             file = open_inside(self.folder, name, most)
             try:
@@ -124,20 +119,12 @@ def digests_file(digests: Digests) -> bytes:
 
 
 def sha256(file: IO[bytes]) -> str:
-    """Compute the digest of an open file's content."""
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # any file of bytes will do
 
 
 def inside(folder: Path, name: Any) -> Path:
-    """Return the path of file ``name`` of ``folder``, which need not exist.
-
-    Args:
-        folder: as the user named it; may be a link itself.
-        name: relative, with slashes.
-
-    Raises:
-        ValueError: ``name`` leads out of the folder, by itself or by links, or is something other than a plain file.
-    """
+    """Return the path of file ``name``, relative with slashes, of ``folder``, which may be a link; it need not exist.
+    Raises ValueError if it leads out of the folder, by itself or by links, or is something other than a plain file."""
     if problem := path_problem(name):
         raise ValueError(
             f"{folder} has a file that names {shown(name)}, which {problem}; files of a data set are named by their "
@@ -166,12 +153,8 @@ def inside(folder: Path, name: Any) -> Path:
 
 
 def open_inside(folder: Path, name: Any, most: int = HUGE) -> IO[bytes]:
-    """Open file ``name`` of ``folder`` for reading; never waits for a pipe's writer.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        ValueError: as ``inside``, or it has more than ``most`` bytes.
-    """
+    """Open file ``name`` of ``folder`` for reading; never waits for a pipe's writer. Raises FileNotFoundError;
+    ValueError as ``inside``, or for more than ``most`` bytes."""
     path = inside(folder, name)
     try:
         return open_plain(path, most)

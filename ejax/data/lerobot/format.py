@@ -48,9 +48,7 @@ NUMBERS = (
     "float32",
     "float64",
 )
-"""Dtypes of numeric features."""
 PNG_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""An image as Hugging Face's datasets stores it."""
 _OWN = {**DEFAULT_FEATURES, "segment_id": "int64"}
 _MAX_STATS = 4096
 """Features with more entries get no statistics, which would outweigh the frames."""
@@ -78,11 +76,8 @@ class Column:
 
 
 def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) -> list[Column]:
-    """Make the columns of a task's frame fields; ``names`` has features by path, e.g. ``{"actions": "action"}``.
-
-    Raises:
-        ValueError: a name that is unknown, given twice or LeRobot's own; a field that the format cannot hold.
-    """
+    """Make the columns of a task's frame fields; ``names`` has features by path, e.g. ``{"actions": "action"}``. Raises
+    ValueError for a name that is unknown, given twice or LeRobot's own, or a field that the format cannot hold."""
     if images not in get_args(Images):
         raise ValueError(f"images is {images!r}; give one of {', '.join(get_args(Images))}")
     if unknown := sorted(set(names) - set(spec.frames)):
@@ -120,16 +115,13 @@ def feature_entries(columns: Iterable[Column], axes: Mapping[str, Sequence[str]]
 
 
 def data_schema(columns: Iterable[Column]) -> pa.Schema:
-    """Make the schema of the files of frames."""
     fields = [(column.feature, _arrow_type(column)) for column in columns if column.kind != "video"]
     return pa.schema(fields + [(name, pa.type_for_alias(dtype)) for name, dtype in _OWN.items()])
 
 
 def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec, *, origins: bool = True) -> pa.Schema:
-    """Make the schema of the files of episodes. Columns that are not LeRobot's begin with ``ejax/``.
-
-    Without ``origins`` it is that of a recording begun when only the seed of an ``Origin`` was kept.
-    """
+    """Make the schema of the files of episodes. Columns that are not LeRobot's begin with ``ejax/``. Without
+    ``origins`` it is that of a recording begun when only the seed of an ``Origin`` was kept."""
     whole, real, text = pa.int64(), pa.float64(), pa.string()
     names = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
     fields = [

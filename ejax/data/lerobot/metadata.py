@@ -45,9 +45,7 @@ def load_ours(files: KeptFiles, info: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
     """Find the columns that can be read, and the other features with the reason; ``ours``: ``frames`` of our metadata.
-
-    Raises ValueError if no column can be read, or two have one path.
-    """
+    Raises ValueError if no column can be read, or two have one path."""
     given = {entry["feature"]: path for path, entry in ours.items()}
     columns, skipped = [], {}
     for feature, entry in info["features"].items():
@@ -77,9 +75,8 @@ def may_have(name: str) -> bool:
 def check_info(info: Any, where: Path) -> dict[str, Any]:
     """Return ``meta/info.json`` of a LeRobot v3.0 dataset.
 
-    Raises:
-        ValueError: another version of the format; entries that are missing, or of another kind; paths that leave the
-            folder, or depend on anything other than chunk, file and video.
+    Raises ValueError for another version, missing or other entries, and paths that leave the folder, or depend on
+    anything other than chunk, file and video.
     """
     _require(isinstance(info, dict), f"{where} must be a JSON object, got {shown(info)}")
     version = str(info.get("codebase_version"))
@@ -109,8 +106,8 @@ def check_info(info: Any, where: Path) -> dict[str, Any]:
 def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """Return ``meta/ejax.json``, if it matches ``info``.
 
-    Raises:
-        ValueError: another version, fields that no ``EpisodeSpec`` can have, or features that are not in ``info``.
+    Raises ValueError for another version, fields that no ``EpisodeSpec`` can have, or features that are not in
+    ``info``.
     """
     version = ours.get("version") if isinstance(ours, dict) else ours
     _require(version == 1, f"{where} has version {shown(version)}; 1 can be read. Use the ejax that wrote it")

@@ -26,12 +26,8 @@ _OURS = ("ejax/written_at", *(f"ejax/{name}" for name in Origin._fields))
 def read_parquet(
     files: KeptFiles, name: str, columns: Sequence[str] | None = None, also: tuple[str, ...] = ()
 ) -> pa.Table:
-    """Read a whole file, or ``columns`` of it and those that begin with one of ``also``.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it is damaged, or lacks columns.
-    """
+    """Read a whole file, or ``columns`` of it and those that begin with one of ``also``. Raises FileNotFoundError;
+    ValueError if it is damaged, or lacks columns."""
     path = files.folder / name
     with open_parquet(files, name) as file:
         needed, schema = columns or (), file.schema_arrow
@@ -66,9 +62,7 @@ def named(path: Path) -> Iterator[None]:
 
 def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: Sequence[str]) -> list[dict[str, Any]]:
     """Load the first ``count`` rows of ``meta/episodes`` without statistics, in order; later ones are being written.
-
-    Raises ValueError for columns, ``fields`` or episodes that are missing, or hold impossible values.
-    """
+    Raises ValueError for columns, ``fields`` or episodes that are missing, or hold impossible values."""
     videos = [f"videos/{column.feature}" for column in columns if column.kind == "video"]
     whole = [*_WHOLE, *(f"{video}/{name}" for video in videos for name in ("chunk_index", "file_index"))]
     real = [f"{video}/from_timestamp" for video in videos]

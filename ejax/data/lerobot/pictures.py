@@ -20,9 +20,7 @@ KEYFRAME_EVERY = 2
 _FULL = "No space left on device"
 _FILES_ONLY = ("-protocol_whitelist", "file")
 _MAX_OUTPUT = 400
-"""Most characters of ffmpeg's output in an error."""
 _TIMEOUT_S = 600.0
-"""Time limit of ffmpeg for one file."""
 
 
 def encode_video(path: Path, frames: NDArray[np.uint8], fps: int) -> None:
@@ -35,13 +33,8 @@ def encode_video(path: Path, frames: NDArray[np.uint8], fps: int) -> None:
 
 
 def join_videos(parts: Sequence[Path], path: Path) -> None:
-    """Write one file of the frames of several that were encoded alike.
-
-    Raises:
-        OSError: the disk is full.
-        ValueError: a part is not an MP4 file.
-        RuntimeError: ffmpeg failed otherwise.
-    """
+    """Write one file of the frames of several that were encoded alike. Raises ValueError for a part that is no MP4
+    file, OSError if the disk is full, else RuntimeError if ffmpeg failed."""
     for part in parts:
         _check_mp4(part)
     script = "".join("file '{}'\n".format(str(part.resolve()).replace("'", r"'\''")) for part in parts)
@@ -53,12 +46,8 @@ def join_videos(parts: Sequence[Path], path: Path) -> None:
 
 
 def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, int], count: int) -> NDArray[np.uint8]:
-    """Read frames [count, H, W, 3] from the one at ``start``, in s, on.
-
-    Raises:
-        ValueError: the file is not an MP4 file, has fewer frames there, or frames of another size.
-        RuntimeError: ffmpeg failed.
-    """
+    """Read frames [count, H, W, 3] from the one at ``start``, in s, on. Raises ValueError unless it is an MP4 file with
+    so many frames of that size there; RuntimeError if ffmpeg failed."""
     _check_mp4(path)
     seek = max(0.0, start - 0.5 / fps)  # between two frames, so that rounding cannot take the one before
     source = [*_FILES_ONLY, "-f", "mp4", "-i", f"file:{path}"]
@@ -82,10 +71,8 @@ def encode_png(frame: NDArray[np.uint8]) -> bytes:
 
 
 def decode_image(data: bytes, shape: tuple[int, int, int], where: str = "an image") -> NDArray[np.uint8]:
-    """Decode a frame [H, W, 3] of a PNG or JPEG file; ``where`` names it in messages.
-
-    Pillow hands some other formats to other programs. They, damaged files and other sizes raise ValueError.
-    """
+    """Decode a frame [H, W, 3] of a PNG or JPEG file; ``where`` names it in messages. Pillow hands some other formats
+    to other programs. They, damaged files and other sizes raise ValueError."""
     try:
         with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
             found = [image.height, image.width, 3]

@@ -85,10 +85,8 @@ class EpisodeReader:
         return np.array(row["ejax/segment_ids"], np.int64), np.array(row["ejax/segment_lengths"], np.int64)
 
     def fields(self, index: int) -> dict[str, Any]:
-        """Return ``length``, ``index``, ``written_at`` (Unix time in s), ``Origin`` and ``instruction``, by path.
-
-        The task's own fields take precedence. Unknown: NaN for a time, -1 for others.
-        """
+        """Return ``length``, ``index``, ``written_at`` (Unix time in s), ``Origin`` and ``instruction``, by path. The
+        task's own fields take precedence. Unknown: NaN for a time, -1 for others."""
         row = self._rows[index]
         made: dict[str, Any] = {
             "length": np.int64(row["length"]),
@@ -115,10 +113,8 @@ class EpisodeReader:
         )
 
     def window(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
-        """Read frames [start, start + count) by path, with the frame fields of the engine's buffer.
-
-        Do not write to the arrays: other callers may share them.
-        """
+        """Read frames [start, start + count) by path, with the frame fields of the engine's buffer. Do not write to the
+        arrays: other callers may share them."""
         ids, lengths = self.segments(index)
         whole = Episode({}, segment_id=np.repeat(ids, lengths), terminated=self._terminated(index))
         numbers = frame_numbers(whole, int(lengths.sum()))

@@ -19,8 +19,6 @@ from ejax.data.task import EpisodeSpec
 
 @dataclass(frozen=True)
 class Format:
-    """The common format of a recording's episodes."""
-
     spec: EpisodeSpec
     columns: tuple[Column, ...]
     fps: int
@@ -73,12 +71,8 @@ def new_recording(format: Format) -> Recording:
 
 
 def check_format(folder: Path, format: Format) -> None:
-    """Raise unless episodes can be appended to ``folder``, also once a cut-off change is finished; write nothing.
-
-    Raises:
-        ValueError: its format is not ``format``, it is not a recording of an ``EpisodeWriter``, or it has a file that
-            leads out of it.
-    """
+    """Raise ValueError unless episodes of ``format`` can be appended to ``folder``, once a cut-off change is finished.
+    It must be a recording of an ``EpisodeWriter`` without files that lead out of it. Nothing is written."""
     coming, files = pending(folder), KeptFiles(folder)
     places = {name: folder / COMMIT / name if name in coming else inside(folder, name) for name in (fmt.INFO, fmt.OURS)}
     if not places[fmt.OURS].exists():
@@ -158,7 +152,6 @@ def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
 
 
 def _load_last_rows(files: KeptFiles, format: Format) -> tuple[tuple[Mapping[str, Any], ...], bool]:
-    """Return the rows, and True if they have whole origins."""
     name = row_files(files)[-1]
     table = read_parquet(files, name)
     for origins in (True, False):
@@ -168,7 +161,6 @@ def _load_last_rows(files: KeptFiles, format: Format) -> tuple[tuple[Mapping[str
 
 
 def _digests_of(folder: Path) -> Digests:
-    """Compute digests for a recording that has none yet."""
     made = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

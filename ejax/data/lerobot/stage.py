@@ -26,7 +26,6 @@ _EPISODES_PER_FILE = 500
 
 
 def write_start(staged: Staged, recording: Recording) -> Recording:
-    """Begin a recording without episodes."""
     staged.write(fmt.OURS, to_json(recording.format.ours()))
     staged.write(fmt.INFO, to_json(recording.info))
     return replace(recording, digests=staged.commit({}))
@@ -43,12 +42,8 @@ def write_episode(
 ) -> Recording:
     """Write all files that an episode changes, and commit; return the recording with it.
 
-    Args:
-        frames: by path [T, ...], with ``segment_id``.
-        fields: of the episode, by path.
-
-    Raises:
-        OSError: as ``Staged.commit``.
+    ``frames`` [T, ...] by path include ``segment_id``; ``fields`` are the episode's. Raises OSError as
+    ``Staged.commit``.
     """
     append, info, length = _Append(staged, recording), recording.info, len(frames["segment_id"])
     format, index, first = recording.format, info["total_episodes"], info["total_frames"]

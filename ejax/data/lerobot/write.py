@@ -157,7 +157,6 @@ class EpisodeWriter:
             return write_start(staged, new_recording(self._format))
 
     def _check(self, episode: Episode) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Return frame fields [T, ...] with the buffer's own, and fields of the episode."""
         if not (episode.complete and episode.success):
             raise ValueError("an episode that is not complete, or no success, is not kept; make it a Failure")
         frames, fields = check_episode(episode, self._format.spec, _MAX_FRAMES)

@@ -59,9 +59,7 @@ BLOCKS = tuple(
 
 class EfficientNetLite0(nn.Module):
     """uint8 [..., H, W, 3] -> features float32 [..., ⌈H/stride⌉, ⌈W/stride⌉, C], of the last block at that resolution.
-
-    C is 16, 24, 40, 112, 320 for ``stride`` 2, 4, 8, 16, 32. Later blocks are neither computed nor parameters.
-    """
+    C is 16, 24, 40, 112, 320 for ``stride`` 2, 4, 8, 16, 32. Later blocks are neither computed nor parameters."""
 
     stride: Stride = 16
 
@@ -82,10 +80,8 @@ class EfficientNetLite0Classifier(nn.Module):
 
 
 def load_efficientnet(model_path: str | Path = WEIGHTS, *, stride: Stride = 16) -> tuple[EfficientNetLite0, Any]:
-    """Load ``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``find_weights``).
-
-    Raises WeightsError for weights that cannot be found or read, or are of another network.
-    """
+    """Load ``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``find_weights``). Raises
+    WeightsError for weights that cannot be found or read, or are of another network."""
     module = EfficientNetLite0(stride)
     return module, _fit(module, model_path)
 
@@ -175,10 +171,8 @@ class _InvertedBottleneck(nn.Module):
 
 
 class _Depthwise(nn.Module):
-    """A convolution of each channel by itself, as a sum of shifted products.
-
-    XLA's own takes a CPU 18 times as long (8 × 48 × 48 × 96, 3 × 3: benchmarks/pretrained.py).
-    """
+    """A convolution of each channel by itself, as a sum of shifted products. XLA's own takes a CPU 18 times as long (8
+    × 48 × 48 × 96, 3 × 3: benchmarks/pretrained.py)."""
 
     kernel: int
     stride: int

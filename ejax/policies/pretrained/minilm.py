@@ -74,9 +74,8 @@ class MiniLM(nn.Module):
 def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiece]:
     """Load ``(module, variables, tokenizer)``; ``tokenizer.json`` or ``vocab.txt`` lies beside the weights.
 
-    Raises:
-        WeightsError: the weights cannot be found (see ``find_weights``) or read, or are of another network.
-        ValueError: the tokenizer is missing, or is no WordPiece, or has ids beyond the embedding.
+    Raises WeightsError for weights that cannot be found (see ``find_weights``) or read, or are of another network, and
+    ValueError for a tokenizer that is missing, no WordPiece, or has ids beyond the embedding.
     """
     module = MiniLM()
     token, valid = (jax.ShapeDtypeStruct((1,), dtype) for dtype in (jnp.int32, jnp.bool_))

@@ -44,13 +44,9 @@ class WeightsError(ValueError):
 def find_weights(model_path: str | Path) -> Path:
     """Find the file, or the folder of an ejax checkpoint, that ``model_path`` stands for. Imports nothing.
 
-    Args:
-        model_path: a weights file; a folder with ``model.safetensors`` or exactly one weights file; a checkpoint of
-            ejax; or ``package:name``, the one weights file inside an installed package, of several
-            ``package:name/models/file.pth``.
-
-    Raises:
-        WeightsError: there is none, or more than one.
+    ``model_path`` is a weights file; a folder with ``model.safetensors`` or exactly one weights file; a checkpoint of
+    ejax; or ``package:name``, the one weights file inside an installed package, of several
+    ``package:name/models/file.pth``. Raises WeightsError for none, or more than one.
     """
     text = str(model_path)
     if text.startswith(PACKAGE):

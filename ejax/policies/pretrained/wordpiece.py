@@ -43,10 +43,8 @@ _FORM = {
 
 @dataclass(frozen=True)
 class WordPiece:
-    """A vocabulary, and the cutting of text into it.
-
-    Raises ValueError for a vocabulary without one of BERT's special tokens, or with ids that are not consecutive.
-    """
+    """A vocabulary, and the cutting of text into it. Raises ValueError for a vocabulary without one of BERT's special
+    tokens, or with ids that are not consecutive."""
 
     vocabulary: Mapping[str, int]
     lowercase: bool = True
@@ -116,10 +114,8 @@ class WordPiece:
 
 
 def read_wordpiece(folder: Path) -> WordPiece:
-    """Read a model folder's ``tokenizer.json``, or else ``vocab.txt`` with one token a line (uncased).
-
-    Raises ValueError if it has neither, or another kind of tokenizer.
-    """
+    """Read a model folder's ``tokenizer.json``, or else ``vocab.txt`` with one token a line (uncased). Raises
+    ValueError if it has neither, or another kind of tokenizer."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         file = folder / "vocab.txt"

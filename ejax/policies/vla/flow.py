@@ -52,10 +52,8 @@ class FlowSpec:
 
 @struct.dataclass
 class FlowChunk(Distribution):
-    """The distribution of a chunk for each of a batch of observations, leading axes [...]: an ``ejax`` distribution.
-
-    It carries the network's variables, so a rollout stores ``for_storage``.
-    """
+    """The distribution of a chunk for each of a batch of observations, leading axes [...]: an ``ejax`` distribution. It
+    carries the network's variables, so a rollout stores ``for_storage``."""
 
     is_flow = True
 

@@ -32,9 +32,7 @@ SENTENCE_FEATURES = 384
 FREQUENCIES = tuple(2.0**i * math.pi / 16 for i in range(16))
 """Angular frequencies of τ, always in float32: the highest ones enlarge rounding."""
 SHARPNESS = 10.0
-"""Factor in a place's softmax over the pixels."""
 COLOUR = 3.0
-"""Gain of the colours' differences from grey."""
 NEAREST = 0.05
 """Least 1 − τ that is divided by; matters beyond 20 steps."""
 PREDICTION = "prediction"
@@ -78,12 +76,10 @@ class Block(nn.Module):
     def __call__(
         self, x: Array, present: Array, past: tuple[Array, Array, Array] | None
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Return tokens [B, T, W], and their keys and values.
+        """Return tokens [B, T, W] for ``x``, and their keys and values.
 
-        Args:
-            x: [B, T, W].
-            present: [B, T] bool: the tokens that can be attended to.
-            past: keys, values [B, P, H, d] and ``present`` [B, P] of tokens before these.
+        ``present`` [B, T] bool marks tokens that can be attended to; ``past`` has keys, values [B, P, H, d] and
+        ``present`` [B, P] of tokens before these.
         """
         c = self.config
         linear = partial(Linear, dtype=None if c.torch_dtype == "float32" else jnp.dtype(c.torch_dtype), lora=c.lora)
@@ -117,7 +113,6 @@ class VLANetwork(nn.Module):
     normalize: bool = False
     initial_log_std: float = 0.0
     sentences: tuple[str, ...] = ()
-    """Sentences with an embedding."""
     predicted_sizes: tuple[int, ...] = ()
     """Numbers of each predicted part."""
 
@@ -253,10 +248,8 @@ class KeypointTokens(nn.Module):
 
 
 class PatchTokens(nn.Module):
-    """uint8 [B, H, W, 3] -> [B, H/p·W/p, width]: a token for each square of p pixels.
-
-    Raises ValueError if the squares do not fill the picture.
-    """
+    """uint8 [B, H, W, 3] -> [B, H/p·W/p, width]: a token for each square of p pixels. Raises ValueError if the squares
+    do not fill the picture."""
 
     patch_size: int
     width: int
@@ -295,10 +288,8 @@ class EfficientNetTokens(nn.Module):
 
 
 class SentenceTokens(nn.Module):
-    """Word tokens int32 [B, L] -> [B, 1, width]: a token of the known sentence, whose embedding is in ``frozen``.
-
-    Those of an unknown sentence are zeros.
-    """
+    """Word tokens int32 [B, L] -> [B, 1, width]: a token of the known sentence, whose embedding is in ``frozen``. Those
+    of an unknown sentence are zeros."""
 
     words: Words
     sentences: tuple[str, ...]

@@ -36,7 +36,6 @@ class VLAPolicy:
         action_dim: A, numbers of one action.
         instruction: for observations that have no text; uint8 bytes, as a tuple.
         action_std_init: of a Gaussian head.
-        normalize: normalize the numbers by running statistics.
         sentences: the instructions that a sentence encoder embeds, each once.
         predicted_sizes: numbers of each part in ``model.predicts``.
     """
@@ -69,10 +68,8 @@ class VLAPolicy:
         mutable: Any = False,
         predict: bool = False,
     ) -> Any:
-        """Evaluate ``obs``, leaves [..., F]; pictures uint8 [..., H, W, 3], the text uint8 [..., L].
-
-        ``observe`` and ``mutable`` as in ``ejax.policies.normalize``; ``predict`` adds a third result {name: [..., F]}.
-        """
+        """Evaluate ``obs``, leaves [..., F]; pictures uint8 [..., H, W, 3], the text uint8 [..., L]. ``observe`` and
+        ``mutable`` as in ``ejax.policies.normalize``; ``predict`` adds a third result {name: [..., F]}."""
         rows, batch = self._flat(obs)
         if not isinstance(observe, bool):
             observe = observe.reshape(-1)
@@ -180,7 +177,6 @@ class _VelocityOf:
 
 
 def _touch_all(network: VLANetwork, obs: PyTree) -> None:
-    """Make every variable."""
     context, _ = network.encode(obs)
     rows = len(context[1])
     if network.config.head.type == "flow":
@@ -201,9 +197,7 @@ def make(
 ) -> Any:
     """Make the policy that ``policy.vla_config`` describes, for these spaces.
 
-    Args:
-        instructions: texts of the environment for training: by default their words are the vocabulary.
-        held_out_instructions: those for testing.
+    ``instructions`` are the environment's texts for training, whose words are the default vocabulary.
 
     Raises:
         ValueError: a horizon that the actions are no multiple of, parts that the observation lacks, pictures of another

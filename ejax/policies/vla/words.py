@@ -26,10 +26,8 @@ _PRIME = 16777619
 
 @dataclass(frozen=True)
 class Words:
-    """``vocabulary[i]`` is token i + 2; 0 is padding, and 1 any other word.
-
-    Raises ValueError for a word twice, two of one hash, or anything but one word.
-    """
+    """``vocabulary[i]`` is token i + 2; 0 is padding, and 1 any other word. Raises ValueError for a word twice, two of
+    one hash, or anything but one word."""
 
     vocabulary: tuple[str, ...]
     max_words: int = 16
