@@ -2,9 +2,8 @@
 
     rollout k is for update k; version v of the parameters is that after v updates; staleness = k − v
 
-The learner publishes a version after every update; the thread makes rollout k as soon as the schedule allows a version
-for it. Nothing is overwritten: every rollout that was begun is delivered, in order, once. Source of the bound:
-staleness-limited asynchronous PPO (AReaL, Fu et al. 2025); EmbodiChain's collector has neither versions nor a bound.
+The thread makes rollout k as soon as the schedule allows a published version for it. Every rollout that was begun is
+delivered, in order, once. Source of the bound: staleness-limited asynchronous PPO (AReaL, Fu et al. 2025).
 """
 
 import threading
@@ -28,9 +27,8 @@ _POLL_S = 0.2  # interval at which a waiting learner checks for an interrupt, in
 class Schedule:
     """The assignment of parameter versions to rollouts.
 
-    Without ``free``, rollout k is made by exactly version k − ``max_staleness``: the results do not depend on
-    timing. With it, by the newest version available when the rollout begins. ``recorded`` versions, rollout by rollout,
-    are replayed: a free run is reproduced bit for bit.
+    Rollout k is made by exactly version k − ``max_staleness``, at any timing; under ``free`` by the newest version when
+    it begins. ``recorded`` versions are replayed: a free run is reproduced bit for bit.
     """
 
     max_staleness: int = 1
@@ -50,7 +48,7 @@ class Schedule:
                 )
 
     def version(self, index: int, *, first: int, newest: int) -> int | None:
-        """The version for rollout ``index``; None: it must wait for a newer one than ``newest``.
+        """Return the version for rollout ``index``; None: it must wait for a newer one than ``newest``.
 
         Args:
             first: the oldest version that was ever published, in a resumed run not 0.
@@ -112,11 +110,7 @@ class AsyncCollector:
         self._thread = threading.Thread(target=self._run, name="ejax-collector", daemon=True)
 
     def start(self, params: Params, *, first: int = 0) -> None:
-        """Publish version ``first`` and begin with the rollout of that index.
-
-        Raises:
-            RuntimeError: started before.
-        """
+        """Publish version ``first`` and begin with the rollout of that index. Raises RuntimeError: started before."""
         if self._thread.ident is not None:
             raise RuntimeError("this collector was started before; make a new one")
         self.first = first
@@ -124,11 +118,7 @@ class AsyncCollector:
         self._thread.start()
 
     def publish(self, params: Params, version: int) -> None:
-        """Hand over the parameters after ``version`` updates: a copy, so that the learner may donate its own.
-
-        Raises:
-            ValueError: not the version after the last one.
-        """
+        """Hand over a copy of the parameters after ``version`` updates. Raises ValueError: not the next version."""
         copy = jax.tree.map(jnp.copy, params)
         with self._changed:
             newest = max(self._published, default=version - 1)
@@ -138,7 +128,7 @@ class AsyncCollector:
             self._changed.notify_all()
 
     def collect(self, interrupted: Callable[[], bool] = lambda: False) -> Collected | None:
-        """The next rollout, in order; None if ``interrupted`` first. It has its ``version`` [T, N].
+        """Return the next rollout, in order; None if ``interrupted`` first. It has its ``version`` [T, N].
 
         Raises:
             Exception: the one that ended the thread, with its traceback, and a note of where it was.
@@ -181,7 +171,7 @@ class AsyncCollector:
 
     @contextmanager
     def paused(self, interrupted: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """No environment steps inside; the rollout under way goes on afterwards.
+        """Let no environment step inside; the rollout under way goes on afterwards.
 
         Raises:
             EnvAbandoned: ``interrupted``, and a step goes on for ``stop_timeout_s``.
@@ -206,11 +196,9 @@ class AsyncCollector:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop within ``stop_timeout_s``, inside a rollout too, and close the environments: in the thread that stepped
-        them, within the same time.
+        """Stop within ``stop_timeout_s``, inside a rollout too; close environments in the thread that stepped them.
 
-        Raises:
-            TimeoutError: a step under way, or a ``close``, goes on; the environments are left to that thread.
+        Raises TimeoutError: a step under way, or a ``close``, goes on; the environments are left to that thread.
         """
         with self._changed:
             self._stopping = True
@@ -237,7 +225,6 @@ class AsyncCollector:
             error.add_note(f"while closing the collector: {problem}")
 
     def _is_past(self, version: int) -> bool:
-        """True: no future rollout can need this version."""
         if version == max(self._published):
             return False
         begins = self.first + self.account.begun
@@ -263,7 +250,6 @@ class AsyncCollector:
             self._closing_error = error
 
     def _make_rollout(self, index: int) -> bool:
-        """Make and queue a rollout. False: stop."""
         begun = self._begin(index)
         if begun is None:
             return False
@@ -282,7 +268,6 @@ class AsyncCollector:
         return True
 
     def _begin(self, index: int) -> tuple[int, Params] | None:
-        """Back-pressure: wait until the schedule has a version for this rollout. None: stop."""
         began = time.perf_counter()
         with self._changed:
             while not self._stopping:
@@ -296,7 +281,7 @@ class AsyncCollector:
 
     @contextmanager
     def _gate(self) -> Iterator[bool]:
-        """Entered around each reset and step: waits while paused; true where the rollout is to be given up."""
+        """Wait while paused, around each reset and step; true where the rollout is to be given up."""
         with self._changed:
             # for the learner, which notifies at the end of ``paused``, or at the latest in ``close``
             self._changed.wait_for(lambda: self._stopping or not self._pausing)

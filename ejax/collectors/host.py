@@ -1,7 +1,6 @@
 """Rollouts of host environments: the policy is one jitted call per step, everything else about a rollout one more.
 
-Environments may come in several groups, each stepped in a thread of its own: one group's environments move while the
-policy acts for another. The policy acts for one group at a time.
+Each of several groups is stepped in a thread of its own, while the policy acts for one group at a time.
 """
 
 import threading
@@ -31,8 +30,6 @@ _LAST_STEP_S = 1.0  # time that closing waits for a group's thread that is still
 
 @dataclass(kw_only=True)
 class Collected:
-    """One rollout, and its cost."""
-
     rollout: Rollout
     envs: PyTree
     """The environments' state after it, where they can be saved; otherwise ()."""
@@ -50,7 +47,7 @@ class Collected:
 class Share:
     """The groups of a run that one process steps, and its devices. Default: all groups, where the parameters are.
 
-    A group acts, starts and drops units as it would if one process had them all.
+    A group acts, starts and drops units as if one process had them all.
     """
 
     first_group: int = 0
@@ -108,22 +105,20 @@ class HostCollector:
         return [player.env for player in self.players]
 
     def compile(self, params: Params) -> None:
-        """Have the policy act on zeros, before anybody counts the time that a step takes."""
+        """Have the policy act on zeros, before a step's time is counted."""
         settled = self._settled(params)
         row = {"dropout_seed": np.zeros(self.groups[0].num_envs, np.uint32)} if self.dropout else {}
         for i, player in enumerate(self.players):
             player.compile(settled[i % len(settled)], row)
 
     def collect(self, params: Params, key: Key, *, index: int, gate: Gate = lambda: nullcontext(False)) -> Collected:
-        """One rollout with these parameters.
+        """Make a rollout with these parameters.
 
         Args:
             key: of this rollout alone.
             index: of the rollout since the start of training.
             gate: entered around every reset and step.
-
-        Raises:
-            CollectionStopped: ``gate`` was true; the steps taken are given up, the episodes go on.
+        Raises CollectionStopped: ``gate`` was true; the steps taken are given up, the episodes go on.
         """
         for player in self.players:
             player.num_steps = 0
@@ -182,16 +177,15 @@ class HostCollector:
         )
 
     def _settled(self, params: Params) -> list[Params]:
-        """The parameters where the policy acts."""
         return [params if place is None else own_copy(params, place) for place in self.devices or (None,)]
 
     def state(self) -> PyTree:
-        """``GroupPlayer.state`` of each group; () where one cannot be saved."""
+        """Return ``GroupPlayer.state`` of each group; () where one cannot be saved."""
         states = tuple(player.state() for player in self.players)
         return () if any(state is None for state in states) else states
 
     def own(self, envs: PyTree) -> PyTree:
-        """The part of these groups in the state of all the run's groups."""
+        """Pick these groups' part of the state of all the run's groups."""
         return envs[self._own]
 
     def restore(self, envs: PyTree) -> None:
@@ -248,7 +242,7 @@ class HostCollector:
         self._has_begun = True
 
     def _play_all(self, play: Callable[[int, Gate], Played], gate: Gate) -> list[Played]:
-        """All groups to their end; one that fails stops the others."""
+        """Play all groups to their end; one that fails stops the others."""
         if len(self.groups) == 1:
             return [play(0, gate)]
         failed = threading.Event()
@@ -295,6 +289,6 @@ def assemble(
     timestep: HostTimestep,
     rows: dict[str, Array],
 ) -> Rollout:
-    """A rollout from recorded steps, with the policy's log-probabilities and values; leaves [T, N, ...]."""
+    """Make a rollout of recorded steps, with the policy's log-probabilities and values; leaves [T, N, ...]."""
     seed = rows.get("dropout_seed")
     return make_rollout(policy, params, obs, action, timestep, memory=memory, dropout_seed=seed)

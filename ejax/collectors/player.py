@@ -30,8 +30,7 @@ class CollectionStopped(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class HostStep:
-    """One step of a group of environments, for listeners. Arrays [N, ...] that the next step may overwrite: copy what
-    is kept."""
+    """One step of a group of environments, for listeners. The next step may overwrite its arrays [N, ...]."""
 
     update: int
     """The update that learns from it, counted from 1."""
@@ -40,7 +39,7 @@ class HostStep:
     obs: PyTree
     """Before the step."""
     action: NDArray[Any]
-    """As the environments were given it."""
+    """As the environments get it."""
     timestep: HostTimestep
     """``reward``, ``terminated``, ``truncated``, ``info``, and ``obs`` after the step."""
 
@@ -59,8 +58,7 @@ class GroupPlayer:
     """A group of environments with its episodes under way.
 
     Args:
-        number: of the group in the run.
-        turns: held while the policy acts, so that one group at a time calls it, and while listeners listen.
+        turns: held while the policy acts or listeners listen, so that one group at a time calls them.
     """
 
     def __init__(self, policy: Policy, env: HostEnv, number: int, turns: AbstractContextManager[Any]) -> None:
@@ -92,16 +90,14 @@ class GroupPlayer:
         update: int,
         listeners: Sequence[Callable[[HostStep], None]],
     ) -> Played:
-        """T steps.
+        """Play T steps.
 
         Args:
             key: of the rollout.
             rows: arguments of the policy for each step, [T, N].
             report: called with the activity before each step.
             update: the update that learns from the rollout, counted from 1.
-
-        Raises:
-            CollectionStopped: ``gate`` was true.
+        Raises CollectionStopped: ``gate`` was true.
         """
         key, policy_s, env_s = jax.random.fold_in(key, self.number), 0.0, 0.0
         before, after = _Pages(num_steps), _Pages(num_steps)
@@ -137,7 +133,7 @@ class GroupPlayer:
         return Played((*before.pages, after.pages), policy_s, env_s)
 
     def compile(self, params: Params, row: dict[str, NDArray[Any]]) -> None:
-        """Have the policy act on zeros, and what ``play`` calls of a ``PureHostEnv`` compiled; nothing moves."""
+        """Compile the policy, on zeros, and what ``play`` calls of a ``PureHostEnv``; nothing moves."""
         key, _ = jax.random.split(jax.random.fold_in(jax.random.key(0), self.number))  # programs, as ``collect``'s are
         obs = gymnasium.vector.utils.create_empty_array(self.env.observation_space, self.env.num_envs, fn=np.zeros)
         memory = self.memory
@@ -147,7 +143,7 @@ class GroupPlayer:
             self.env.compile(np.asarray(drawn if part is None else part))
 
     def state(self) -> PyTree:
-        """The environments' state, with the policy's memory of their episodes where it has one; None: none to save."""
+        """Return the environments' state, with the policy's memory where it has one; None: none to save."""
         if not isinstance(_bare(self.env), SavableHostEnv):
             return None
         env = call_env(self.name, "get_state", _bare(self.env).get_state)
@@ -156,7 +152,6 @@ class GroupPlayer:
         return {"env": env, "memory": jax.tree.map(np.asarray, self.memory)}
 
     def restore(self, state: PyTree) -> None:
-        """Go on with a state that ``state`` gave."""
         if not isinstance(_bare(self.env), SavableHostEnv):
             name = type(self.env).__name__
             raise ValueError(f"{name} has no state to set; the environments of a run must not change")
@@ -167,11 +162,7 @@ class GroupPlayer:
             self.env.adopt(self.obs)
 
     def close(self, patience_s: float) -> None:
-        """Close the environments, unless a step of theirs goes on for that long.
-
-        Raises:
-            TimeoutError: it does, and they are left open.
-        """
+        """Close the environments. Raises TimeoutError: a step goes on for that long, and they are left open."""
         if self.thread is not None:
             self.thread.join(patience_s)
             if self.thread.is_alive():
@@ -200,7 +191,7 @@ def _bare(env: HostEnv) -> Any:
 def act(
     policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, t: Array, rows: dict[str, Array]
 ) -> tuple[Array, Array | None, PyTree]:
-    """The actions of step t, [N, ...], their part for the environments (None: all), and the memory after it."""
+    """Return step t's actions [N, ...], their part for the environments (None: all), and the memory after it."""
     distribution, _, remembered = apply_policy(policy, params, obs, memory, **rows)
     action = distribution.sample(jax.random.fold_in(key, t))
     given = distribution.env_action(action)

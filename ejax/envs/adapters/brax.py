@@ -19,20 +19,16 @@ _REWARD_TERM = "reward/"
 
 @struct.dataclass(kw_only=True)
 class BraxEnvState:
-    """One episode."""
-
     inner: PyTree  # the library's ``State``
     episode_step: Array
 
 
 @dataclass(frozen=True)
 class BraxEnv(LibraryEnv):
-    """
-    The bare environment, without the library's wrappers: ``done`` is ``terminated``, the time limit is counted here.
-    (The library's episode wrapper ends an episode at the limit with ``done`` too, and resets it to its first state.)
+    """The bare environment, without the library's wrappers: ``done`` is ``terminated``, the time limit is counted here.
 
-    Actions in ±1, clipped. Observations are vectors, or a dict of them; images are flattened.
-    Metrics named ``reward/<term>`` are ``info["rewards"]``; a metric ``success`` is also ``info["success"]``.
+    Actions in ±1, clipped. Observations are vectors, or a dict of them; images are flattened. Metrics named
+    ``reward/<term>`` are ``info["rewards"]``; a metric ``success`` is also ``info["success"]``.
     """
 
     action_repeat: int
@@ -71,7 +67,7 @@ class BraxEnv(LibraryEnv):
 def make(
     name: str, *, max_episode_steps: int = 1000, action_repeat: int = 1, backend: str | None = None, **options: Any
 ) -> BraxEnv:
-    """A Brax environment.
+    """Make a Brax environment.
 
     Args:
         max_episode_steps: time limit. Brax's default for all of its environments: 1000.
@@ -95,14 +91,9 @@ def make(
 def adapt(
     name: str, env: Any, *, max_episode_steps: int, action_repeat: int = 1, options: Mapping[str, Any]
 ) -> BraxEnv:
-    """An environment object with Brax's interface, as an ejax environment.
+    """Adapt an object with Brax's interface; equal ``name`` and ``options`` share compiled programs.
 
-    Args:
-        name: its identity, together with ``options``: equal ones share compiled programs.
-        max_episode_steps, action_repeat: as in ``make``.
-
-    Raises:
-        ValueError: one of them is not positive.
+    Raises ValueError: ``max_episode_steps`` or ``action_repeat`` is not positive.
     """
     if max_episode_steps <= 0 or action_repeat <= 0:
         raise ValueError(f"max_episode_steps and action_repeat must be > 0, got {max_episode_steps}, {action_repeat}")

@@ -17,8 +17,8 @@ from ejax.envs.host.rows import put_rows
 class EnvPoolVector(VectorEnv):
     """An EnvPool of N environments, all stepped at once, as one of Gymnasium's vector environments.
 
-    EnvPool takes seeds only when it is made, so a reset of all rows recreates it; later episodes of a row follow from
-    its first seed. Rows that are reset individually continue their own random numbers.
+    A reset of all rows recreates the pool with their seeds; a row's later episodes follow from its first seed. Rows
+    that are reset individually continue their own random numbers.
 
     Args:
         make_pool: makes one from ``seed``, one for each row.
@@ -65,7 +65,7 @@ class EnvPoolVector(VectorEnv):
 
 
 def make(name: str, *, num_envs: int, clip_actions: bool = True, **options: Any) -> GymnasiumVector:
-    """``envpool.make`` of ``name``.
+    """Make ``name`` by ``envpool.make``.
 
     Args:
         num_envs: N, stepped together.

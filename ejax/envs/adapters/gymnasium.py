@@ -34,15 +34,12 @@ class GymnasiumVector:
     - ``SAME_STEP``: the true next observation is ``info["final_obs"]``.
     - ``NEXT_STEP``: the step after an episode's end only resets; it is not a transition (``info["valid"]`` False).
 
-    Observations become vectors (see ``as_rows``). ``info["success"]`` is what the environment reports as ``success`` or
-    ``is_success``, NaN where it reports neither.
+    Observations become vectors (``as_rows``). ``info["success"]`` is its ``success`` or ``is_success``, else NaN.
 
     Args:
         env: is owned, and closed, by this object.
         clip_actions: Box actions are clipped to the bounds of their space before they reach the environment.
-
-    Raises:
-        ValueError: a vector environment that does not state its autoreset mode.
+    Raises ValueError: a vector environment that does not state its autoreset mode.
     """
 
     def __init__(self, env: VectorEnv, *, clip_actions: bool = True, max_episode_steps: int = 0) -> None:
@@ -102,18 +99,14 @@ class GymnasiumVector:
         return float(self.env.metadata.get("render_fps") or _FPS)
 
     def pictures(self) -> NDArray[np.uint8]:
-        """Draw every row: [N, height, width, 3] RGB.
-
-        Raises:
-            ValueError: the environment draws nothing, such as one that was made without ``render_mode: rgb_array``.
-        """
+        """Draw every row: [N, height, width, 3] RGB. Raises ValueError: there are none, as without ``render_mode``."""
         drawn: Any = self.env.render()
         if not drawn or any(np.ndim(each) != 3 for each in drawn):
             raise ValueError(f"{type(self.env).__name__} draws nothing: it needs env.cfg.render_mode rgb_array")
         return np.stack([np.asarray(each, np.uint8) for each in drawn])
 
     def close(self) -> None:
-        """Worker processes that do not end by themselves, or are in an abandoned call, are killed."""
+        """Close it, and kill workers that do not end by themselves, or are in an abandoned call."""
         if not isinstance(self.env, AsyncVectorEnv):
             self.env.close()
             return
@@ -140,7 +133,6 @@ class GymnasiumVector:
         return as_rows(space, raw)
 
     def _final_obs(self, obs: PyTree, info: Mapping[str, Any]) -> PyTree:
-        """``obs`` with the rows that ended as they were before the reset."""
         if "final_obs" not in info:
             raise ValueError(f"{type(self.env).__name__} resets in the same step, but gave no info['final_obs']")
         space = self.env.single_observation_space
@@ -163,16 +155,15 @@ def make(
     observation_indices: Sequence[int] | None = None,
     **env_kwargs: Any,
 ) -> GymnasiumVector:
-    """``gymnasium.make`` of ``name``, ``num_envs`` times.
+    """Make ``name`` by ``gymnasium.make``, ``num_envs`` times.
 
     Args:
-        name: a registered id; of ``package.module:Name-v0`` the module is imported first, which registers it, as
-            Gymnasium does, if ``ejax.schema.trust`` lets it through.
+        name: a registered id; of ``package.module:Name-v0`` the module is imported first, which registers it, if
+            ``ejax.schema.trust`` lets it through.
         vectorization: ``sync`` steps all in one process; ``async`` gives each a process of its own, which pays where
             one step takes longer than about 0.2 ms.
         action_chunk: the policy decides every so many steps; see ``ChunkedSteps``.
-        observation_indices: numbers of the observation that the policy is shown, in this order: positions without
-            velocities. None: all.
+        observation_indices: numbers of the observation that the policy is shown, in this order. None: all.
 
     Raises:
         ValueError: no such environment (the message gives the nearest names), or a wrong option.
@@ -199,7 +190,7 @@ def make(
 class ChunkedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One action is a sequence of ``size`` actions, executed one after the other until the episode ends.
 
-    The reward of a decision is the sum of its steps' rewards; ``gamma`` then counts decisions.
+    The reward is the sum of the steps' rewards; ``gamma`` then counts decisions.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], size: int) -> None:
@@ -217,10 +208,9 @@ class ChunkedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
-    """``made`` as a ``HostEnv`` if it is an environment of Gymnasium's kind, otherwise as it is.
+    """Make ``made``, the result of ``make_one()``, a ``HostEnv`` if it is of Gymnasium's kind.
 
-    Args:
-        made: the result of ``make_one()``. A single environment is made ``num_envs`` times, and stepped in one process.
+    A single environment is made ``num_envs`` times, and stepped in one process.
     """
     if isinstance(made, gymnasium.Env):
         call_env(type(made.unwrapped).__name__, "close", made.close)
@@ -233,7 +223,7 @@ def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
 
 
 def _import_its_module(name: str) -> str:
-    """The id that is registered, ``Name-v0``, once the module before it is imported."""
+    """Import the module before the id that is registered, ``Name-v0``."""
     if ":" not in name:
         return name
     try:

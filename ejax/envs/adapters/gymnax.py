@@ -23,10 +23,9 @@ from ejax.types import Array, Key, PyTree, Timestep
 
 @dataclass(frozen=True)
 class GymnaxEnv(LibraryEnv):
-    """
-    Stepped by ``step_env``, the transition without Gymnax's own reset. ``terminated`` is the flag it returns,
-    ``truncated`` is ``is_truncated``: ``time >= max_steps_in_episode``. Both may be true in the same step.
+    """A Gymnax environment, stepped by ``step_env``, the transition without Gymnax's own reset.
 
+    ``terminated`` is the flag it returns, ``truncated`` ``time >= max_steps_in_episode``. Both may be true in one step.
     Observations are vectors: grids (MinAtar, [10, 10, C]) are flattened, a Discrete observation is one-hot.
     Box actions are vectors, clipped to the space's bounds.
     """
@@ -68,7 +67,7 @@ def make(
     env_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
 ) -> GymnaxEnv:
-    """A Gymnax environment.
+    """Make a Gymnax environment.
 
     Args:
         max_episode_steps: time limit. None: Gymnax's.

@@ -1,4 +1,4 @@
-"""Shared by the adapters: libraries that are imported on demand, each an extra of ejax, and observations as vectors."""
+"""Libraries that are imported on demand, each an extra of ejax, and observations as vectors."""
 
 import difflib
 import importlib
@@ -16,14 +16,13 @@ from ejax.types import Array, PyTree
 
 @dataclass(frozen=True)
 class LibraryEnv:
-    """The fields of a pure environment of a library. Those of equal name and options are equal, and share programs."""
+    """A library's pure environment. Those of equal name and options are equal, and share programs."""
 
     clip_actions: ClassVar[bool] = True
     name: str
     """With its family: ``brax:ant``."""
     max_episode_steps: int
     options: Mapping[str, Any] = field(hash=False)
-    """The options of ``make``."""
     env: Any = field(repr=False, compare=False)
     observation_space: gymnasium.Space = field(repr=False, compare=False)
     action_space: gymnasium.Space = field(repr=False, compare=False)
@@ -35,11 +34,7 @@ class LibraryEnv:
 
 
 def import_library(module: str, extra: str) -> Any:
-    """The module, imported now.
-
-    Raises:
-        ModuleNotFoundError: it, or something that it needs, is not installed; the message has the command.
-    """
+    """Import a module. Raises ModuleNotFoundError: it, or what it needs, is missing; the message has the command."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -51,11 +46,7 @@ def import_library(module: str, extra: str) -> Any:
 
 
 def check_name(family: str, name: str, known: Iterable[str]) -> None:
-    """Check the name of an environment of a library.
-
-    Raises:
-        ValueError: ``name`` is not in ``known``; the message gives the nearest names, or all where none is near.
-    """
+    """Raises ValueError: ``name`` is not in ``known``; the message gives the nearest names, or all."""
     by_fold = {candidate.casefold(): candidate for candidate in known}
     if name in by_fold.values():
         return
@@ -72,19 +63,12 @@ def check_options(name: str, kind: str, given: Iterable[str], allowed: Iterable[
 
 
 def as_vectors(obs: PyTree) -> PyTree:
-    """Every leaf as one float32 vector [F]: numbers become [1]; grids and images are flattened row by row."""
+    """Turn leaves into float32 vectors [F]: numbers become [1]; grids and images are flattened row by row."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32).reshape(-1), obs)
 
 
 def vector_space(obs: PyTree) -> gymnasium.Space:
-    """The unbounded space of the result of ``as_vectors``: a Box, or a Dict of spaces.
-
-    Args:
-        obs: arrays, or their shapes.
-
-    Raises:
-        ValueError: a container other than mappings.
-    """
+    """Return the unbounded space of ``as_vectors(obs)``. Raises ValueError: a container other than mappings."""
     if isinstance(obs, Mapping):
         return gymnasium.spaces.Dict({name: vector_space(part) for name, part in obs.items()})
     if not hasattr(obs, "shape"):
@@ -93,6 +77,6 @@ def vector_space(obs: PyTree) -> gymnasium.Space:
 
 
 def settle_dtypes(tree: PyTree, like: PyTree | None = None) -> PyTree:
-    """The same tree in the dtypes of ``like`` (None: its own), none of them weak, as a loop's carry must be."""
+    """Cast a tree to the dtypes of ``like`` (None: its own), none of them weak, as a loop's carry must be."""
     like = tree if like is None else like
     return jax.tree.map(lambda x, model: jnp.asarray(x, jnp.asarray(model).dtype), tree, like)

@@ -14,13 +14,13 @@ from ejax.envs.mujoco.engines.warp import import_warp, lost_flags
 
 
 def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", **overrides: Any) -> BraxEnv:
-    """A MuJoCo Playground environment.
+    """Make a MuJoCo Playground environment.
 
     Args:
         max_episode_steps: time limit. None: the environment's ``episode_length``, in steps of its ``action_repeat``.
-        impl: ``jax`` (MJX), which runs on every device, or ``warp``, Playground's own default, which runs on CUDA and,
-            for tests, on a CPU. Warp's contacts lie in one buffer for all rows, whose size is the config's
-            ``naconmax``; rows that may have lost some there, or of their ``njmax`` constraints, are NaN.
+        impl: ``jax`` (MJX), on every device, or ``warp``, on CUDA and, for tests, on a CPU. Warp's contacts lie in one
+            buffer for all rows, of the config's ``naconmax``; rows that may have lost some there, or of their ``njmax``
+            constraints, are NaN.
         overrides: entries of the environment's config, nested or dotted: ``{"ctrl_dt": 0.02}``.
 
     Raises:
@@ -54,10 +54,7 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
 
 @dataclass(frozen=True)
 class _WarpEnv:
-    """An environment on Warp whose states are rows: without the arrays that belong to the whole batch.
-
-    Those are its contacts, which each step finds again. With them rows could not be reset alone.
-    """
+    """An environment on Warp whose states are rows, without the whole batch's contacts, which each step finds again."""
 
     env: Any
 
@@ -90,7 +87,6 @@ class _WarpEnv:
 
 
 def _is_shared(path: Any) -> bool:
-    """True: a leaf of Warp's ``Data`` that is one for all rows."""
     from mujoco.mjx.warp.types import _BATCH_DIM
 
     names = [part.name for part in path if part.name != "_impl"]
@@ -98,7 +94,7 @@ def _is_shared(path: Any) -> bool:
 
 
 def _check_models(name: str) -> None:
-    """Playground would call ``git clone`` here, which without a network fails late, or waits."""
+    """Refuse missing models: Playground would call ``git clone``, which without a network fails late, or waits."""
     place = import_library("mujoco_playground._src.mjx_env", "playground").MENAGERIE_PATH
     if not place.exists():
         raise FileNotFoundError(

@@ -15,13 +15,9 @@ R = TypeVar("R")
 
 
 def make_in_worker(make_one: Callable[[], Any], owner: int) -> "Contained":
-    """``make_one()`` for a process of its own.
+    """Make one in a process of its own, which leaves Ctrl-C to the owner, who ends the run in order.
 
-    A Ctrl-C in a terminal reaches every process of the run. The owner ends the run in order, which workers that ended
-    by themselves would prevent.
-
-    Args:
-        owner: process in which the vector lives; it makes one as well, to see the spaces.
+    ``owner``: process in which the vector lives; it makes one as well, to see the spaces.
     """
     if os.getpid() != owner:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -29,8 +25,7 @@ def make_in_worker(make_one: Callable[[], Any], owner: int) -> "Contained":
 
 
 class Contained(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gymnasium's workers send exceptions to their owner, but not those that end a process; and an exception that
-    cannot be pickled, or not be made from one argument, never arrives."""
+    """An environment whose owner hears of exits too, and of exceptions that Gymnasium's workers cannot send."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return _arriving(self.env.reset, seed=seed, options=options)
@@ -43,11 +38,7 @@ class Contained(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _arriving(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call the function so that what it raises arrives.
-
-    Raises:
-        Exception: one of Python's own as it is, any other as a ``RuntimeError`` with its text.
-    """
+    """Call the function; raise Python's own exceptions as they are, any other as a ``RuntimeError`` with its text."""
     try:
         return function(*args, **kwargs)
     except Exception as error:
@@ -60,7 +51,6 @@ def _arriving(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 def _arrives(error: Exception) -> bool:
-    """One of Python's own that Gymnasium can pickle, and raise again as ``type(error)(error)``."""
     try:
         return type(error).__module__ == "builtins" and bool(type(error)(pickle.loads(pickle.dumps(error))))
     except Exception:

@@ -12,16 +12,11 @@ from ejax.types import HostTimestep, PyTree
 _NUMBER, _FLAG = "fiub", "b"
 """Kinds of NumPy's dtypes."""
 _PLAIN = {_NUMBER: frozenset({float, int, np.float64, np.float32}), _FLAG: frozenset({bool, np.bool_})}
-"""Types that need no closer look, since every step is looked at."""
 _ALLOWED = {_NUMBER: "a number, such as 1.0", _FLAG: "True or False"}
 
 
 def answering(env: gymnasium.Env[Any, Any], row: int) -> gymnasium.Env[Any, Any]:
-    """``env``, whose ``step`` raises ValueError for an answer that is none, before a vector writes it into its arrays.
-
-    Args:
-        row: its number in the vector.
-    """
+    """Make ``step`` raise ValueError for an answer that is none, before a vector writes it; ``row``: its number."""
     step, shape, dtype, array = env.step, env.observation_space.shape, env.observation_space.dtype, np.ndarray
     is_box = isinstance(env.observation_space, gymnasium.spaces.Box)
     numbers, flags = _PLAIN[_NUMBER], _PLAIN[_FLAG]
@@ -50,7 +45,6 @@ def check_timestep(timestep: HostTimestep, space: gymnasium.Space[Any], num_envs
 
 
 def check_flags_and_reward(reward: Any, terminated: Any, truncated: Any, num_envs: int) -> None:
-    """Raise ValueError unless the reward is numbers [N], and the other two are booleans [N]."""
     _check_array("reward", reward, (num_envs,), _NUMBER)
     _check_array("terminated", terminated, (num_envs,), _FLAG)
     _check_array("truncated", truncated, (num_envs,), _FLAG)
@@ -65,7 +59,6 @@ def check_success(name: str, given: Any) -> None:
 
 
 def check_choices(obs: Any, space: Any) -> None:
-    """Raise ValueError where an observation [N, ...] is none of the choices of ``space``, Discrete or MultiDiscrete."""
     count = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
     for row, choice in enumerate(np.asarray(obs)):
         if not ((choice >= space.start) & (choice < space.start + count)).all():

@@ -1,7 +1,7 @@
 """The one place from which environments outside JAX are called.
 
-All that an environment raises is its error: ``SystemExit`` would otherwise end a training with its own exit code, which
-may be 0. The call that each thread is in is recorded, so that a watchdog (``ejax.training.watchdog``) can cut it off.
+All that an environment raises is its error: ``SystemExit`` would otherwise end a training with its own exit code,
+possibly 0. The call that each thread is in is recorded, so that a watchdog (``ejax.training.watchdog``) can cut it off.
 """
 
 import signal
@@ -36,19 +36,15 @@ class EnvOverdue(HostEnvError):
 
 
 class CutOff(BaseException):
-    """Raised by the watchdog inside the environment, whose ``except Exception`` does not hold it; outside it becomes
-    ``EnvOverdue``."""
+    """Raised by the watchdog in the environment, past its ``except Exception``; outside it becomes ``EnvOverdue``."""
 
 
 class EnvAbandoned(BaseException):
-    """Raised by the watchdog inside the environment: the user stops the run, and the call did not return. No error, but
-    the end of the run, as ``KeyboardInterrupt`` is."""
+    """Raised likewise where the user stops the run and the call does not return: the run's end, and no error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call under way."""
-
     name: str  # the environment's name
     what: str  # make, reset, step, pictures, get_state, set_state or close
     since: float  # ``time.monotonic()``
@@ -59,7 +55,7 @@ _UNDER_WAY: dict[int, Call | tuple[threading.Thread, ...]] = {}
 
 
 def call_env(name: str, what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """``function(*args, **kwargs)``, recorded as ``what`` of the environment ``name``.
+    """Call ``function(*args, **kwargs)``, recorded as ``what`` of the environment ``name``.
 
     Raises:
         Exception: the environment's own.
@@ -88,11 +84,7 @@ def call_env(name: str, what: str, function: Callable[P, R], *args: P.args, **kw
 
 @contextmanager
 def waiting_for(threads: Sequence[threading.Thread]) -> Iterator[None]:
-    """Count the calls of these threads as this thread's own.
-
-    Raises:
-        EnvOverdue, EnvAbandoned: cut off. The threads go on.
-    """
+    """Count the calls of these threads as this thread's own. Raises EnvOverdue, EnvAbandoned: cut off; they go on."""
     thread = threading.get_ident()
     _UNDER_WAY[thread] = tuple(threads)
     try:
@@ -104,7 +96,7 @@ def waiting_for(threads: Sequence[threading.Thread]) -> Iterator[None]:
 
 
 def under_way(thread: int) -> Call | None:
-    """The call that a thread is in; the oldest one, where it waits for others."""
+    """Return the call that a thread is in; the oldest one, where it waits for others."""
     entry = _UNDER_WAY.get(thread)
     if not isinstance(entry, tuple):
         return entry
@@ -114,13 +106,10 @@ def under_way(thread: int) -> Call | None:
 
 @contextmanager
 def exits_are_errors(name: str) -> Iterator[None]:
-    """For code named by the config that ``call_env`` does not call: pure environments being traced, functors, policies.
+    """Turn ``SystemExit`` and ``GeneratorExit`` into EnvExit, for code that ``call_env`` does not call.
 
     Args:
         name: of the environment, the likeliest culprit.
-
-    Raises:
-        EnvExit: instead of ``SystemExit`` and ``GeneratorExit``.
     """
     try:
         yield
@@ -129,7 +118,7 @@ def exits_are_errors(name: str) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """``repr(error)``, short, and even where that fails itself."""
+    """Return ``repr(error)``, short, and even where that fails itself."""
     if isinstance(error, EnvExit | EnvOverdue):
         return error.raised if isinstance(error, EnvExit) else str(error)
     try:
@@ -140,7 +129,6 @@ def described(error: BaseException) -> str:
 
 
 def _is_the_users(error: BaseException) -> bool:
-    """A ``KeyboardInterrupt`` that a signal's handler raised: Python's own, which has no frame, or ejax's."""
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

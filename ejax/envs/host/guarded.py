@@ -1,8 +1,8 @@
 """A host environment whose failures cost an episode instead of a training, up to a stated number.
 
 A row that gives a NaN or an infinity is quarantined: its step is not a transition (``info["valid"]`` False), its
-episode is over, a new one starts, and its steps are written to a file that ``python -m ejax.replay`` replays. An
-environment that raises can be recreated, which ends the episodes of all its rows.
+episode is over, a new one starts, and its steps go to a file for ``python -m ejax.replay``. An environment that
+raises can be recreated, which ends the episodes of all its rows.
 """
 
 import json
@@ -38,9 +38,7 @@ class GuardedEnv:
         recipe: the origin of ``make``, ``{"id": …, "cfg": …}``: part of a replay file.
         folder: for replay files.
         max_quarantined: rows that may be quarantined. max_restarts: times that ``make`` may be called again.
-
-    Raises:
-        HostEnvError: from ``reset`` and ``step``, once a number is used up.
+    Raises HostEnvError: from ``reset`` and ``step``, once a number is used up.
     """
 
     def __init__(
@@ -126,24 +124,16 @@ class GuardedEnv:
         return replace(timestep, obs=self._obs, final_obs=final_obs, info=self._info)
 
     def pictures(self) -> NDArray[np.uint8]:
-        """Draw every row: [N, height, width, 3] RGB.
-
-        Raises:
-            ValueError: the environment cannot be drawn.
-        """
+        """Draw every row: [N, height, width, 3] RGB. Raises ValueError: the environment cannot be drawn."""
         return call_env(self.name, "pictures", self._drawn.pictures)
 
     def reports(self) -> list[str]:
-        """Messages since the last call."""
+        """Return the messages since the last call."""
         inner = self._env.reports() if isinstance(self._env, ReportingHostEnv) else []
         return inner + [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
-        """Close the environment inside.
-
-        Raises:
-            HostEnvError: it raised, or did not return in time.
-        """
+        """Close the environment inside. Raises HostEnvError: it raised, or did not return in time."""
         try:
             call_env(self.name, "close", self._env.close)
         except HostEnvError:
@@ -158,7 +148,7 @@ class GuardedEnv:
         return self._env
 
     def _keep(self, obs: PyTree) -> None:
-        """A copy: an environment may write the next observation over this one."""
+        """Keep a copy: an environment may write the next observation over this one."""
         self._obs = jax.tree.map(np.array, obs)
 
     def _reset_inner(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None) -> PyTree:
@@ -178,11 +168,7 @@ class GuardedEnv:
         self._actions.append(np.array(action))
 
     def _quarantine(self, broken: NDArray[np.bool_], seed: NDArray[np.uint32], timestep: HostTimestep) -> None:
-        """Write a replay file for each broken row.
-
-        Raises:
-            HostEnvError: more rows than allowed.
-        """
+        """Write a replay file for each broken row. Raises HostEnvError: more rows than allowed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for row in np.flatnonzero(broken):
             self.num_quarantined += 1
@@ -212,7 +198,6 @@ class GuardedEnv:
             )
 
     def _restart(self, error: Exception, before: PyTree) -> HostTimestep:
-        """Recreate the environment after an exception; the episodes of all rows are over."""
         where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows): {described(error)}"
         if self.num_restarts >= self._max_restarts or not self._info:  # with no step taken it would only fail again
             text = f"It may be recreated {self._max_restarts} times (trainer.collector.max_env_restarts)"
@@ -237,11 +222,7 @@ class GuardedEnv:
         )
 
     def _finite_start(self, obs: PyTree, rows: NDArray[np.bool_]) -> PyTree:
-        """Reset again the rows whose first observation is not finite.
-
-        Raises:
-            HostEnvError: they stay non-finite.
-        """
+        """Reset again the rows whose first observation is not finite. Raises HostEnvError: they stay so."""
         attempt = 0
         while (broken := rows & ~finite_rows(obs, numpy=np)).any():
             if attempt == _RESET_ATTEMPTS:
@@ -254,7 +235,6 @@ class GuardedEnv:
 
 
 def _why_not_again(facts: Mapping[str, Any], path: str) -> str | None:
-    """The reason that ``ejax.replay`` cannot play this file, or None."""
     if facts["seeded"] and facts["complete"]:
         return None
     late = "the episode began before the first of them"
@@ -263,7 +243,7 @@ def _why_not_again(facts: Mapping[str, Any], path: str) -> str | None:
 
 
 def _new_file(folder: Path, stem: str) -> IO[bytes]:
-    """``<stem>.npz``, or ``<stem>_2.npz`` and so on where other groups or earlier runs took the name."""
+    """Open ``<stem>.npz``, or ``<stem>_2.npz`` and so on where the name is taken."""
     number, name = 1, f"{stem}.npz"
     while True:
         try:
@@ -274,10 +254,8 @@ def _new_file(folder: Path, stem: str) -> IO[bytes]:
 
 
 def _blank_rows(rows: NDArray[np.bool_], info: dict[str, Any]) -> dict[str, Any]:
-    """``info`` with zeros in these rows."""
     return choose_rows(rows, jax.tree.map(lambda x: np.zeros((), np.asarray(x).dtype), info), info)
 
 
 def _new_seeds(seed: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
-    """Other seeds, determined by these and a number."""
     return np.random.SeedSequence([*seed.tolist(), count]).generate_state(len(seed)).astype(np.uint32)

@@ -17,8 +17,6 @@ from ejax.types import Array, Env, HostTimestep, Key, PyTree, Timestep, carry_ov
 
 @struct.dataclass(kw_only=True)
 class _Rows:
-    """N environments between two steps, with the source of their random numbers."""
-
     state: PyTree
     obs: PyTree
     seed: Array  # [N] uint32: seeds of the episodes under way
@@ -49,11 +47,7 @@ class PureHostEnv:
         return jax.device_get(self._rows.obs)
 
     def compile(self, action: NDArray[Any]) -> None:
-        """Have what ``reset`` and ``step`` run compiled; nothing moves.
-
-        Args:
-            action: any, [N, ...].
-        """
+        """Compile what ``reset`` and ``step`` run, for an action [N, ...]; nothing moves."""
         rows = _reset(self.env, self._rows, np.zeros(self.num_envs, np.uint32), np.ones(self.num_envs, bool))
         _step(self.env, rows, action)
 

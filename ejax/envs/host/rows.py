@@ -11,7 +11,7 @@ from ejax.types import PyTree
 
 
 def choose_rows(rows: Any, new: PyTree, old: PyTree, *, numpy: Any = np) -> PyTree:
-    """``new`` in these rows and ``old`` in the others, leaves [N, ...].
+    """Take ``new`` in these rows and ``old`` in the others, leaves [N, ...].
 
     Args:
         rows: [N] bool.
@@ -26,11 +26,7 @@ def choose_rows(rows: Any, new: PyTree, old: PyTree, *, numpy: Any = np) -> PyTr
 
 
 def put_rows(rows: Any, new: PyTree, into: PyTree) -> PyTree:
-    """A copy of ``into`` with ``new``, leaves [len(rows), ...], in these rows.
-
-    Args:
-        rows: their numbers.
-    """
+    """Return a copy of ``into`` with ``new``, leaves [len(rows), ...], in the rows of these numbers."""
 
     def put(part: Any, whole: NDArray[Any]) -> NDArray[Any]:
         out = whole.copy()
@@ -41,7 +37,7 @@ def put_rows(rows: Any, new: PyTree, into: PyTree) -> PyTree:
 
 
 def into_space(space: gymnasium.Space[Any], action: NDArray[Any], *, clip: bool) -> NDArray[Any]:
-    """A policy's actions [N, ...] as the space has them: its dtype, its first number, and with ``clip`` its bounds."""
+    """Convert a policy's actions [N, ...] to the space's dtype, its first number, and with ``clip`` its bounds."""
     if isinstance(space, gymnasium.spaces.Box):
         return (np.clip(action, space.low, space.high) if clip else np.asarray(action)).astype(space.dtype)
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
@@ -50,7 +46,7 @@ def into_space(space: gymnasium.Space[Any], action: NDArray[Any], *, clip: bool)
 
 
 def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
-    """Batched observations of ``space`` with every leaf as float32 vectors [N, F].
+    """Turn batched observations of ``space`` into float32 vectors [N, F] by leaf.
 
     Boxes are flattened row by row; Discrete, MultiDiscrete and MultiBinary become ones and zeros.
     """
@@ -70,11 +66,7 @@ def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
 
 
 def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """The space of one row of ``as_rows``.
-
-    Raises:
-        ValueError: a space that has no vectors (Text, Graph, Sequence).
-    """
+    """Return the space of one row of ``as_rows``. Raises ValueError: it has no vectors (Text, Graph, Sequence)."""
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: rows_space(part) for name, part in space.spaces.items()})
@@ -91,7 +83,7 @@ def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
 
 def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The seeds of the episodes after those of ``seed``: a bijection of 32 bits, so that no two rows ever meet."""
+    """Return the seeds of the next episodes: a bijection of 32 bits, so that no two rows ever meet."""
     x = seed * np.uint32(1664525) + np.uint32(1013904223)
     x ^= x >> np.uint32(16)
     return x * np.uint32(0x85EBCA6B)

@@ -18,11 +18,10 @@ from ejax.types import Array, Env, Key, PyTree, Timestep
 class ActionChunk(EnvWrapper):
     """A pure environment whose action is ``size`` actions of ``env`` in a row: ``[size · A]``, the first one first.
 
-    An episode's end ends the chunk too. The reward of a decision is the sum of its steps' rewards, so ``gamma`` counts
-    decisions; ``info`` is that of the last step executed, ``max_episode_steps`` are decisions.
+    An episode's end ends the chunk too. The reward is the sum of the steps' rewards, ``info`` the last step's;
+    ``gamma`` and ``max_episode_steps`` count decisions.
 
-    Raises:
-        ValueError: an action space that is not a one-dimensional Box, or ``size`` < 1.
+    Raises ValueError: an action space that is not a one-dimensional Box, or ``size`` < 1.
     """
 
     env: Env
@@ -49,7 +48,7 @@ class ActionChunk(EnvWrapper):
 
     @property
     def description(self) -> EnvDescription:
-        """The environment's; the numbers of a decision are those of its actions, one after the other."""
+        """Return the environment's; a decision's numbers are those of its actions, one after the other."""
         inner, count, names = describe(self.env), range(1, self.size + 1), None
         if inner.action is not None:
             names = tuple(Feature(f"{x}, action {i} of {self.size}", unit) for i in count for x, unit in inner.action)
@@ -69,13 +68,13 @@ class ActionChunk(EnvWrapper):
         return self._execute(state, action, key, lambda _: ())[0]
 
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
-        """The states after each action of a decision [size, ...], for videos: those past an episode's end repeat it."""
+        """Return the states after each action of a decision [size, ...]: those past an episode's end repeat it."""
         return self._execute(state, action, key, lambda state: state)[1]
 
     def _execute(
         self, state: PyTree, action: Array, key: Key, keep: Callable[[PyTree], PyTree]
     ) -> tuple[tuple[PyTree, Timestep], PyTree]:
-        """``(state, timestep)`` after a decision, and ``keep`` of the state after each action, leaves [size, ...]."""
+        """Return ``(state, timestep)`` after a decision, and ``keep`` of each action's state, leaves [size, ...]."""
         actions = action.reshape(self.size, -1)
         first = self.env.step(state, actions[0], jax.random.fold_in(key, 0))
 

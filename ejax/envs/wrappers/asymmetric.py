@@ -1,4 +1,4 @@
-"""An environment whose observation has two parts: what a deployed policy sees of it, and all of it."""
+"""An environment whose observation has two parts: one for a deployed policy, and all of it."""
 
 import functools
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from ejax.types import Array, HostEnv, Key, PyTree, Timestep, carry_over
 
 @dataclass(frozen=True)
 class AsymmetricEnv(EnvWrapper):
-    """``{"policy": some numbers of an observation, "critic": all of them}`` of a pure environment; VelocityRL's names.
+    """``{"policy": some numbers of an observation, "critic": all of them}`` of a pure environment, as VelocityRL's.
 
     ``trainer.events`` whose ``part`` is ``policy`` make noise and delay that the other part does not show.
 
@@ -26,9 +26,7 @@ class AsymmetricEnv(EnvWrapper):
         env: its name.
         env_cfg: its arguments.
         observation_indices: numbers of its observation that ``policy`` has, in this order. None: all.
-
-    Raises:
-        ValueError: an environment outside JAX, one whose observation is no vector, or an index that is not in it.
+    Raises ValueError: an environment outside JAX, an observation that is no vector, or an index that is not in it.
     """
 
     env: str
@@ -48,7 +46,7 @@ class AsymmetricEnv(EnvWrapper):
 
     @functools.cached_property
     def inner(self) -> Any:
-        """The environment inside, with its own events where it has such."""
+        """Return the environment inside, with its own events where it has such."""
         env = resolve("env", self.env)(**thaw(self.env_cfg))
         if not getattr(env, "randomization", None):
             return env

@@ -44,18 +44,15 @@ class RandomizedState:
 
 @dataclass(frozen=True)
 class RandomizedEnv(EnvWrapper):
-    """``events`` happen to a task: docs/randomization.md.
+    """A task to which ``events`` happen: docs/randomization.md.
 
-    ``startup`` happens once for each row, and its draws outlast the row's episodes; ``reset`` at the start of each
-    episode; ``interval`` before every control step that follows ``interval_step`` more. A row's draws depend on its own
-    keys alone.
+    ``startup`` happens once for each row, and outlasts its episodes; ``reset`` at the start of each episode;
+    ``interval`` before every control step after ``interval_step`` more. A row's draws depend on its own keys alone.
 
     Args:
         env: the task. Events that change physics need its state to have ``physics``, and ``appearance(state)``.
         events: name -> {func, mode, interval_step, params}.
-
-    Raises:
-        ConfigError: events that the task cannot have.
+    Raises ConfigError: events that the task cannot have.
     """
 
     env: Any
@@ -100,7 +97,7 @@ class RandomizedEnv(EnvWrapper):
         return state, self._first_seen(state, obs)
 
     def carry_over(self, ended: RandomizedState, started: RandomizedState, obs: PyTree) -> tuple[PyTree, PyTree]:
-        """The new episode with the level, the steps, and what was drawn at startup of the row."""
+        """Keep the level, the steps, and what was drawn at startup of the row."""
         # the task inside needs its own observation, not the late and noisy one that was shown
         looks_back = "observation" in self._longest
         true_obs = jax.tree.map(lambda x: x[0], started.observations) if looks_back else obs
@@ -144,7 +141,6 @@ class RandomizedEnv(EnvWrapper):
 
     @functools.cached_property
     def _model(self) -> mujoco.MjModel | None:
-        """The model whose numbers may differ; None: there is none."""
         state = jax.eval_shape(self.env.reset, jax.random.key(0))[0]
         if not isinstance(self.env, AppearingEnv) or not isinstance(getattr(state, "physics", None), PhysicsState):
             return None
@@ -152,7 +148,6 @@ class RandomizedEnv(EnvWrapper):
 
     @functools.cached_property
     def _longest(self) -> dict[Side, int]:
-        """Steps that events look back at observations and at actions; no entry for a side without events."""
         sides = {event.does.side for event in self.read.sensing}
         return {side: max(event.does.longest for event in self._sensing(side)) for side in sides}
 
@@ -160,7 +155,6 @@ class RandomizedEnv(EnvWrapper):
         return [event for event in self.read.sensing if event.does.side == side]
 
     def _draw(self, inner: PyTree, seed: Array, level: Any) -> tuple[PyTree, dict[str, PyTree]]:
-        """The task's state with this episode's parameters, and what its sensing events drew."""
         key, level = jax.random.wrap_key_data(seed), self._level(level)
         drawn = {event.name: event.does.draw(event.key_of(key), level) for event in self.read.sensing}
         if not self.read.physics:
@@ -173,7 +167,7 @@ class RandomizedEnv(EnvWrapper):
         return replace(inner, physics=physics), drawn
 
     def _pushed(self, state: RandomizedState, key: Key) -> PyTree:
-        """The task's state after the events that are due."""
+        """Apply the events that are due to the task's state."""
         for event in self.read.physics:
             if event.mode == "interval":
                 old = state.env.physics
@@ -188,7 +182,7 @@ class RandomizedEnv(EnvWrapper):
         return self._sensed("observation", state, obs, key)
 
     def _sensed(self, side: Side, state: RandomizedState, x: PyTree, key: Key) -> PyTree:
-        """An observation as it is seen, or an action as it is done: late and noisy, as events have it."""
+        """Delay and disturb an observation or an action, as events have it."""
         if side not in self._longest:
             return x
         events = self._sensing(side)
@@ -205,25 +199,21 @@ class RandomizedEnv(EnvWrapper):
 
 @runtime_checkable
 class SelfRandomizingEnv(Protocol):
-    """An environment with events of its own: part of the task, in training and in evaluation."""
+    """An environment with events of its own, in training and in evaluation."""
 
     @property
     def randomization(self) -> Mapping[str, Any]: ...
 
 
 def with_events(env: Any, events: Mapping[str, Any]) -> Any:
-    """``env`` with these events and its own, of which they replace those of the same name; itself without any.
-
-    Raises:
-        ConfigError: events that it cannot have.
-    """
+    """Return ``env`` with these events over its own of the same name. Raises ConfigError: it cannot have them."""
     own = env.randomization if isinstance(env, SelfRandomizingEnv) else {}
     together = {**own, **events}
     return RandomizedEnv(env, together) if together else env
 
 
 def randomized(make: Callable[..., Any], cfg: Mapping[str, Any], events: Mapping[str, Any]) -> Any:
-    """``make(**cfg)`` with events: inside it, where it takes ``events`` for the environment that it wraps.
+    """Make ``make(**cfg)`` with events: inside it, where it takes ``events`` for the environment that it wraps.
 
     Raises:
         ConfigError: events that it cannot have.

@@ -1,5 +1,4 @@
-"""An environment whose observation has a picture of itself, drawn inside the jitted program: by MuJoCo on the host,
-behind a callback, or by ``ejax.envs.mujoco.raycast`` where the program runs."""
+"""An environment whose observation has a picture of itself, drawn inside the jitted program."""
 
 import functools
 import math
@@ -36,10 +35,7 @@ BLANK = 127
 
 @dataclass(frozen=True)
 class WristCamera:
-    """A camera that goes with the tool and keeps its direction; of ``renderer: raycast``.
-
-    Needs an environment with ``tool_position(state)`` [3], m.
-    """
+    """A camera that goes with the tool and keeps its direction. Needs ``raycast`` and ``tool_position(state)``, m."""
 
     offset: tuple[float, float, float] = (-0.14, 0.0, 0.12)
     """Its place from the tool's, in the world's axes, m."""
@@ -64,9 +60,9 @@ class RenderedEnv(EnvWrapper):
 
     The parts of an observation that is a dict stay beside ``image`` under their own names.
 
-    One picture per row is drawn at a reset and at a step, which with ``action_chunk`` is a decision of several; ``obs``
-    and ``final_obs`` of ``ejax.rollout.step`` are that picture. A row that starts again is drawn once more: on a CPU
-    the first pictures of all rows, in those steps only in which an episode ended; on a GPU in every step.
+    One picture per row is drawn at a reset and at a step, or at a decision of several with ``action_chunk``. A row that
+    starts again is drawn once more: on a CPU all rows, in those steps only in which an episode ended; on a GPU in every
+    step.
 
     Args:
         env: its name.
@@ -80,9 +76,8 @@ class RenderedEnv(EnvWrapper):
         randomizers: differences between episodes, see ``ejax.envs.wrappers.visual_randomizers``; ``raycast`` only.
         events: of physics, sensors and delays, see ``ejax.envs.wrappers.randomized``.
 
-    Raises:
-        ValueError: an environment that cannot be drawn, or so; whose observation is neither a vector nor a dict, or has
-            an ``image``; or that was not trusted (``ejax.schema.trust``).
+    Raises ValueError: an environment that cannot be drawn so, whose observation has an ``image`` or is neither vector
+        nor dict, or that was not trusted (``ejax.schema.trust``).
     """
 
     env: str
@@ -137,7 +132,7 @@ class RenderedEnv(EnvWrapper):
 
     @property
     def description(self) -> EnvDescription:
-        """The environment's, whose one array is ``state`` here."""
+        """Return the environment's, whose one array is ``state`` here."""
         inner = describe(self.inner)
         named = {"state" if path == WHOLE else path: each for path, each in inner.observation.items()}
         return replace(inner, observation=named)
@@ -153,7 +148,7 @@ class RenderedEnv(EnvWrapper):
         return state, {**self._pictures(state), **_parts(obs)}
 
     def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-        """The pictures stay: nothing that is carried over can be seen."""
+        """Keep the pictures: nothing that is carried over can be seen."""
         space = self.drawn.observation_space
         is_dict = isinstance(space, gymnasium.spaces.Dict)
         inner = {name: obs[name] for name in _parts(space)} if is_dict else obs["state"]
@@ -166,7 +161,7 @@ class RenderedEnv(EnvWrapper):
         return state, replace(timestep, obs={**self._pictures(state), **_parts(timestep.obs)})
 
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
-        """The states after each action of a decision [action_chunk, ...], for videos."""
+        """Return the states after each action of a decision [action_chunk, ...], for videos."""
         inner = self.inner_state(state)
         if isinstance(self.inner, ActionChunk):
             states = self.inner.trajectory(inner, action, key)
@@ -179,7 +174,7 @@ class RenderedEnv(EnvWrapper):
 
     @functools.cached_property
     def drawn(self) -> Any:
-        """The environment inside, as it is drawn: by actions."""
+        """Return the environment inside as it is drawn: by actions."""
         env = with_events(resolve("env", self.env)(**thaw(self.env_cfg)), self.events)
         if isinstance(env, RandomizedEnv) and "geom_size" in env.read.parameters:
             text = "pictures show the sizes of the MJCF; randomize_rigid_object_scale needs another"
@@ -188,7 +183,7 @@ class RenderedEnv(EnvWrapper):
 
     @functools.cached_property
     def inner(self) -> Any:
-        """The environment inside, as it is stepped: by decisions."""
+        """Return the environment inside as it is stepped: by decisions."""
         return self.drawn if self.action_chunk == 1 else ActionChunk(self.drawn, self.action_chunk)
 
     @functools.cached_property
@@ -224,11 +219,7 @@ class RenderedEnv(EnvWrapper):
 
 
 def check_renderer(env: Any, renderer: Renderer) -> Renderer:
-    """Give the renderer back if it can draw the environment.
-
-    Raises:
-        ValueError: no such renderer, or the environment cannot be drawn by it.
-    """
+    """Return the renderer. Raises ValueError: no such renderer, or the environment cannot be drawn by it."""
     check_renderer_name(renderer)
     if renderer == "raycast" and not isinstance(env, AppearingEnv):
         raise ValueError(f"renderer: raycast: {type(env).__name__} has no appearance(state). Use renderer: mujoco")
@@ -236,11 +227,7 @@ def check_renderer(env: Any, renderer: Renderer) -> Renderer:
 
 
 def check_wrist(env: Any, renderer: Renderer, wrist: WristCamera | None) -> WristCamera | None:
-    """Give the wrist camera back if it can be drawn.
-
-    Raises:
-        ValueError: a camera at a tool that is not there, or that is not drawn by the ray caster.
-    """
+    """Return the camera. Raises ValueError: it is at a tool that is not there, or not drawn by the ray caster."""
     if wrist is None:
         return None
     if renderer != "raycast":
@@ -256,13 +243,13 @@ def check_wrist(env: Any, renderer: Renderer, wrist: WristCamera | None) -> Wris
 def draw_state(
     env: Any, state: PyTree, width: int, height: int, camera: CameraView | None, look: Look = _PLAIN
 ) -> Array:
-    """One environment's state as ``renderer: raycast`` draws it: [height, width, 3] uint8."""
+    """Draw a state as ``renderer: raycast`` does: [height, width, 3] uint8."""
     return _draw_look(env.appearance(state), look, width, height, camera if look.camera is None else look.camera)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def draw_wrist(env: Any, state: PyTree, wrist: WristCamera, look: Look = _PLAIN) -> Array:
-    """The picture of a camera at the tool: [height, width, 3] uint8."""
+    """Draw the picture of a camera at the tool: [height, width, 3] uint8."""
     tool, seen = env.tool_position(state), env.appearance(state)
     angles = half_angles(math.radians(wrist.fovy), None, wrist.width / wrist.height)
     eye, target = tool + jnp.asarray(wrist.offset), tool + jnp.asarray(wrist.target)
@@ -276,7 +263,6 @@ def _draw_look(seen: Appearance, look: Look, width: int, height: int, camera: Ca
 
 
 def _parts(obs: Any) -> dict[str, Any]:
-    """An observation, or its space, by name."""
     if isinstance(obs, gymnasium.spaces.Dict):
         return dict(obs.spaces)
     return dict(obs) if isinstance(obs, Mapping) else {"state": obs}

@@ -1,8 +1,7 @@
-"""Light, camera and colours that differ from episode to episode, under the names of EmbodiChain's functors.
+"""Light, camera and colours that differ from episode to episode, by EmbodiChain's functors and their parameters.
 
-They take EmbodiChain's parameters, as far as a directional light, a camera that looks at a point and a plain colour
-have such; everything else is refused. Each environment draws its own, from its episode's key; most of EmbodiChain's
-functors draw one for all.
+Refused is what a directional light, a camera that looks at a point and a plain colour lack. Each environment draws its
+own, from its episode's key; most of EmbodiChain's functors draw one for all.
 """
 
 import math
@@ -26,16 +25,12 @@ CAMERA = "camera"
 
 @struct.dataclass(kw_only=True)
 class Look:
-    """The camera, light and colours of an episode's pictures."""
-
     camera: Camera | None = None  # None: the camera stands still
     lights: Lights | None = None  # None: the model's
     rgba: dict[str, Array] = struct.field(default_factory=dict)  # geom name -> colour [4]
 
 
 class _Functor(NamedTuple):
-    """One entry of ``randomizers``."""
-
     key: str
     func: str
     uid: str
@@ -73,9 +68,7 @@ class Randomizers:
         entries: name -> {func, mode: reset, params: {entity_cfg: {uid}, …}}, as in ``env.events`` of a gym config.
         view: the camera that is randomized. None: the model's own.
         width, height: of the pictures, in which intrinsics are counted.
-
-    Raises:
-        ValueError: a functor or parameter that is not supported, with the reason.
+    Raises ValueError: a functor or parameter that is not supported, with the reason.
     """
 
     entries: Mapping[str, Any]
@@ -93,11 +86,7 @@ class Randomizers:
         return [_read(f"randomizers.{name}", entry) for name, entry in self.entries.items()]
 
     def draw(self, key: Key, asset: str) -> Look:
-        """The look of an episode.
-
-        Raises:
-            ValueError: a light or geom that the model lacks.
-        """
+        """Draw the look of an episode. Raises ValueError: a light or geom that the model lacks."""
         lights, rgba = model_lights(asset), {}
         eyes: dict[str, Array] = {}
         lit = False
@@ -117,7 +106,7 @@ class Randomizers:
         return Look(camera=self._camera(eyes, asset) if eyes else None, lights=lights if lit else None, rgba=rgba)
 
     def _camera(self, moved: Mapping[str, Array], asset: str) -> Camera:
-        """The camera with the ranges' values added: m, and pixels."""
+        """Add the ranges' values to the camera: m, and pixels."""
         aspect, model = self.width / self.height, scenery(asset).model
         view = self.view or default_view(asset)
         fovy = model.cam_fovy[model.camera("main").id] if view is None else view.fovy
@@ -140,7 +129,6 @@ class Randomizers:
 
 
 def _read(key: str, entry: Any) -> _Functor:
-    """Check one entry."""
     if not isinstance(entry, Mapping) or "func" not in entry:
         raise ValueError(f"{key} takes {{func: …, params: {{…}}}}, got {entry!r}")
     func, params = entry["func"], dict(entry.get("params", {}))

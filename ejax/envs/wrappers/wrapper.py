@@ -1,4 +1,4 @@
-"""The base of environments around another one: all that a wrapper does not change is the inner environment's."""
+"""The base of environments around another one."""
 
 from typing import Any
 
@@ -13,17 +13,15 @@ from ejax.types import Array, CameraView, Key, PyTree, carry_over
 class EnvWrapper:
     """A pure environment around ``inner``. A wrapper gives ``inner`` and ``step``, and overrides what it changes.
 
-    A wrapper with a state of its own has ``inner_state``, and carries the inner state over itself. It can be drawn if
-    the inner environment can.
+    One with a state of its own has ``inner_state``, and carries the inner state over itself.
     """
 
     @property
     def inner(self) -> Any:
-        """The environment inside."""
         raise NotImplementedError(f"{type(self).__name__} wraps nothing: give it inner")
 
     def inner_state(self, state: PyTree) -> PyTree:
-        """The inner environment's part of the state. Default: all of it."""
+        """Return the inner environment's part of the state; by default all of it."""
         return state
 
     @property
@@ -40,7 +38,7 @@ class EnvWrapper:
 
     @property
     def control_period(self) -> float:
-        """Duration of one step, s; of an environment that can be drawn."""
+        """Return the duration of one step, s; of an environment that can be drawn."""
         return self.inner.control_period
 
     @property
@@ -56,23 +54,21 @@ class EnvWrapper:
     def render(
         self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[Any]:
-        """The inner environment's picture."""
         return self.inner.render(self.inner_state(state), width, height, camera)
 
     def appearance(self, state: PyTree) -> Appearance:
         return self.inner.appearance(self.inner_state(state))
 
     def tool_position(self, state: PyTree) -> Array:
-        """[3], m; of an environment with a tool."""
         return self.inner.tool_position(self.inner_state(state))
 
     def caption(self, state: PyTree) -> str:
-        """Text for a video; empty where the inner environment has none."""
+        """Return a video's text, empty where the inner environment has none."""
         return caption_of(self.inner, self.inner_state(state))
 
 
 def innermost(env: Any) -> Any:
-    """The environment inside all wrappers."""
+    """Return the environment inside all wrappers."""
     while isinstance(env, EnvWrapper):
         env = env.inner
     return env
