@@ -34,6 +34,7 @@ def evaluate(
     choice: Literal["fixed", "first_finished"] = "fixed",
 ) -> dict[str, Array]:
     """Play ``num_episodes`` complete episodes with the distribution's mode. The same key gives the same start states.
+    Raises ValueError: a count that is not positive.
 
     Args:
         num_envs: slots that are stepped together; slots without a share of the episodes are not made.
@@ -42,9 +43,6 @@ def evaluate(
     Returns:
         ``return``, ``length``, ``nonfinite`` (1 where something in the episode was not finite) and, where the env
         reports them, ``success`` and ``metrics/<name>`` (scalars only, at the last step): each [num_episodes].
-
-    Raises:
-        ValueError: a count that is not positive.
     """
     if num_envs <= 0 or num_episodes <= 0:
         raise ValueError(f"evaluate needs num_envs > 0 and num_episodes > 0, got {num_envs} and {num_episodes}")

@@ -37,13 +37,8 @@ def kl_k3(log_ratio: Array) -> Array:
 def weighted_sums(
     terms: dict[str, Array], weight: Array, coefficients: dict[str, float]
 ) -> tuple[Array, dict[str, Array]]:
-    """Compute Σ weight·term for every term, and the loss: the sum by ``coefficients``, which also name its terms.
-
-    One sum over all terms at once, since on a GPU each is a kernel. ``weight`` has the shape of a term.
-
-    Returns:
-        ``(loss, sums)``, scalars; no gradient comes from ``sums``, nor from terms without a coefficient.
-    """
+    """Compute Σ weight·term for every term, and their sum by ``coefficients``, the loss: ``(loss, sums)``, scalars. No
+    gradient comes from ``sums``, nor from terms without a coefficient. ``weight`` has the shape of a term."""
     rows = jnp.stack([term if name in coefficients else jax.lax.stop_gradient(term) for name, term in terms.items()])
     sums = dict(zip(terms, jnp.sum(weight[None] * rows, axis=tuple(range(1, rows.ndim))), strict=True))
     loss = functools.reduce(jnp.add, [factor * sums[name] for name, factor in coefficients.items()])

@@ -20,16 +20,13 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Array, Array]:
-    """Estimate advantages by generalized advantage estimation.
+    """Estimate advantages by generalized advantage estimation: ``(advantage, value_target)``.
 
         δₜ = rₜ + γ·V(s'ₜ)·(1 − terminatedₜ) − V(sₜ)
-        Aₜ = δₜ + γλ·(1 − doneₜ)·Aₜ₊₁,  done = terminated ∨ truncated
+        Aₜ = δₜ + γλ·(1 − doneₜ)·Aₜ₊₁,  done = terminated ∨ truncated,  value_target = A + V
 
     ``next_value[t]`` is V of the true next observation, also where the episode ended at t. All arrays are [T, N], else
     ValueError; ``terminated`` and ``truncated`` are bool.
-
-    Returns:
-        ``(advantage, value_target)``; value_target = advantage + value.
 
     Source: Schulman et al. 2016, eq. 11-16, with Pardo et al. 2018 for time limits.
     """
@@ -60,22 +57,16 @@ def vtrace(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> tuple[Array, Array]:
-    """Estimate by V-trace what ``gae`` is on-policy, for steps that another policy took.
+    """Estimate ``(advantage, value_target)`` by V-trace, as ``gae`` on-policy, for steps that another policy took.
 
-        ρₜ = min(ρ̄, exp(log_ratioₜ)),  cₜ = λ·min(c̄, exp(log_ratioₜ))
+        ρₜ = min(ρ̄, exp(log_ratioₜ)),  cₜ = λ·min(c̄, exp(log_ratioₜ)),  log_ratio = log π(action) − log μ(action)
         δₜ = ρₜ·(rₜ + γ·V(s'ₜ)·(1 − terminatedₜ) − V(sₜ))
-        vₜ − V(sₜ) = δₜ + γ·cₜ·(1 − doneₜ)·(vₜ₊₁ − V(sₜ₊₁))
+        vₜ − V(sₜ) = δₜ + γ·cₜ·(1 − doneₜ)·(vₜ₊₁ − V(sₜ₊₁)),  v the value_target
         Aₜ = rₜ + γ·(1 − terminatedₜ)·v'ₜ − V(sₜ),  v'ₜ = V(s'ₜ) + λ·(vₜ₊₁ − V(sₜ₊₁)) while the episode goes on
 
-    With log_ratio = 0 both results are ``gae``'s. A is not multiplied by ρ: the surrogate's ratio, or its weight, does
-    that. All arrays are [T, N], else ValueError; values are of the policy that learns.
-
-    Args:
-        log_ratio: log π(action) − log μ(action): π learns, μ acted.
-        rho_clip, c_clip: ρ̄ and c̄ > 0.
-
-    Returns:
-        ``(advantage, value_target)``; value_target is v.
+    ρ̄, c̄ > 0 are the clips; π learns, and has the values; μ acted. With log_ratio = 0 both results are
+    ``gae``'s. A is not multiplied by ρ: the surrogate's ratio, or its weight, does that. All arrays are [T, N], else
+    ValueError.
 
     Source: Espeholt et al. 2018, eq. 1 and remark 2.
     """

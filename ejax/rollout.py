@@ -89,15 +89,11 @@ def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
 def step(
     env: Env, carry: EnvCarry, action: Array, key: Key, start: EnvCarry | None = None
 ) -> tuple[EnvCarry, Timestep]:
-    """Make one step of N environments; rows whose episode ended start a new one, from ``start`` (see ``starts_of``) or
-    drawn here.
+    """Make one step of N environments; rows whose episode ended start a new one: ``start``'s, or drawn here.
+    The time step's ``obs`` is the next to act on, its ``final_obs`` the true next one.
 
     On a CPU the reset is under one ``lax.cond`` for the batch, so that it costs nothing while no episode ends. (Under
     ``vmap`` the cond becomes a select: batch environments inside, not outside.) A GPU resets all rows.
-
-    Returns:
-        The environments after it, and the time step, leaves [N, ...]: its ``obs`` is the next to act on, its
-        ``final_obs`` the true next one.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_step, key_reset = jax.random.split(key)
@@ -157,6 +153,7 @@ def unroll(
     first_episodes: bool = False,
 ) -> tuple[Rollout, EnvCarry]:
     """Make T steps of N environments under one policy, in one scan; the critic sees all T·N observations afterwards.
+    The rollout, leaves [T, N, ...], has the acting policy's ``distribution``.
 
     Args:
         carry: from ``reset`` or from the rollout before.
@@ -164,9 +161,6 @@ def unroll(
             the same units: the probability ratio is 1 before the first gradient step.
         first_episodes: stop when every environment has ended an episode. The steps that are left are zeros, and False
             in ``valid``; a CPU does not simulate them. The others are the same bits as without it.
-
-    Returns:
-        The rollout, leaves [T, N, ...], with the acting policy's ``distribution``, and the environments after it.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_dropout, key_steps = jax.random.split(key)
@@ -280,14 +274,9 @@ def make_rollout(
     memory: tuple[PyTree, PyTree] = ((), ()),
     dropout_seed: Array | None = None,
 ) -> Rollout:
-    """Make a rollout of recorded steps [T, N, ...], with the policy's log-probabilities and values.
-
-    Args:
-        timestep: ``valid`` in its ``info`` becomes the rollout's.
-        distribution: of the policy that acted. None: it is computed here.
-        memory: of a policy with memory, before and after each action.
-        dropout_seed: [T, N], of the units that were dropped.
-    """
+    """Make a rollout of recorded steps [T, N, ...], with the policy's log-probabilities and values. ``valid`` in the
+    time step's ``info`` becomes the rollout's; ``memory`` is from before and after each action; ``distribution`` None:
+    it is computed here."""
     seed = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
     before, after = memory
     computed, value, _ = apply_policy(policy, params, obs, before, **seed)

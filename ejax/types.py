@@ -1,7 +1,7 @@
-"""The data that flow through ejax: arrays in frozen dataclasses, and the interfaces between the layers.
+"""The data that flow through ejax: arrays in frozen dataclasses, and the interfaces between the layers. Batched data is
+time-major, ``[T, N, ...]``.
 
 Letters in shapes: T time steps, N parallel environments, A action dimensions, B a flat batch of T·N rows.
-Batched data is time-major, ``[T, N, ...]``; transposing is left to ``interop``.
 """
 
 from dataclasses import replace
@@ -205,10 +205,8 @@ class ReadingPolicy(Policy, Protocol):
 
 
 class Env(Protocol):
-    """One environment, pure. The framework batches it with ``vmap``. Hashable: it is a static argument.
-
-    ``step`` does not reset; it keeps its own time limit in its state and reports it as ``truncated``.
-    """
+    """One environment, pure. Hashable: it is a static argument. ``step`` does not reset; it keeps its own time limit in
+    its state and reports it as ``truncated``."""
 
     @property
     def observation_space(self) -> gymnasium.Space: ...

@@ -1,4 +1,4 @@
-"""Velocity commands: drawn every few seconds, some standing, some straight on, some turned towards a heading.
+"""Velocity commands, drawn every few seconds:
 
     v_x, v_y, ω_z ~ uniform;   heading rows: ω_z = clip(k·wrap(ψ* − ψ), range of ω_z);   standing rows: 0
     forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
@@ -49,8 +49,6 @@ class CommandRanges:
 
 @struct.dataclass(kw_only=True)
 class Command:
-    """The present command of one robot."""
-
     velocity: Array
     """[3]: v_x, v_y (m/s), ω_z (rad/s), in the base's frame."""
     heading: Array

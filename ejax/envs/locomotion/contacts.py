@@ -4,8 +4,7 @@
     landed = touches, and did not in the physics step before
     air'   = 0 where it touches, else air + Δt
 
-Sensors lag one physics step: the touch of the last one counts in the next control step. Source: EmbodiChain 0.3.2's
-``ContactHistory``, which samples after each physics step.
+Sensors lag one physics step. Source: EmbodiChain 0.3.2's ``ContactHistory``, which samples after each physics step.
 """
 
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from ejax.types import Array
 
 @struct.dataclass(kw_only=True)
 class FootTimers:
-    """Memory of an episode's feet."""
-
     touching: Array
     """[F] bool, in the last physics step that was sensed."""
     air_time: Array

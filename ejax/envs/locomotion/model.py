@@ -28,8 +28,6 @@ PLACE = 10
 
 @dataclass(frozen=True, kw_only=True)
 class LeggedModel:
-    """The model as text, and where the robot's numbers are in it."""
-
     xml: str
     joint_qpos: tuple[int, ...]
     joint_qvel: tuple[int, ...]
@@ -108,7 +106,6 @@ def _read(robot: LeggedRobot) -> ET.Element:
 
 
 def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
-    """Drop meshes and set what collides. Returns the names of the collision geoms."""
     bare = not any(_is_drawn(geom) for geom in base.iter("geom"))
     for parent in list(base.iter("body")):
         for tag in ("light", "camera"):

@@ -1,12 +1,10 @@
-"""Legged robots: the file with the links, the drives of the joints, the points that are feet.
-
-A drive is EmbodiChain's actuator model, a position actuator with armature:
+"""Legged robots: the file with the links, the drives of the joints, the points that are feet. A drive is EmbodiChain's
+actuator model:
 
     τ = clip(k·(q* − q) − c·q̇, ±F),        I·q̈ = τ + …  with the armature in I
 
-with k the actuator's ``kp``, c its ``kv``, F its ``forcerange``. Like PhysX's drives, and unlike those of
-``ejax.envs.manager.robots``, the limit holds for spring and damping together; the integrator takes c·q̇ implicitly. A
-joint's velocity limit has no counterpart.
+with k the actuator's ``kp``, c its ``kv``, F its ``forcerange``. As in PhysX, the limit holds for spring and damping
+together; the integrator takes c·q̇ implicitly. A joint's velocity limit has no counterpart.
 """
 
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class Foot:
 
 @dataclass(frozen=True, kw_only=True)
 class Imu:
-    """The place whose velocities are observed in place of the base's."""
+    """The place of observed velocities, in place of the base's."""
 
     body: str
     offset: Vector
@@ -77,8 +75,6 @@ class JointDrives:
 
 @dataclass(frozen=True, kw_only=True)
 class LeggedRobot:
-    """A robot on a free joint."""
-
     name: str
     source: str | None = None
     """A file of ours, ``package:path`` of an installed one, or ``file:path``; None: the user has to give one."""

@@ -41,7 +41,6 @@ class Push:
 
     @property
     def ranges(self) -> tuple[Range, ...]:
-        """x, y, z, roll, pitch, yaw."""
         return tuple(getattr(self, axis) for axis in _AXES)
 
 

@@ -21,8 +21,6 @@ from ejax.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class LeggedState:
-    """One robot after a control step."""
-
     robot: LeggedRobot
     motion: Motion
     contacts: Contacts
@@ -270,7 +268,6 @@ _NAMES: dict[str, tuple[tuple[str, str, str], ...]] = {
 
 
 def describe_terms(robot: LeggedRobot, terms: tuple[str, ...]) -> tuple[Feature, ...]:
-    """Name the numbers of an observation."""
     parts = {"{joint}": robot.joints, "{foot}": [f"foot {i}" for i in range(len(robot.feet))]}
 
     def names(text: str) -> list[str]:
@@ -291,5 +288,4 @@ def _speed(command: Array) -> Array:
 
 
 def _moves(legged: LeggedState, threshold: float) -> Array:
-    """1.0 where the command is above the threshold, else 0.0."""
     return (_speed(legged.command) > threshold).astype(jnp.float32)

@@ -17,13 +17,8 @@ _DEPTH = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Terrain:
-    """The ground that robots walk on.
-
-    Args:
-        height: m, the greatest difference of heights of a rough field.
-        cell: m, the distance of its corners.
-        half_size: m, from its middle to its edge. Beyond it there is nothing.
-    """
+    """The ground that robots walk on. ``height``: the greatest difference of heights of a rough field, ``cell``: the
+    distance of its corners, ``half_size``: from its middle to its edge, beyond which there is nothing; all in m."""
 
     kind: Literal["flat", "rough"] = "flat"
     height: float = 0.05
@@ -65,7 +60,6 @@ def height_below(terrain: Terrain, position: Array) -> Array:
 
 
 def add_terrain(root: ET.Element, terrain: Terrain) -> None:
-    """Make the scene's floor solid, and rough if it is to be."""
     floor = root.find("worldbody/geom[@name='floor']")
     assets = root.find("asset")
     if floor is None or assets is None:

@@ -64,8 +64,7 @@ class VelocityRL(PhysicsTask):
     ``min_height`` or ``max_guarded_force``. Truncated: the time limit, or a rough field's edge. There is no success.
 
     Differs from EmbodiChain: rewards are for the command that was acted on, for Go1 as for G1; the encoders' bias is
-    drawn for each episode, not once for each environment; sensors of contact lag one physics step; commands stay at the
-    curriculum's first stage.
+    drawn for each episode; sensors of contact lag one physics step; commands stay at the curriculum's first stage.
 
     Args:
         robot: ``quadruped`` (ours), or one whose links are a package's file or yours, see docs/locomotion.md.
@@ -170,8 +169,7 @@ class VelocityRL(PhysicsTask):
         return jnp.asarray(robot.home) + scale * action - world.state.encoder_bias
 
     def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
-        """Make one control step: the parts of ``ejax.envs.task.step``, but rewards come before the next command. (In
-        the order of ``step_terms`` XLA fuses otherwise, and the last bits of all numbers are others.)"""
+        """Make one control step: the parts of ``ejax.envs.task.step``, but rewards come before the next command."""
         task, robot, before = self.task, self.task.robot, state
         if action.shape != (shape := self.action_space.shape):
             raise ValueError(f"VelocityRL.step takes an action of shape {shape}, got {action.shape}")

@@ -81,8 +81,6 @@ class Event(NamedTuple, Generic[D]):
 
 @dataclass(frozen=True)
 class Events:
-    """All of them, in the config's order within each kind."""
-
     physics: tuple[Event[Change], ...]
     sensing: tuple[Event[Sensing], ...]
     curriculum: Curriculum | None

@@ -45,13 +45,9 @@ def add_observation_noise(
     distribution: NoiseKind = "gaussian",
     part: str | None = None,
 ) -> Sensing:
-    """Add noise and bias to an observation.
-
-    Args:
-        noise: standard deviation (gaussian) or largest value (uniform): of all numbers, or of each.
-        bias_range: (low, high), uniform, each number's drawn by itself.
-        part: of an observation that is a dict. None: there is one array only.
-    """
+    """Add noise and bias to an observation. ``noise``: standard deviation (gaussian) or largest value (uniform), of all
+    numbers or of each; ``bias_range``: (low, high), uniform, each number's drawn by itself; ``part``: of an observation
+    that is a dict."""
     space = _array(spaces["observation"], part)
     draw, add = _noise(space, noise, bias_range, distribution)
 

@@ -1,7 +1,5 @@
-"""MuJoCo tasks of one's own in one class: see docs/tutorials/own_task.md.
-
-The class becomes a frozen dataclass where it is defined: annotated names are its arguments, ``env.cfg`` in a config.
-"""
+"""MuJoCo tasks of one's own in one class, which becomes a frozen dataclass where it is defined: annotated names are its
+arguments, ``env.cfg`` in a config. See docs/tutorials/own_task.md."""
 
 import functools
 import inspect
@@ -64,8 +62,7 @@ class MuJoCoTask(PhysicsTask):
 
     For the order of a step see ``ejax.envs.task.step``. Terminated: ``fails``, or ``succeeds`` where
     ``ends_on_success``. Truncated: after ``episode_length`` steps, or when the simulation broke. Methods get the
-    ``world`` at that moment, and some ``before``, as it was before the step; they are traced: ``jnp.where`` in place of
-    ``if``.
+    ``world`` at that moment, and some ``before``, as it was before the step. They are traced: no ``if``.
 
     Class attributes:
         model: an MJCF file, looked for beside the class's own and from the working directory; or MJCF as text.

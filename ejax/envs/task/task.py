@@ -16,12 +16,9 @@ from ejax.types import Array, Key, PyTree, Timestep
 
 
 class Task:
-    """A task with ``episode_step`` in its state: control steps done, int32. For the order of the hooks see
-    ``ejax.envs.task.step``.
-
-    Terminated: success or failure. Truncated: after ``max_episode_steps``, where ``leaves`` is true, or when something
-    is not finite, which is no success either.
-    """
+    """A task with ``episode_step`` in its state: control steps done, int32. Hooks are called in
+    ``ejax.envs.task.step``'s order. Terminated: success or failure. Truncated: after ``max_episode_steps``, where
+    ``leaves`` is true, or when something is not finite, which is no success either."""
 
     observed: ClassVar[tuple[Feature, ...]] = ()
     """The numbers of an observation that is one vector."""

@@ -1,9 +1,6 @@
-"""A simulation at one moment, by the names of its model: what every task's terms are computed from.
-
-Poses, [4, 4], m, and velocities are exact at every step; a sensor lags, see ``World.sensor``. Frames: the world's of
-the
-MJCF; in a gym config the arena's, whose origin EmbodiChain puts the robot's base at.
-"""
+"""A simulation at one moment, by the names of its model: what every task's terms are computed from. Poses, [4, 4], m,
+and velocities are exact at every step; a sensor lags, see ``World.sensor``. Frames: the world's of the MJCF; in a gym
+config the arena's, whose origin EmbodiChain puts the robot's base at."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -58,18 +58,15 @@ class InstructedPlaceRL(GraspTask):
         scene        [21] float32   see ``SCENE``: for the expert and for a critic; a policy does not get it
         goal         [6] float32    see ``GOAL``: for a policy to predict where it is cloned (``model_config.predicts``)
 
-    Success: the cube that is meant, lifted once, standing within success_threshold of the zone that is meant, at rest
-    and released. ``info["metrics"]``: ``distance_to_goal`` (m), ``wrong_cube_lifted``, and ``wrong_zone``, a cube that
-    was lifted and now stands in a zone that was not meant.
+    Success: the cube that is meant, lifted once, stands within success_threshold (m, horizontally) of the zone that is
+    meant, at rest and released. ``info["metrics"]``: ``distance_to_goal`` (m), ``wrong_cube_lifted``, and
+    ``wrong_zone``, a cube that was lifted and now stands in a zone that was not meant.
 
     Args:
         wordings, pairs: the sentences, and the pairs of colour and zone, that are drawn: see ``place_instructions``.
         instruction: ``right``, or for control ``shuffled``: it names one of the two cubes and one of the three zones
             regardless of what is meant, and is right in one of six episodes.
-        episode_length: control steps.
-        success_threshold: m, horizontally.
-        zone_offset: ± m in x and y, added to the zones' places at reset, uniform.
-        cube_turn: ± rad about the vertical at reset, uniform.
+        zone_offset, cube_turn: ± m in x and y, and ± rad about the vertical, at reset, uniform.
     """
 
     text = MappingProxyType({"instruction": LENGTH})

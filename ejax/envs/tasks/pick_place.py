@@ -30,13 +30,10 @@ OBSERVATION = (
 
 @dataclass(frozen=True)
 class PickPlaceRL(GraspTask):
-    """Reward and action: see ``GraspTask``. Observation [24]: see ``OBSERVATION``.
-
-    Success: a cube that was lifted, now stands within success_threshold of the goal, is at rest, and is released.
+    """Reward and action: see ``GraspTask``. Observation [24]: see ``OBSERVATION``. Success: a cube that was lifted, now
+    stands within success_threshold (m, horizontally) of the goal, is at rest, and is released.
 
     Args:
-        episode_length: control steps.
-        success_threshold: m, horizontally.
         cube_position, goal_position: m, (x, y) in the frame of the robot's base; at reset ± their ``_range``, uniform.
         cube_turn: ± rad about the vertical at reset, uniform.
     """

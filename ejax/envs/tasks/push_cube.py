@@ -31,15 +31,11 @@ class PushCubeRL(PhysicsTask):
     Observation [15]: joint angles (6, rad), ee (3), cube (3), goal (3). Action [6]: Δq = clip(action_scale·a,
     ±joint_limits) rad is added to the current joint angles, and the drives hold that target for one control step of
     0.04 s. Terminated: d < success_threshold. Truncated: after episode_length control steps, or when the cube fell
-    below −0.1 m.
+    below −0.1 m. Cube and goal (m, in the frame of the robot's base) start at their ``_position`` plus a uniform draw
+    from their ``_range``, (low, high).
 
     Differs from the source: d_prev is the distance before this very step, so it cannot leak across episodes. The cube
     weighs 2 kg with friction 0.6, not 10 kg with friction 2 to 3: that one tips over when pushed.
-
-    Args:
-        joint_limits: rad; also the bounds of the action space.
-        cube_position, goal_position: m, in the frame of the robot's base; at reset plus their ``_range``,
-            (low, high), uniform.
     """
 
     asset = "push_cube.xml"
