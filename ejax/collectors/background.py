@@ -48,11 +48,7 @@ class Schedule:
                 )
 
     def version(self, index: int, *, first: int, newest: int) -> int | None:
-        """Return the version for rollout ``index``; None: it must wait for a newer one than ``newest``.
-
-        Args:
-            first: the oldest version that was ever published, in a resumed run not 0.
-        """
+        """Return the version for rollout ``index``; None: wait for a newer one. ``first``: the oldest published."""
         if self.recorded is not None:
             if index >= len(self.recorded):
                 raise IndexError(f"the recorded schedule ends with rollout {len(self.recorded) - 1}; no {index}")
@@ -75,9 +71,7 @@ class Account:
 
 
 class AsyncCollector:
-    """A maker of rollouts in one thread of its own. A context manager, used once.
-
-    ``publish``, ``collect``, ``paused`` and ``close`` are for one other thread, the learner's.
+    """A maker of rollouts in one thread of its own. A context manager, used once, by one other thread, the learner's.
 
     Args:
         key: ``fold_in(key, k)``'s first half is rollout k's.
@@ -173,9 +167,7 @@ class AsyncCollector:
     def paused(self, interrupted: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Let no environment step inside; the rollout under way goes on afterwards.
 
-        Raises:
-            EnvAbandoned: ``interrupted``, and a step goes on for ``stop_timeout_s``.
-            TimeoutError: it goes on for ``env_timeout_s``.
+        Raises TimeoutError: a step takes ``env_timeout_s``; EnvAbandoned: ``stop_timeout_s``, and ``interrupted``.
         """
         ends, stops = time.monotonic() + self.env_timeout_s, float("inf")
         with self._changed:
@@ -197,7 +189,6 @@ class AsyncCollector:
 
     def close(self) -> None:
         """Stop within ``stop_timeout_s``, inside a rollout too; close environments in the thread that stepped them.
-
         Raises TimeoutError: a step under way, or a ``close``, goes on; the environments are left to that thread.
         """
         with self._changed:
@@ -281,7 +272,6 @@ class AsyncCollector:
 
     @contextmanager
     def _gate(self) -> Iterator[bool]:
-        """Wait while paused, around each reset and step; true where the rollout is to be given up."""
         with self._changed:
             # for the learner, which notifies at the end of ``paused``, or at the latest in ``close``
             self._changed.wait_for(lambda: self._stopping or not self._pausing)

@@ -34,13 +34,11 @@ class Collected:
     envs: PyTree
     """The environments' state after it, where they can be saved; otherwise ()."""
     policy_s: float
-    """Seconds of policy calls, summed over the groups."""
     env_s: float
-    """Seconds of environment steps, summed over the groups."""
+    """Seconds of policy calls and of environment steps, each summed over the groups."""
     compile_s: float = 0.0
     """Seconds of compilation, in the first one."""
     facts: dict[str, float] = field(default_factory=dict)
-    """Metrics of the collection, under their tags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +49,7 @@ class Share:
     """
 
     first_group: int = 0
-    """Number of the first of these groups in the run."""
     num_groups: int | None = None
-    """Groups of the run. None: these are all."""
     devices: Sequence[jax.Device] | None = None
     """The policy acts on them, for one group after the other; the rollout lies on the first."""
     mesh: Mesh | None = None
@@ -61,13 +57,11 @@ class Share:
 
 
 class HostCollector:
-    """Plays groups of host environments in lockstep. Used by one thread at a time; a context manager.
+    """A player of groups of host environments in lockstep. Used by one thread at a time; a context manager.
 
     Args:
         groups: of equal numbers of environments; row i of a rollout is row i of the groups side by side.
-        num_steps: T.
         seed: with a rollout's index it gives the seeds of the episodes that start there.
-        dropout: as in ``ejax.rollout.unroll``.
         restart: start new episodes with every rollout; each ``group_size`` consecutive rows from the same seed.
     """
 
@@ -112,12 +106,8 @@ class HostCollector:
             player.compile(settled[i % len(settled)], row)
 
     def collect(self, params: Params, key: Key, *, index: int, gate: Gate = lambda: nullcontext(False)) -> Collected:
-        """Make a rollout with these parameters.
+        """Make rollout ``index`` since training began; ``key`` is its own, ``gate`` is entered around every step.
 
-        Args:
-            key: of this rollout alone.
-            index: of the rollout since the start of training.
-            gate: entered around every reset and step.
         Raises CollectionStopped: ``gate`` was true; the steps taken are given up, the episodes go on.
         """
         for player in self.players:
@@ -197,9 +187,7 @@ class HostCollector:
     def close(self) -> None:
         """Close every group, in spite of errors of the others, except those whose step never returned.
 
-        Raises:
-            Exception: the first that a group raised, with the others as notes.
-            TimeoutError: a group was left open, since a thread is still in it.
+        Raises the first exception of a group, the others as notes, or TimeoutError: a thread is still in one.
         """
         problems: list[Exception] = []
         for i, player in enumerate(self.players):
@@ -242,7 +230,6 @@ class HostCollector:
         self._has_begun = True
 
     def _play_all(self, play: Callable[[int, Gate], Played], gate: Gate) -> list[Played]:
-        """Play all groups to their end; one that fails stops the others."""
         if len(self.groups) == 1:
             return [play(0, gate)]
         failed = threading.Event()

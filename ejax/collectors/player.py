@@ -35,11 +35,9 @@ class HostStep:
     update: int
     """The update that learns from it, counted from 1."""
     group: int
-    """The group's number in the run."""
     obs: PyTree
     """Before the step."""
     action: NDArray[Any]
-    """As the environments get it."""
     timestep: HostTimestep
     """``reward``, ``terminated``, ``truncated``, ``info``, and ``obs`` after the step."""
 
@@ -90,13 +88,11 @@ class GroupPlayer:
         update: int,
         listeners: Sequence[Callable[[HostStep], None]],
     ) -> Played:
-        """Play T steps.
+        """Play T steps, for update ``update``, counted from 1.
 
         Args:
-            key: of the rollout.
             rows: arguments of the policy for each step, [T, N].
             report: called with the activity before each step.
-            update: the update that learns from the rollout, counted from 1.
         Raises CollectionStopped: ``gate`` was true.
         """
         key, policy_s, env_s = jax.random.fold_in(key, self.number), 0.0, 0.0

@@ -21,7 +21,6 @@ from ejax.schema.registry import did_you_mean, did_you_mean_family, resolve
 from ejax.types import PHASES
 
 _REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)
-"""Errors of a constructor about its arguments, or a missing library."""
 
 
 def env_problems(env: EnvConfig) -> list[Problem]:

@@ -15,7 +15,6 @@ from ejax.schema.registry import did_you_mean, is_import_path
 from ejax.schema.sections import unknown_key
 
 _MAX_EXPLAINED = 300
-"""Unknown keys that are compared with all known ones, which takes long."""
 
 
 def explain(error: ValidationError, tree: Any) -> list[Problem]:
@@ -36,7 +35,6 @@ def explain(error: ValidationError, tree: Any) -> list[Problem]:
 
 
 def _dotted(location: tuple[int | str, ...], tree: Any) -> str:
-    """Join pydantic's location, without the names of union members."""
     names: list[str] = []
     node = tree
     for part in location:

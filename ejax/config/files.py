@@ -31,12 +31,7 @@ _ALLOWED_TAGS = "!!str, !!int, !!float, !!bool, !!null, !!seq, !!map"
 
 
 class UnreadableError(ValueError):
-    """Text that holds no config.
-
-    Args:
-        line: from 1 on; 0 where nobody knows.
-        key: dotted path, as far as it was read.
-    """
+    """Text that holds no config, at a line from 1 on (0: unknown) and a dotted key, as far as it was read."""
 
     def __init__(self, text: str, line: int = 0, key: str = "") -> None:
         self.text, self.line, self.key = shorten(text), line, key
@@ -45,7 +40,6 @@ class UnreadableError(ValueError):
 
 def read_file(path: Path) -> dict[str, Any]:
     """Read the mapping in a JSON or YAML file.
-
     Raises ConfigError: another suffix, no file, a syntax error, a key given twice, no mapping, or too much.
     """
     suffix = path.suffix.lower()
@@ -77,7 +71,6 @@ def is_file(path: Path) -> bool:
 
 def read_yaml(text: str) -> Any:
     """Parse YAML: mappings with text as keys, lists, text, numbers, booleans, None.
-
     Raises UnreadableError: no YAML, a key given twice, values of other kinds, or more than a config can be.
     """
     try:

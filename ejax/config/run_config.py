@@ -77,9 +77,8 @@ class RunConfig(StrictModel):
 def bind(config: RunConfig, num_updates: int | None = None) -> RunConfig:
     """Fill in what a config leaves open until the run is known: what an update sees. Idempotent.
 
-    Args:
-        num_updates: horizon of a learning-rate schedule that has none of its own; of a resumed run, the updates that
-            it was started for. None: ``trainer.num_updates``.
+    ``num_updates``: horizon of a learning-rate schedule without one; of a resumed run, the updates that it was
+    started for. None: ``trainer.num_updates``.
     """
     algorithm = config.algorithm
     options = algorithm.record.bind(algorithm.cfg, num_updates or config.trainer.num_updates)

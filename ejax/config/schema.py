@@ -30,7 +30,6 @@ _OTHER_KEYS = {
         },
     },
 }
-"""Keys that ``spellings`` reads besides those in its tables."""
 
 
 @functools.cache

@@ -18,9 +18,7 @@ _GIVEN = {
     *PolicyConfig.model_fields.keys() - {"name"},
     *("action_spec", "action_space", "observation_space", "instructions", "held_out_instructions"),
 }
-"""Parameters of a policy class that ``policy.cfg`` does not give."""
 _OF_LINEN = {"name", "parent"}
-"""Parameters of every Linen module."""
 
 
 def class_problems(policy: PolicyConfig) -> list[Problem]:
@@ -39,11 +37,7 @@ def class_problems(policy: PolicyConfig) -> list[Problem]:
 def space_problems(
     policy: PolicyConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space, *, action_chunk: int = 1
 ) -> list[Problem]:
-    """Find problems of ``action_dim``, ``squash_actions``, ``obs_groups``, and of pictures where an MLP reads them.
-
-    Args:
-        action_chunk: actions of ``action_space`` that are decided on at once.
-    """
+    """Find problems of ``action_dim``, ``squash_actions``, ``obs_groups``, and of pictures where an MLP reads them."""
     try:
         spec = action_spec(action_space, squash=policy.squash_actions)
     except ValueError as error:

@@ -18,7 +18,6 @@ from ejax.schema.problems import KeyNote, Status, with_sections
 from ejax.schema.registry import is_import_path
 
 _CANONICALIZED = {"trainer.cuda": "trainer.device", **LOGARITHMS}
-"""Values that ``spellings`` rewrites, besides the keys that it moves."""
 _SECTIONS = ("trainer", "policy", "algorithm")
 
 

@@ -16,10 +16,7 @@ OVERRIDE = " (override)"
 class Draft(Section):
     """The root section of a train config, edited in place. Its keys are dotted, and canonical once they are moved.
 
-    Args:
-        folder: where a relative ``gym_config`` is looked up first.
-        overrides: ``section.key=value``, as typed.
-        device: wins over ``trainer.device``.
+    ``folder``: where a relative ``gym_config`` is looked up first. ``device`` wins over ``trainer.device``.
     """
 
     def __init__(

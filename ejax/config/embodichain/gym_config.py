@@ -38,11 +38,7 @@ FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
 
 
 def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return ``{id, cfg}`` of a gym config; everything else in it goes into the draft.
-
-    Args:
-        source: its name in notices and problems, which read ``<source>:<dotted key>``.
-    """
+    """Return ``{id, cfg}`` of a gym config; everything else in it goes into the draft, under the name ``source``."""
     env = data.get("env") or {}
     name = data.get("id")
     if not isinstance(name, str) or not isinstance(env, dict) or not isinstance(env.get("extensions") or {}, dict):

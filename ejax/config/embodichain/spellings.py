@@ -32,17 +32,13 @@ MOVED: dict[str, str] = _TABLES["moved"] | {
 LOGARITHMS: dict[str, str] = _TABLES["logarithms"]
 """Key of a standard deviation -> that of its logarithm."""
 WITHOUT_EFFECT: dict[str, str] = _TABLES["without_effect"]
-"""Keys that EmbodiChain reads and that change nothing in ejax, with the reason."""
 GYM_DEFAULTS: dict[str, Any] = _TABLES["gym_defaults"]
 """``trainer`` defaults of the ``gym_config`` path, where they differ from the models'."""
 COMPAT: dict[str, dict[str, dict[str, Any]]] = _TABLES["compat"]
 """Mode -> policy name ("any" for all) -> key -> value: the numbers of one release, where ejax differs."""
 OF_THE_CRITIC = ("policy.critic", "policy.critic_obs_normalization", "policy.obs_groups.critic")
-"""Keys that EmbodiChain ignores under ``actor_only``."""
 RECORDERS = ("record_camera_data_async", "record_camera_data")
-"""Functors of trainer events that record videos."""
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
-"""Numbers that PyYAML reads as text."""
 
 
 def canonical_key(key: str) -> str:
@@ -211,7 +207,6 @@ def drop_unsupported(draft: Draft) -> None:
 
 
 def _judge_none(draft: Draft) -> None:
-    """Note that ``none`` as text is no activation here, and ReLU in EmbodiChain."""
     for key in (
         f"policy.{net}.network_cfg.{name}" for net in ("actor", "critic") for name in ("activation", "last_activation")
     ):
@@ -226,7 +221,6 @@ def _judge_none(draft: Draft) -> None:
 
 
 def _canonicalize_events(draft: Draft, phase: Phase) -> None:
-    """Turn recorders among EmbodiChain's trainer events into ``trainer.cameras``."""
     section = f"trainer.events.{phase}"
     named = draft.get(section)
     if not isinstance(named, dict):

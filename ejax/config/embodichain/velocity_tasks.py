@@ -146,7 +146,6 @@ def _read_rewards(rewards: Section) -> None:
 
 
 def _read_observations(observations: Section) -> bool:
-    """Return True where the actor's observation has noise."""
     noisy = True
     for name, term in observations.sections():
         path, func = term.take("name", name), term.take("func")

@@ -67,18 +67,14 @@ class BraxEnv(LibraryEnv):
 def make(
     name: str, *, max_episode_steps: int = 1000, action_repeat: int = 1, backend: str | None = None, **options: Any
 ) -> BraxEnv:
-    """Make a Brax environment.
+    """Make a Brax environment; ``options`` are for its constructor.
 
     Args:
         max_episode_steps: time limit. Brax's default for all of its environments: 1000.
         action_repeat: steps of the environment in one step here.
         backend: ``generalized``, ``positional``, ``spring`` or ``mjx``. None: the environment's own.
-        options: for the environment's constructor.
 
-    Raises:
-        ModuleNotFoundError: Brax is not installed.
-        TypeError: an option that the constructor does not take.
-        ValueError: an unknown name or backend.
+    Raises ModuleNotFoundError: Brax is not installed; TypeError: a wrong option; ValueError: a wrong name or backend.
     """
     envs = import_library("brax.envs", "brax")
     check_name("brax", name, envs._envs)  # Brax lists its names nowhere else
@@ -92,7 +88,6 @@ def adapt(
     name: str, env: Any, *, max_episode_steps: int, action_repeat: int = 1, options: Mapping[str, Any]
 ) -> BraxEnv:
     """Adapt an object with Brax's interface; equal ``name`` and ``options`` share compiled programs.
-
     Raises ValueError: ``max_episode_steps`` or ``action_repeat`` is not positive.
     """
     if max_episode_steps <= 0 or action_repeat <= 0:

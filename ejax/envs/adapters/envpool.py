@@ -19,9 +19,6 @@ class EnvPoolVector(VectorEnv):
 
     A reset of all rows recreates the pool with their seeds; a row's later episodes follow from its first seed. Rows
     that are reset individually continue their own random numbers.
-
-    Args:
-        make_pool: makes one from ``seed``, one for each row.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP, "takes_seeds": True}  # noqa: RUF012  (as in the base)
@@ -65,16 +62,10 @@ class EnvPoolVector(VectorEnv):
 
 
 def make(name: str, *, num_envs: int, clip_actions: bool = True, **options: Any) -> GymnasiumVector:
-    """Make ``name`` by ``envpool.make``.
+    """Make ``name`` by ``envpool.make``, with its own ``options``; ``clip_actions`` into the action space's bounds.
 
-    Args:
-        num_envs: N, stepped together.
-        clip_actions: into the bounds of the action space, before a step.
-        options: EnvPool's own, such as ``num_threads`` or ``max_episode_steps``.
-
-    Raises:
-        ValueError: no such environment (the message gives the nearest names), or a wrong option.
-        ModuleNotFoundError: EnvPool is not installed.
+    Raises ModuleNotFoundError: EnvPool is not installed; ValueError: a wrong option, or no such environment, with the
+    nearest names.
     """
     envpool = import_library("envpool", "envpool")
     check_name("envpool", name, envpool.list_all_envs())

@@ -28,18 +28,14 @@ _OF_OLD_GYM = ("GymV21Environment-v0", "GymV26Environment-v0")
 
 
 class GymnasiumVector:
-    """A ``gymnasium.vector.VectorEnv`` in any of its autoreset modes.
+    """A ``gymnasium.vector.VectorEnv`` in any of its autoreset modes, owned and closed by this object.
 
     - ``DISABLED``: rows that ended are reset here, each from a seed of its own: every episode can be played again.
     - ``SAME_STEP``: the true next observation is ``info["final_obs"]``.
     - ``NEXT_STEP``: the step after an episode's end only resets; it is not a transition (``info["valid"]`` False).
 
     Observations become vectors (``as_rows``). ``info["success"]`` is its ``success`` or ``is_success``, else NaN.
-
-    Args:
-        env: is owned, and closed, by this object.
-        clip_actions: Box actions are clipped to the bounds of their space before they reach the environment.
-    Raises ValueError: a vector environment that does not state its autoreset mode.
+    ``clip_actions`` clips Box actions to their space. Raises ValueError: an environment that does not state its mode.
     """
 
     def __init__(self, env: VectorEnv, *, clip_actions: bool = True, max_episode_steps: int = 0) -> None:
@@ -165,9 +161,8 @@ def make(
         action_chunk: the policy decides every so many steps; see ``ChunkedSteps``.
         observation_indices: numbers of the observation that the policy is shown, in this order. None: all.
 
-    Raises:
-        ValueError: no such environment (the message gives the nearest names), or a wrong option.
-        UntrustedCodeError: a ``package.module:Name-v0`` that only a file names.
+    Raises ValueError: a wrong option, or no such environment, with the nearest names; UntrustedCodeError: a
+    ``package.module:Name-v0`` that only a file names.
     """
     if vectorization not in ("sync", "async"):
         raise ValueError(f"vectorization must be 'sync' or 'async', got '{vectorization}'")
@@ -189,7 +184,6 @@ def make(
 
 class ChunkedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One action is a sequence of ``size`` actions, executed one after the other until the episode ends.
-
     The reward is the sum of the steps' rewards; ``gamma`` then counts decisions.
     """
 
@@ -208,10 +202,7 @@ class ChunkedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
-    """Make ``made``, the result of ``make_one()``, a ``HostEnv`` if it is of Gymnasium's kind.
-
-    A single environment is made ``num_envs`` times, and stepped in one process.
-    """
+    """Turn ``make_one()``'s result into a ``HostEnv``: a single environment ``num_envs`` times, in one process."""
     if isinstance(made, gymnasium.Env):
         call_env(type(made.unwrapped).__name__, "close", made.close)
         makers = [lambda row=row: answering(make_one(), row) for row in range(num_envs)]
@@ -223,7 +214,6 @@ def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
 
 
 def _import_its_module(name: str) -> str:
-    """Import the module before the id that is registered, ``Name-v0``."""
     if ":" not in name:
         return name
     try:

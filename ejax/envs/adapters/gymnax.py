@@ -75,9 +75,7 @@ def make(
         env_kwargs: for the environment's constructor, e.g. ``{"size": 10}`` of DeepSea.
         params: fields of the environment's ``EnvParams``, e.g. ``gravity=9.8``.
 
-    Raises:
-        ModuleNotFoundError: Gymnax is not installed.
-        ValueError: an unknown name or parameter, or spaces that no policy here can handle.
+    Raises ModuleNotFoundError: Gymnax is not installed; ValueError: an unknown name or parameter, or other spaces.
     """
     gymnax = import_library("gymnax", "gymnax")
     check_name("gymnax", name, gymnax.registered_envs)

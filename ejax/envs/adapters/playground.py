@@ -94,7 +94,6 @@ def _is_shared(path: Any) -> bool:
 
 
 def _check_models(name: str) -> None:
-    """Refuse missing models: Playground would call ``git clone``, which without a network fails late, or waits."""
     place = import_library("mujoco_playground._src.mjx_env", "playground").MENAGERIE_PATH
     if not place.exists():
         raise FileNotFoundError(

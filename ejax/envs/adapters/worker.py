@@ -15,10 +15,7 @@ R = TypeVar("R")
 
 
 def make_in_worker(make_one: Callable[[], Any], owner: int) -> "Contained":
-    """Make one in a process of its own, which leaves Ctrl-C to the owner, who ends the run in order.
-
-    ``owner``: process in which the vector lives; it makes one as well, to see the spaces.
-    """
+    """Make one in a process of its own, which leaves Ctrl-C to the owner, who ends the run in order."""
     if os.getpid() != owner:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return Contained(_arriving(make_one))

@@ -10,7 +10,6 @@ from ejax.schema.messages import short_repr
 from ejax.types import HostTimestep, PyTree
 
 _NUMBER, _FLAG = "fiub", "b"
-"""Kinds of NumPy's dtypes."""
 _PLAIN = {_NUMBER: frozenset({float, int, np.float64, np.float32}), _FLAG: frozenset({bool, np.bool_})}
 _ALLOWED = {_NUMBER: "a number, such as 1.0", _FLAG: "True or False"}
 

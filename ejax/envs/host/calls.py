@@ -106,11 +106,7 @@ def under_way(thread: int) -> Call | None:
 
 @contextmanager
 def exits_are_errors(name: str) -> Iterator[None]:
-    """Turn ``SystemExit`` and ``GeneratorExit`` into EnvExit, for code that ``call_env`` does not call.
-
-    Args:
-        name: of the environment, the likeliest culprit.
-    """
+    """Turn ``SystemExit`` and ``GeneratorExit`` into EnvExit, for code that ``call_env`` does not call."""
     try:
         yield
     except (SystemExit, GeneratorExit) as error:

@@ -30,11 +30,10 @@ _RESET_ATTEMPTS = 3
 
 
 class GuardedEnv:
-    """Environments whose failures are bounded.
+    """Environments whose failures are bounded; owned, and closed, by this object.
 
     Args:
-        env: is owned, and closed, by this object.
-        make: recreates it after it raised.
+        make: recreates ``env`` after it raised.
         recipe: the origin of ``make``, ``{"id": …, "cfg": …}``: part of a replay file.
         folder: for replay files.
         max_quarantined: rows that may be quarantined. max_restarts: times that ``make`` may be called again.
@@ -148,7 +147,6 @@ class GuardedEnv:
         return self._env
 
     def _keep(self, obs: PyTree) -> None:
-        """Keep a copy: an environment may write the next observation over this one."""
         self._obs = jax.tree.map(np.array, obs)
 
     def _reset_inner(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None) -> PyTree:

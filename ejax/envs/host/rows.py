@@ -11,12 +11,8 @@ from ejax.types import PyTree
 
 
 def choose_rows(rows: Any, new: PyTree, old: PyTree, *, numpy: Any = np) -> PyTree:
-    """Take ``new`` in these rows and ``old`` in the others, leaves [N, ...].
-
-    Args:
-        rows: [N] bool.
-        new: a leaf of one number stands for all rows.
-        numpy: the module that computes it; ``jnp`` inside JAX.
+    """Take ``new``, a leaf of which may be one number, in these rows [N] and ``old`` in the others, leaves [N, ...].
+    ``numpy`` computes it; ``jnp`` inside JAX.
     """
 
     def choose(one: Any, other: Any) -> Any:
@@ -47,7 +43,6 @@ def into_space(space: gymnasium.Space[Any], action: NDArray[Any], *, clip: bool)
 
 def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
     """Turn batched observations of ``space`` into float32 vectors [N, F] by leaf.
-
     Boxes are flattened row by row; Discrete, MultiDiscrete and MultiBinary become ones and zeros.
     """
     spaces = gymnasium.spaces

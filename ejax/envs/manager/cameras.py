@@ -43,7 +43,6 @@ class Lens(NamedTuple):
     """One picture of a camera."""
 
     name: str
-    """Its key in the observation."""
     intrinsics: tuple[float, float, float, float]
     """fx, fy, cx, cy in pixels, from the upper left corner."""
     shift: Vector
@@ -62,7 +61,6 @@ class SensorCamera:
     parent: str | None
     lenses: tuple[Lens, ...]
     pictures: bool
-    """False: the observation has none of it."""
 
     def lens(self, *, right: bool = False) -> Lens:
         return self.lenses[-1 if right else 0]
@@ -96,7 +94,6 @@ class SensorCamera:
         return Camera(eye=pose[:3, 3], frame=jnp.stack([across, high, aim], axis=1))
 
     def _opening(self, lens: Lens) -> tuple[float, float, float, float]:
-        """Half the picture's width and height at unit distance, and its centre as parts of both."""
         fx, fy, cx, cy = lens.intrinsics
         return self.width / (2.0 * fx), self.height / (2.0 * fy), cx / self.width, cy / self.height
 

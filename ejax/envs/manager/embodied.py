@@ -29,12 +29,12 @@ from ejax.types import Array, Key
 
 Obs = dict[str, Any]
 _NOISE = 0x5EED0000
-"""Folded into a step's key: the noise of observations."""
 
 
 @dataclass(frozen=True)
 class EmbodiedEnv(PhysicsTask):
-    """
+    """A task that is written in an EmbodiChain gym config.
+
         r = task's reward + Σ weight·term        (a ``replace`` term: r = weight·term so far)
 
     One step: action terms set the drives' targets → physics → interval events → observation → success, failure, metrics
@@ -45,12 +45,8 @@ class EmbodiedEnv(PhysicsTask):
     another environment. ``startup`` events draw the same for all environments, except for physics, which each draws at
     its first start and keeps (``carry_over``).
 
-    Args:
-        gym_config: as ``json.load`` gives it.
-        physics: the engine, see ``ejax.envs.mujoco.choice``.
-        renderer: what draws the pictures of cameras, see docs/pictures.md.
-        interval_events: more events of mode interval, in the form of ``env.events``, which follow those.
-    Raises ConfigError: keys that are not supported, with the reason.
+    ``interval_events`` are more events of mode interval, which follow those of ``env.events``. See docs/pictures.md on
+    ``renderer``. Raises ConfigError: keys that are not supported, with the reason.
     """
 
     gym_config: Mapping[str, Any]

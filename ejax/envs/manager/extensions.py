@@ -29,12 +29,10 @@ class Extensions:
     """The parsed ``env.extensions``."""
 
     values: Mapping[str, Any]
-    """All except those of the actions."""
     actions: Section
     """``env.actions``, or its equivalent in the first form."""
     max_episode_steps: int
     first_success: bool
-    """True: success is judged as in 0.1.0 and 0.1.1."""
     ignore_terminations: bool
 
 

@@ -26,10 +26,8 @@ from ejax.schema.sections import Section
 from ejax.schema.values import number_problems
 
 SOURCE = "gym config"
-"""The source of a problem, in errors."""
 _NO_SENSORS = "no effect: enable_sensor is false"
 INTERVAL_EVENTS = "interval_events"
-"""The path, in notes, of events that are not in the gym config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,6 @@ class _Physics(NamedTuple):
     timestep: float
     """s"""
     num_substeps: int
-    """Physics steps in one control step."""
 
 
 class _Env(NamedTuple):

@@ -20,7 +20,6 @@ Vector: TypeAlias = tuple[float, float, float]
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 
 UR_FAMILY = ("ur3", "ur3e", "ur5", "ur5e", "ur10", "ur10e")
-"""The sections of ``assets/ur.toml``."""
 FINGER_TRAVEL = 0.04
 """m. The gripper opens 80 mm: each finger travels from 0 (open) to 0.04 (closed)."""
 

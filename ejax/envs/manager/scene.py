@@ -27,7 +27,6 @@ from ejax.schema.registry import did_you_mean
 from ejax.types import Array
 
 DEFAULT_FRICTION = 0.5
-"""Friction of the robot, the floor, and objects that give none."""
 _CORNER = 0.1
 """Radius of the balls a box stands on, as a part of its shortest half edge. Against a plane, MJX keeps only those
 vertices of a box that lie within 1 mm of the deepest one: a tilting box would move differently in the two engines."""
@@ -52,7 +51,6 @@ class RigidObject:
     angular_damping: float = 0.0
     """1/s"""
     collides: bool = True
-    """False: it passes through everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +204,7 @@ def _add_drives(root: ET.Element, robot: Robot, drives: Drives) -> None:
 
 
 def _add_body(world: ET.Element, each: RigidObject) -> list[str]:
-    """Add an object. Returns the geoms that rest on the floor."""
+    """Add an object; return the geoms that rest on the floor."""
     body = ET.SubElement(world, "body", name=each.uid)
     if each.dynamic:  # the body is at the origin, so that its part of qpos is its pose in the world
         damping = str(each.mass * each.linear_damping)  # 1/s · kg = N·s/m

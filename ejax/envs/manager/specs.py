@@ -17,7 +17,6 @@ from ejax.schema.sections import Section
 class _Form(NamedTuple):
     kind: Kind
     given: int
-    """Number of arguments that ejax passes before the parameters."""
     modes: tuple[str, ...] = ()
     default_mode: str = ""
 

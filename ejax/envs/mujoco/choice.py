@@ -24,7 +24,6 @@ class EngineRecord:
 
     title: str
     file: str
-    """Its module in ``ejax.envs.mujoco.engines``."""
     chosen_on: tuple[str, ...] = ()
     """Platforms where ``auto`` means it. Empty: wherever it means no other."""
     on_host: bool = False
@@ -75,8 +74,7 @@ def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool 
 
     Args:
         platform: ``cpu``, ``cuda``, ``rocm`` or ``tpu``. None: where JAX computes now, which this may start.
-        sensing: the task reads contact sensors.
-    Raises ValueError: an engine that does not read contact sensors on this platform, for a task that does.
+        sensing: the task reads contact sensors. Raises ValueError: the engine does not, on this platform.
     """
     if engine != "auto":
         unsensed = ENGINES[engine].unsensed if sensing else {}

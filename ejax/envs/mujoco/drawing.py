@@ -55,11 +55,7 @@ def render(
 ) -> NDArray[np.uint8]:
     """Draw one configuration, on a display or without one (EGL, or what MUJOCO_GL names): [height, width, 3] RGB.
 
-    Args:
-        qpos: [nq].
-        mocap_pos: body name -> position [3] in m, for bodies that only mark something.
-        rgba: geom name -> colour [4] in 0 … 1, of this picture alone.
-        camera: None: the model's camera ``main``, or where it has none, ``default_view``.
+    ``mocap_pos`` and ``rgba`` as in ``Appearance``; without a camera the model's ``main``, else ``default_view``.
     """
     camera = camera or default_view(asset)
     effects = camera is None or camera.effects
@@ -121,7 +117,6 @@ def _free_camera(view: CameraView) -> mujoco.MjvCamera:
 
 
 def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
-    """Set what MuJoCo's free camera has no fields for: ``up``, ``fovx`` and ``center``."""
     forward = np.subtract(view.target, view.eye) / np.linalg.norm(np.subtract(view.target, view.eye))
     up = np.asarray(view.up) - np.dot(view.up, forward) * forward
     if np.linalg.norm(up) > 1e-6:  # else the free camera's own
@@ -137,7 +132,6 @@ def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
 
 class _Canvases(threading.local):
     """The last four canvases that a thread drew on, made, used and freed by that thread alone.
-
     A context freed by another thread is not current there: objects of that thread's own context would be deleted.
     """
 

@@ -60,10 +60,7 @@ class Physics:
         """Take ``num_substeps`` physics steps of one simulation; ``vmap`` it for many. ``ctrl``: [nu].
 
         The C engine computes in float64 and Warp in float32, both return the dtype of ``state``; MJX computes in it.
-
-        Raises:
-            ModuleNotFoundError: the engine is not installed.
-            ValueError: ``state.parameters`` that no row may have.
+        Raises ModuleNotFoundError: the engine is not installed; ValueError: ``state.parameters`` that no row may have.
         """
         return self.step_sensing(state, ctrl)[0]
 
@@ -72,10 +69,8 @@ class Physics:
     ) -> tuple[PhysicsState, Array]:
         """Step, and return the model's sensors too: ``sensordata`` [num_substeps, nsensordata].
 
-        Sensors are read before a physics step moves anything: the first row belongs to ``state``.
-
-        Args:
-            mocap_pos: mocap body -> its place [3], m, in these steps; the others are where the model puts them.
+        Sensors are read before a physics step moves anything: the first row belongs to ``state``. ``mocap_pos``: body
+        -> its place [3], m, in these steps; the others are where the model puts them.
         """
         check_parameters(self.model, state.parameters)
         if mocap_pos:  # one array: see ``engines.c.step``

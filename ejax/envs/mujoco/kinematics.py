@@ -31,10 +31,8 @@ def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:
 
         J = I + sin q·K + (1 − cos q)·K²  (hinge, Rodrigues)        J = I + q·K  (slide)
 
-    Multiplied from the site inwards, as constant matrices times the product so far. From the base outwards they would
-    be batched 4×4 products, 15 times slower on XLA's CPU.
-
-    Raises ValueError: a free or ball joint on the way.
+    Multiplied from the site inwards, constant matrices times the product so far: from the base outwards they would be
+    batched 4×4 products, 15 times slower on XLA's CPU. Raises ValueError: a free or ball joint on the way.
     """
     site_id = model.site(site).id
     pose = jnp.asarray(transform(model.site_pos[site_id], model.site_quat[site_id]), qpos.dtype)
@@ -59,10 +57,7 @@ def body_poses(model: mujoco.MjModel, qpos: Array, mocap_pos: Mapping[str, Array
     """Return the poses [4, 4] of all bodies, as ``mujoco.mj_kinematics``; those that never move as NumPy constants.
 
     T·J = T + sin q·(T·K) + (1 − cos q)·(T·K²), from the base outwards: no product of two batches but for ball joints.
-
-    Args:
-        qpos: [nq], m, rad, quaternions (w x y z), which are normalized.
-        mocap_pos: body name -> position [3], m; other mocap bodies are where the model puts them.
+    ``qpos``: m, rad, quaternions (w x y z), which are normalized. ``mocap_pos``: body name -> position [3], m.
     """
     poses: dict[int, Pose] = {0: np.eye(4)}
     for body in range(1, model.nbody):
@@ -90,15 +85,12 @@ def solve_site_pose(
     *,
     num_iterations: int = _NUM_ITERATIONS,
 ) -> tuple[Array, Array]:
-    """Bring a site to a pose; return positions [joints], and whether it is reached within 1 mm and 1 mrad.
+    """Bring a site to a pose [4, 4], m; return positions [joints], and whether it is reached within 1 mm and 1 mrad.
 
         Δq = Jᵀ(J·Jᵀ + λ²I)⁻¹·e,    e = (p* − p, rotation vector of R*·Rᵀ)
 
-    Args:
-        target: [4, 4], m.
-        qpos: [≥ joints]; where to start, and where the other joints stay.
-        joints: the joints to move.
-        num_iterations: how often Δq is added; a target a few cm away needs 3.
+    ``qpos`` is where to start, and where the other joints stay. Δq is added ``num_iterations`` times; a target a few cm
+    away needs 3.
 
     Source: Buss, "Introduction to inverse kinematics with Jacobian transpose, pseudoinverse and damped least squares".
     """
@@ -122,11 +114,9 @@ def solve_site_pose(
 def site_step(
     model: mujoco.MjModel, site: str, error: Array, qpos: Array, joints: tuple[int, ...], *, damping: float
 ) -> Array:
-    """Return one unbounded Δq [joints] of ``solve_site_pose`` towards a displacement.
+    """Return one unbounded Δq [joints] of ``solve_site_pose`` towards a displacement; ``damping`` is λ.
 
-    Args:
-        error: [6]: translation, m, and rotation vector, rad, both in the world's frame.
-        damping: λ.
+    ``error``: [6]: translation, m, and rotation vector, rad, both in the world's frame.
     """
     ids = jnp.array(joints)
     return _damped_step(lambda angles: site_pose(model, site, qpos.at[ids].set(angles)), qpos[ids], error, damping)
@@ -228,6 +218,5 @@ def _motion(model: mujoco.MjModel, joint: int, qpos: Array) -> tuple[Array, NDAr
 
 
 def _turn(quaternion: Array) -> Array:
-    """[4, 4]"""
     rotation = matrix_from_quaternion(quaternion / jnp.linalg.norm(quaternion))
     return jnp.zeros((4, 4), quaternion.dtype).at[:3, :3].set(rotation).at[3, 3].set(1.0)

@@ -120,7 +120,6 @@ def _read_spec(asset: str) -> mujoco.MjSpec:
 
 
 def _unset_flags(spec: mujoco.MjSpec) -> Iterator[tuple[str, int, str]]:
-    """Yield options by which a step would depend on the past: (field, its value without, the note)."""
     disabled, enabled = spec.option.disableflags, spec.option.enableflags
     warm, sleep = int(mujoco.mjtDisableBit.mjDSBL_WARMSTART), int(mujoco.mjtEnableBit.mjENBL_SLEEP)
     if not disabled & warm:

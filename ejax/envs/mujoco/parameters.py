@@ -48,11 +48,10 @@ def check_parameters(model: mujoco.MjModel, parameters: Mapping[str, Any]) -> No
 
 
 def displace(spec: mujoco.MjSpec, model: mujoco.MjModel) -> mujoco.MjModel:
-    """Return the model, ready for centres of mass that move.
+    """Return the model, compiled with all centres of mass displaced, then put back.
 
     MuJoCo compiles short cuts for a body whose centre of mass is at its origin (``body_simple``, ``body_sameframe``,
-    the mass matrix's sparsity), which no later change undoes. So it is compiled with all centres elsewhere, and they
-    are put in their places afterwards.
+    the mass matrix's sparsity), which no later change undoes.
     """
     for body in spec.bodies:
         if model.body_mass[body.id] > 0.0:
@@ -68,10 +67,7 @@ def displace(spec: mujoco.MjSpec, model: mujoco.MjModel) -> mujoco.MjModel:
 
 
 class ModelRows:
-    """Models of the C engine, one for each set of parameters that was lately stepped. For one thread at a time.
-
-    A model depends on its parameters alone. ``names`` has the order in which rows [K] have them.
-    """
+    """Models of the C engine, one for each set of parameters that was lately stepped. For one thread at a time."""
 
     def __init__(self, model: mujoco.MjModel, names: Sequence[str]) -> None:
         self._model, self._names = model, names
@@ -131,8 +127,7 @@ class ModelRows:
 def with_parameters(model: Any, parameters: Mapping[str, Array], derive: Any = None) -> Any:
     """Return a model of MJX, or of Warp in MJX's form, with a row's parameters.
 
-    Args:
-        derive: MJX's own form of the same model, and blank data of it, for derived numbers. None: ``model`` is that.
+    ``derive``: MJX's own form of it, and blank data, for derived numbers. None: ``model`` is that.
     """
     fields = {name: value for name, value in parameters.items() if name != "gravity"}
     changed = model.replace(**fields)

@@ -43,8 +43,7 @@ def picture(
 def picture_on_host(draw_one: Callable[[PyTree], NDArray[np.uint8]], state: PyTree, width: int, height: int) -> Array:
     """Draw one state, or as many as there are rows under ``vmap``: [height, width, 3].
 
-    All are drawn in one thread, to which the OpenGL context belongs. A picture depends on the state alone, given to
-    ``draw_one`` as NumPy arrays, so that the callback is pure.
+    All are drawn in one thread, to which the OpenGL context belongs. A picture depends on the state alone.
     """
     rank = jax.tree.leaves(state)[0].ndim  # of one environment: vmap is not seen here
 

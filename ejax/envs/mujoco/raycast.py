@@ -31,8 +31,6 @@ _FAR = 1e6  # m: the depth of a miss
 
 
 class _Layer(NamedTuple):
-    """Depth, m, and colour of some solids, per pixel."""
-
     depth: Array
     rgb: Vec
     alpha: Array
@@ -46,11 +44,9 @@ def draw(
     camera: CameraView | Camera | None = None,
     lights: Lights | None = None,
 ) -> Array:
-    """Draw [height, width, 3] uint8.
+    """Draw [height, width, 3] uint8, by default with the model's camera ``main`` and lights.
 
-    Args:
-        camera: a view without ``effects``; or a pinhole whose numbers may be traced; None: the model's camera ``main``.
-        lights: None: the model's.
+    ``camera``: a view without ``effects``, or a pinhole whose numbers may be traced.
     Raises ValueError: a solid that is no primitive, see ``scenery``; a colour for a geom that the model lacks.
     """
     if isinstance(camera, Camera):

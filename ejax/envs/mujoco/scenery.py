@@ -74,7 +74,6 @@ class Scenery(NamedTuple):
     light_names: tuple[str, ...]
     """By row of ``lights``; the first is the headlight."""
     lights: Lights
-    """As NumPy arrays."""
 
 
 @functools.cache

@@ -28,7 +28,6 @@ class Window:
     """The viewer's window, a context manager that closes it.
 
     Args:
-        asset: the model, as in ``ejax.envs.mujoco.engine.Physics``.
         period: s of simulated time from one ``show`` to the next.
         speed: simulated seconds in a second.
         on_key: called with GLFW's number of a key, in the viewer's thread. The space bar pauses.
@@ -114,7 +113,6 @@ class Window:
 
 
 def _launch(model: mujoco.MjModel, data: mujoco.MjData, on_key: Callable[[int], None]) -> Any:
-    """Launch the viewer. Without a display its thread would end the process, so that is looked for first."""
     remedy = "give --video FILE for a video instead"
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise RuntimeError(f"there is no display for the viewer (neither DISPLAY nor WAYLAND_DISPLAY); {remedy}")

@@ -74,7 +74,6 @@ class ActionChunk(EnvWrapper):
     def _execute(
         self, state: PyTree, action: Array, key: Key, keep: Callable[[PyTree], PyTree]
     ) -> tuple[tuple[PyTree, Timestep], PyTree]:
-        """Return ``(state, timestep)`` after a decision, and ``keep`` of each action's state, leaves [size, ...]."""
         actions = action.reshape(self.size, -1)
         first = self.env.step(state, actions[0], jax.random.fold_in(key, 0))
 

@@ -21,11 +21,7 @@ class AsymmetricEnv(EnvWrapper):
     """``{"policy": some numbers of an observation, "critic": all of them}`` of a pure environment, as VelocityRL's.
 
     ``trainer.events`` whose ``part`` is ``policy`` make noise and delay that the other part does not show.
-
-    Args:
-        env: its name.
-        env_cfg: its arguments.
-        observation_indices: numbers of its observation that ``policy`` has, in this order. None: all.
+    ``observation_indices``: the numbers that ``policy`` has, in this order. None: all.
     Raises ValueError: an environment outside JAX, an observation that is no vector, or an index that is not in it.
     """
 

@@ -23,7 +23,6 @@ from ejax.schema.frozen import freeze_fields
 from ejax.types import Array, HostEnv, Key, PyTree, Timestep, carry_over
 
 LEVEL = "curriculum_level"
-"""The metric of a curriculum."""
 _DRAWS = 0x5EED  # folded into an episode's key: the draws here are apart from the task's own
 _SEEN = 0x5EE  # folded into the key of an episode's draws: the noise of its first observation
 
@@ -167,7 +166,6 @@ class RandomizedEnv(EnvWrapper):
         return replace(inner, physics=physics), drawn
 
     def _pushed(self, state: RandomizedState, key: Key) -> PyTree:
-        """Apply the events that are due to the task's state."""
         for event in self.read.physics:
             if event.mode == "interval":
                 old = state.env.physics
@@ -182,7 +180,6 @@ class RandomizedEnv(EnvWrapper):
         return self._sensed("observation", state, obs, key)
 
     def _sensed(self, side: Side, state: RandomizedState, x: PyTree, key: Key) -> PyTree:
-        """Delay and disturb an observation or an action, as events have it."""
         if side not in self._longest:
             return x
         events = self._sensing(side)

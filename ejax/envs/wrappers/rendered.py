@@ -30,7 +30,6 @@ from ejax.types import Array, CameraView, Key, PyTree, RenderableEnv, Timestep
 _LOOK = 0x100C  # folded into an episode's key: its look is drawn apart, so that the episode is the same without one
 _PLAIN = Look()
 BLANK = 127
-"""Every level of a picture that shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,9 @@ class RenderedEnv(EnvWrapper):
     The parts of an observation that is a dict stay beside ``image`` under their own names.
 
     One picture per row is drawn at a reset and at a step, or at a decision of several with ``action_chunk``. A row that
-    starts again is drawn once more: on a CPU all rows, in those steps only in which an episode ended; on a GPU in every
-    step.
+    starts again is drawn once more: on a CPU in those steps only in which an episode ended, on a GPU in every step.
 
     Args:
-        env: its name.
-        env_cfg: its arguments.
         renderer: ``raycast`` needs an environment with ``appearance(state)``, whose model is made of primitives.
         camera_eye, camera_target: m. None: the environment's own camera.
         camera_fovy: degrees, of a camera that is placed.
@@ -75,7 +71,6 @@ class RenderedEnv(EnvWrapper):
         blank: nothing is drawn, all of each picture is grey: what a policy does that cannot look.
         randomizers: differences between episodes, see ``ejax.envs.wrappers.visual_randomizers``; ``raycast`` only.
         events: of physics, sensors and delays, see ``ejax.envs.wrappers.randomized``.
-
     Raises ValueError: an environment that cannot be drawn so, whose observation has an ``image`` or is neither vector
         nor dict, or that was not trusted (``ejax.schema.trust``).
     """

@@ -46,10 +46,7 @@ class ActionTerm:
 
 
 def joint_action(act: Callable[..., ActionTerm]) -> Callable[..., ActionTerm]:
-    """Let a functor act on joints selected by ``part_name`` or ``joint_names``, in place of the active ones.
-
-    Without ``preserve_order`` named joints are in the robot's order.
-    """
+    """Let a functor act on ``part_name`` or ``joint_names``, in the robot's order unless ``preserve_order``."""
 
     @functools.wraps(act)
     def functor(
@@ -70,7 +67,6 @@ def joint_action(act: Callable[..., ActionTerm]) -> Callable[..., ActionTerm]:
 
 
 def _selected(scene: Scene, part_name: str | None, names: Sequence[str] | None, preserve_order: bool) -> Joints:
-    """Raises ValueError: not one of both is given, or names that are unknown or repeated."""
     if (part_name is None) == (names is None):
         raise ValueError("give either part_name or joint_names")
     if part_name is not None:

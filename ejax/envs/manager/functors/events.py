@@ -77,7 +77,6 @@ def randomize_target_pose(
     store_key: str = "target_pose",
 ) -> World:
     """Store a uniformly drawn pose under ``store_key``: absolute, or relative to an object's pose or to the origin.
-
     If its position is relative, it has the object's orientation unless ``rotation_range`` draws one.
     """
     reference = jnp.eye(4)

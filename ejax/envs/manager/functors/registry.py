@@ -11,7 +11,6 @@ from ejax.schema.registry import did_you_mean
 from ejax.schema.trust import import_trusted
 
 FunctorKind = Literal["observations", "rewards", "events", "actions"]
-"""The sections of a gym config's ``env``."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {

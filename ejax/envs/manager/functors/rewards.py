@@ -54,9 +54,8 @@ def incremental_distance_to_target(
     negative_weight: float = 1.0,
     use_xy_only: bool = False,
 ) -> Array:
-    """w·tanh(scale·(d_prev − d)), w the positive weight where that is ≥ 0, else the negative one.
-
-    0 in an episode's first step. Differs from EmbodiChain, which remembers d_prev across episodes.
+    """w·tanh(scale·(d_prev − d)), w the positive weight where that is ≥ 0, else the negative one; 0 in the first step.
+    Differs from EmbodiChain, which remembers d_prev across episodes.
     """
     before, now = (
         _target_distance(each, source_entity_cfg, target_pose_key, use_xy_only) for each in (_before(world), world)
@@ -86,7 +85,6 @@ def orientation_alignment(world: World, source_entity_cfg: Entity, target_entity
 
 def action_smoothness_penalty(world: World) -> Array:
     """−‖a − a_prev‖; 0 in an episode's first step.
-
     EmbodiChain compares the joint target with the former action, and has 0 in evaluation and at a rollout's start.
     """
     change = jnp.linalg.norm(world.action - _before(world).action)

@@ -34,10 +34,9 @@ def eef_pose(
     pose_dim: int = 7,
     part_name: str | None = None,
 ) -> ActionTerm:
-    """The tool at a pose, by inverse kinematics; where it cannot be reached, the joints stay where they are.
+    """Bring the tool to a pose by inverse kinematics; joints stay where they are if it cannot be reached.
 
-    Args:
-        pose_dim: 6: x y z (m) and Euler angles (rad, intrinsic x y z); 7: x y z and a quaternion (w x y z).
+    ``pose_dim``: 6: x y z (m) and Euler angles (rad, intrinsic x y z); 7: x y z and a quaternion (w x y z).
     Raises ValueError: another ``pose_dim``, or a part without a tool.
     """
     if pose_dim not in (6, 7):
@@ -71,17 +70,12 @@ def relative_eef_pose(
     """p* = p + d,  R* = exp(w)·R  with (d, w) = (translation_scale·u₁₋₃, rotation_scale·u₄₋₆), u = clip(a, ±1)
 
     Moves from where the tool is, along the arena's axes, m and rad. By inverse kinematics, or under ``dls`` by one step
-    of damped least squares, which need not arrive:
+    of damped least squares, which need not arrive, λ = ``dls_damping``, ``max_joint_delta`` in rad:
 
         δ = Jᵀ(J·Jᵀ + λ²I)⁻¹·(d, w),    q* = clip(q + δ·min(1, max_joint_delta/‖δ‖_∞), joint limits)
 
     Joints stay where they are without a finite solution, and, under ``dls``, where the limits would move one by more
-    than ``max_joint_delta``.
-
-    Args:
-        dls_damping: λ, of ``dls`` only.
-        max_joint_delta: rad, each joint's in one control step, of ``dls`` only.
-    Raises ValueError: a part without a tool, another method, or a number that is not above 0.
+    than ``max_joint_delta``. Raises ValueError: a part without a tool, another method, or a number that is not above 0.
     """
     joints = _tool_joints(scene, part_name)
     if ik_method not in ("solver", "dls"):
@@ -191,7 +185,6 @@ def _tool_joints(scene: Scene, part_name: str | None) -> Joints:
 
 
 def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float] | None) -> NDArray[np.float32]:
-    """Raises ValueError: not one number for each joint, or a name of none."""
     names = [scene.joints[joint] for joint in joints]
     if not isinstance(given, Mapping):
         raise ValueError(f"{name} must give a position for each of {', '.join(names)}, got {given!r}")

@@ -53,8 +53,6 @@ def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tup
 
 
 class _HostStepper:
-    """The C engine for batches of rows: one thread per core, and kept buffers."""
-
     def __init__(self, model: mujoco.MjModel, num_substeps: int, names: tuple[str, ...] = ()) -> None:
         num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._model, self._num_substeps, self._num_threads = model, num_substeps, num_threads
@@ -69,9 +67,7 @@ class _HostStepper:
     ) -> tuple[NDArray[Any], ...]:
         """Step every row: ``(qpos, qvel)``, and ``readings`` of a model that has sensors.
 
-        Args:
-            qpos, qvel, ctrl: [..., nq], [..., nv], [..., nu], or with the places of mocap bodies [..., nu + 3·nmocap].
-            parameters: [..., K], in the order of their names.
+        ``ctrl``: [..., nu], or with the places of mocap bodies [..., nu + 3·nmocap]. ``parameters``: [..., K], by name.
         """
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)

@@ -57,8 +57,7 @@ def make_step(
 ) -> Step:
     """Make a pure step of one simulation; under ``vmap`` the batch is one call. It cannot be differentiated.
 
-    Args:
-        max_contacts, max_constraints: of one row. None: from the model.
+    ``max_contacts`` and ``max_constraints`` of one row are by default from the model.
     Raises ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
     """
     simulate = _make_simulation(model, num_substeps, max_contacts, max_constraints)
