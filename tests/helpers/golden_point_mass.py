@@ -119,7 +119,7 @@ class Restarting:
 
     def _observe(self, state: PointMassState, row: Array) -> PyTree:
         noise = jnp.asarray(self.golden["noise"])[row, state.episode_step]
-        return {"obs": self.task.observe(state), "noise": noise}
+        return {"obs": self.task.observe(self.task.world(state)), "noise": noise}
 
 
 @dataclass(frozen=True)

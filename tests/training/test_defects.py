@@ -129,7 +129,7 @@ def test_every_algorithm_makes_its_step_from_the_same_arguments() -> None:
         if (make := find_algorithm(name).make_step) is not None
     }
     own = [(each.name, each.kind) for each in inspect.signature(make_rollout_step).parameters.values()]
-    shared = [each for each in own if each[0] not in ("update", "starts")]  # what a record says of PPO and GRPO
+    shared = [each for each in own if each[0] not in ("update", "resets")]  # of the records of PPO and GRPO
     assert signatures["apg"] == signatures["shac"] == shared
 
 

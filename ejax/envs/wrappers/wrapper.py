@@ -1,13 +1,15 @@
 """The base of environments around another one."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, caption_of, describe
-from ejax.envs.mujoco.drawing import Appearance
 from ejax.types import Array, CameraView, Key, PyTree, carry_over
+
+if TYPE_CHECKING:  # it imports MuJoCo, which takes a second
+    from ejax.envs.mujoco.drawing import Appearance
 
 
 class EnvWrapper:
@@ -56,7 +58,7 @@ class EnvWrapper:
     ) -> NDArray[Any]:
         return self.inner.render(self.inner_state(state), width, height, camera)
 
-    def appearance(self, state: PyTree) -> Appearance:
+    def appearance(self, state: PyTree) -> "Appearance":
         return self.inner.appearance(self.inner_state(state))
 
     def tool_position(self, state: PyTree) -> Array:
