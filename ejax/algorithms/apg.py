@@ -76,17 +76,17 @@ def apg_update_with_trajectory(
     optimizer: optax.GradientTransformation,
     config: APGConfig,
 ) -> tuple[TrainState, EnvCarry, Metrics, Timestep]:
-    """One APG update from ``carry`` on.
+    """Make one APG update from ``carry`` on.
 
     Args:
-        carry: N environments, leaves [N, ...]; ``rollout_mode: complete`` takes only their number.
-        env: its ``step`` is differentiable.
+        carry: N environments whose ``step`` is differentiable, leaves [N, ...]; ``rollout_mode: complete`` takes only
+            their number.
         config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
 
     Returns:
-        The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics: ``loss``,
-        ``objective`` and ``entropy`` (sums over segments), ``grad_norm`` (before clipping; NaN where not finite),
-        ``skipped_update``; and the trajectory.
+        The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics
+        (``objective`` and ``entropy`` summed over segments, ``grad_norm`` before clipping, NaN where not finite), and
+        the trajectory.
     """
     grads, carry, metrics, trajectory = _gradient(state.params, carry, key, policy=policy, env=env, config=config)
     clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
@@ -120,15 +120,12 @@ apg_update = without_trajectory(apg_update_with_trajectory)
 def _gradient(
     params: Params, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: APGConfig
 ) -> tuple[PyTree, EnvCarry, Metrics, Timestep]:
-    """The gradient, summed over segments or averaged over complete rollouts.
-
-    A segment starts where the one before it ended, without a gradient into it; a complete rollout starts afresh, and
-    counts up to the first end of its episode.
-    """
+    """Sum the gradient over segments, or average it over complete rollouts."""
     complete = config.rollout_mode == "complete"
     num_steps = config.horizon if complete else config.segment_length
     num_parts = config.gradient_accumulation_steps if complete else config.horizon // config.segment_length
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+    # of complete rollouts, which begin with their episodes; segments carry their discount on
     power = config.gamma ** jnp.arange(config.horizon, dtype=jnp.float32)[:, None]
 
     def loss(trained: PyTree, taps: Array, carry: EnvCarry, discount: Array, key: Key) -> tuple[Array, Any]:

@@ -1,9 +1,5 @@
-"""From a rollout to the flat batch that epochs of minibatches go over: what PPO's and GRPO's updates share.
-
-A row is a step, of a policy without memory. Of one with memory it is a sequence: L successive steps of an environment,
-which stay together in every minibatch, with what the policy remembered before the first of them when it acted, and the
-steps that episodes start at. ``apply_to_batch`` applies the policy to either.
-"""
+"""The flat batch of a rollout, for epochs of minibatches. A row is a step; of a policy with memory it is a sequence: L
+successive steps of an environment, with the memory before the first and the steps that episodes start at."""
 
 import math
 from dataclasses import replace
@@ -25,7 +21,7 @@ _LONGEST = 128
 def sequence_length(
     policy: Policy, rollout: Rollout, wanted: int | None, batch_size: int | None, num_strata: int
 ) -> int | None:
-    """L, steps of a sequence. None: the policy has no memory.
+    """Compute L, steps of a sequence. None: the policy has no memory.
 
     Args:
         wanted: the option. None: the longest up to 128 that cuts rollout and minibatches into whole sequences.
@@ -49,11 +45,10 @@ def sequence_length(
 def flatten(
     rollout: Rollout, num_strata: int = 1, length: int | None = None, /, **columns: PyTree | None
 ) -> dict[str, PyTree]:
-    """``obs``, ``action``, ``log_prob`` and ``dropout_seed`` of all T·N steps, and ``columns`` beside them.
+    """Make rows of ``obs``, ``action``, ``log_prob`` and ``dropout_seed`` of all T·N steps, and of ``columns``.
 
     Args:
-        num_strata: groups of neighbouring environments; the rows of one follow on those of the one before, and within
-            it on time.
+        num_strata: groups of neighbouring environments; rows are ordered by group, then by time.
         length: L, of sequences; see ``sequence_length``.
         columns: leaves [T, N, ...]; those that are None are left out.
 
@@ -84,6 +79,7 @@ def flatten(
     mask = present.pop("mask", jnp.ones_like(rollout.reward))
     sequences = partial(jax.tree.map, lambda x: rows_of(_cut(x, length)))
     rows = sequences({**present, "first": _first(rollout), "share": mask})
+    # a sequence needs only what was remembered before its first step: the policy makes the rest again
     rows["memory"] = jax.tree.map(lambda x: rows_of(x[::length]), rollout.memory)
     # minibatches weigh whole sequences, which the loss hands on to their steps by these shares
     rows["mask"] = rows["share"].sum(axis=1)
@@ -92,19 +88,14 @@ def flatten(
 
 
 def apply_to_batch(policy: Policy, params: Params, batch: dict[str, PyTree]) -> tuple[Any, Array, dict[str, PyTree]]:
-    """Apply the policy to a minibatch: ``(distribution, value, the minibatch in their shape)``.
-
-    Args:
-        batch: rows of ``flatten``, with their ``weight`` [B].
-
-    Returns:
-        Leaves [B, ...]; of sequences [L, B, ...], weights included.
-    """
+    """Apply the policy to rows of ``flatten`` with their ``weight`` [B]: ``(distribution, value, batch)``, leaves [B,
+    ...]; of sequences [L, B, ...], weights included."""
     seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
     if "memory" not in batch:
         return *policy.apply(params, batch["obs"], **seed), batch
     weight = step_weight(batch)
     steps = {name: x for name, x in batch.items() if name not in ("memory", "weight", "share")}
+    # a policy with memory reads time first, as a scan does
     steps = jax.tree.map(lambda x: x.swapaxes(0, 1), steps | {"weight": weight})
     seed = {name: steps[name] for name in seed}
     distribution, value, _ = policy.apply(
@@ -114,17 +105,13 @@ def apply_to_batch(policy: Policy, params: Params, batch: dict[str, PyTree]) -> 
 
 
 def step_weight(batch: dict[str, PyTree]) -> Array:
-    """The weight of each step of a minibatch: [B], of sequences [B, L]."""
+    """Weigh each step of a minibatch: [B], of sequences [B, L]."""
     return batch["weight"][:, None] * batch["share"] if "share" in batch else batch["weight"]
 
 
 def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, policy: Policy) -> tuple[Array, Array]:
-    """``(log_prob, value)``, [T, N], of other parameters for those that acted.
-
-    Pictures are looked at one step of all environments at a time: what a large policy makes of T·N of them at once
-    would take more memory than its training does. Sequences begin with the memory of the policy that acted, as they do
-    in minibatches.
-    """
+    """Compute ``(log_prob, value)``, [T, N], of other parameters than acted. Pictures are looked at one step of all
+    environments at a time; sequences begin with the memory of the policy that acted."""
     seed = {} if rollout.dropout_seed is None else {"dropout_seed": rollout.dropout_seed}
     if length is None:
         large = has_large_rows(jax.tree.map(lambda x: x[0], rollout.obs))
@@ -147,17 +134,12 @@ def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, po
 def refresh(
     params: Params, rollout: Rollout, length: int | None, *, policy: Policy, weight_threshold: float
 ) -> tuple[Rollout, Array, Metrics]:
-    """A rollout that older parameters made, with log-probabilities and values of those that an update starts with.
-
-    The surrogate is clipped around the latter; the difference between the two is a weight of each row. Source: Hilton
-    et al. 2022, "Batch size-invariance for policy optimization".
-
-    Args:
-        length: of sequences; see ``sequence_length``.
-        weight_threshold: the most that a weight may be.
+    """Give a rollout that older parameters made the log-probabilities and values of ``params``, which an update starts
+    with. Source: Hilton et al. 2022, "Batch size-invariance for policy optimization".
 
     Returns:
-        The rollout, the weight π(params)/π(acted) of each step [T, N], and metrics of how far apart the two are.
+        The rollout, the weight π(params)/π(acted) ≤ ``weight_threshold`` of each step [T, N], and metrics of how far
+        apart the two are.
     """
     log_prob, value = evaluate_rollout(params, rollout, length, policy=policy)
     # V of the true next observation is V of the next row, but where an episode ended; there the old one must do
@@ -181,21 +163,20 @@ def _seen_rows(policy: Policy, params: Params, rows: tuple[PyTree, Array, dict[s
 
 
 def _cut(x: Array, length: int) -> Array:
-    """[T, N, ...] as sequences: [T/L, N, L, ...]."""
+    """Cut [T, N, ...] into sequences: [T/L, N, L, ...]."""
     return x.reshape(-1, length, *x.shape[1:]).swapaxes(1, 2)
 
 
 def _first(rollout: Rollout) -> Array:
-    """[T, N] bool: the steps that an episode starts at. Before the rollout's first step memory is as it has to be."""
+    """Mark the steps that an episode starts at, [T, N] bool. Before the rollout's first step memory is as it has to
+    be."""
     ended = rollout.done if rollout.valid is None else rollout.done | ~rollout.valid
     return jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]])
 
 
 def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, kl_coef: float) -> Array | None:
-    """log π_ref(action | obs), [T, N]; None where ``kl_coef`` is 0 and nothing reads it.
-
-    A reference drops no units. One with memory has a memory of its own: from an episode's start, or from the rollout's
-    where the episode began before it.
+    """Compute log π_ref(action | obs), [T, N], without dropout; None where ``kl_coef`` is 0. A reference with memory
+    begins it at an episode's start, or at the rollout's where the episode began before.
 
     Raises:
         ValueError: no reference to measure the divergence to.
@@ -208,6 +189,7 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
             "init_train_state(…, reference=True)"
         )
     if isinstance(policy, PolicyWithMemory):
+        # the rollout holds what the acting policy remembered, which means nothing to other parameters
         memory = policy.init_memory(rollout.reward.shape[1])
         distribution, _, _ = policy.apply(state.reference, rollout.obs, memory=memory, first=_first(rollout))
         return distribution.log_prob(rollout.action)

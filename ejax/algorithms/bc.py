@@ -4,11 +4,10 @@
     mse   L = E[‖mode π(· | o) − a‖² / A]
     flow  that of ``ejax.policies.vla.flow``, for a policy that is one
 
-A policy of action chunks, [K·A] at one observation, is taught at frame t the actions of frames t … t + K − 1. The
-expectation is over single actions: where a window ends before a chunk does, what lies beyond has no part in the loss.
-A policy with memory reads a window frame by frame, and begins each with the memory of an episode's start. Of windows
-around a frame (``ejax.data.chunks``) it reads what was before and is taught nothing there, and what lies beyond an
-episode's start and end has no part in memory, loss or statistics.
+A policy of action chunks, [K·A] at one observation, is taught at frame t the actions of frames t … t + K − 1; those
+beyond the window have no part in the expectation, which is over single actions. A policy with memory reads a window
+frame by frame, from an episode's first memory; of windows around a frame (``ejax.data.chunks``) it is not taught what
+was before it, and what lies beyond the episode has no part in memory, loss or statistics.
 Source: Pomerleau 1988 (ALVINN); Zhao et al. 2023 (ACT) for chunks.
 """
 
@@ -82,14 +81,12 @@ def bc_update(
     config: BCConfig,
     dropout: bool = False,
 ) -> tuple[TrainState, Metrics]:
-    """``updates_per_step`` gradient steps, one step of the learning-rate schedule.
-
-    Statistics of normalizers see the observations first: no rollout depends on what they were.
+    """Make ``updates_per_step`` gradient steps and one of the schedule. Normalizers see the observations first.
 
     Args:
-        batch: ``obs`` and ``action``, leaves [R, C, ...]: C successive frames of one episode each, with
-            R = ``updates_per_step`` · ``batch_size``. Every row is used once. Of windows around a frame also ``valid``
-            and ``loss_mask`` [R, C] bool: the frames that there are, and those of them that are taught.
+        batch: ``obs`` and ``action``, leaves [R, C, ...]: C successive frames of one episode each, R =
+            ``updates_per_step`` · ``batch_size``. Of windows around a frame also ``valid`` and ``loss_mask`` [R, C]
+            bool: the frames that exist, and those of them that are taught.
 
     Returns:
         The new state (``step`` + 1) and scalar metrics.
@@ -129,7 +126,7 @@ def bc_update(
 
 
 def _choose_frames(rows: dict[str, PyTree], key: Key, count: int) -> dict[str, PyTree]:
-    """Observations of ``count`` frames of each window, the first among them, and which they are: [R, count, ...]."""
+    """Draw ``count`` frames of each window, the first among them: their observations and numbers, [R, count, ...]."""
     num_windows, num_frames = rows["action"].shape[:2]
     others = 1 + jnp.argsort(jax.random.uniform(key, (num_windows, num_frames - 1)), axis=1)
     frame = jnp.concatenate([jnp.zeros((num_windows, 1), others.dtype), others[:, : count - 1]], axis=1)
@@ -137,22 +134,18 @@ def _choose_frames(rows: dict[str, PyTree], key: Key, count: int) -> dict[str, P
 
 
 def _frames(x: Array, frame: Array) -> Array:
-    """[B, C, ...] -> [B, F, ...]: those frames of each window."""
+    """Take frames of each window: [B, C, ...] -> [B, F, ...]."""
     return x[jnp.arange(len(x))[:, None], frame]
 
 
 def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: BCConfig) -> tuple[Array, Metrics]:
-    """The loss of one minibatch (or of a part of it).
+    """Compute the loss of one minibatch (or of a part of it), and metrics: weighted means over single actions.
 
     Args:
         batch: ``obs``, ``action`` with leaves [B, C, ...]; optional ``frame`` [B, F], the frames of the window that
-            ``obs`` [B, F, ...] are of; optional ``weight`` [B], which adds up to one over a minibatch (default: each
-            row's share in the actions that are taught), and ``dropout_seed`` [B, C]; ``noise_seed`` [B] for the loss
-            ``flow``; ``valid`` and ``loss_mask`` [B, C], see ``bc_update``.
-
-    Returns:
-        ``(loss, metrics)``; metrics are weighted means over single actions. ``prediction`` is the squared error of what
-        the policy predicts besides.
+            ``obs`` [B, F, ...] are of; ``weight`` [B], of sum one over a minibatch (default: shares in the taught
+            actions); ``dropout_seed`` [B, C]; ``noise_seed`` [B] for the loss ``flow``; ``valid`` and ``loss_mask`` [B,
+            C], see ``bc_update``.
 
     Raises:
         ValueError: a loss that is not for these actions or this policy; a policy whose actions are no whole number of
@@ -200,7 +193,7 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
 
 
 def _shares(batch: dict[str, PyTree], known: Array) -> tuple[Array, Array]:
-    """The weight of each window [B], and its shares in the single actions that are ``known`` [B, F, K]."""
+    """Share the weight of each window [B] among the single actions that are ``known`` [B, F, K]."""
     num_rows, num_frames = batch["action"].shape[:2]
     if "loss_mask" not in batch:
         weight = batch.get("weight", jnp.full(num_rows, 1.0 / num_rows))
@@ -211,13 +204,13 @@ def _shares(batch: dict[str, PyTree], known: Array) -> tuple[Array, Array]:
 
 
 def _taught_frames(rows: dict[str, PyTree]) -> Array | None:
-    """[B, F] bool: the frames of ``obs`` that are taught. None: all."""
+    """Mark the frames of ``obs`` that are taught, [B, F] bool. None: all."""
     mask, frame = rows.get("loss_mask"), rows.get("frame")
     return mask if mask is None or frame is None else _frames(mask, frame)
 
 
 def _num_taught(policy: Policy, params: Params, rows: dict[str, PyTree]) -> Array:
-    """[R]: single actions that each window teaches."""
+    """Count the single actions that each window teaches, [R]."""
     action, frame, mask = rows["action"], rows.get("frame"), rows["loss_mask"]
     if not jnp.issubdtype(action.dtype, jnp.floating):
         return (mask if frame is None else _frames(mask, frame)).sum(axis=1).astype(jnp.float32)
@@ -231,7 +224,7 @@ def _num_taught(policy: Policy, params: Params, rows: dict[str, PyTree]) -> Arra
 
 
 def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array, taught: Array | None) -> Array:
-    """The weighted mean over windows of the squared error, added up over parts."""
+    """Average the squared error over windows by their weights, added up over parts."""
     squares = [jnp.square(each - obs[name]) for name, each in predicted.items()]
     if taught is None:
         errors = [square.mean(axis=tuple(range(1, square.ndim))) for square in squares]
@@ -244,11 +237,8 @@ def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array, t
 def _in_windows(
     policy: Policy, params: Params, obs: PyTree, seed: dict[str, Array], valid: Array | None = None
 ) -> tuple[Any, dict[str, Array]]:
-    """The distribution at each frame of windows, leaves [B, C, ...], and what the policy predicts besides.
-
-    Args:
-        valid: [B, C], the frames that there are. None: all.
-    """
+    """Apply the policy at each frame of windows, [B, C, ...]: distribution and predictions. ``valid``: frames that
+    exist."""
     if isinstance(policy, PredictingPolicy) and policy.predicts:
         distribution, _, predicted = policy.apply(params, obs, predict=True, **seed)
         return distribution, predicted
@@ -265,12 +255,7 @@ def _in_windows(
 
 
 def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | float:
-    """Single actions that a window teaches, on average over the frames that may be drawn besides the first.
-
-    Args:
-        known: [B, F, K].
-        num_frames: C, of a window.
-    """
+    """Count the actions that a window teaches, on average over the frames that may be drawn besides the first."""
     if frame is None:
         return known[0].sum()
     left = np.minimum(known.shape[2], num_frames - np.arange(num_frames))
@@ -278,7 +263,7 @@ def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | fl
 
 
 def _flow_matching(distribution: Any, batch: dict[str, PyTree], frame: Array | None) -> tuple[Array, Array]:
-    """The loss of each action [B, F, K] of a flow's chunks, and which are known."""
+    """Compute the loss of each action [B, F, K] of a flow's chunks, and which are known."""
     action = batch["action"]
     size = distribution.spec.size
     if size % action.shape[-1]:
@@ -296,17 +281,18 @@ def _no_multiple(width: int, each: int) -> str:
 def chunk_targets(
     action: Array, size: int, frame: Array | None = None, loss_mask: Array | None = None
 ) -> tuple[Array, Array]:
-    """The target of a policy of chunks at each frame of a window, and a mask of the actions that the window holds.
+    """Make the targets of a policy of chunks at the frames of a window, and a mask of the actions that the window
+    holds.
 
     Args:
-        action: [B, C, A], of successive frames.
+        action: [B, C, A].
         size: K, actions of a chunk.
         frame: [B, F], the frames that chunks begin at. None: all, F = C.
         loss_mask: [B, C] bool, the frames that are taught. None: all.
 
     Returns:
-        Targets [B, F, K, A], those beyond the window repeat its last action; known [B, F, K] float32, 1 inside it
-        where both the chunk's first frame and the action's own are taught.
+        Targets [B, F, K, A], those beyond the window repeat its last action; known [B, F, K] float32, 1 inside it where
+        both the chunk's first frame and the action's own are taught.
     """
     num_rows, num_frames = action.shape[:2]
     if frame is None:
@@ -322,7 +308,8 @@ def chunk_targets(
 def _by_action(
     distribution: Any, action: Array, frame: Array | None, loss_mask: Array | None
 ) -> tuple[Any, Array, Array]:
-    """A distribution over chunks [B, F, K·A] as one over single actions [B, F, K, A], its targets, and which count."""
+    """Split a distribution over chunks [B, F, K·A] into single actions [B, F, K, A], with targets and those that
+    count."""
     width, each = distribution.mode().shape[-1], action.shape[-1]
     if width % each:
         raise ValueError(_no_multiple(width, each))
@@ -351,7 +338,7 @@ def _text_part(policy: Policy) -> str | None:
 
 
 def _sizes(options: BCConfig, chunk_size: int) -> dict[str, int]:
-    """The run's steps are the frames that it learns: those of one update, from one stream."""
+    """Count a run's steps in the frames that it learns: those of one update, from one stream."""
     return {"num_envs": 1, "buffer_size": options.batch_size * options.updates_per_step * chunk_size}
 
 

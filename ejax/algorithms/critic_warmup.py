@@ -27,11 +27,7 @@ def warm_up_critic(
     prepare: Callable[..., Any] | None = None,
     **policy_hooks: Any,
 ) -> tuple[TrainState, Metrics]:
-    """``sgd_epochs`` of all networks, but in the first ``num_updates`` of the critic alone.
-
-    Args:
-        policy_hooks: the rest of ``sgd_epochs``' keywords; they are about the policy's steps, and wait for them.
-    """
+    """Run ``sgd_epochs``, in the first ``num_updates`` updates of the critic alone and without ``policy_hooks``."""
     epochs = partial(sgd_epochs, minibatches=minibatches, prepare=prepare)
     learn_all = partial(epochs, loss=loss, optimizer=optimizer, **policy_hooks)
     learn_critic = partial(epochs, loss=partial(_critic_loss, loss=loss), optimizer=critic_optimizer(optimizer))
@@ -42,17 +38,15 @@ def warm_up_critic(
 
 
 def hold_policy(before: TrainState, after: TrainState, num_updates: int) -> TrainState:
-    """The state after an update: while the critic warms up, only its parameters differ from those before.
-
-    Normalizers of what the policy sees are held as well: it acts as it was cloned to act.
-    """
+    """Keep, while the critic warms up, all parameters but the critic's, normalizers of the policy's input among
+    them."""
     held = {name: with_critic(before.params[name], part) for name, part in after.params.items()}
     warming_up = before.step < num_updates
     return replace(after, params=jax.tree.map(lambda held, new: jnp.where(warming_up, held, new), held, after.params))
 
 
 def _critic_loss(params: Params, batch: dict[str, PyTree], *, loss: Loss) -> tuple[Array, Metrics]:
-    """The loss, whose gradient goes to the critic alone."""
+    """Compute the loss; its gradient goes to the critic alone."""
     networks = params["params"]
     if "critic" not in networks:
         raise ValueError(f"critic_warmup_updates needs a network 'critic', got a policy with {', '.join(networks)}")
@@ -61,17 +55,15 @@ def _critic_loss(params: Params, batch: dict[str, PyTree], *, loss: Loss) -> tup
 
 
 def _restart(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState:
-    """The optimizer as at the start of a training, but for the learning rate, which stays."""
+    """Start the optimizer again, with the learning rate that it has."""
     opt_state = optimizer.init(state.params["params"])
     rate = optax.tree_utils.tree_get(state.opt_state, "learning_rate", default=None)
     return replace(state, opt_state=opt_state if rate is None else set_learning_rate(opt_state, rate))
 
 
 def critic_optimizer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer for the critic alone: of all other parameters nothing changes, nor do their moments.
-
-    Its state has the same form, and shares its counts.
-    """
+    """Restrict the optimizer to the critic: other parameters and their moments do not change. Its state has the same
+    form, and shares its counts."""
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         directions, after = optimizer.update(updates, state, params)
@@ -83,7 +75,7 @@ def critic_optimizer(optimizer: optax.GradientTransformation) -> optax.GradientT
 
 
 def _with_moments(state: PyTree, after: PyTree, params: PyTree) -> PyTree:
-    """``after``, but parts of the parameters' form are those of ``state`` except for the critic."""
+    """Take ``after``; parts of the parameters' form are those of ``state`` except for the critic."""
     form = jax.tree.structure(params)
 
     def fits(tree: PyTree) -> bool:

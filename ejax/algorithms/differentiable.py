@@ -41,7 +41,7 @@ class DifferentiableOptions(GradientOptions):
 
 
 def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Problem]:
-    """An environment that the algorithm's gradient cannot pass through, found by tracing that of one reward."""
+    """Report an environment that the gradient cannot pass through, found by tracing that of one reward."""
     del options
     if isinstance(env, HostEnv):
         return  # refused for a simpler reason: the algorithm needs its environment inside the program
@@ -61,7 +61,7 @@ def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Proble
 def without_trajectory(
     update: Callable[P, tuple[TrainState, EnvCarry, Metrics, Timestep]],
 ) -> Callable[P, tuple[TrainState, EnvCarry, Metrics]]:
-    """The update as a jitted function without its last result, the steps that it learned from."""
+    """Jit the update without its last result, the steps that it learned from."""
 
     @partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
     @wraps(update)
@@ -72,11 +72,8 @@ def without_trajectory(
 
 
 def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], bool] = lambda options: False) -> MakeStep:
-    """``Algorithm.make_step`` of an update with its trajectory.
-
-    Args:
-        starts_afresh: ``options -> bool``: each update begins with new episodes.
-    """
+    """Make ``Algorithm.make_step`` of an update with its trajectory. ``starts_afresh``: updates begin with new
+    episodes."""
 
     def make_step(
         policy: Policy,
@@ -107,10 +104,8 @@ def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], boo
 def play(
     params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, options: DifferentiableOptions
 ) -> tuple[EnvCarry, Timestep, Array]:
-    """Steps with reparameterized actions; the gradient flows through actions, dynamics and rewards.
-
-    Args:
-        taps: from ``adjoint_probe``, one row per step; its gradient is ``adjoint_metrics``' input.
+    """Make T steps with reparameterized actions; the gradient flows through actions, dynamics and rewards, and that of
+    ``taps``, from ``adjoint_probe``, is ``adjoint_metrics``' input.
 
     Returns:
         The environments after it; the trajectory, leaves [T, N, ...], with ``obs`` as acted on; and the entropy of each
@@ -147,14 +142,8 @@ def play(
 
 
 def discounted_sum(x: Array, done: Array, discount: Array, *, gamma: float) -> tuple[Array, Array]:
-    """Σₜ dₜ·xₜ with d₀ = ``discount``, dₜ₊₁ = 1 after a done, else γ·dₜ.
-
-    Args:
-        x, done: [T, N]. discount: [N].
-
-    Returns:
-        The sum and the discount after it, [N].
-    """
+    """Compute Σₜ dₜ·xₜ with d₀ = ``discount``, dₜ₊₁ = 1 after a done, else γ·dₜ, and the discount after it, [N] each;
+    ``x`` and ``done`` are [T, N]."""
 
     def add(carry: tuple[Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         total, discount = carry
@@ -166,10 +155,8 @@ def discounted_sum(x: Array, done: Array, discount: Array, *, gamma: float) -> t
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def clip_adjoint(action: Array, tap: Array, max_norm: float) -> Array:
-    """``action`` itself; its gradient is clipped row by row, a non-finite row becomes zero.
-
-    The "gradient" of ``tap`` [4] carries statistics of that out.
-    """
+    """Return ``action``; its gradient is clipped row by row, a non-finite row becomes zero. The "gradient" of ``tap``
+    [4] carries statistics of that out."""
     del tap, max_norm
     return action
 
@@ -198,7 +185,7 @@ def adjoint_probe(num_steps: int) -> Array:
 
 
 def adjoint_metrics(tapped: Array, num_envs: int, max_norm: float) -> Metrics:
-    """EmbodiChain's four numbers; none where ``max_norm`` is 0. ``tapped``: [..., 4], one row per step."""
+    """Compute EmbodiChain's four numbers; none where ``max_norm`` is 0. ``tapped``: [..., 4], one row per step."""
     if max_norm == 0.0:
         return {}
     rows = tapped.reshape(-1, 4)

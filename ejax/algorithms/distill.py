@@ -8,8 +8,7 @@ with a* = mode π_teacher(· | o) and the expectation over what the student meet
 observation: o what only a simulator knows, o' what a robot has. With the probability β of the update a row is given a*
 in place of the student's sample.
 
-Source: Ross et al. 2011 (DAgger). Differs from it, as RSL-RL's distillation does: an update learns from its own
-rollout; no data are kept from one to the next.
+Source: Ross et al. 2011 (DAgger), but as in RSL-RL no data are kept from one update to the next.
 """
 
 from collections.abc import Iterator
@@ -85,16 +84,12 @@ def distill_update(
     optimizer: optax.GradientTransformation,
     config: DistillConfig,
 ) -> tuple[TrainState, Metrics]:
-    """``n_epochs`` of minibatch steps towards the teacher, one step of the learning-rate schedule.
-
-    Statistics of normalizers see the observations first, as in ``bc_update``.
+    """Make ``n_epochs`` of minibatch steps towards the teacher and one of the schedule, after normalizers saw the
+    observations. The new state has ``step`` + 1.
 
     Args:
-        rollout: leaves [T, N, ...]; of whichever actions.
+        rollout: leaves [T, N, ...]; of any actions.
         label: the teacher's distributions at its observations, leaves [T, N, ...].
-
-    Returns:
-        The new state (``step`` + 1) and scalar metrics.
     """
     return on_policy_update(
         state,
@@ -112,15 +107,12 @@ def distill_update(
 def distill_loss(
     params: Params, batch: dict[str, PyTree], *, policy: Policy, config: DistillConfig
 ) -> tuple[Array, Metrics]:
-    """The loss of one minibatch (or of a part of it).
+    """Compute the loss of one minibatch (or of a part of it), and metrics: weighted means, ``kl`` where the two
+    distributions are of one kind, ``agreement`` of choices, the share that is the same.
 
     Args:
-        batch: ``obs``, ``label`` with leaves [B, ...]; ``weight`` [B], which adds up to one over a minibatch; optional
+        batch: ``obs``, ``label`` with leaves [B, ...]; ``weight`` [B], of sum one over a minibatch; optional
             ``dropout_seed`` [B]. Of a policy with memory: see ``flatten``.
-
-    Returns:
-        ``(loss, metrics)``; metrics are weighted means, ``kl`` where the two distributions are of one kind,
-        ``agreement`` of choices, which are the same ones.
     """
     distribution, _, batch = apply_to_batch(policy, params, batch)
     label = batch["label"]
@@ -146,11 +138,8 @@ def make_distill_step(
     dropout: bool,
     teacher: Teacher,
 ) -> Step:
-    """Collect T steps under the student, apply the teacher to all of them, update.
-
-    Raises:
-        ConfigError: a loss that these two policies do not have.
-    """
+    """Collect T steps under the student, apply the teacher to all of them, update. Raises ConfigError: a loss that
+    these two policies do not have."""
     if problems := list(_loss_problems(policy, env, teacher, config)):
         raise ConfigError(problems)
     actor = _Pair(policy, teacher.policy, teacher.obs, mixes=config.beta > 0.0)
@@ -190,11 +179,7 @@ def make_distill_step(
 
 
 def beta_at(update: Array, config: DistillConfig) -> Array:
-    """β of update number ``update``, float32.
-
-    Raises:
-        ValueError: ``beta_updates`` is open; ``bind`` gives it the run's updates.
-    """
+    """Compute β of update number ``update``, float32. Raises ValueError: ``beta_updates`` is open."""
     if config.beta_updates is None:
         raise ValueError("beta_updates is open; ejax.config.bind gives it the updates of the run")
     return config.beta * jnp.maximum(0.0, 1.0 - update / config.beta_updates)
@@ -202,11 +187,8 @@ def beta_at(update: Array, config: DistillConfig) -> Array:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The policy that acts, ``ejax.types.PolicyWithMemory``: the student, and beside it the teacher, who has to see
-    every step where it acts too, or remembers.
-
-    Its parameters are ``student``, ``teacher`` and the scalar ``beta``.
-    """
+    """The student, which acts, and the teacher, who may act or remember. Parameters: ``student``, ``teacher``,
+    ``beta``."""
 
     student: Policy
     teacher: Policy
@@ -257,7 +239,7 @@ def _seen(obs: PyTree, path: str | None) -> PyTree:
 
 
 def _loss_problems(policy: Policy, env: Env, teacher: Teacher, config: DistillConfig) -> Iterator[Problem]:
-    """A loss that the student's and the teacher's distributions do not have."""
+    """Report a loss that the student's and the teacher's distributions do not have."""
     key = jax.random.key(0)
     obs = jax.eval_shape(lambda: reset(env, key, 1).obs)
     params = jax.eval_shape(policy.init, key, obs)

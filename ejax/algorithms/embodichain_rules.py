@@ -1,7 +1,5 @@
-"""Rules of EmbodiChain's releases that differ from ejax's, each by the name that an option gives it.
-
-Source: EmbodiChain 0.2.4, 0.3.2 and its seed version.
-"""
+"""Rules of EmbodiChain 0.2.4, 0.3.2 and its seed version that differ from ejax's, by the names that options give
+them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +23,7 @@ class Bootstrapped(NamedTuple):
 
 
 def _no_bootstrap(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
-    """Every end of an episode is a terminal one."""
+    """Take every end of an episode for a terminal one."""
     del gamma
     return Bootstrapped(reward, rollout.next_value, rollout.done)
 
@@ -48,7 +46,7 @@ TIMEOUT_RULES: dict[TimeoutRule, Callable[[Rollout, Array, float], Bootstrapped]
 
 
 def _by_moments_of_normalized(advantage: Array, valid: Array | None) -> Array:
-    """(A − m)/(s + 1e-8) with mean m and std s of the already normalized A, which leaves it nearly as it is."""
+    """Compute (A − m)/(s + 1e-8) with mean m and std s of the already normalized A, nearly A itself."""
     normalized = normalize(advantage, valid, offset=1e-8)
     counts = None if valid is None else valid > 0
     deviation = jnp.std(normalized, ddof=1, where=counts)  # 0 where all advantages are equal, else about 1

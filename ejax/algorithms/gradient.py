@@ -25,11 +25,9 @@ GradFn: TypeAlias = Callable[[Params, PyTree], tuple[PyTree, Metrics]]
 
 
 def accumulated_grad(loss: Loss, params: Params, size: int, chunk_rows: int | None, *, skip_weightless: bool) -> GradFn:
-    """The gradient of a loss, and its metrics with the ``loss`` among them.
+    """Make the gradient of a loss, and its metrics with the ``loss`` among them, for minibatches of ``size`` rows.
 
     Args:
-        params: of the widths that count.
-        size: rows of a minibatch.
         chunk_rows: add the gradient up in chunks of this many rows. None: as many as a CPU's cache holds; all on a GPU.
         skip_weightless: chunks without a row that has a weight cost nothing.
     """
@@ -42,6 +40,7 @@ def accumulated_grad(loss: Loss, params: Params, size: int, chunk_rows: int | No
         return jax.grad(loss_of_trained, has_aux=True)(params["params"], params, batch)
 
     def in_chunks(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
+        # weights add up to one over the minibatch, so that chunks' gradients are summed, not averaged
         chunks = jax.tree.map(lambda x: x.reshape(size // rows, rows, *x.shape[1:]), batch)
 
         def add(total: PyTree, chunk: PyTree) -> PyTree:
@@ -52,6 +51,7 @@ def accumulated_grad(loss: Loss, params: Params, size: int, chunk_rows: int | No
                 return add(total, chunk), None
             return jax.lax.cond(chunk["weight"].any(), add, lambda total, chunk: total, total, chunk), None
 
+        # the scan adds to zeros, whose shapes are known without computing a chunk
         first = jax.tree.map(lambda x: x[0], chunks)
         nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad, params, first))
         return jax.lax.scan(add_or_skip, nothing, chunks)[0]
@@ -65,7 +65,8 @@ def accumulated_grad(loss: Loss, params: Params, size: int, chunk_rows: int | No
 
 
 def _rows_in_cache(params: PyTree, size: int) -> int:
-    """Rows of the fewest equal chunks that fit a CPU's cache; all where few chunks cannot be equal."""
+    """Count the rows of the fewest equal chunks that fit a CPU's cache; all where few chunks cannot be equal."""
     widest = max((leaf.shape[-1] for leaf in jax.tree.leaves(params) if leaf.ndim), default=1)
+    # beyond twice the fewest, chunks are so small that their dispatch costs more than the cache gains
     fewest = -(-size * widest // _CACHED_ELEMENTS)
     return size // next((n for n in range(fewest, 2 * fewest) if size % n == 0), 1)

@@ -61,7 +61,7 @@ class GRPOConfig(MinibatchOptions):
     @model_validator(mode="before")
     @classmethod
     def _nothing_to_share(cls, given: Any) -> Any:
-        """Not given, and nothing is reset: the options that are written down have false, so that they can be read."""
+        """Write ``shared_start`` down as false where it is not given and nothing is reset."""
         if isinstance(given, dict) and given.get("reset_every_rollout") is False:
             return {"shared_start": False, **given}
         return given
@@ -86,17 +86,11 @@ def grpo_update(
     optimizer: optax.GradientTransformation,
     config: GRPOConfig,
 ) -> tuple[TrainState, Metrics]:
-    """One GRPO update.
-
-    Args:
-        state: ``reference`` is needed where ``kl_coef`` > 0.
-        rollout: leaves [T, N, ...]; its values are not used.
-
-    Returns:
-        The new state (``step`` + 1) and scalar metrics.
+    """Make one GRPO update from a rollout with leaves [T, N, ...], whose values are not used. The new state has
+    ``step`` + 1; metrics are scalars.
 
     Raises:
-        ValueError: N is not divisible by ``group_size``, or there is no reference to measure the divergence to.
+        ValueError: N is not divisible by ``group_size``; ``kl_coef`` > 0 without ``state.reference``.
     """
     mask = first_episode_mask(rollout.done) if config.truncate_at_first_done else jnp.ones_like(rollout.reward)
     valid = rollout.valid
@@ -104,6 +98,7 @@ def grpo_update(
         broken = discounted_returns((rollout.done & ~valid).astype(jnp.float32), rollout.done, gamma=1.0) > 0.0
         mask = mask * (valid & ~broken)
     returns = unjit_for_traced(discounted_returns, config.gamma)
+    # no bootstrap: a group's members are compared by rewards alone, since there is no critic
     step_return = returns(rollout.reward, rollout.done, gamma=config.gamma)
     relative = unjit_for_traced(group_advantages, config.eps)
     advantage = relative(step_return, mask, group_size=config.group_size, eps=config.eps)
@@ -127,12 +122,12 @@ def grpo_update(
 
 
 def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: GRPOConfig) -> tuple[Array, Metrics]:
-    """The loss of one minibatch (or of a chunk of it).
+    """Compute the loss of one minibatch (or of a chunk of it).
 
     Args:
-        batch: ``obs``, ``action``, ``log_prob``, ``advantage`` with leaves [B, ...]; ``weight`` [B], which adds up to
-            one over a minibatch; ``reference_log_prob`` [B] where ``kl_coef`` > 0; optional ``dropout_seed`` [B]. Of a
-            policy with memory: see ``flatten``.
+        batch: ``obs``, ``action``, ``log_prob``, ``advantage`` with leaves [B, ...]; ``weight`` [B], of sum one over a
+            minibatch; ``reference_log_prob`` [B] where ``kl_coef`` > 0; optional ``dropout_seed`` [B]. Of a policy with
+            memory: see ``flatten``.
     """
     distribution, _, batch = apply_to_batch(policy, params, batch)
     log_prob = distribution.log_prob(batch["action"])
@@ -144,6 +139,7 @@ def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, confi
         "entropy": distribution.entropy(),
         "approx_kl": kl_k3(log_ratio),
         "clip_fraction": (jnp.abs(jnp.exp(log_ratio) - 1.0) > config.clip_coef).astype(surrogate.dtype),
+        # zero without a coefficient, so that logs have the same columns whichever options are given
         "approx_ref_kl": jnp.zeros_like(surrogate),
     }
     coefficients = {"actor_loss": 1.0, "entropy": -config.ent_coef}

@@ -1,7 +1,4 @@
-"""One update from a rollout: rows of a batch, epochs of minibatch steps over them, and what an update ends with.
-
-PPO, GRPO and distillation differ in the columns that they add to a rollout, and in the loss of a minibatch.
-"""
+"""One update from a rollout. PPO, GRPO and distillation differ in the columns that they add to it, and in the loss."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,10 +29,10 @@ def on_policy_update(
     normalizers: Literal["first", "last", "never"] = "last",
     learn: Callable[..., tuple[TrainState, Metrics]] = sgd_epochs,
 ) -> tuple[TrainState, Metrics]:
-    """``n_epochs`` of minibatch steps over a rollout, one step of the learning-rate schedule.
+    """Make ``n_epochs`` of minibatch steps over a rollout with leaves [T, N, ...], and one of the learning-rate
+    schedule.
 
     Args:
-        rollout: leaves [T, N, ...].
         columns: beside those of the rollout, leaves [T, N, ...]; see ``ejax.algorithms.batch.flatten``.
         loss: ``(params, minibatch, policy=…, config=options) -> (loss, metrics)``.
         normalizers: the moment at which observation normalizers take in the rollout. ``last``: in the epochs the policy
@@ -56,6 +53,7 @@ def on_policy_update(
         optimizer=optimizer,
         minibatches=options.minibatches(rollout.reward.size, num_strata, length or 1),
     )
+    # once per update, however many minibatches it has: schedules count updates
     state = step_schedule(state, options.optimizer, options.lr_scheduler)
     if normalizers == "last":
         state = replace(state, params=update_normalizer(policy, state.params, rollout.obs, rollout.valid))
@@ -63,7 +61,7 @@ def on_policy_update(
 
 
 def rows_of(policy: Policy, rollout: Rollout, options: MinibatchOptions) -> tuple[int, int | None]:
-    """``(strata, steps of a sequence)`` of a batch; see ``ejax.algorithms.batch``."""
+    """Compute ``(strata, steps of a sequence)`` of a batch; see ``ejax.algorithms.batch``."""
     num_strata = options.minibatch_strata or num_shards()
     steps = None if options.minibatch_steps is None else num_shards() * options.minibatch_steps
     return num_strata, sequence_length(policy, rollout, options.sequence_length, steps, num_strata)
