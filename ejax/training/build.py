@@ -34,15 +34,14 @@ def build(
     """Make environment, policy, optimizer and what steps them.
 
     Args:
-        config: bound, or as it was read; see ``ejax.config.bind``.
+        config: bound, or as it was read.
         quarantine: folder for what broke host environments.
-        absent: devices that are not here, to compile for. Several of them share the environments, without
-            regard to ``trainer.distributed``, and of a state on devices there are only the shapes.
+        absent: devices that are not here, to compile for. Several share the environments, without regard to
+            ``trainer.distributed``; the state on devices is shapes only.
         given: objects of the caller's, instead of those that the config names.
 
     Raises:
-        ConfigError: arguments that the environment or policy refuses, ``policy.action_dim`` that is not the env's, or
-            an algorithm and a collector that do not go together.
+        ConfigError: arguments, shapes or a combination that environment, policy, algorithm or collector refuses.
     """
     if config.population is not None:
         text = "is several runs, and this is about one; leave it out, or name a member's config: RUN/members/I/configs"
@@ -102,7 +101,6 @@ def _ingredients(
 
 
 def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes_only: bool) -> Parts:
-    """Environments and update in one program."""
     trainer, algorithm, options = made.config.trainer, made.algorithm, made.config.algorithm.cfg
 
     # the whole first state in one program; environments of all devices are made here and sharded by the stepper
@@ -126,11 +124,7 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
 
 
 def device_step(made: Ingredients, options: Any) -> Step:
-    """Environments, which are inside the program, and update.
-
-    Args:
-        options: of the algorithm; ``config.algorithm.cfg``, or with arrays in it.
-    """
+    """Environments, which are inside the program, and update; ``options`` may have arrays in it."""
     algorithm, env, num_steps = made.algorithm, cast(Env, made.env), made.config.trainer.buffer_size
     if algorithm.make_step is not None:
         return algorithm.make_step(made.policy, env, made.optimizer, options, num_steps=num_steps, dropout=made.dropout)

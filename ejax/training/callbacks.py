@@ -1,8 +1,8 @@
 """Callbacks: the caller's code that runs at the events of a training, before ejax logs and saves.
 
-Events of one update, in this order: ``on_step`` for each step of environments outside the program, ``on_rollout``,
-``on_update``, then ``on_save`` and ``on_evaluation`` where they are due. Several updates may go into one dispatch of
-the device; their events follow when the dispatch is over, and nothing waits for the device on account of a callback.
+Order in one update: ``on_step`` for each step of environments outside the program, ``on_rollout``, ``on_update``, then
+``on_save`` and ``on_evaluation`` where they are due. Of a dispatch of several updates, events follow when it is over;
+no callback makes the device wait.
 """
 
 import json
@@ -45,8 +45,9 @@ class RunResult:
     train_history: list[dict[str, float]] = field(default_factory=list)
     eval_history: list[dict[str, float]] = field(default_factory=list)
     fresh_eval_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """``best`` and ``last``: of that checkpoint over ``trainer.final_eval_episodes``, and which and how many they were.
-    Empty for a run that is not finished or not evaluated."""
+    """``best`` and ``last``: means over ``trainer.final_eval_episodes``, checkpoint, number and seeds of episodes.
+    Empty for a run that is not finished or not evaluated.
+    """
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds by activity, as in the log's ``time/``: those of the loop, and of the C engine within them."""
 
@@ -79,7 +80,6 @@ class TrainingRun:
     policy: Policy
     env: Env | HostEnv
     cadence: Cadence
-    """Its evaluations, checkpoints and lines of the log."""
     state: RunState
     """After the last update of the dispatch that ``update`` is part of; on the device, where reading it waits."""
     update: int
@@ -89,7 +89,6 @@ class TrainingRun:
     steps_per_s: float = 0.0
     """Environment steps per second of this call, compilation left out."""
     evaluation_due: bool = False
-    """This update's evaluation is still to come."""
     stopped: bool = False
     extra: dict[str, float] = field(default_factory=dict)
     """Numbers that ``log`` was given since the last line of the log."""
@@ -109,9 +108,9 @@ class TrainingRun:
 
 
 class Callback(Protocol):
-    """Subclass it, and write the methods that are needed: each does nothing by itself.
+    """Base class with methods that do nothing: override those that are needed. An exception ends the training.
 
-    An exception that a method raises ends the training. Of several processes the first alone has callbacks.
+    Of several processes the first alone has callbacks.
     """
 
     def on_start(self, run: TrainingRun) -> None:
@@ -121,8 +120,7 @@ class Callback(Protocol):
     def on_step(self, step: HostStep) -> None:
         """Run after each step of environments outside the program; of those inside, never.
 
-        With several groups of environments, or beside the updates (``collector.mode: async``), another thread calls it,
-        but one at a time.
+        With several groups of environments, or ``collector.mode: async``, another thread calls it, one at a time.
         """
         return
 
@@ -156,8 +154,6 @@ class Callback(Protocol):
 
 
 class Callbacks:
-    """Calls several callbacks in their order, and keeps their states."""
-
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._named: dict[str, Callback] = {}
         for each in callbacks:
@@ -170,11 +166,7 @@ class Callbacks:
         return iter(self._named.values())
 
     def states(self) -> dict[str, Any]:
-        """The states of all that have one, by class; a second one of a class is ``Name#2``.
-
-        Raises:
-            ValueError: a state that JSON has no words for.
-        """
+        """The states of all that have one, by class, a second one as ``Name#2``; ValueError if JSON cannot hold one."""
         states = {name: each.state_dict() for name, each in self._named.items()}
         for name, state in states.items():
             try:

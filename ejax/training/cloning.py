@@ -1,7 +1,6 @@
 """Behaviour cloning: batches of demonstrations, drawn ahead of their use, and updates from them.
 
-Demonstrations come from a live engine or from kept episodes. Batch number k is drawn by a generator made from
-``(data.seed, k)``: the run's count of updates is the place in the stream, and nothing random is stored.
+Batch k is drawn by a generator made from ``(data.seed, k)``: nothing random is stored.
 """
 
 import threading
@@ -39,7 +38,7 @@ from ejax.types import HostEnv, Key, Metrics, Policy, PyTree
 
 Batch = dict[str, PyTree]
 _LOOK_S = 0.1
-"""s between two looks of a wait at whether the run is stopped."""
+"""s between two checks of a wait."""
 _GRACE_S = 1.0
 """s that a batch which cannot be drawn waits for the run to be stopped, before it is an error."""
 
@@ -70,13 +69,13 @@ def cloning_parts(made: Ingredients, data: DataConfig) -> Parts:
 
 
 class CloningStepper(Stepper[RunState]):
-    """An update from each batch; see ``Stepper``. ``RunState.source`` identifies the episodes.
+    """An update from each batch; ``RunState.source`` identifies the episodes.
 
     Args:
         action_chunk: K, actions of one decision of the policy.
         clone: an update of the run from a batch, jitted.
         num_outputs: numbers of one decision; 0: of choices, which the policy itself checks.
-        env: closed at the end, where it has something to close.
+        env: closed at the end.
     """
 
     def __init__(
@@ -168,7 +167,6 @@ class Demonstrations:
         self._drawing, self._closing = threading.Lock(), threading.Event()
         self._state: PyTree = ()
         self.notes: list[str] = []
-        """Messages about the end."""
         if self._engine is None:
             self._source, self._state = _open_folder(config, None)
 
@@ -177,17 +175,14 @@ class Demonstrations:
         return self._state
 
     def start(self, first: int, state: PyTree) -> list[str]:
-        """Begin to draw batch ``first`` and those after it.
+        """Begin to draw batch ``first`` and those after it. Returns messages.
 
         Args:
             state: of ``state``, or of a checkpoint: episodes that were added since are left alone.
 
-        Returns:
-            Messages.
-
         Raises:
             CheckpointError: the folder does not begin with the episodes that it had.
-            Exception: what the task raised, or why no episode was made.
+            Exception: raised by the task, or the reason why no episode was made.
         """
         messages: list[str] = []
         if self._engine is not None:
@@ -216,12 +211,11 @@ class Demonstrations:
     def next(self, should_stop: Callable[[], bool]) -> tuple[Batch, float] | None:
         """The next batch, on its way to the device, and the seconds that it was waited for. None: stopped.
 
-        Returns:
-            ``obs`` and ``action``, leaves [R, C, ...]; of windows around a frame also ``valid`` and ``loss_mask``.
+        The batch: ``obs`` and ``action``, leaves [R, C, ...]; around a frame also ``valid`` and ``loss_mask``.
 
         Raises:
             ConfigError: the fields do not fit the environment's spaces.
-            Exception: what the task raised; OnlineDataWorkerError where the worker died or hangs.
+            Exception: raised by the task; OnlineDataWorkerError where the worker died or hangs.
         """
         started = time.monotonic()
         while not should_stop():
@@ -293,7 +287,6 @@ class Demonstrations:
         return self._source.sample_batch_with_context(count, config.history_length, config.chunk_size, around, rng=rng)
 
     def _sample_of_new(self, engine: OnlineDataEngine, rng: np.random.Generator) -> Chunks:
-        """Draw a batch; have new episodes made where the present ones may not be drawn from so often."""
         for _ in range(2):  # a request may join a refill under way, some of whose episodes were drawn from already
             try:
                 return self._sample(rng)
@@ -323,7 +316,6 @@ class Demonstrations:
 
 
 def _make_engine(config: DataConfig) -> OnlineDataEngine:
-    """Make the engine that the section describes, by options of the same names in both."""
     shared = {field.name for field in fields(OnlineDataEngineCfg)} & DataConfig.model_fields.keys()
     options = {name: thaw(getattr(config, name)) for name in shared}
     return OnlineDataEngine(OnlineDataEngineCfg(**options | {"task": place_of_task(str(config.task))}))

@@ -1,9 +1,7 @@
 """From a config to the environment that it names: pure, or outside JAX and guarded.
 
-``physics: auto`` is resolved when a run is built, named in its notes, and kept when it goes on, on any device:
-engines agree within tolerances only, and a change would be a step in the run's curves that nothing explains.
-``resolved.json`` keeps the word ``auto``, so that a policy can be evaluated where another engine is at hand; the config
-of each checkpoint has the name.
+``physics: auto`` is resolved when a run is built and kept when it goes on, on any device. ``resolved.json`` keeps the
+word ``auto``, so that a policy can be evaluated with another engine; a checkpoint's config has the engine's name.
 """
 
 import inspect
@@ -68,11 +66,8 @@ def build_env(
 def adopt_env(config: RunConfig, env: Any, *, num_envs: int, quarantine: Path) -> Env | HostEnv:
     """Take an environment that is built already; one outside JAX is guarded, and closed at the end.
 
-    Args:
-        num_envs: rows that a host environment must have.
-
     Raises:
-        ConfigError: it has another number of rows, or is a single environment of Gymnasium's kind.
+        ConfigError: not ``num_envs`` rows of a host environment, or a single environment of Gymnasium's kind.
     """
     if isinstance(env, gymnasium.Env):
         text = f"got one {type(env).__name__}; give a vector environment, such as gymnasium.make_vec(...)"
@@ -98,11 +93,7 @@ def _guarded(config: RunConfig, env: HostEnv, make: Any, max_restarts: int, quar
 
 
 def check_own_env(config: RunConfig, env: Any) -> None:
-    """Look over an environment in JAX that is not ejax's: by shapes, before anything is compiled.
-
-    Raises:
-        ConfigError: what does not fit, by leaf.
-    """
+    """Check an environment in JAX that is not ejax's, by shapes; ConfigError names the leaves that do not fit."""
     names = (config.env.id, config.env.cfg.get("env", ""))  # the second of an environment that wraps another
     if isinstance(env, HostEnv) or not any(isinstance(name, str) and is_import_path("env", name) for name in names):
         return
@@ -114,11 +105,7 @@ def check_own_env(config: RunConfig, env: Any) -> None:
 
 
 def evaluation_env(config: RunConfig, env: Any, given: Any = None) -> Any:
-    """The environment to evaluate in: the training's, ``env``, unless ``trainer.events`` differ between them.
-
-    Args:
-        given: the caller's own, instead of either.
-    """
+    """The environment to evaluate in: ``given``, else ``env``, or another if the phases' ``trainer.events`` differ."""
     if given is not None:
         return given
     events = config.trainer.events
@@ -128,10 +115,7 @@ def evaluation_env(config: RunConfig, env: Any, given: Any = None) -> Any:
 def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mapping[str, Any] = FrozenDict()) -> Any:
     """``name(**cfg)``: an ``Env``, or a ``HostEnv`` of ``num_envs`` rows; environments of Gymnasium's kind become one.
 
-    ``action_chunk`` in ``cfg`` wraps a pure environment that does not know the word itself.
-
-    Args:
-        events: of ``ejax.envs.wrappers.randomized``.
+    ``action_chunk`` in ``cfg`` wraps a pure environment that does not take it itself.
     """
     make = resolve("env", name)
     parameters = inspect.signature(make).parameters
@@ -198,9 +182,9 @@ def settle_physics(
 
 
 def engine_of(checkpoint: Path, directory: RunDirectory) -> Engine | None:
-    """The engine that a checkpoint was made with; None: unknown, or no environment of such.
+    """The engine that a checkpoint was made with; None: unknown, or no environment that has one.
 
-    Checkpoints that still have ``auto`` are of an ejax in which it meant ``mujoco`` on a CPU and else ``mjx``.
+    In older checkpoints ``auto`` means ``mujoco`` on a CPU and else ``mjx``.
     """
     env = read_facts(checkpoint / "meta.json", CheckpointMeta).get("config", {}).get("env")
     engine = _find_engine(env["id"], env["cfg"])[1] if env else None
@@ -211,10 +195,7 @@ def engine_of(checkpoint: Path, directory: RunDirectory) -> Engine | None:
 
 
 def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], Engine | None, bool]:
-    """The path to the engine's name in an environment's ``cfg``, that name, and whether the task reads contact sensors.
-
-    None: the environment has no such argument.
-    """
+    """The path to the engine's name in ``cfg``, that name or None, and whether the task reads contact sensors."""
     try:
         make, parameters = call_env(name, "make", lambda: _with_parameters(resolve("env", name)))
     except (ImportError, TypeError, ValueError):

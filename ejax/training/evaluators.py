@@ -28,13 +28,10 @@ class Evaluator(Protocol):
         return
 
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
-        """Start an evaluation, as far as it goes by itself.
-
-        Args:
-            seed: of the start states. None: ``trainer.eval_seed``.
+        """Start an evaluation from the start states of ``seed`` (None: ``trainer.eval_seed``).
 
         Returns:
-            The rest: gives the means over the episodes under EmbodiChain's tags, or raises what went wrong.
+            A function that waits for it, and gives the means over the episodes under EmbodiChain's tags or raises.
         """
         ...
 
@@ -48,11 +45,7 @@ class Evaluator(Protocol):
 
 
 def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluator:
-    """Make what evaluates: in an environment of its own, where it lives outside JAX.
-
-    Args:
-        quarantine: folder for what broke it.
-    """
+    """Make what evaluates: in an environment of its own, where it lives outside JAX."""
     trainer, env = config.trainer, parts.eval_env
     if not isinstance(parts.env, HostEnv):
         return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env, env), trainer)
@@ -63,12 +56,9 @@ def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluat
 
 
 def check_best_metric(config: RunConfig, parts: Parts) -> None:
-    """Refuse ``trainer.best_eval_metric`` before anything is compiled, if the evaluation does not measure it.
+    """Raise ConfigError before anything is compiled, if the evaluation does not measure ``trainer.best_eval_metric``.
 
-    What environments outside JAX measure shows at their first evaluation; see ``require_measured``.
-
-    Raises:
-        ConfigError: it is not measured.
+    Environments outside JAX show what they measure at their first evaluation; see ``require_measured``.
     """
     trainer = config.trainer
     if not trainer.enable_eval or isinstance(parts.env, HostEnv):
@@ -81,11 +71,7 @@ def check_best_metric(config: RunConfig, parts: Parts) -> None:
 
 
 def require_measured(tag: str, tags: Iterable[str]) -> None:
-    """Refuse a ``trainer.best_eval_metric`` that is not among what an evaluation gives.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise ConfigError for a ``trainer.best_eval_metric`` that is not among ``tags`` of an evaluation."""
     if tag not in tags:
         text = f"'{tag}' is not measured here; there is {', '.join(sorted(tags))}"
         raise ConfigError([Problem("trainer.best_eval_metric", text)])
@@ -106,7 +92,7 @@ class DeviceEvaluator(Evaluator):
             self._compiled.set_exception(error)
 
     def lower(self, params: Params) -> jax.stages.Lowered:
-        """The program of an evaluation, not compiled yet. Of the parameters, shapes will do."""
+        """The program of an evaluation, not compiled yet; shapes of the parameters will do."""
         key = jax.random.key(self._trainer.eval_seed)
         return evaluate.lower(self._policy, self._env, params, key, **episode_options(self._trainer))
 
@@ -154,7 +140,6 @@ class HostEvaluator(Evaluator):
 
 
 def episode_options(trainer: TrainerConfig) -> dict[str, Any]:
-    """The episodes that the program on the device plays."""
     return {
         "num_envs": trainer.num_eval_envs,
         "num_episodes": trainer.num_eval_episodes,

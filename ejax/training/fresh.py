@@ -1,7 +1,6 @@
 """A finished run's figures: its best checkpoint and its last, in episodes that chose neither.
 
-The best of many evaluations is the largest of noisy numbers, and flatters. Fresh episodes have seeds that neither
-training nor the periodic evaluations used.
+Their seeds are used neither in training nor in the periodic evaluations, the best of which flatters.
 """
 
 import json
@@ -24,7 +23,6 @@ from ejax.types import Params
 
 BROKEN_OFF = "the fresh episodes were broken off; --resume latest plays them"
 _FRESH = 0xF4E5
-"""Beside the run's seeds, so that these episodes are no others'."""
 
 
 class FreshFacts(BaseModel):
@@ -71,11 +69,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Means over the evaluations with these seeds, all of equally many episodes.
-
-    Args:
-        play: an evaluation; None: it was given up, and so are all.
-    """
+    """Means over the evaluations with these seeds, all of equally many episodes. None: ``play`` gave one up."""
     found = []
     for seed in seeds:
         metrics = play(seed)
@@ -89,11 +83,7 @@ def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any]
 def write_fresh(
     run: Path, which: str, checkpoint: Path, trainer: TrainerConfig, metrics: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Write ``evaluations/fresh_<which>.json`` of a run and give what it holds.
-
-    Args:
-        which: ``best`` or ``last``.
-    """
+    """Write ``evaluations/fresh_<which>.json`` of a run, ``best`` or ``last``, and give what it holds."""
     seeds = fresh_seeds(trainer)
     facts = {
         **metrics,

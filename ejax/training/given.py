@@ -20,7 +20,6 @@ from ejax.training.environments import adopt_env
 from ejax.types import Env, HostEnv, Policy
 
 _NAME: dict[Kind, str] = {"env": "id", "policy": "name"}
-"""Keys of a config's sections."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def adopt_envs(config: RunConfig, given: Given, *, num_envs: int, quarantine: Pa
     """The environment to train in, and the one to evaluate in or None.
 
     Raises:
-        ConfigError: what an environment that is built already cannot serve.
+        ConfigError: options that an environment which is built already cannot serve.
     """
     trainer = config.trainer
     env: Env | HostEnv = adopt_env(config, given.env, num_envs=num_envs, quarantine=quarantine)
@@ -66,10 +65,9 @@ def config_of(
 
     Args:
         options: of the algorithm, its ``Config`` or a mapping. None: the defaults.
-        trainer: the config's section.
 
     Raises:
-        ConfigError: what a config with these sections would be refused for.
+        ConfigError: a config with these sections would be refused.
     """
     if options is not None and not isinstance(options, Mapping):
         options = options.model_dump(mode="json")
@@ -132,7 +130,6 @@ def _name_of_class(kind: Kind, made: Any) -> str:
 
 
 def _name_of_record(record: Algorithm) -> str:
-    """The name of a record, which is called ``ALGORITHM`` in the module of its ``Config``."""
     options = record.Config
     return _name_of("algorithm", record, options.__module__, "ALGORITHM", options.__name__.removesuffix("Config"))
 
@@ -158,7 +155,6 @@ def _registered_name(kind: Kind, made: Any, module: str) -> str | None:
 
 
 def _register(kind: Kind, name: str, made: Any) -> str:
-    """Only this process finds it by that name; a class that was defined again takes its former place."""
     former = registry.entries(kind).get(name)
     same = former is not None and getattr(former, "__qualname__", name) == getattr(made, "__qualname__", name)
     registry.register(kind, name, made, override=same)

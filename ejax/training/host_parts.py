@@ -22,11 +22,7 @@ from ejax.types import Env, HostEnv
 
 
 def group_size(config: RunConfig, num_devices: int) -> int:
-    """Environments of one group, of ``trainer.num_envs`` on each device.
-
-    Raises:
-        ConfigError: the groups do not divide them.
-    """
+    """Environments of one group, of ``trainer.num_envs`` on each device; ConfigError if groups do not divide them."""
     num_groups, num_envs = config.trainer.collector.num_groups, num_devices * config.trainer.num_envs
     if num_envs % num_groups:
         text = f"got {num_groups}, which does not divide the {num_envs} environments of {num_devices} devices"
@@ -35,7 +31,7 @@ def group_size(config: RunConfig, num_devices: int) -> int:
 
 
 def _own_groups(config: RunConfig, devices: Sequence[jax.Device]) -> range:
-    """The numbers of the groups that this process steps: as many as each other one, in the order of the devices."""
+    """The numbers of the groups that this process steps: as many as each other one."""
     num_groups = config.trainer.collector.num_groups
     num_devices = Counter(device.process_index for device in devices)
     num_processes = len(num_devices)
@@ -54,7 +50,7 @@ def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quaranti
     """A collector of groups of environments, the first of which there is, and a stepper between or beside its rollouts.
 
     Args:
-        devices: that have ``trainer.num_envs`` each, of all processes. None: see ``trainer.collector.learner_devices``.
+        devices: of all processes, with ``trainer.num_envs`` each. None: see ``trainer.collector.learner_devices``.
 
     Raises:
         ConfigError: an algorithm that needs its environment inside the program; groups or devices that do not divide
@@ -87,7 +83,6 @@ def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quaranti
 
 
 def _groups(config: RunConfig, first: Env | HostEnv, num_groups: int, size: int, quarantine: Path) -> list[HostEnv]:
-    """So many groups of ``size`` environments, the first of which there is."""
     if not isinstance(first, HostEnv):
         return [PureHostEnv(first, size) for _ in range(num_groups)]
     if config.trainer.collector.mode == "device":
@@ -98,7 +93,7 @@ def _groups(config: RunConfig, first: Env | HostEnv, num_groups: int, size: int,
 
 
 def _check_starts(config: RunConfig, resets: ResetPolicy, groups: Sequence[HostEnv]) -> None:
-    """Shared starts need environments that are seeded row by row, and groups that fit into the collector's."""
+    """Refuse shared starts in environments that are not seeded row by row, or whose groups do not fit."""
     if resets.group_size == 1:
         return
     if not groups[0].seeds_rows:
@@ -152,11 +147,7 @@ def _stepper(
 
 
 def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tuple[list[jax.Device], list[jax.Device]]:
-    """The devices that act, and those that learn; of neither: wherever the arrays are.
-
-    Args:
-        devices: of all processes, where they train together.
-    """
+    """The devices that act, and those that learn; of neither: wherever the arrays are."""
     trainer, wanted = config.trainer, config.trainer.collector
     actors = [find_device(each, "trainer.collector.actor_devices") for each in wanted.actor_devices]
     learners = [find_device(each, "trainer.collector.learner_devices") for each in wanted.learner_devices]

@@ -28,7 +28,7 @@ _COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {
     "collector/staleness": max,
     "collector/queued_rollouts": min,
 }
-"""Reductions of the metrics of several processes' collections to one; others are added up."""
+"""Reductions over processes; other metrics are added up."""
 
 
 class HostStepper(Stepper[RunState]):
@@ -59,13 +59,9 @@ class HostStepper(Stepper[RunState]):
         self._mesh_update = None if collector.mesh is None else MeshUpdate(learn, key, collector.mesh)
         self._should_stop: ShouldStop = lambda: False
         self.notes: list[str] = []
-        """Messages for ``reports`` besides those of the environments."""
 
     def start(self, state: RunState) -> RunState:
-        """
-        Args:
-            state: with the environments of all groups, whichever process has them.
-        """
+        """Take a state with the environments of all groups and processes."""
         self._update = int(state.update)
         learner, envs = replace(state, envs=()), self.collector.own(state.envs)
         if self._update == 0:
@@ -122,8 +118,7 @@ class HostStepper(Stepper[RunState]):
         return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
 
     def _metrics_of_all(self, collected: Collected | None) -> CollectionMetrics | None:
-        """The metrics of the collection, of all processes together. None: one of them gave up its part of the rollout,
-        and there is no update."""
+        """The metrics of all processes' collections. None: one of them gave up its rollout, and there is no update."""
         own = None if collected is None else _collection_metrics(collected)
         if self._group is None:
             return own
@@ -185,8 +180,7 @@ class HostStepper(Stepper[RunState]):
 
 
 class MeshUpdate:
-    """An update that all devices of a mesh make, of one process or of several: each has the numbers of one device of
-    environments and minibatches."""
+    """An update on all devices of a mesh, each with the environments and minibatches of one device."""
 
     def __init__(self, learn: Learn, key: Key, mesh: Mesh) -> None:
         self._mesh, self._here = mesh, mesh.local_devices[0]
@@ -203,8 +197,7 @@ class MeshUpdate:
         return shard(state, jax.tree.map(lambda _: replicated(self._mesh), state))
 
     def compile(self, state: RunState, rollout: Rollout) -> None:
-        """The first time: before the processes agree on an update, since one that runs it waits for the others for a
-        limited time only."""
+        """Compile before the processes agree on an update: they wait for each other for a limited time only."""
         if self._compiled is None:
             with jax.set_mesh(self._mesh):
                 self._compiled = self._program.lower(state, rollout, self._key).compile()

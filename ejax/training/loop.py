@@ -28,22 +28,18 @@ _SECONDS_PER_DISPATCH = 0.5
 
 
 def crosses(update: int, rows: int, every: int) -> bool:
-    """Recognize an ``update`` that reaches or passes a multiple of ``every`` env steps. An ``every`` of 0 means never.
-
-    Args:
-        rows: env steps of one update.
-    """
+    """Recognize an ``update`` of ``rows`` env steps that reaches or passes a multiple of ``every`` such; 0: never."""
     return every > 0 and update * rows // every > (update - 1) * rows // every
 
 
 def divides(update: int, every: int) -> bool:
-    """Recognize a multiple of ``every``. An ``every`` of 0 means never."""
+    """Recognize a multiple of ``every``; 0: never."""
     return every > 0 and update % every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """Times at which a run evaluates, saves and logs: functions of the update alone, as a resumed run needs them.
+    """Times at which a run evaluates, saves and logs, functions of the update alone.
 
     Frequencies are in env steps, but for those that are named after updates.
     """
@@ -59,7 +55,6 @@ class Cadence:
 
     @classmethod
     def of(cls, trainer: TrainerConfig, rows: int) -> "Cadence":
-        """The cadence of a config."""
         return cls(
             rows=rows,
             num_updates=trainer.num_updates,
@@ -91,12 +86,7 @@ class Cadence:
 
 
 class Throttle:
-    """Updates per dispatch: as many as fit into half a second, or a fixed number.
-
-    Args:
-        max_updates: the most that one dispatch can do.
-        adapts: False: always that many.
-    """
+    """Updates per dispatch: ``max_updates``, or if it ``adapts`` as many of them as fit into half a second."""
 
     def __init__(self, max_updates: int, *, adapts: bool) -> None:
         self._max_updates = max_updates
@@ -104,7 +94,6 @@ class Throttle:
         self._adapts = adapts
 
     def took(self, count: int, seconds: float) -> None:
-        """A dispatch of ``count`` updates took ``seconds``."""
         if self._adapts:
             # grow slowly, so that one slow dispatch (an evaluation) does not shrink the next ones to nothing
             fitting = int(count * _SECONDS_PER_DISPATCH / max(seconds, 1e-3))
@@ -126,7 +115,7 @@ class Dispatch(Generic[S]):
 
 
 class Sink(Protocol[S, R]):
-    """Evaluates, shows and keeps what a run makes. A context manager: it owns what does so."""
+    """Context manager that evaluates, shows and keeps what a run makes."""
 
     @property
     def stopped(self) -> bool:
@@ -154,7 +143,6 @@ class Sink(Protocol[S, R]):
         ...
 
     def note(self, text: str) -> None:
-        """Show a message."""
         return
 
     def __enter__(self: K) -> K:
@@ -239,15 +227,13 @@ class Loop(Generic[S, R]):
         return state
 
     def _agreed(self, count: int, stops: bool) -> tuple[int, bool]:
-        """The updates of the next dispatch, and whether to stop instead: the first process has a clock, each may
-        receive a signal."""
+        """The updates of the next dispatch, by the first process's clock, and whether any process stops instead."""
         if self._group is None:
             return count, stops
         words = self._group.gather({"count": count, "stops": stops}, "begin an update")
         return words[0]["count"], any(word["stops"] for word in words)
 
     def _finish(self, dispatch: Dispatch[S]) -> None:
-        """Wait for the metrics of a dispatch, and hand it on."""
         with self._times.of(self._stepper.timer_name):
             metrics = {name: np.asarray(x) for name, x in jax.device_get(dispatch.metrics).items()}
         now = time.monotonic()
