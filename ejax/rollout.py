@@ -102,6 +102,7 @@ def step(
 
     def restart_done(ended: EnvCarry, start: EnvCarry | None) -> EnvCarry:
         start = restart(env, ended, reset(env, key_reset, num_envs) if start is None else start)
+        # a policy's memory is its caller's to forget: here it only has to be of one form
         start = replace(start, memory=ended.memory)
         return jax.tree.map(lambda new, old: jnp.where(rows_like(done, old), new, old), start, ended)
 
@@ -163,6 +164,7 @@ def unroll(
             in ``valid``; a CPU does not simulate them. The others are the same bits as without it.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+    # split without dropout too: the steps draw the same numbers with and without it
     key_dropout, key_steps = jax.random.split(key)
     rows: dict[str, Array] = {}
     if dropout:
@@ -190,6 +192,7 @@ def unroll(
         (carry, _), rollouts = jax.lax.scan(some_steps, start, parts)
         rollout = jax.tree.map(lambda x: x.reshape(num_steps, *x.shape[2:]), rollouts)
     if first_episodes:
+        # environments are stepped together: all go on until the last one has ended an episode
         simulated = first_episode_mask(rollout.done).any(axis=1, keepdims=True)
         rollout = replace(rollout, valid=jnp.broadcast_to(simulated, rollout.done.shape))
     return rollout, carry
@@ -204,6 +207,7 @@ def _steps_at_once(num_steps: int, obs: PyTree) -> int:
     """Count the steps to take before their values are computed: all of them, or a few where observations are large."""
     if not has_large_rows(obs):
         return num_steps
+    # a divisor, so that a scan over parts has no remainder
     return max(size for size in range(1, _STEPS_OF_LARGE_OBS + 1) if num_steps % size == 0)
 
 
@@ -244,6 +248,7 @@ def _collect(
 
     def packed(envs: PackedRows, xs: tuple[Key, dict[str, Array], PackedRows]) -> tuple[PackedRows, PackedRows]:
         key, row, start = xs
+        # packed, since every array that a scan carries or stores is a kernel of its own
         after, made = one_step(envs.tree(), key, row, start.tree())
         return pack_rows(after), pack_rows(made)
 
@@ -258,6 +263,7 @@ def _collect(
     made = log.tree()
     done = made.timestep.done
     if first_episodes:
+        # the zeros of the CPU's form, which skips these steps
         simulated = ((first_episode_mask(done) > 0.0) & ~ended[None]).any(axis=1)
         made = jax.tree.map(lambda x: jnp.where(rows_like(simulated, x), x, jnp.zeros_like(x)), made)
     return (after.tree(), ended | done.any(axis=0)), made

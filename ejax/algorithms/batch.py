@@ -168,8 +168,7 @@ def _cut(x: Array, length: int) -> Array:
 
 
 def _first(rollout: Rollout) -> Array:
-    """Mark the steps that an episode starts at, [T, N] bool. Before the rollout's first step memory is as it has to
-    be."""
+    """Mark the steps that an episode starts at, [T, N] bool; the rollout's first has the memory that it needs."""
     ended = rollout.done if rollout.valid is None else rollout.done | ~rollout.valid
     return jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]])
 

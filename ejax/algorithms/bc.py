@@ -237,8 +237,7 @@ def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array, t
 def _in_windows(
     policy: Policy, params: Params, obs: PyTree, seed: dict[str, Array], valid: Array | None = None
 ) -> tuple[Any, dict[str, Array]]:
-    """Apply the policy at each frame of windows, [B, C, ...]: distribution and predictions. ``valid``: frames that
-    exist."""
+    """Apply the policy at each frame of windows, [B, C, ...], that is ``valid``: distribution and predictions."""
     if isinstance(policy, PredictingPolicy) and policy.predicts:
         distribution, _, predicted = policy.apply(params, obs, predict=True, **seed)
         return distribution, predicted
@@ -281,8 +280,7 @@ def _no_multiple(width: int, each: int) -> str:
 def chunk_targets(
     action: Array, size: int, frame: Array | None = None, loss_mask: Array | None = None
 ) -> tuple[Array, Array]:
-    """Make the targets of a policy of chunks at the frames of a window, and a mask of the actions that the window
-    holds.
+    """Make the targets of a policy of chunks at frames of a window, and a mask of the actions that it holds.
 
     Args:
         action: [B, C, A].
@@ -308,8 +306,7 @@ def chunk_targets(
 def _by_action(
     distribution: Any, action: Array, frame: Array | None, loss_mask: Array | None
 ) -> tuple[Any, Array, Array]:
-    """Split a distribution over chunks [B, F, K·A] into single actions [B, F, K, A], with targets and those that
-    count."""
+    """Split a distribution over chunks [B, F, K·A] into actions [B, F, K, A]; with targets, and those that count."""
     width, each = distribution.mode().shape[-1], action.shape[-1]
     if width % each:
         raise ValueError(_no_multiple(width, each))

@@ -38,8 +38,7 @@ def warm_up_critic(
 
 
 def hold_policy(before: TrainState, after: TrainState, num_updates: int) -> TrainState:
-    """Keep, while the critic warms up, all parameters but the critic's, normalizers of the policy's input among
-    them."""
+    """Keep all parameters but the critic's while it warms up, normalizers of the policy's input among them."""
     held = {name: with_critic(before.params[name], part) for name, part in after.params.items()}
     warming_up = before.step < num_updates
     return replace(after, params=jax.tree.map(lambda held, new: jnp.where(warming_up, held, new), held, after.params))

@@ -72,8 +72,7 @@ def without_trajectory(
 
 
 def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], bool] = lambda options: False) -> MakeStep:
-    """Make ``Algorithm.make_step`` of an update with its trajectory. ``starts_afresh``: updates begin with new
-    episodes."""
+    """Make ``Algorithm.make_step`` of an update. ``starts_afresh``: each update begins with new episodes."""
 
     def make_step(
         policy: Policy,

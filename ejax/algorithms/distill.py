@@ -187,8 +187,7 @@ def beta_at(update: Array, config: DistillConfig) -> Array:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The student, which acts, and the teacher, who may act or remember. Parameters: ``student``, ``teacher``,
-    ``beta``."""
+    """The student, which acts, and the teacher, who may act too. Parameters: ``student``, ``teacher``, ``beta``."""
 
     student: Policy
     teacher: Policy

@@ -1,5 +1,4 @@
-"""Rules of EmbodiChain 0.2.4, 0.3.2 and its seed version that differ from ejax's, by the names that options give
-them."""
+"""Rules of EmbodiChain 0.2.4, 0.3.2 and its seed version that differ from ejax's, by their options' names."""
 
 from collections.abc import Callable
 from functools import partial

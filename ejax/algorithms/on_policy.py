@@ -29,8 +29,7 @@ def on_policy_update(
     normalizers: Literal["first", "last", "never"] = "last",
     learn: Callable[..., tuple[TrainState, Metrics]] = sgd_epochs,
 ) -> tuple[TrainState, Metrics]:
-    """Make ``n_epochs`` of minibatch steps over a rollout with leaves [T, N, ...], and one of the learning-rate
-    schedule.
+    """Make ``n_epochs`` of minibatch steps over a rollout [T, N, ...], and one of the learning-rate schedule.
 
     Args:
         columns: beside those of the rollout, leaves [T, N, ...]; see ``ejax.algorithms.batch.flatten``.

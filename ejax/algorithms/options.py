@@ -48,12 +48,7 @@ class MinibatchOptions(GradientOptions):
         return self.batch_size
 
     def minibatches(self, num_steps: int, num_strata: int, length: int) -> MinibatchConfig:
-        """The use of a batch.
-
-        Args:
-            num_steps: of the rollout, T·N.
-            length: steps of a row; see ``ejax.algorithms.batch.sequence_length``.
-        """
+        """Make the use of a batch of ``num_steps``, T·N, in rows of ``length`` steps."""
         del num_steps
         return MinibatchConfig(
             n_epochs=self.n_epochs,
@@ -64,11 +59,7 @@ class MinibatchOptions(GradientOptions):
         )
 
     def rescale_for_devices(self, was: int, now: int) -> Self:
-        """The options for another number of devices, with the same minibatches.
-
-        Raises:
-            ConfigError: their rows cannot be shared by so many.
-        """
+        """Give another number of devices the same minibatches. Raises ConfigError: they cannot share the rows."""
         rows = was * self.batch_size
         if rows % now:
             text = f"minibatches have {was} x {self.batch_size} rows, which {now} devices cannot share; give a divisor"
@@ -77,7 +68,7 @@ class MinibatchOptions(GradientOptions):
         return self.model_copy(update={"batch_size": rows // now, "minibatch_strata": strata})
 
     def problems(self, run: RunShape) -> Iterator[Problem]:
-        """Minibatches that a rollout cannot be cut into."""
+        """Report minibatches that a rollout cannot be cut into."""
         steps = self.minibatch_steps
         if steps is not None and steps > run.rows:
             yield run.too_many("batch_size", steps)
@@ -97,7 +88,7 @@ def _indivisible(option: str, divisor: int | None, count: int | None, name: str)
 
 
 def _memory_problems(options: Any, policy: Policy) -> Iterator[Problem]:
-    """A ``sequence_length`` for a policy without memory."""
+    """Report a ``sequence_length`` for a policy without memory."""
     if options.sequence_length is not None and not isinstance(policy, PolicyWithMemory):
         text = f"got {options.sequence_length}, but the policy has no memory; leave it out, or give policy.actor.memory"
         yield Problem("algorithm.cfg.sequence_length", text)

@@ -154,15 +154,13 @@ def ppo_update(
     optimizer: optax.GradientTransformation,
     config: PPOConfig,
 ) -> tuple[TrainState, Metrics]:
-    """One PPO update: advantages, ``n_epochs`` of minibatch steps, one step of the learning-rate schedule.
+    """Make one PPO update: advantages, ``n_epochs`` of minibatch steps, one step of the learning-rate schedule. The new
+    state has ``step`` + 1; metrics are scalars.
 
     Args:
         rollout: leaves [T, N, ...]; needs its ``distribution`` if ``schedule`` is adaptive.
         optimizer: from ``make_optimizer``, or any optax optimizer where the learning rate is fixed.
         config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
-
-    Returns:
-        The new state (``step`` + 1) and scalar metrics.
 
     Raises:
         ValueError: arrays of the rollout that are not [T, N]; ``kl_coef`` > 0 without a reference.
@@ -181,6 +179,7 @@ def ppo_update(
     )
     if config.critic_warmup_updates > 0:
         after = hold_policy(state, after, config.critic_warmup_updates)
+    # by the values that advantages were made from, before the critic learned from them
     explained = explained_variance(columns["value"], columns["value_target"], rollout.valid)
     return after, metrics | {"explained_variance": explained} | lag_metrics
 
@@ -188,7 +187,7 @@ def ppo_update(
 def _columns(
     state: TrainState, rollout: Rollout, *, policy: Policy, config: PPOConfig
 ) -> tuple[Rollout, dict[str, Any], Metrics]:
-    """The rollout as the loss compares with it, what the loss reads beside it, and how stale it was."""
+    """Make the rollout that the loss compares with, the columns that it reads beside it, and metrics of staleness."""
     behaviour, behave_weight = rollout.log_prob, None
     lag_metrics: Metrics = {}
     # the ratio then begins at 1 for stale rollouts too, and clipping limits this update's own change alone
@@ -214,10 +213,8 @@ def _columns(
 def ppo_advantage(
     rollout: Rollout, behaviour_log_prob: Array | None = None, *, config: PPOConfig
 ) -> tuple[Array, Array]:
-    """``(advantage, value_target)``, [T, N], under the config's rule for truncated episodes.
-
-    The advantage is normalized over the whole rollout unless that is off or left to the minibatches. Steps that are no
-    transitions (``valid``) cut the episode before them and have no part in the normalization.
+    """Compute ``(advantage, value_target)``, [T, N]; the advantage is normalized over the rollout unless that is off or
+    left to the minibatches. Steps that are no transitions (``valid``) cut the episode before them and do not count.
 
     Args:
         behaviour_log_prob: [T, N], of the policy that acted, for ``vtrace``. None: ``rollout.log_prob``.
@@ -242,16 +239,13 @@ def ppo_advantage(
 
 
 def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: PPOConfig) -> tuple[Array, Metrics]:
-    """The loss of one minibatch (or of a chunk of it).
+    """Compute the loss of one minibatch (or of a chunk of it), and metrics: weighted means.
 
     Args:
         batch: ``obs``, ``action``, ``log_prob``, ``value``, ``advantage``, ``value_target`` with leaves [B, ...];
-            optional ``weight`` [B], which adds up to one over a minibatch (default 1/B); optional ``distribution``
-            (the acting policy's, for the exact KL), ``dropout_seed`` [B] and ``behave_weight`` [B], which multiplies
-            the surrogate; ``reference_log_prob`` [B] where ``kl_coef`` > 0. Of a policy with memory: see ``flatten``.
-
-    Returns:
-        ``(loss, metrics)``; metrics are weighted means.
+            optional ``weight`` [B], of sum one over a minibatch (default 1/B); ``distribution`` (the acting policy's,
+            for the exact KL); ``dropout_seed`` [B]; ``behave_weight`` [B], a factor of the surrogate;
+            ``reference_log_prob`` [B] where ``kl_coef`` > 0. Of a policy with memory: see ``flatten``.
     """
     distribution, value, batch = apply_to_batch(policy, params, batch)
     log_prob = distribution.log_prob(batch["action"])
@@ -286,7 +280,7 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
 
 
 def _learn(config: PPOConfig) -> Any:
-    """``sgd_epochs`` with what the options ask for besides."""
+    """Extend ``sgd_epochs`` by what the options ask for besides."""
     learn: Any = sgd_epochs
     if config.critic_warmup_updates > 0:
         learn = partial(warm_up_critic, num_updates=config.critic_warmup_updates)
@@ -299,20 +293,22 @@ def _learn(config: PPOConfig) -> Any:
 
 
 def _normalize_minibatch(minibatch: dict[str, Any], *, config: PPOConfig) -> dict[str, Any]:
+    # rows without weight must not move the mean and deviation of the others
     valid = (step_weight(minibatch) > 0).astype(jnp.float32)
     return {**minibatch, "advantage": ADVANTAGE_RULES[config.advantage_rule](minibatch["advantage"], valid)}
 
 
 def _exceeds(metrics: Metrics, *, target_kl: float) -> Array:
-    """Stable-Baselines3's rule."""
+    """Apply Stable-Baselines3's rule."""
     return metrics["approx_kl"] > 1.5 * target_kl
 
 
 def _adapt_rate(rate: Array, metrics: Metrics, *, config: PPOConfig) -> Array:
-    """Slower where the policy moved more than twice the desired KL, faster where less than half. Source: RSL-RL."""
+    """Slow down where the policy moved more than twice the desired KL, speed up below half. Source: RSL-RL."""
     kl, desired = metrics["kl"], cast(float, config.desired_kl)  # the config sees to it
     slower = jnp.maximum(rate / 1.5, config.minimum_learning_rate)
     faster = jnp.minimum(rate * 1.5, config.maximum_learning_rate)
+    # a KL of exactly 0 is that of parameters that have not moved yet: no reason to be faster
     return jnp.where(kl > 2.0 * desired, slower, jnp.where((kl < 0.5 * desired) & (kl > 0.0), faster, rate))
 
 

@@ -1,9 +1,6 @@
-"""The description of an algorithm for the assembly: one record, at the end of the algorithm's file.
-
-The registry names it: ``"ppo": "ejax.algorithms.ppo:ALGORITHM"``. A config names one of your own in the same way,
-``algorithm.name: package.module:ALGORITHM``. The least that a record needs is ``Config`` and ``update``;
-``docs/tutorials/03_own_algorithm.py`` has one.
-"""
+"""The description of an algorithm for the assembly, at the end of its file. A config names one of your own by
+``algorithm.name: package.module:ALGORITHM``; ``docs/tutorials/03_own_algorithm.py`` has the least: ``Config`` and
+``update``."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,7 +37,7 @@ class RunShape:
         return f"a rollout has {self.rows} rows (buffer_size {self.buffer_size} · num_envs {self.num_envs})"
 
     def too_many(self, option: str, count: int) -> Problem:
-        """``count`` of an option is more than there are rows."""
+        """Report that the ``count`` of an option is more than there are rows."""
         text = f"got {count}, but {self.rows_text}; give at most {self.rows}: algorithm.cfg.{option}={self.rows}"
         return Problem(f"algorithm.cfg.{option}", text)
 
@@ -78,7 +75,7 @@ def _bind_schedule(options: Any, num_updates: int) -> Any:
 
 
 def refuse_memory(options: Any, policy: Policy) -> Iterator[Problem]:
-    """A policy with memory, of an algorithm that looks at single steps."""
+    """Refuse a policy with memory, for an algorithm that looks at single steps."""
     del options
     if isinstance(policy, PolicyWithMemory):
         text = "got an algorithm that learns from single steps, but the policy has a memory; give ppo, grpo or bc, or"

@@ -48,7 +48,7 @@ def sgd_epochs(
     adapt_rate: Callable[[Array, Metrics], Array] | None = None,
     stop: Callable[[Metrics], Array] | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """``n_epochs`` passes over ``batch``, each a new permutation cut into minibatches; the last one may be smaller.
+    """Pass over ``batch`` ``n_epochs`` times, each in a new order cut into minibatches; the last one may be smaller.
 
     Args:
         batch: leaves [B, ...]. ``mask`` [B] ≥ 0, if there is one, weights the rows; a minibatch's sum divides by at
@@ -59,9 +59,9 @@ def sgd_epochs(
         stop: ``minibatch metrics -> bool``; once true, this and all later minibatches of the update are skipped.
 
     Returns:
-        The state after it (``step`` is left to the caller) and metrics: means over the rows of all minibatches that
-        were looked at, ``grad_norm`` (before clipping), ``skipped_minibatches`` (loss, gradient or the step made of
-        it not finite), ``skipped_fraction`` of those that were looked at, and ``stopped_early``.
+        The state after it (``step`` is left to the caller) and metrics: means over the rows of the minibatches that
+        were looked at, ``grad_norm`` (before clipping), ``skipped_minibatches`` (not finite) and their
+        ``skipped_fraction``, ``stopped_early``.
 
     Raises:
         ValueError: arrays of different numbers of rows.
@@ -105,13 +105,7 @@ def _epochs(
     stop: Callable[[Metrics], Array] | None,
     flat: FlatParams | None = None,
 ) -> tuple[TrainState, Array, "_Log"]:
-    """The state after all epochs, a bool that they were stopped, and the metrics of each minibatch.
-
-    Args:
-        size: rows of a minibatch.
-        learn: ``_gradient_step`` with its options.
-        flat: carry the parameters as vectors from minibatch to minibatch.
-    """
+    """Learn all epochs: the state, a bool that they were stopped, and each minibatch's metrics."""
     num_rows = _count_rows(batch)
     # rows of each minibatch of an epoch: the last one's may be fewer
     counts = np.minimum(size, num_rows - np.arange(0, num_rows, size)).astype(np.float32)
@@ -151,7 +145,8 @@ def _gradient_step(
     prepare: Callable[[Batch], Batch] | None,
     adapt_rate: Callable[[Array, Metrics], Array] | None,
 ) -> tuple[TrainState, Metrics]:
-    """One step on the minibatch of these ``rows``; see ``_take``. ``flat``: the layout of the state's parameters."""
+    """Make one step on the minibatch of these ``rows``; see ``_take``. ``flat``: the layout of the state's
+    parameters."""
     minibatch, count = _take(batch, rows, count, _count_rows(batch))
     minibatch = minibatch if prepare is None else prepare(minibatch)
     if flat is None:
@@ -180,6 +175,7 @@ def _clip(grads: PyTree, minibatches: MinibatchConfig) -> tuple[PyTree, Array]:
     rest, critic = split_critic(grads)
     critic, critic_norm = clip_by_global_norm(critic, minibatches.max_grad_norm)
     rest, rest_norm = clip_by_global_norm(rest, minibatches.max_grad_norm)
+    # logs have one norm, that of both parts together
     return {**rest, **critic}, jnp.hypot(critic_norm, rest_norm)
 
 
@@ -189,11 +185,12 @@ def _learn_unless(
     stop: Callable[[Metrics], Array],
     state: TrainState,
 ) -> tuple[tuple[TrainState, Array], Metrics]:
-    """One minibatch, unless an earlier one has stopped the update; the one that stops it is measured, not learned."""
+    """Learn one minibatch unless an earlier one has stopped the update; the one that stops it is only measured."""
 
     def measure(state: TrainState) -> tuple[TrainState, Array, Metrics]:
         trained, metrics = learn(state)
         stops = stop(metrics)
+        # the metric that stops comes with the gradient: the step is made, and undone
         return jax.tree.map(lambda old, new: jnp.where(stops, old, new), state, trained), stops, metrics
 
     def skip(state: TrainState) -> tuple[TrainState, Array, Metrics]:
@@ -220,7 +217,7 @@ class _Log:
 
 
 def _summary(metrics: Metrics, stopped: Array, minibatches: MinibatchConfig) -> Metrics:
-    """The update's metrics from those of its minibatches, [epochs, minibatches] each."""
+    """Combine the metrics of minibatches, [epochs, minibatches] each."""
     rows = metrics.pop("rows")
     skipped = metrics.pop("skipped_minibatches").sum()
 
@@ -245,24 +242,20 @@ def _count_rows(batch: Batch) -> int:
 
 
 def _counting_first(rows: Array, mask: Array) -> Array:
-    """[D, M]: each stratum's rows of a minibatch, those with a weight first."""
+    """Put each stratum's rows of a minibatch, [D, M], that have a weight first."""
     mask = mask.reshape(rows.shape[0], -1)
     weightless = jnp.take_along_axis(mask, rows % mask.shape[1], axis=1) <= 0.0
     return jnp.take_along_axis(rows, jnp.argsort(weightless, axis=1, stable=True), axis=1)
 
 
 def _take(batch: Batch, rows: Array, count: Array, num_rows: int) -> tuple[Batch, Array]:
-    """The minibatch of these rows with its ``weight``, and the weight of them all before it is made one.
-
-    Args:
-        rows: [D, M / D] int32, within each of D strata. Past a stratum's end: padding, filled with any row, of
-            weight 0.
-        count: of the rows that are no padding.
-    """
+    """Take the minibatch of ``rows`` [D, M / D], numbered within D strata, with ``weight``, and the sum of its weights
+    before they are made to add up to one. Rows past a stratum's end are padding of weight 0; ``count`` are not."""
     num_strata = rows.shape[0]
     stratum = num_rows // num_strata
 
     def rows_of_stratum(part: Array, rows: Array) -> Array:
+        # padding wraps around to rows that exist, and has the weight 0
         return part.at[rows % stratum].get(mode="promise_in_bounds")
 
     def take(x: Array) -> Array:
@@ -276,6 +269,7 @@ def _take(batch: Batch, rows: Array, count: Array, num_rows: int) -> tuple[Batch
     weight = (rows < stratum).reshape(-1).astype(jnp.float32)
     if "mask" in minibatch:
         weight = weight * minibatch.pop("mask")
+        # a minibatch of little weight is not scaled up to a whole one
         count = jnp.maximum(weight.sum(), 1.0)
     minibatch["weight"] = weight / count
     return minibatch, count

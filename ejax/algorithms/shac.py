@@ -87,19 +87,18 @@ def shac_update_with_trajectory(
     optimizer: optax.GradientTransformation,
     config: SHACConfig,
 ) -> tuple[TrainState, EnvCarry, Metrics, Timestep]:
-    """One SHAC update from ``carry`` on: ``segment_length`` steps, one of the actor, epochs of the critic.
+    """Make one SHAC update from ``carry`` on: ``segment_length`` steps, one of the actor, epochs of the critic.
 
     Args:
         state: ``target`` holds the policy with the target critic; at the start, the parameters themselves.
-        carry: N environments, leaves [N, ...]; the ``step`` of ``env`` is differentiable.
+        carry: N environments whose ``step`` is differentiable, leaves [N, ...].
         optimizer: from ``ejax.optim.make_actor_critic_optimizer``.
         config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
 
     Returns:
-        The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics: of the
-        actor ``loss``, ``objective``, ``entropy``, ``grad_norm`` (before clipping; NaN where not finite),
-        ``skipped_update``; of the critic ``value_loss``, ``value_grad_norm``, ``skipped_minibatches``,
-        ``explained_variance`` (of the target critic); and the trajectory.
+        The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics
+        (``grad_norm`` before clipping, NaN where not finite; ``explained_variance`` of the target critic), and the
+        trajectory.
 
     Raises:
         ValueError: a policy without a critic, or a state without a target critic.
@@ -146,14 +145,8 @@ shac_update = without_trajectory(shac_update_with_trajectory)
 def short_horizon_return(
     reward: Array, next_value: Array, terminated: Array, truncated: Array, *, gamma: float
 ) -> Array:
-    """Σₜ dₜ·(rₜ + γ·V'(s'ₜ)·[t last or truncatedₜ]·(1 − terminatedₜ)), the discount restarting after each end.
-
-    Args:
-        reward, next_value, terminated, truncated: [T, N]; ``next_value[t]`` is the value of the true next observation.
-
-    Returns:
-        [N].
-    """
+    """Compute Σₜ dₜ·(rₜ + γ·V'(s'ₜ)·[t last or truncatedₜ]·(1 − terminatedₜ)), [N], of arrays [T, N], the discount
+    restarting after each end. ``next_value[t]`` is the value of the true next observation."""
     num_steps = reward.shape[0]
     # a value stands for the rest of an episode where the segment or a time limit cuts it, not where it terminates
     last = jnp.arange(num_steps)[:, None] == num_steps - 1
@@ -168,7 +161,7 @@ def short_horizon_return(
 def _actor_gradient(
     state: TrainState, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: SHACConfig
 ) -> tuple[PyTree, EnvCarry, Metrics, Timestep, Array]:
-    """The gradient of the actor's loss, the steps that it comes from, and V' of their next observations, [T, N]."""
+    """Compute the gradient of the actor's loss, its steps, and V' of their next observations, [T, N]."""
 
     def loss(actor: PyTree, taps: Array) -> tuple[Array, Any]:
         after, trajectory, entropy = play(
@@ -206,7 +199,7 @@ def _fit_critic(
     optimizer: optax.GradientTransformation,
     config: SHACConfig,
 ) -> tuple[TrainState, Metrics]:
-    """Epochs of minibatch steps on E[(V − target)²], of the critic alone."""
+    """Make epochs of minibatch steps on E[(V − target)²], of the critic alone."""
     # TD(λ) targets by the target critic, which the actor's objective was bootstrapped from as well
     value = policy.apply(state.target, trajectory.obs)[1]
     rates = {"gamma": config.gamma, "gae_lambda": config.td_lambda}
@@ -215,6 +208,7 @@ def _fit_critic(
     _, critic = split_critic(state.params["params"])
     num_rows = value_target.size
     batch = {"obs": trajectory.obs, "value_target": value_target}
+    # flat, since a critic without memory may see steps in any order
     batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
 
     def loss(params: Params, batch: dict[str, PyTree]) -> tuple[Array, Metrics]:
@@ -254,14 +248,14 @@ def _step_schedules(state: TrainState, config: SHACConfig) -> TrainState:
 
 
 def _follow(target_params: Params, params: Params, alpha: float) -> Params:
-    """The new parameters, but the critic only a part of the way: α of the old target stays."""
+    """Take the new parameters, but the critic's only a part of the way: α of the old target stays."""
     _, critic = split_critic(params["params"])
     _, target = split_critic(target_params["params"])
     return _with(params, optax.incremental_update(critic, target, 1.0 - alpha))
 
 
 def _with(params: Params, networks: PyTree) -> Params:
-    """The parameters with these networks instead of theirs."""
+    """Replace these networks of the parameters."""
     return {**params, "params": {**params["params"], **networks}}
 
 

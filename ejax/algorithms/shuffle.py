@@ -10,13 +10,8 @@ _SWAP_ROUNDS = 24
 
 
 def minibatch_rows(key: Key, num_rows: int, size: int, num_strata: int = 1) -> Array:
-    """A new order of all rows, cut into minibatches that take equally many from each stratum.
-
-    A stratum is ``num_rows / num_strata`` consecutive rows. Its rows are permuted among themselves, so that a device
-    that holds whole strata needs no row of another device.
-
-    Args:
-        size: rows of a minibatch. Both counts are multiples of ``num_strata``.
+    """Draw a new order of all rows, cut into minibatches that take equally many from each stratum: ``num_rows /
+    num_strata`` consecutive rows, permuted among themselves. Both counts are multiples of ``num_strata``.
 
     Returns:
         [num_minibatches, num_strata, size / num_strata] int32, counted from the first row of the stratum. Those past
@@ -35,16 +30,9 @@ def minibatch_rows(key: Key, num_rows: int, size: int, num_strata: int = 1) -> A
 
 
 def permute(index: Array, key: Key, size: int) -> Array:
-    """A keyed permutation of 0..size-1, evaluated at ``index``. No sort: 100 times faster than a shuffle on a CPU; no
-    loop: one kernel on a GPU.
-
-    A six-round Feistel network where ``size`` is a power of two, 24 rounds of swap-or-not elsewhere.
-
-    Args:
-        index: [M] uint32 < size.
-
-    Source: Hoang, Morris, Rogaway 2012 for swap-or-not.
-    """
+    """Evaluate a keyed permutation of 0..size-1 at ``index``, [M] uint32 < size: six Feistel rounds where ``size`` is a
+    power of two, 24 of swap-or-not (Hoang, Morris, Rogaway 2012) elsewhere. No sort: 100 times faster than a shuffle on
+    a CPU; no loop: one kernel on a GPU."""
     if size == 1:
         return index
     return _feistel(index, key, size) if size >= 4 and size & (size - 1) == 0 else _swap_or_not(index, key, size)
@@ -64,10 +52,8 @@ def _feistel(x: Array, key: Key, size: int) -> Array:
 
 
 def _swap_or_not(x: Array, key: Key, size: int) -> Array:
-    """Each round pairs x with (k − x) mod size, and swaps a pair or not by one bit that both of its members compute.
-
-    Two indices keep their distance through a round with probability 1/2: 2⁻²⁴ through all of them.
-    """
+    """Pair x with (k − x) mod size in each round, and swap by one bit that both members of a pair compute. Two indices
+    keep their distance through all rounds with probability 2⁻²⁴."""
     centres, round_keys = jax.random.bits(key, (2, _SWAP_ROUNDS), jnp.uint32)
     centres = centres % size
     for i in range(_SWAP_ROUNDS):
@@ -78,7 +64,7 @@ def _swap_or_not(x: Array, key: Key, size: int) -> Array:
 
 
 def _mix(x: Array) -> Array:
-    """A 32-bit finalizer: every input bit reaches every output bit. Constants: murmur3's."""
+    """Finalize 32 bits: every input bit reaches every output bit. Constants: murmur3's."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -1,8 +1,4 @@
-"""A training step, ``RunState -> (RunState, metrics)``: what a run carries, and what surrounds an algorithm's update.
-
-An algorithm that learns from rollouts only needs its update: ``make_rollout_step`` collects before it, inside the same
-program, and ``make_learn`` takes what a collector outside JAX has made.
-"""
+"""Training steps, ``RunState -> (RunState, metrics)``: what a run carries, and what surrounds an algorithm's update."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,7 +72,7 @@ class ResetPolicy:
 
 
 def drop_episodes(state: RunState) -> RunState:
-    """After a forced reset: nothing of the episodes under way leaks into the next ones."""
+    """Forget the episodes under way, as after a forced reset."""
     scale = state.reward_scale
     return replace(
         state,
@@ -88,11 +84,7 @@ def drop_episodes(state: RunState) -> RunState:
 def init_run_state(
     policy: Policy, env: Env, optimizer: optax.GradientTransformation, key: Key, *, num_envs: int, **keeps: bool
 ) -> RunState:
-    """Fresh parameters, fresh episodes.
-
-    Args:
-        keeps: ``reference``, ``target`` and ``scales_rewards``, see ``init_host_run_state``.
-    """
+    """Make fresh parameters and episodes. ``keeps``: the last options of ``init_host_run_state``."""
     envs = _first_episodes(policy, env, key, num_envs)
     return replace(init_host_run_state(policy, optimizer, key, envs.obs, **keeps), envs=envs)
 
@@ -118,13 +110,9 @@ def init_host_run_state(
     target: bool = False,
     scales_rewards: bool = False,
 ) -> RunState:
-    """Fresh parameters; the environments are elsewhere, and reset by their collector.
-
-    Args:
-        obs: any observations, leaves [N, ...].
-        reference, target: see ``init_train_state``.
-        scales_rewards: with a ``reward_scale``.
-    """
+    """Make fresh parameters; the environments are elsewhere, and reset by their collector. ``obs``: any observations,
+    leaves [N, ...]; ``reference`` and ``target``: see ``init_train_state``; ``scales_rewards``: with a
+    ``reward_scale``."""
     key_params, _ = jax.random.split(key)
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     return RunState(
@@ -146,7 +134,7 @@ def make_rollout_step(
     num_steps: int,
     dropout: bool,
 ) -> Step:
-    """Collect T steps of all environments, update."""
+    """Make a step that collects T steps of all environments, and updates."""
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         key_collect, key_update, key_reset = jax.random.split(key, 3)
@@ -175,7 +163,7 @@ def make_rollout_step(
 def make_learn(
     policy: Policy, optimizer: optax.GradientTransformation, config: Any, *, update: Update, resets: ResetPolicy
 ) -> Learn:
-    """An update from a rollout that was made outside the program; ``state.envs`` is left as it is."""
+    """Make an update from a rollout of elsewhere; ``state.envs`` is left as it is."""
 
     def learn(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
         state, scaled = _scaled(drop_episodes(state) if resets.restart else state, rollout, config)
@@ -186,7 +174,7 @@ def make_learn(
 
 
 def _scaled(state: RunState, rollout: Rollout, config: Any) -> tuple[RunState, Rollout]:
-    """The rollout that an update sees; what is logged is made from the rewards as they came."""
+    """Scale the rewards that an update sees; logs have them as they came."""
     if state.reward_scale is None:
         return state, rollout
     steps = (rollout.reward, rollout.done, rollout.valid)
@@ -204,7 +192,7 @@ def finish(
     episodes: EpisodeStats,
     valid: Array | None = None,
 ) -> tuple[RunState, Metrics]:
-    """The new run state, and all metrics of the step under their tags.
+    """Make the new run state, and all metrics of the step under their tags.
 
     Args:
         seen: leaves [T, N, ...].
@@ -220,11 +208,8 @@ def finish(
 
 
 def step_metrics(info: dict[str, Any], valid: Array | None = None) -> Metrics:
-    """Means over the rollout of what the env reports at each step: ``rewards/<term>`` and ``metrics/<name>``.
-
-    Args:
-        valid: [T, N] bool, the steps that count. None: all.
-    """
+    """Average what the env reports at each step, ``rewards/<term>`` and ``metrics/<name>``, over the rollout.
+    ``valid``: [T, N] bool, the steps that count. None: all."""
     return {
         f"{group}/{name}": x.mean(where=valid)
         for group in ("rewards", "metrics")
@@ -240,15 +225,12 @@ def repeat_step(
     fold: Callable[[Key, Array], Key] = jax.random.fold_in,
     out_shardings: Any = None,
 ) -> Any:
-    """Jitted ``(state, seed key, n) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced number.
-
-    One program serves every n, so that a run's numbers do not depend on where its dispatches were cut. Step number k
-    draws from ``fold_in(seed key, k)``: nothing random is stored.
+    """Jit ``(state, seed key, n) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced number. A
+    run's numbers do not depend on where its dispatches were cut: step number k draws from ``fold_in(seed key, k)``.
 
     Args:
         step: of a ``RunState``, or of another state that has an ``update``.
         fold: gives the key of an update from the seed key.
-        out_shardings: of state and metrics, where several devices share the work.
 
     Returns:
         Metrics are [max_repeats, ...], of which the first n are set.
@@ -261,6 +243,7 @@ def repeat_step(
             return state, {name: log[name].at[i].set(value) for name, value in metrics.items()}
 
         shapes = jax.eval_shape(step, state, key)[1]
+        # of a fixed size, as n is traced; what stays NaN was not reached
         log = {name: jnp.full((max_repeats, *x.shape), jnp.nan, x.dtype) for name, x in shapes.items()}
         with jax.named_scope("updates"):
             return jax.lax.fori_loop(0, num_repeats, body, (state, log))

@@ -85,6 +85,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
             for i, (own, each) in enumerate(zip(parts.configs, kept, strict=True))
         ]
         known = [each.progress.last_eval_metrics for each in self._folders]
+        # the end reports the last evaluation, which may be from before the resume
         if all(known):
             self._summarize_evaluation({tag: np.array([each[tag] for each in known]) for tag in known[0]})
 
@@ -96,6 +97,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
             if location.given is not None:
                 record_changes(directory.config_file, location.given, step)
         if self._exploits:
+            # exploits after the checkpoint are made again
             kept = [each.model_dump_json() for each in read_exploits(directory.path) if each.step <= step]
             replace_text(directory.path / EXPLOITS, "".join(f"{line}\n" for line in kept))
         for text in location.alarms:
@@ -137,6 +139,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
 
     def _log_update(self, update: int, metrics: Arrays, fps: float) -> None:
         step, was = update * self._rows, self._alive
+        # seconds of all members: summaries over members must not see them
         self._clock.add("train", float(metrics.pop(f"{TIME}train_s")))
         self._alive = metrics.pop("population/alive") > 0.0
         for i in np.flatnonzero(was & ~self._alive).tolist():
@@ -152,6 +155,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         for i in np.flatnonzero(was).tolist():
             row = {name: float(x[i]) for name, x in metrics.items() if not math.isnan(x[i])}
             self._folders[i].writer.write(step, row | {"charts/SPS": fps / len(self._folders)})
+        # members that broke earlier report NaN
         living = {name: x[was] for name, x in metrics.items() if name != PARENT}
         rows = summaries(living, best={FITNESS: "max"}) | {
             "charts/SPS": fps,
@@ -172,6 +176,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
             exploited = Exploited(step=step, update=update, member=i, parent=parent, values=values)
             write_exploit(self._directory.path, exploited)
             self.note(f"update {update}: member {i} goes on from member {parents[i]} with {values}")
+            # the metric is from before the copy, which revives a broken member
             self._alive[i] = True
 
     def _record_evaluation(self, state: PopulationState, update: int, evaluation: Callable[[], Metrics]) -> None:
@@ -218,6 +223,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
             "log": self._writer.logged(),
             "config": self._config.to_dict(),
             "members": members,
+            # JSON has no NaN
             "rewards": [reward if math.isfinite(reward) else None for reward in self._rewards.tolist()],
         }
         # the members' best first: a kill in between leaves a best checkpoint that is newer than the state of all,
@@ -237,6 +243,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         last = [folder.periodic()[0] for folder in folders]
         best = [best_or_last(next(iter(each.best()), None), last[i], self.alarm) for i, each in enumerate(folders)]
         kept = [params_of(best[i], last[i], take(params, i)) for i in range(len(folders))]
+        # stacked, so that one program plays all members
         bests = jax.tree.map(lambda *own: jnp.stack(own), *kept)
 
         for which, checkpoints, own in (("best", best, bests), ("last", last, params)):

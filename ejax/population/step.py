@@ -107,12 +107,14 @@ def make_population_step(
         return after, alive & sound, metrics
 
     def step(state: PopulationState, keys: Key) -> tuple[PopulationState, Metrics]:
+        # mapped over members like all else, so that it needs their axis
         updates = jnp.broadcast_to(state.update, state.alive.shape)
         members, alive, metrics = lanes.each(one)(state.members, state.values, state.alive, updates, keys)
         state = replace(state, update=state.update + 1, members=members, alive=alive)
         metrics = {**metrics, "population/alive": alive.astype(jnp.float32)}
         if exploit is None:
             return state, metrics
+        # a population has no key of its own: the first member's stands for it
         return _maybe_exploit(state, metrics, jax.random.fold_in(keys[0], _EXPLOIT), exploit)
 
     return step
@@ -136,6 +138,7 @@ def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit
     donor = order[jax.random.randint(key_donor, (exploit.count,), 0, exploit.count)]
     receiver = order[num_members - exploit.count :]
     own = jnp.arange(num_members, dtype=jnp.int32)
+    # a donor that is not known, where few are, gives nothing: its receiver goes on from itself
     parent = own.at[receiver].set(jnp.where(known[donor], donor, receiver).astype(jnp.int32))
 
     def copy(tree: PyTree) -> PyTree:
@@ -151,6 +154,7 @@ def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit
     # the optimizer holds its learning rate as an array: a copied one has to move with the member's value
     train = copy(state.members.train)
     train = jax.vmap(partial(_with_rates, make_optimizer=exploit.make_optimizer))(train, before, values)
+    # a broken member's count stood still, and its parent's is the population's
     update = jnp.where(parent == own, state.members.update, state.update)
     members = replace(state.members, train=train, update=update)
     return replace(state, members=members, values=values, alive=state.alive[parent]), parent
@@ -186,6 +190,7 @@ def _with_rates(
         if not is_rate(there):
             return there
         rate, old_start, new_start = there.learning_rate, old.learning_rate, new.learning_rate
+        # a rate that no schedule has moved becomes the new value exactly, without rounding
         scaled = rate * (new_start / jnp.where(old_start > 0.0, old_start, 1.0))
         return LearningRate(jnp.where(rate == old_start, new_start, scaled))
 

@@ -63,6 +63,7 @@ class HostStepper(Stepper[RunState]):
     def start(self, state: RunState) -> RunState:
         """Take a state with the environments of all groups and processes."""
         self._update = int(state.update)
+        # environments stay on the host: the program of an update takes none
         learner, envs = replace(state, envs=()), self.collector.own(state.envs)
         if self._update == 0:
             envs = self.collector.state()
@@ -99,6 +100,7 @@ class HostStepper(Stepper[RunState]):
         if self._mesh_update is not None and collected is not None:
             self._mesh_update.compile(replace(state, envs=()), collected.rollout)
         compile_s = time.perf_counter() - began
+        # all processes agree here that there is a rollout, since all must make the update
         facts = self._metrics_of_all(collected)
         if collected is None or facts is None:
             return None
@@ -137,6 +139,7 @@ class HostStepper(Stepper[RunState]):
         if self._learners is not None:
             learner = jax.device_put(learner, replicated(self._learners))
             rollout = jax.device_put(rollout, sharded(self._learners, axis=1))
+        # the other half is the collection's, which may run ahead in a thread
         _, key_update = jax.random.split(jax.random.fold_in(self._key, self._update))
         return self.learn(learner, rollout, key_update)
 
@@ -176,6 +179,7 @@ class HostStepper(Stepper[RunState]):
         except Exception as problem:
             if error is None:
                 raise
+            # the error that ends the run is the one to show
             error.add_note(f"while closing the collector: {problem}")
 
 

@@ -76,6 +76,7 @@ class Cadence:
     def updates_until_event(self, update: int, limit: int) -> int:
         """Updates from ``update`` to the next one that is evaluated or saved, that one included; at most ``limit``."""
         limit = min(limit, self.num_updates - update)
+        # a dispatch ends at an event: the states within it are never seen
         events = (n for n in range(1, limit) if self.evaluates(update + n) or self.saves(update + n))
         return next(events, limit)
 
@@ -90,6 +91,7 @@ class Throttle:
 
     def __init__(self, max_updates: int, *, adapts: bool) -> None:
         self._max_updates = max_updates
+        # one update at first, whose seconds are not known yet
         self.limit = 1 if adapts else max_updates
         self._adapts = adapts
 
@@ -196,6 +198,7 @@ class Loop(Generic[S, R]):
             state = self._compile(state)
             while update < total:
                 count = profiler.limit(update, self._cadence.updates_until_event(update, self._throttle.limit))
+                # a process that stopped alone would leave the others waiting
                 count, stops = self._agreed(count, should_stop() or sink.stopped)
                 if stops:
                     break
@@ -243,4 +246,5 @@ class Loop(Generic[S, R]):
         self._sink.finish(dispatch, metrics, self._steps_per_s(dispatch.update, now))
 
     def _steps_per_s(self, update: int, now: float) -> float:
+        # without compilation, which would hide the speed of a short run
         return (update - self._first) * self._cadence.rows / max(now - self._compiled_at, 1e-9)

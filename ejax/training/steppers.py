@@ -103,6 +103,7 @@ class DeviceStepper(Stepper[RunState]):
         shard_parameters: bool = False,
         what: Hashable = None,
     ) -> None:
+        # the program depends on these options besides the step's own
         self._what = None if what is None else (what, max_updates, shard_parameters)
         self.step, self._key, self.max_updates, self.timer_name = step, key, max_updates, "train"
         self._shard_parameters = shard_parameters
