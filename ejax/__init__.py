@@ -1,7 +1,6 @@
-"""ejax: reinforcement learning for embodied AI on JAX. See README.md for the map of the package.
+"""ejax: reinforcement learning for embodied AI on JAX. README.md has the map of the package.
 
-Research code imports from here, ``from ejax import gae, ppo_update``. Each name is resolved at its first use, so that
-``import ejax`` itself costs nothing; ``__init__.pyi`` has the same names for type checkers.
+Research code imports names from here; each is resolved at its first use. ``__init__.pyi`` has them for type checkers.
 """
 
 import importlib

@@ -33,8 +33,6 @@ class _Recipe(BaseModel):
 
 
 class _Quarantined(BaseModel):
-    """The facts of an episode that can be played again."""
-
     recipe: _Recipe
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     seeded: bool
@@ -64,11 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
-    """The facts of a quarantined episode, and its actions [T, ...].
-
-    Raises:
-        ValueError: no such file of ejax's, or one whose episode cannot be played again.
-    """
+    """The facts of a quarantined episode, and its actions [T, ...]; ValueError if it cannot be played again."""
     if not file.is_file():
         raise ValueError(f"{file} is no file; give <run>/quarantine/….npz")
     try:
@@ -98,7 +92,7 @@ def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | No
 
     Raises:
         UntrustedCodeError: an environment named as ``package.module:Name``, which nobody trusted.
-        ValueError: no host environment.
+        ValueError: no host environment, or actions of another shape.
     """
     name = facts["recipe"]["id"]
     env = call_env(name, "make", make_env, name, facts["recipe"]["cfg"], num_envs=1)

@@ -37,7 +37,7 @@ def train(
     on_log: OnLog | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> RunResult:
-    """Train by a config: what ``python -m ejax.train`` runs.
+    """Train by a config, as ``python -m ejax.train`` does.
 
     Args:
         resume: ``latest``, ``best``, or the path of a checkpoint of this very config. None: a new run. EmbodiChain's
@@ -45,9 +45,9 @@ def train(
             its first checkpoint starts it from the beginning.
         run_dir: the run's folder. None: a new one, or with ``resume`` the newest of this ``exp_name``.
         fork: a checkpoint, or a run, its best one: a new run that begins with that whole state (parameters, optimizer,
-            environments, counts) and may have another config, as long as the state has the same arrays.
-        on_log: called with ``(env step, metrics)`` after each line of the log, which it cannot change; if it returns
-            False, the run stops as after Ctrl-C. Of several processes only the leading one calls it.
+            environments, counts) and may have another config with the same arrays.
+        on_log: called with ``(env step, metrics)`` after each line of the log; if it returns False, the run stops as
+            after Ctrl-C. Of several processes only the leading one calls it.
         callbacks: run at its events; of several processes only the leading one has them.
 
     Raises:
@@ -63,14 +63,12 @@ def train(
 
 
 class Trainer:
-    """Trains a policy in an environment, both objects of the caller's.
+    """Trains a policy in an environment, both objects of the caller's; the folder of the run is as ``train``'s.
 
-    What the run's folder holds is that of ``train``; its config describes the objects as far as a file can, so that
-    ``train(resume=…)`` of a trainer made alike goes on with it.
+    Its config describes the objects as far as a file can: ``train(resume=…)`` of a trainer made alike goes on with it.
 
     Args:
-        env: an ``Env``; or one outside JAX, a ``HostEnv`` or a vector environment of Gymnasium's, which is closed when
-            the training ends.
+        env: an ``Env``; or one outside JAX, a ``HostEnv`` or a vector environment of Gymnasium's, closed at the end.
         policy: ``ActorCritic``, ``ActorOnly``, or one of your own.
         algorithm: a record, such as ``ejax.algorithms.ppo.ALGORITHM``, or its name.
         options: of the algorithm: its ``Config``, or a mapping. None: the defaults.
@@ -79,7 +77,7 @@ class Trainer:
         trainer: keys of the config's section ``trainer``: ``num_envs``, ``buffer_size``, ``eval_freq``, ``seed``, …
 
     Raises:
-        ConfigError: what a config with these values would be refused for.
+        ConfigError: a config with these values would be refused.
     """
 
     def __init__(
@@ -108,10 +106,9 @@ class Trainer:
         fork: Path | None = None,
         on_log: OnLog | None = None,
     ) -> RunResult:
-        """Train until the run has made so many environment steps; the other arguments and errors are ``train``'s.
+        """Train for so many environment steps in all; the other arguments and errors are ``train``'s.
 
-        Args:
-            total_timesteps: None: ``trainer.iterations`` or ``trainer.total_timesteps``.
+        ``total_timesteps`` None: ``trainer.iterations`` or ``trainer.total_timesteps``.
         """
         config = self.config
         if total_timesteps is not None:

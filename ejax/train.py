@@ -26,16 +26,15 @@ _DISK_REMEDIES = {
     errno.EROFS: "; give another trainer.output_dir",
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ""),
 }
-"""Refusals of a disk for which Python has no exception of its own, and what to do about each."""
+"""Refusals of a disk for which Python has no exception, and remedies."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code: 0 also after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a signal
-        ended it before or without that; 2 for what could not be started; 3 for a training that broke on numbers that
-        are not finite.
+        0 also after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a signal ended it
+        before or without that; 2 for what could not be started; 3 for numbers that are not finite.
     """
     return run_command("train", argv)
 
@@ -154,7 +153,6 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
 
 
 def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_each: str = "", of_all: str = "") -> None:
-    """Print what every training ends with, and ``facts`` of one kind but for those that are None."""
     from ejax.logs.console import summary
 
     shared = {

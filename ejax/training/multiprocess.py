@@ -1,7 +1,6 @@
 """Several processes: each runs the loop; the first has the sink that writes, the others the one that is here.
 
-All of them advance, stop and save at the same updates. Where the first alone knows what comes next, as after an
-evaluation, it gives the others its word (``ejax.runtime.processes``).
+All of them advance, stop and save at the same updates, by the first one's word where only it knows what comes next.
 """
 
 import math
@@ -33,11 +32,7 @@ from ejax.types import Metrics, PyTree
 
 
 def group_of(config: RunConfig) -> Group | None:
-    """The processes that train together. None: this is the only one.
-
-    Raises:
-        ConfigError: they were joined, but the run is not of several.
-    """
+    """The processes that train together. None: this is the only one. ConfigError if joined for a run of one."""
     if count() == 1:
         return None
     if not config.trainer.distributed:
@@ -84,8 +79,7 @@ def saving_all_envs(location: RunLocation, start: StartState, group: Group | Non
 def rescue_of(sink: Sink[Any, Any], group: Group | None) -> Callable[[str, bool], None]:
     """Make the function that ends this process while its main thread is stuck in an environment.
 
-    The first process saves, and the others, which wait for its word, write their parts of the checkpoint. Another one
-    that is stuck reports it, and all end.
+    The first process saves, and the others write their parts of that checkpoint; another one that is stuck reports it.
     """
 
     def rescue(reason: str, stopped: bool) -> None:

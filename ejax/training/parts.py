@@ -18,13 +18,11 @@ class Ingredients:
 
     config: RunConfig
     algorithm: Algorithm
-    """With its teacher, if it has one."""
     policy: Policy
     env: Env | HostEnv
     optimizer: optax.GradientTransformation
     key: jax.Array
     dropout: bool
-    """The policy drops units in training."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class Parts:
     eval_env: Env | HostEnv | None = None
     """The caller's own to evaluate in. None: the config's."""
     notes: tuple[str, ...] = ()
-    """Messages on what they are made of."""
 
 
 def rows_per_update(config: RunConfig, parts: Parts) -> int:

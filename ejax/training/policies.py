@@ -105,5 +105,4 @@ def uses_dropout(config: PolicyConfig, policy: Policy) -> bool:
 
 
 def _width(env: Env | HostEnv, groups: tuple[str, ...]) -> int:
-    """Numbers of an observation that a network reads."""
     return int(jax.eval_shape(lambda: select_observation(sample_obs(env, 1), groups)).shape[-1])

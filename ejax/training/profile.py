@@ -1,8 +1,6 @@
-"""``trainer.profile``: a trace of some updates, and which part of the program took how long in it.
+"""``trainer.profile``: a trace of some updates, and the time that each part of the program took in it.
 
-A training on the device is one program, of which the host sees the end. Its trace has a row for each operation, and the
-program's text names for each the function that it was traced in: from both follow the shares of the policy, the
-environments and the update.
+The program's text names the function of each operation in the trace: hence the shares of policy, environments, update.
 """
 
 import bisect
@@ -30,8 +28,6 @@ _OTHER = "other"
 
 
 class Operation(NamedTuple):
-    """One run of an operation, in one thread or stream."""
-
     start_ns: float
     duration_ns: float
     name: str
@@ -51,7 +47,7 @@ class Profiler:
         return min([count, *(edge - update for edge in edges if edge > update)])
 
     def before(self, update: int, state: Any) -> None:
-        """Begin the trace, if it begins here. ``state``: of the updates so far, which must not be in it."""
+        """Begin the trace, if it begins here, after ``state``, which must not be in it."""
         if self._config is not None and update == self._config.start:
             jax.block_until_ready(state)
             options = jax.profiler.ProfileOptions()
@@ -81,7 +77,7 @@ class Profiler:
         return [*notes, f"profile: of the device's busy time {text}"]
 
     def close(self) -> None:
-        """End a trace that is under way, such as that of a run that stops."""
+        """End a trace that is under way."""
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
@@ -118,9 +114,9 @@ def lines(trace: Path) -> Iterator[list[Operation]]:
 
 
 def shares(threads: Iterable[list[Operation]], parts: dict[str, str]) -> dict[str, float]:
-    """Part -> nanoseconds that its operations took themselves, without the operations inside them, as a loop has.
+    """Part -> nanoseconds that its operations took themselves, without the operations inside them.
 
-    An operation that the compiler made, such as a copy, has no name in ``parts``: it belongs to that around it.
+    An operation that is not in ``parts``, such as a copy by the compiler, belongs to the one around it.
     """
     taken: dict[str, float] = defaultdict(float)
     for operations in threads:

@@ -1,7 +1,6 @@
 """Compiled programs, kept for the process: a run that is made again, with another seed or for longer, compiles nothing.
 
-JAX keeps compiled programs on disk between processes, but none that calls back to the host, as those of MuJoCo's C
-engine do; and finding one there means tracing the program first, which takes seconds too.
+JAX's cache on disk has no programs that call back to the host, and serves others only after seconds of tracing.
 """
 
 import threading
@@ -14,17 +13,15 @@ import jax
 from ejax.schema.frozen import is_hashable
 
 _MOST = 8
-"""Programs that are kept, the most recently used ones."""
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
 
 
 def compiled(what: Hashable, given: Any, lower: Callable[[], jax.stages.Lowered]) -> Any:
-    """``lower().compile()``, or what that gave for an equal program earlier in this process.
+    """``lower().compile()``, or its result for an equal program earlier in this process.
 
     Args:
-        what: everything that the program depends on besides ``given``: two that are equal give equal programs. None, or
-            what has no hash: it is compiled.
+        what: everything that the program depends on besides ``given``. None or unhashable: it is compiled.
         given: the program's arguments, or their shapes.
     """
     leaves, structure = jax.tree.flatten(given)
@@ -34,11 +31,7 @@ def compiled(what: Hashable, given: Any, lower: Callable[[], jax.stages.Lowered]
 
 
 def jitted(what: Hashable, function: Callable[..., Any]) -> Any:
-    """``jax.jit(function)``, or what that gave for an equal function earlier in this process, with its programs.
-
-    Args:
-        what: as in ``compiled``.
-    """
+    """``jax.jit(function)``, or its result for an equal ``what`` (see ``compiled``) earlier in this process."""
     return _shared(None if what is None else ("jitted", what), lambda: jax.jit(function))
 
 

@@ -1,8 +1,7 @@
 """Videos of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
 
-Episodes are played, drawn and encoded in a thread of their own. A recorder that fails, or is still busy, costs the
-video and nothing else: ``reports`` explains. The thread is not niced: measured on two cores, that does
-not speed up the training, and what a starved thread holds of Python's lock makes single updates late.
+A thread plays, draws and encodes; a recorder that fails or is busy costs the video and nothing else. It is not niced:
+that does not speed up the training, and what a starved thread holds of Python's lock makes single updates late.
 """
 
 import itertools
@@ -34,8 +33,7 @@ _UNLIMITED = 1000
 
 
 class VideoRecorder:
-    """Makes the videos of one run, one at a time. A context manager: leaving it waits for the video under way, unless
-    an exception ended the run.
+    """Makes the videos of one run, one at a time. The context waits for the video under way, but for an exception.
 
     Args:
         envs: the environment of each phase.
@@ -77,7 +75,7 @@ class VideoRecorder:
         return messages
 
     def break_off(self) -> None:
-        """Give up the video under way, and make no more: a user who stops a run does not want to wait."""
+        """Give up the video under way, and make no more."""
         self._broken_off.set()
 
     def __enter__(self) -> "VideoRecorder":
@@ -144,10 +142,7 @@ def play(
 ) -> tuple[PyTree, Array]:
     """States [T, N, ...] and ends [T, N] of one episode each, played on past its end.
 
-    Where a decision is a chunk of actions, and the environment is a ``ChunkedEnv``, there is a state for each action.
-
-    Args:
-        samples: act with samples of the distribution, as in training, not with its mode.
+    In a ``ChunkedEnv`` there is a state for each action of a chunk. ``samples``: act as in training, not by the mode.
     """
     key_reset, key_steps = jax.random.split(key)
     state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_envs))
@@ -183,12 +178,9 @@ def draw(
     *,
     every: int = 1,
 ) -> Iterator[NDArray[np.uint8]]:
-    """Frames of episodes side by side, until the last of them has ended; one that ended stands still.
+    """Frames of episodes side by side, with ``caption(state)`` if the environment has it; one that ended stands still.
 
-    An environment with ``caption(state)``, such as its instruction, has that text drawn in.
-
-    Raises:
-        ValueError: the environment cannot be drawn.
+    They end with the last episode. ValueError: the environment cannot be drawn.
     """
     env = _drawable(env)
     states, ended = jax.device_get((states, done))

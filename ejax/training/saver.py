@@ -27,17 +27,14 @@ class Progress:
     best: Best | None = None
     last_eval_metrics: dict[str, float] = field(default_factory=dict)
     last_evaluated: int | None = None
-    """The update that was evaluated last."""
     skipped_updates: float = 0.0
-    """Updates that were not applied, and the parts of others that were not."""
+    """Updates that were not applied, and the parts of others."""
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], trainer: TrainerConfig) -> tuple["Progress", list[str]]:
-        """The counters that a checkpoint kept, and messages about them.
+        """The counters that a checkpoint's ``meta`` kept (empty: from the beginning), and messages about them.
 
-        Args:
-            meta: of the checkpoint that the run goes on from; empty for a run from the beginning.
-            trainer: of the run that goes on; values of another ``best_eval_metric`` are not compared with its own.
+        Values of another ``best_eval_metric`` than this trainer's are dropped.
         """
         progress = cls(
             last_eval_metrics=meta.get("last_eval_metrics", {}),
@@ -57,7 +54,6 @@ class Progress:
         return progress, []
 
     def meta(self) -> dict[str, Any]:
-        """These counters as part of a checkpoint's meta."""
         return {
             "best_eval_value": self.best.value if self.best else None,
             "best_eval_step": self.best.step if self.best else None,
@@ -80,9 +76,7 @@ class Saver:
     complete: tuple[RunState, int]
     """The last complete state and its update: what ``rescue`` saves."""
     latest: Path | None = None
-    """The periodic checkpoint made last."""
     best: Path | None
-    """The best checkpoint of the run."""
 
     def __init__(
         self,
@@ -112,11 +106,7 @@ class Saver:
         return update == self._last_saved
 
     def save(self, state: RunState, update: int, *, evaluation_due: bool = False) -> Path:
-        """Save a periodic checkpoint. Its path.
-
-        Args:
-            evaluation_due: the evaluation of this update is not made yet: a run that goes on from here makes it.
-        """
+        """Save a periodic checkpoint, and give its path. ``evaluation_due``: a run that goes on from here evaluates."""
         with self._lock:
             self._write_schedule(update)
             meta = self._meta(update) | {"evaluation_due": evaluation_due}
@@ -150,11 +140,9 @@ class Saver:
                 rewrite_meta(self.latest, self._meta(update))
 
     def rescue(self, reason: str, requested: bool) -> NoReturn:
-        """Save what is complete and end the process, while the main thread is stuck in an environment.
+        """Save what is complete and end the process, while the main thread hangs in ``reason``, an environment.
 
-        Args:
-            reason: what the main thread hangs in.
-            requested: the user wanted the run to stop, so this is no failure.
+        ``requested``: the user wanted the run to stop, so this is no failure.
         """
         code = 1
         with self._lock:  # for good: should the main thread come back after all, it saves nothing beside this
@@ -169,7 +157,7 @@ class Saver:
                 hard_exit(code)
 
     def _write_schedule(self, update: int) -> None:
-        """Before the checkpoint, so that a run that goes on from it finds the versions of the rollouts before it."""
+        """Before the checkpoint: a run that goes on from it needs the versions of the rollouts before it."""
         versions = self._stepper.versions()
         if versions is not None:
             written = versions[: update - self._first_update]

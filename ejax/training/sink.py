@@ -32,7 +32,6 @@ from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params, Phase
 
 Verdict = Literal["best", "not the best", "given up", "failed"]
-"""The word on an evaluation, for processes that do not make it."""
 OnLog: TypeAlias = Callable[[int, dict[str, float]], object]
 
 
@@ -158,14 +157,12 @@ class RunSink(Sink[RunState, RunResult]):
             self._save()
 
     def _take_seconds(self) -> dict[str, float]:
-        """Seconds of each activity since the last call."""
         seconds = self._clock.take() | ENGINE.take()
         for name, value in seconds.items():
             self._total.add(name, value)
         return seconds
 
     def _log(self, metrics: dict[str, float]) -> None:
-        """Write a line of the log, together with what callbacks have added."""
         metrics |= self._run.extra
         self._run.extra = {}
         with self._clock.of("log"):
@@ -174,7 +171,6 @@ class RunSink(Sink[RunState, RunResult]):
             self._run.stop()
 
     def _save(self) -> None:
-        """Save a periodic checkpoint, unless this update has one."""
         run = self._run
         if self.saver.has(run.update):
             return
@@ -193,7 +189,6 @@ class RunSink(Sink[RunState, RunResult]):
         self._recorder.record(params, jax.random.key(self._trainer.eval_seed), number)
 
     def _judged(self, verdict: Verdict) -> None:
-        """Give the other processes the word on an evaluation that only this one makes."""
         if self._group is not None:
             self._group.gather(verdict, "evaluate")
 
@@ -205,7 +200,6 @@ class RunSink(Sink[RunState, RunResult]):
         self._record_evaluation(self._begin_evaluation(self._run.state))
 
     def _record_evaluation(self, evaluation: Callable[[], Metrics]) -> None:
-        """Wait for an evaluation, write it, and keep the state if it is the best."""
         run, progress, tag = self._run, self._progress, self._trainer.best_eval_metric
         try:
             metrics = self._results(evaluation)
@@ -251,7 +245,6 @@ class RunSink(Sink[RunState, RunResult]):
             self.note(text)
 
     def _evaluate_fresh(self, should_stop: ShouldStop) -> dict[str, dict[str, Any]]:
-        """Evaluate the best checkpoint and the last in fresh episodes, and write that down."""
         trainer, last = self._trainer, self.saver.latest
         seeds = fresh_seeds(trainer)
         if not seeds or last is None:

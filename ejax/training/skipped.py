@@ -6,7 +6,6 @@ from pathlib import Path
 
 _NAMES = {"loss": "loss", "grad_norm": "gradient"}
 _CRITICS = {"value_loss": "critic's loss", "value_grad_norm": "critic's gradient"}
-"""Names for a critic that is trained apart; elsewhere its loss is a part of the other."""
 _REMEDY = "lower algorithm.cfg.optimizer.learning_rate, look for rewards and observations that are not finite"
 
 
@@ -28,11 +27,7 @@ def skip_notes(update: int, metrics: Mapping[str, float]) -> list[str]:
 
 
 def refuse_nonfinite(update: int, metrics: Mapping[str, float], last_checkpoint: Path | None) -> None:
-    """For a training that does not skip.
-
-    Raises:
-        NonFiniteUpdateError: something in the update was not finite; in one line.
-    """
+    """Raise NonFiniteUpdateError, in one line, if something in the update was not finite."""
     unusable = skipped_fraction(metrics) - metrics.get("train/skipped_excessive_gradient", 0.0)
     if unusable <= 0.0 and math.isfinite(metrics.get("train/loss", 0.0)):
         return
@@ -49,7 +44,7 @@ def refuse_nonfinite(update: int, metrics: Mapping[str, float], last_checkpoint:
 
 
 def mostly_skipped_text(skipped: float, updates: int) -> str:
-    """Explain what is wrong with a run that learned nothing in more than half of its updates, and what to do."""
+    """Explain a run that learned nothing in more than half of its updates, and the remedy."""
     return (
         f"{skipped:.0f} of {updates} updates were skipped, because loss, gradient or step were not finite (or the "
         f"gradient above max_grad_norm_before_clip): this run has hardly learned; {_REMEDY}, and train again"

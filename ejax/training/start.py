@@ -34,15 +34,13 @@ class RunLocation:
 
     directory: RunDirectory
     config: RunConfig
-    """Bound, and with a named physics engine: what ``resolved.json`` holds, but for that and for what a resumed run may
-    change."""
+    """Bound, and with a named physics engine."""
     checkpoint: Path | None = None
     file: str | None = None
     """To start from without a checkpoint: a file of another system, or a checkpoint of another run."""
     given: RunConfig | None = None
     """The config that a resumed run records: bound, before it is shared out among other devices."""
     is_new: bool = False
-    """The folder was made just now."""
     alarms: tuple[str, ...] = ()
     """Messages that a person must see: damaged checkpoints, a run that starts from the beginning."""
     notes: tuple[str, ...] = ()
@@ -59,7 +57,7 @@ class StartState:
     """The checkpoint's meta; empty for a run from the beginning."""
     notes: tuple[str, ...] = ()
     evaluation_due: bool = False
-    """The evaluation that was due when the state was saved has to be made."""
+    """The evaluation of the saved state is still to be made."""
 
     @property
     def update(self) -> int:
@@ -69,11 +67,7 @@ class StartState:
 def locate_run(
     config: RunConfig, resume: str | None, run_dir: Path | None, fork: Path | None = None, *, locks: ExitStack
 ) -> RunLocation:
-    """Begin in the way that the arguments name; they and the errors are those of ``ejax.run.train``.
-
-    Args:
-        locks: keeps the lock on the folder.
-    """
+    """Begin as the arguments name it; they and the errors are ``ejax.run.train``'s. ``locks`` keeps the lock."""
     if fork is not None and resume is not None:
         raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
     if fork is not None:
@@ -93,10 +87,10 @@ def new_run(
     origin: str | None = None,
     alarms: tuple[str, ...] = (),
 ) -> RunLocation:
-    """Make the folder of a run from the beginning, or of one that goes on from another in a folder of its own.
+    """Make the folder of a run from the beginning, or from another's state.
 
     Args:
-        origin: another system's file, or another run's checkpoint, whose state it begins with.
+        origin: another system's file, or another run's checkpoint, to begin with.
         alarms: on what led here.
     """
     config = bind(config)
@@ -110,8 +104,7 @@ def new_run(
 def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitStack) -> RunLocation:
     """Open the folder of a run that exists, put it in order, and find the checkpoint to go on from.
 
-    Args:
-        which: ``latest``, ``best``, or the path of a checkpoint.
+    ``which``: ``latest``, ``best``, or the path of a checkpoint.
     """
     checkpoint = file = None
     if which not in ("latest", "best"):
@@ -146,11 +139,7 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
 
 
 def build_start(location: RunLocation, given: Given | None = None) -> StartState:
-    """Build the run's parts and the state that it starts from. A new folder is taken back if that fails.
-
-    Args:
-        given: objects of the caller's, instead of those that the config names.
-    """
+    """Build the run's parts, of ``given`` objects if any, and first state; a new folder is taken back if that fails."""
     config = location.config
     try:
         parts = build(config, quarantine=location.directory.path / "quarantine", given=given)
@@ -190,7 +179,6 @@ def announce_start(location: RunLocation, start: StartState, writer: MetricWrite
 
 
 def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[str, Any], Sequence[str]]:
-    """The state to begin with, the meta of its checkpoint, and messages."""
     directory, config = location.directory, location.config
     if location.checkpoint is not None:
         state, meta = load_checkpoint(location.checkpoint, parts.state)
@@ -211,8 +199,7 @@ def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[st
 def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:
     """The config for this number of devices that computes what the checkpoint's did, and a note if they differ.
 
-    Options that are meant for one device (``num_envs``, ``batch_size``) grow as the devices get fewer; minibatches keep
-    the strata of the devices that the run was begun on.
+    Options for one device (``num_envs``, ``batch_size``) grow as the devices get fewer; minibatches keep their strata.
 
     Raises:
         ConfigError: the environments, or the rows of a minibatch, cannot be shared by so many.

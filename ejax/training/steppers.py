@@ -31,7 +31,7 @@ class Stepper(Protocol[State]):
     max_updates: int = 1
     """Updates that one call can do."""
     timer_name: str = "update"
-    """The host's wait for the metrics, in its account of time: ``train`` is collection and update in one program."""
+    """Name in the account of time: ``train`` is collection and update in one program."""
 
     @property
     def program(self) -> str | None:
@@ -47,11 +47,7 @@ class Stepper(Protocol[State]):
         ...
 
     def paused(self) -> AbstractContextManager[None]:
-        """Nothing is collected inside.
-
-        Raises:
-            EnvAbandoned: the user wants the run to stop, and a step does not return.
-        """
+        """Nothing is collected inside; EnvAbandoned if a step does not return and the user wants the run to stop."""
         return nullcontext()
 
     def reports(self) -> list[str]:
@@ -76,11 +72,7 @@ class Stepper(Protocol[State]):
 
 
 def commit_to_device(state: T) -> T:
-    """Every array bound to the device it lies on, as what is read from a checkpoint is.
-
-    Arrays that are bound and arrays that are not make two programs of one step: a run that goes on would compile again
-    what the compilation cache has.
-    """
+    """Bind arrays to the device they lie on, as those of a checkpoint are: else a run that goes on compiles again."""
     return cast(T, jax.tree.map(lambda x: jax.device_put(x, x.sharding) if isinstance(x, jax.Array) else x, state))
 
 
@@ -123,11 +115,7 @@ class DeviceStepper(Stepper[RunState]):
         return str(self._compiled.as_text())
 
     def lower(self, state: RunState, key: Key) -> jax.stages.Lowered:
-        """The program of ``advance``, not compiled yet.
-
-        Args:
-            state, key: as they lie on the devices. Their shapes will do, for devices that are not here; see ``shapes``.
-        """
+        """The program of ``advance``, not compiled yet; ``shapes`` will do for devices that are not here."""
         count = jax.ShapeDtypeStruct((), jnp.int32)
         if self._mesh is None:
             return repeat_step(self.step, self.max_updates).lower(state, key, count)
@@ -139,7 +127,7 @@ class DeviceStepper(Stepper[RunState]):
             return repeat_step(self.step, self.max_updates, out_shardings=shardings).lower(state, key, count)
 
     def shapes(self, state: RunState, device: jax.Device) -> tuple[RunState, Key]:
-        """The shapes of state and key, and where they lie: on the devices that share the run, or on ``device``."""
+        """The shapes of state and key, and their shardings: on the devices that share the run, or on ``device``."""
         if self._mesh is None:
             # the key is not bound to its device, as when a run starts: it goes where the state is
             return shapes_on(SingleDeviceSharding(device), state), shapes_on(None, self._key)
@@ -160,8 +148,9 @@ class DeviceStepper(Stepper[RunState]):
 
 
 def shardings_of(state: RunState, mesh: Mesh, shard_parameters: bool) -> Any:
-    """The sharding of each array of the state: environments are split over the devices, and with ``shard_parameters``
-    the parameters and what the optimizer keeps of them; the rest is on every device."""
+    """The sharding of each array of the state: environments are split over the devices, and if ``shard_parameters``
+    parameters and optimizer too; the rest is on every device.
+    """
     shardings = jax.tree.map(lambda _: replicated(mesh), state)
     if shard_parameters:
         shardings = replace(shardings, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))

@@ -41,7 +41,7 @@ from ejax.training.policies import build_policy
 from ejax.types import Env, HostEnv, Params, Policy, start_from
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
-"""Keys of ``policy`` that do not matter for a policy whose parameters are given."""
+"""Keys of ``policy`` that do not matter if parameters are given."""
 _TEACHER = "algorithm.cfg.teacher"
 _TEACHER_REMEDY = (
     "A teacher reads what it was trained on: give an environment whose observation has it, and "
@@ -60,15 +60,13 @@ class _Config(BaseModel):
 
 
 class _Origin(BaseModel):
-    """The part of a checkpoint's meta that is compared with this run."""
-
     global_step: NonNegativeInt
     config: _Config
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """An environment as the teacher sees it: enough to make a policy for it."""
+    """An environment as the teacher sees it."""
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
@@ -85,7 +83,7 @@ def start_from_file(
         policy_only: the policy alone, for a training from the start.
 
     Raises:
-        CheckpointError: no such file, a damaged one, or one of another policy or optimizer; what reads it is missing.
+        CheckpointError: no such file, a damaged one, or one of another policy or optimizer; a missing reader.
     """
     try:
         read = import_entry(CHECKPOINT_READERS, Path(file).suffix)
@@ -102,11 +100,11 @@ def start_from_file(
 def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
     """The whole state of another run's checkpoint, and messages about it.
 
-    The learning rate is a number in that state: where this config has another one, or another schedule, it is this
-    config's at that update.
+    The learning rate in it becomes this config's at that update, if rate or schedule differ.
 
     Raises:
-        CheckpointError: the state has other arrays than this config's. ConfigError: the run would be over.
+        CheckpointError: the state has other arrays than this config's.
+        ConfigError: the run would be over.
     """
     state, meta = load_checkpoint(checkpoint, parts.state)
     update = int(state.update)
@@ -128,11 +126,8 @@ def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[R
 def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
     """The first state of a run with the policy that ``policy.init_from`` names, and messages about it.
 
-    Taken over are the parameters and the statistics of the normalizers; the optimizer is fresh, the step is 0. A
-    reference, which ``kl_coef`` keeps the policy close to, is that policy as well.
-
-    Args:
-        parts: of ``build(config)``.
+    Parameters and normalizers' statistics are taken over, for a ``kl_coef`` reference as well; the optimizer is fresh,
+    the step 0.
 
     Raises:
         ConfigError: there is no such checkpoint, it is damaged, or its parameters have other names or shapes.
@@ -162,9 +157,7 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
 
 
 def find_checkpoint(source: Path, reports: list[str]) -> Path:
-    """``source`` itself, or of a run the best checkpoint, or the latest if there is no best.
-
-    Of a population it is that of the best member.
+    """``source`` itself, or of a run the best checkpoint, else the latest; of a population, the best member's.
 
     Args:
         source: a checkpoint's folder; a run's, or without the time at its end the newest run of that name.
@@ -187,11 +180,7 @@ def _open(source: Path, reports: list[str]) -> tuple[Path, dict[str, Any]]:
 
 
 def _params_of(path: Path, there: dict[str, Any], config: RunConfig, parts: Parts, remedy: str) -> Params:
-    """The parameters of a checkpoint, as this policy has them: one with adapters takes over the policy that has none.
-
-    Args:
-        there: ``policy`` of the checkpoint's config.
-    """
+    """The parameters of a checkpoint, as this policy has them: one with adapters takes over one that has none."""
     policy: Any = parts.policy
     own = parts.state.train.params
     if _has_adapters(config.policy.model_dump(mode="json")) and not _has_adapters(there):
@@ -201,7 +190,6 @@ def _params_of(path: Path, there: dict[str, Any], config: RunConfig, parts: Part
 
 
 def _has_adapters(policy: dict[str, Any]) -> bool:
-    """Recognize a ``policy`` section of a ``vla`` with ``lora``."""
     model = (policy.get("vla_config") or {}).get("model_config") or {}
     return model.get("lora") is not None
 
@@ -223,10 +211,7 @@ def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list
 
 
 def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[str, ...]]:
-    """The teacher that ``algorithm.cfg`` names, and messages about it.
-
-    Args:
-        env: of the run, whose observation has all that the teacher reads.
+    """The teacher that ``algorithm.cfg`` names, for the run's ``env``, and messages about it.
 
     Raises:
         ConfigError: there is no such policy, it is damaged, or it reads or does what this environment has not.
@@ -257,14 +242,7 @@ def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[
 
 
 def check_teacher(config: RunConfig, now: RunState, saved: RunState) -> None:
-    """Refuse to go on with another teacher than the one that a checkpoint was taught by.
-
-    Args:
-        now: the first state, with the teacher as it is found today.
-
-    Raises:
-        CheckpointError: its parameters differ.
-    """
+    """Raise CheckpointError if the teacher of ``now``, as found today, differs from the checkpoint's."""
     if config.algorithm.record.with_teacher is None:
         return
     pairs = zip(jax.tree.leaves(now.own.params), jax.tree.leaves(saved.own.params), strict=True)
@@ -298,11 +276,7 @@ def _shapes(policy: Policy, seen: Any) -> Params:
 
 
 def _policy_of(section: Any) -> PolicyConfig | None:
-    """The section ``policy`` of a config; None: it is empty. Code that it names has to be trusted.
-
-    Raises:
-        ConfigError: it is not as it should be.
-    """
+    """The section ``policy`` of a config; None: empty. Code that it names has to be trusted; ConfigError if invalid."""
     tree = thaw(section)
     if not tree:
         return None

@@ -1,9 +1,7 @@
-"""Bounds what the main thread's calls into environments may take, without a thread in between.
+"""Bounds what the main thread's calls into environments may take: some simulators work in no other thread.
 
-Environments that are stepped between the updates are called in the main thread, since some simulators work in no
-other. A thread beside it looks at what is on record (``ejax.envs.host.calls``), and has the main thread interrupted by
-a signal once a call is overdue: an exception is raised inside the environment. Where no exception arrives, because the
-call is stuck in native code, the last resort is ``rescue``.
+A thread beside it has an overdue call interrupted by a signal, which raises an exception inside the environment. The
+last resort, for a call that is stuck in native code, is ``rescue``.
 """
 
 import os
@@ -24,20 +22,16 @@ _POLL_S = 0.2
 _NATIVE_S = 2.0
 """After so many seconds of interruptions a call counts as stuck in native code."""
 _LAST_CLOSE_S = 1.0
-"""For an environment to close, once some call was cut off."""
+"""For an environment to close, once a call was cut off."""
 _SIGNAL = signal.SIGURG
-"""Ignored unless somebody wants it, and hardly anybody does; Go's runtime preempts with it for the same reason."""
+"""Ignored by default and rarely used; Go's runtime preempts with it for the same reason."""
 
 Rescue = Callable[[str, bool], None]
 
 
 @contextmanager
 def guarded_calls(name: str, limits: CollectorConfig) -> Iterator["Watchdog"]:
-    """Bound every call into an environment, also while it is built and closed, and keep it from ending the process.
-
-    Args:
-        name: of the environment, for what ``call_env`` does not call; see ``exits_are_errors``.
-    """
+    """Bound every call into an environment, its building and closing included, and keep it from ending the process."""
     rescue = _exit_stuck if owns_process() else None
     with (
         exits_are_errors(name),
@@ -47,14 +41,14 @@ def guarded_calls(name: str, limits: CollectorConfig) -> Iterator["Watchdog"]:
 
 
 class Watchdog:
-    """A context manager. In a thread that is not the main one it does nothing: signals reach the main thread only.
+    """A context manager. Outside the main thread it does nothing: signals reach the main thread only.
 
     Args:
-        env_timeout_s: how long a call may take.
-        stop_timeout_s: how long one may take after a signal to end the run, and how long ``close`` may.
+        env_timeout_s: for a call.
+        stop_timeout_s: for a call after a signal to end the run, and for ``close``.
         rescue: called as ``rescue(text, requested)`` in the watchdog's thread where a call cannot be cut off: prints
-            ``text`` and ends the process. ``requested``: the user wanted the run to end. None: nothing more can
-            be done. It may be replaced as a run goes on, which has more to save.
+            ``text`` and ends the process. ``requested``: the user wanted the run to end. None: nothing more
+            can be done. May be replaced later.
     """
 
     def __init__(self, *, env_timeout_s: float, stop_timeout_s: float, rescue: Rescue | None = None) -> None:
