@@ -2,9 +2,8 @@
 
     J = mean over environments of Σₜ dₜ·(rₜ + ent_coef·Hₜ),  d₀ = 1, dₜ₊₁ = 1 after an episode's end, else γ·dₜ
 
-``segmented``: the gradient is cut every ``segment_length`` steps (truncated backpropagation through time), while the
-discount goes on. ``complete``: whole episodes from fresh starts, up to the first end. Needs an environment whose step
-is differentiable JAX code. Source: EmbodiChain 0.2.4 and 0.3.2.
+``segmented``: the gradient is cut every ``segment_length`` steps, while the discount goes on. ``complete``: whole
+episodes from fresh starts, up to the first end. Source: EmbodiChain 0.2.4 and 0.3.2.
 """
 
 from dataclasses import replace

@@ -49,12 +49,11 @@ def flatten(
 
     Args:
         num_strata: groups of neighbouring environments; rows are ordered by group, then by time.
-        length: L, of sequences; see ``sequence_length``.
         columns: leaves [T, N, ...]; those that are None are left out.
 
     Returns:
-        Leaves [T·N, ...]. Of sequences [T·N/L, L, ...], with the ``memory`` [T·N/L, ...] before them, ``first``, and
-        ``share``, of each step in the ``mask`` of its sequence.
+        Leaves [T·N, ...]. Of sequences of ``length`` L, [T·N/L, L, ...], with the ``memory`` [T·N/L, ...] before them,
+        ``first``, and ``share``, of each step in the ``mask`` of its sequence.
     """
     rows = {
         "obs": rollout.obs,
@@ -110,10 +109,10 @@ def step_weight(batch: dict[str, PyTree]) -> Array:
 
 
 def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, policy: Policy) -> tuple[Array, Array]:
-    """Compute ``(log_prob, value)``, [T, N], of other parameters than acted. Pictures are looked at one step of all
-    environments at a time; sequences begin with the memory of the policy that acted."""
+    """Compute ``(log_prob, value)``, [T, N], of other parameters than acted; memory is that of the ones that acted."""
     seed = {} if rollout.dropout_seed is None else {"dropout_seed": rollout.dropout_seed}
     if length is None:
+        # a large policy's activations for T·N pictures at once would take more memory than its training
         large = has_large_rows(jax.tree.map(lambda x: x[0], rollout.obs))
         rows = (rollout.obs, rollout.action, seed)
         seen = partial(_seen_rows, policy, params)

@@ -65,12 +65,11 @@ class DistillConfig(MinibatchOptions):
 
 @struct.dataclass(kw_only=True)
 class TeacherState:
-    """``RunState.own``."""
+    """The teacher, as ``RunState.own``."""
 
     params: Params
-    """The teacher's."""
     memory: PyTree
-    """Its memory of the episodes under way, leaves [N, ...]; () of a teacher without memory."""
+    """Of the episodes under way, leaves [N, ...]; () of a teacher without memory."""
 
 
 @partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
@@ -107,8 +106,8 @@ def distill_update(
 def distill_loss(
     params: Params, batch: dict[str, PyTree], *, policy: Policy, config: DistillConfig
 ) -> tuple[Array, Metrics]:
-    """Compute the loss of one minibatch (or of a part of it), and metrics: weighted means, ``kl`` where the two
-    distributions are of one kind, ``agreement`` of choices, the share that is the same.
+    """Compute the loss of one minibatch (or of a part of it), and metrics, weighted means. ``kl`` needs distributions
+    of one kind; ``agreement`` is of choices.
 
     Args:
         batch: ``obs``, ``label`` with leaves [B, ...]; ``weight`` [B], of sum one over a minibatch; optional
@@ -138,8 +137,7 @@ def make_distill_step(
     dropout: bool,
     teacher: Teacher,
 ) -> Step:
-    """Collect T steps under the student, apply the teacher to all of them, update. Raises ConfigError: a loss that
-    these two policies do not have."""
+    """Collect T steps under the student, apply the teacher, update. Raises ConfigError: a loss that the two lack."""
     if problems := list(_loss_problems(policy, env, teacher, config)):
         raise ConfigError(problems)
     actor = _Pair(policy, teacher.policy, teacher.obs, mixes=config.beta > 0.0)

@@ -213,12 +213,9 @@ def _columns(
 def ppo_advantage(
     rollout: Rollout, behaviour_log_prob: Array | None = None, *, config: PPOConfig
 ) -> tuple[Array, Array]:
-    """Compute ``(advantage, value_target)``, [T, N]; the advantage is normalized over the rollout unless that is off or
-    left to the minibatches. Steps that are no transitions (``valid``) cut the episode before them and do not count.
-
-    Args:
-        behaviour_log_prob: [T, N], of the policy that acted, for ``vtrace``. None: ``rollout.log_prob``.
-    """
+    """Compute ``(advantage, value_target)``, [T, N], the advantage normalized unless that is off or left to the
+    minibatches. Steps that are no transitions (``valid``) cut the episode before them and do not count.
+    ``behaviour_log_prob``, [T, N], is of the policy that acted, for ``vtrace``."""
     reward = config.reward_scale * rollout.reward
     truncated, valid = rollout.truncated, None
     if rollout.valid is not None:

@@ -48,7 +48,7 @@ class Teacher(NamedTuple):
     policy: Policy
     params: Params
     obs: str | None = None
-    """The part of the observation, by dotted path, that it sees as the whole. None: all of it."""
+    """Dotted path of the part of the observation that it sees. None: all of it."""
 
 
 class MakeStep(Protocol):
@@ -87,12 +87,10 @@ class Algorithm:
     """An algorithm's options, its update, and what the run must know to serve it. ``options``: a ``Config``."""
 
     Config: type[BaseModel]
-    """``algorithm.cfg``: frozen and hashable, since it is a static argument of the update. The defaults of
-    ``make_optimizer`` and ``bind`` read its ``optimizer`` (``OptimizerConfig``) and ``lr_scheduler``
-    (``ScheduleConfig``)."""
+    """``algorithm.cfg``, frozen and hashable. The defaults of ``make_optimizer`` and ``bind`` read its ``optimizer``
+    (``OptimizerConfig``) and ``lr_scheduler`` (``ScheduleConfig``)."""
     update: Any = None
-    """``Update``, from a rollout wherever that was made; of demonstrations, ``bc_update``'s form. None: the algorithm
-    needs the environment inside its program, and has ``make_step``."""
+    """``Update``; of demonstrations, ``bc_update``'s form. None: the environment is needed inside ``make_step``."""
     make_step: MakeStep | None = None
     """None: collect a rollout, then ``update``."""
     with_teacher: Callable[[Teacher], "Algorithm"] | None = None
@@ -110,8 +108,7 @@ class Algorithm:
     stops_at_nonfinite: Callable[[Any], bool] = lambda options: False
     """Training ends with FloatingPointError at the first update that is not finite."""
     make_own: Callable[[Any, Policy, Env, int], PyTree] | None = None
-    """``(options, policy, env, num_envs) -> RunState.own``: what the algorithm keeps besides its ``TrainState``, like
-    a replay buffer. Its ``make_step`` reads and writes it; checkpoints hold it."""
+    """``(options, policy, env, num_envs) -> RunState.own``, like a replay buffer; ``make_step`` reads and writes it."""
     sizes: Callable[[Any, int], Mapping[str, int]] = lambda options, chunk_size: {}
     """``(options, data.chunk_size) -> {"buffer_size": …, "num_envs": …}`` where the algorithm decides them itself."""
     rescale_for_devices: Callable[[Any, int, int], Any] = lambda options, was, now: options

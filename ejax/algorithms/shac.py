@@ -4,9 +4,8 @@
     d₀ = 1, dₜ₊₁ = 1 after an episode's end, else γ·dₜ;  nothing of V' where the episode terminated
 
 s' is the true next observation, before any reset, and V' the target critic: the gradient also flows through V' into the
-steps before it. The critic then fits TD(λ) targets of V' on the same steps, and V' follows the critic. Needs an
-environment whose step is differentiable JAX code. Source: Xu et al. 2022, "Accelerated Policy Learning with Parallel
-Differentiable Simulation", eq. 5-8, and the defaults of its code.
+steps before it. The critic then fits TD(λ) targets of V' on the same steps, and V' follows the critic. The
+environment's step is differentiable JAX code. Source: Xu et al. 2022 (SHAC), eq. 5-8, and the defaults of its code.
 """
 
 from collections.abc import Iterator
