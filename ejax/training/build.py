@@ -35,7 +35,6 @@ def build(
 
     Args:
         config: bound, or as it was read.
-        quarantine: folder for what broke host environments.
         absent: devices that are not here, to compile for. Several share the environments, without regard to
             ``trainer.distributed``; the state on devices is shapes only.
         given: objects of the caller's, instead of those that the config names.

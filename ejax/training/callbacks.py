@@ -46,8 +46,7 @@ class RunResult:
     eval_history: list[dict[str, float]] = field(default_factory=list)
     fresh_eval_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     """``best`` and ``last``: means over ``trainer.final_eval_episodes``, checkpoint, number and seeds of episodes.
-    Empty for a run that is not finished or not evaluated.
-    """
+    Empty for a run that is not finished or not evaluated."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds by activity, as in the log's ``time/``: those of the loop, and of the C engine within them."""
 
@@ -91,7 +90,6 @@ class TrainingRun:
     evaluation_due: bool = False
     stopped: bool = False
     extra: dict[str, float] = field(default_factory=dict)
-    """Numbers that ``log`` was given since the last line of the log."""
 
     @property
     def step(self) -> int:

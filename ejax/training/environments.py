@@ -35,9 +35,7 @@ def build_env(
 ) -> Env | HostEnv:
     """The environment that ``config.env`` names, with the phase's ``trainer.events``.
 
-    Args:
-        num_envs: rows of a host environment. None: ``trainer.num_envs``.
-        quarantine: folder for what broke a host environment.
+    ``num_envs`` are rows of a host environment; None: ``trainer.num_envs``. What breaks one goes into ``quarantine``.
 
     Raises:
         ConfigError: its constructor refuses the arguments, or its physics engine is not installed.
@@ -66,8 +64,7 @@ def build_env(
 def adopt_env(config: RunConfig, env: Any, *, num_envs: int, quarantine: Path) -> Env | HostEnv:
     """Take an environment that is built already; one outside JAX is guarded, and closed at the end.
 
-    Raises:
-        ConfigError: not ``num_envs`` rows of a host environment, or a single environment of Gymnasium's kind.
+    ConfigError: not ``num_envs`` rows of a host environment, or a single environment of Gymnasium's kind.
     """
     if isinstance(env, gymnasium.Env):
         text = f"got one {type(env).__name__}; give a vector environment, such as gymnasium.make_vec(...)"

@@ -34,11 +34,7 @@ class Given:
 
 
 def adopt_envs(config: RunConfig, given: Given, *, num_envs: int, quarantine: Path) -> tuple[Any, Any]:
-    """The environment to train in, and the one to evaluate in or None.
-
-    Raises:
-        ConfigError: options that an environment which is built already cannot serve.
-    """
+    """The environments to train and to evaluate in (or None); ConfigError for options that act when one is built."""
     trainer = config.trainer
     env: Env | HostEnv = adopt_env(config, given.env, num_envs=num_envs, quarantine=quarantine)
     if trainer.events.train or trainer.events.eval:
@@ -63,11 +59,7 @@ def config_of(
 ) -> RunConfig:
     """Describe objects by a config, as far as a file can: what the run's folder holds, and what a resume compares.
 
-    Args:
-        options: of the algorithm, its ``Config`` or a mapping. None: the defaults.
-
-    Raises:
-        ConfigError: a config with these sections would be refused.
+    ``options`` are the algorithm's ``Config`` or a mapping; None: the defaults. ConfigError if the config is refused.
     """
     if options is not None and not isinstance(options, Mapping):
         options = options.model_dump(mode="json")

@@ -112,7 +112,6 @@ def _stepper(
     own: range,
     devices: Sequence[jax.Device] | None,
 ) -> HostStepper:
-    """A collector of these groups, whose numbers are ``own``, and updates from what it collects."""
     config, trainer, wanted = made.config, made.config.trainer, made.config.trainer.collector
     actors, learners = _find_devices(config, devices)
     collector = HostCollector(

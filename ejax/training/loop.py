@@ -28,7 +28,7 @@ _SECONDS_PER_DISPATCH = 0.5
 
 
 def crosses(update: int, rows: int, every: int) -> bool:
-    """Recognize an ``update`` of ``rows`` env steps that reaches or passes a multiple of ``every`` such; 0: never."""
+    """Recognize an ``update`` of ``rows`` env steps that reaches or passes a multiple of ``every`` steps; 0: never."""
     return every > 0 and update * rows // every > (update - 1) * rows // every
 
 
@@ -39,10 +39,7 @@ def divides(update: int, every: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """Times at which a run evaluates, saves and logs, functions of the update alone.
-
-    Frequencies are in env steps, but for those that are named after updates.
-    """
+    """Times, in env steps but where named after updates, to evaluate, save and log: functions of the update alone."""
 
     rows: int
     """Env steps of one update."""

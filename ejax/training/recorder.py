@@ -1,7 +1,7 @@
 """Videos of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
 
-A thread plays, draws and encodes; a recorder that fails or is busy costs the video and nothing else. It is not niced:
-that does not speed up the training, and what a starved thread holds of Python's lock makes single updates late.
+A thread plays, draws and encodes; a recorder that fails or is busy costs the video and nothing else. The thread is not
+niced: that gains nothing, and what a starved thread holds of Python's lock makes single updates late.
 """
 
 import itertools
@@ -33,11 +33,9 @@ _UNLIMITED = 1000
 
 
 class VideoRecorder:
-    """Makes the videos of one run, one at a time. The context waits for the video under way, but for an exception.
+    """Makes the videos of one run, one at a time, in ``folder``, and draws each phase's environment of ``envs``.
 
-    Args:
-        envs: the environment of each phase.
-        folder: ``videos`` in the run's folder.
+    A context manager: leaving it waits for the video under way, unless an exception ended the run.
     """
 
     def __init__(
@@ -54,9 +52,7 @@ class VideoRecorder:
     def record(self, params: Params, key: Key, count: int) -> None:
         """Record the policy of this moment with all cameras, unless the last videos are still being made.
 
-        Args:
-            key: start states and samples follow from it.
-            count: number of the video, part of its file's name.
+        Start states and samples follow from ``key``; ``count`` is part of the file's name.
         """
         if self._thread is None or self._broken_off.is_set():
             return

@@ -70,7 +70,6 @@ class Saver:
     Args:
         first: the run's state when it was started or resumed, and its update.
         rows: env steps of one update.
-        callback_states: gives what callbacks keep.
     """
 
     complete: tuple[RunState, int]
@@ -140,9 +139,11 @@ class Saver:
                 rewrite_meta(self.latest, self._meta(update))
 
     def rescue(self, reason: str, requested: bool) -> NoReturn:
-        """Save what is complete and end the process, while the main thread hangs in ``reason``, an environment.
+        """Save what is complete and end the process while the main thread is stuck in an environment.
 
-        ``requested``: the user wanted the run to stop, so this is no failure.
+        Args:
+            reason: what the main thread hangs in.
+            requested: the user wanted the run to stop, so this is no failure.
         """
         code = 1
         with self._lock:  # for good: should the main thread come back after all, it saves nothing beside this

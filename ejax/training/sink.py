@@ -39,9 +39,7 @@ class RunSink(Sink[RunState, RunResult]):
     """The events of one run. Used once.
 
     Args:
-        clock: where the loop's seconds go.
         callbacks: of the caller; each event comes to them before it is logged and saved.
-        on_log: of ``ejax.run.train``.
         started: when the call began that trains, of ``time.monotonic``.
         group: the processes that train together, of which this one writes. None: it is the only one.
     """

@@ -87,12 +87,7 @@ def new_run(
     origin: str | None = None,
     alarms: tuple[str, ...] = (),
 ) -> RunLocation:
-    """Make the folder of a run from the beginning, or from another's state.
-
-    Args:
-        origin: another system's file, or another run's checkpoint, to begin with.
-        alarms: on what led here.
-    """
+    """Make the folder of a run from the beginning, or from ``origin``: a foreign file or another run's checkpoint."""
     config = bind(config)
     settled, notes = settle_physics(config)
     run_dir = run_dir or new_run_folder(config)
@@ -102,10 +97,7 @@ def new_run(
 
 
 def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitStack) -> RunLocation:
-    """Open the folder of a run that exists, put it in order, and find the checkpoint to go on from.
-
-    ``which``: ``latest``, ``best``, or the path of a checkpoint.
-    """
+    """Open a run's folder, put it in order, and find the checkpoint ``which``: ``latest``, ``best`` or a path."""
     checkpoint = file = None
     if which not in ("latest", "best"):
         checkpoint = verify_checkpoint(Path(which), RunMeta).path

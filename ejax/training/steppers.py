@@ -149,8 +149,7 @@ class DeviceStepper(Stepper[RunState]):
 
 def shardings_of(state: RunState, mesh: Mesh, shard_parameters: bool) -> Any:
     """The sharding of each array of the state: environments are split over the devices, and if ``shard_parameters``
-    parameters and optimizer too; the rest is on every device.
-    """
+    parameters and optimizer too; the rest is on every device."""
     shardings = jax.tree.map(lambda _: replicated(mesh), state)
     if shard_parameters:
         shardings = replace(shardings, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))

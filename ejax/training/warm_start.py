@@ -66,8 +66,6 @@ class _Origin(BaseModel):
 
 @dataclass(frozen=True)
 class _Seen:
-    """An environment as the teacher sees it."""
-
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     description: EnvDescription
@@ -78,9 +76,7 @@ def start_from_file(
 ) -> tuple[RunState, list[str]]:
     """The state in which another system's training stands, and messages about it.
 
-    Args:
-        parts: of ``build(config)``.
-        policy_only: the policy alone, for a training from the start.
+    ``policy_only``: the policy alone, for a training from the start.
 
     Raises:
         CheckpointError: no such file, a damaged one, or one of another policy or optimizer; a missing reader.
