@@ -164,6 +164,7 @@ def test_commands_are_found_with_their_options() -> None:
     assert "ejax.store.run_dir" in used_by("interop.export")
 
 
+@pytest.mark.slow
 def test_a_run_of_another_device_is_read_anywhere_and_trained_on_only_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,5 +22,6 @@ def test_the_own_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert -120.0 < reward < 0.0  # an untrained point mass: about −0.7 a step for 100 steps
 
 
+@pytest.mark.slow
 def test_the_own_environment_and_policy_learn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert load("own_env", monkeypatch).main(str(tmp_path)) < 0.1

@@ -88,6 +88,7 @@ def test_the_host_says_how_much_memory_it_had() -> None:
     assert 10.0 < memory_in_use(jax.devices("cpu")[0])["memory/host_peak_mib"] < 1e6
 
 
+@pytest.mark.slow
 def test_a_run_on_the_device_logs_where_its_seconds_went(tmp_path: Path) -> None:
     raw = tiny(tmp_path, "CartPoleRL", **EVALUATED, save_frequency_updates=1, updates_per_dispatch=1)
     result = train(parse_config(raw))
@@ -108,6 +109,7 @@ def test_a_run_with_a_collector_tells_collecting_from_updating(tmp_path: Path) -
     assert first["time/update_s"] > 0.0 and "time/train_s" not in first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["host", "async"])
 def test_what_a_collector_compiles_is_neither_collecting_nor_updating(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -27,12 +27,14 @@ def python(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_run_trains_on(run: Path) -> None:
     result = python("ejax.train", "--fork", run, f"trainer.output_dir={run.parent}", "trainer.iterations=3")
     assert result.returncode == 0, result.stderr
     assert len(list(run.parent.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_it_is_exported_where_no_torch_is_needed(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("flatbuffers")
     result = python("interop.export", run, "--to", tmp_path / "made", "--formats", "stablehlo")

@@ -97,6 +97,7 @@ def play(teacher: Any, monkeypatch: MonkeyPatch, *, num_updates: int = 1, **opti
     return log
 
 
+@pytest.mark.slow
 def test_labels_are_the_teachers_of_the_part_that_it_reads(monkeypatch: MonkeyPatch) -> None:
     (seen,) = play(GoesToTheGoal(), monkeypatch)
     assert seen["label"].shape == (NUM_STEPS, NUM_ENVS, 2) and seen["goal"].std() > 0.1
@@ -216,6 +217,7 @@ def test_a_student_with_memory_learns_what_the_teacher_does(taught: Any) -> None
     assert {"train/nll", "train/mse", "train/beta"} <= taught.train_history[0].keys()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(taught: Any, teacher: Path, tmp_path: Path) -> None:
     train(parse_config(config_of(teacher, iterations=2, actor=GRU)), run_dir=tmp_path / "run")
     whole = config_of(teacher, iterations=3, actor=GRU)

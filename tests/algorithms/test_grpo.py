@@ -71,6 +71,7 @@ def test_a_rollout_starts_its_groups_together_unless_told_otherwise(shared_start
     assert len(np.unique(goal, axis=0)) == starts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "count"), [([], 48.0), (["compat=embodichain-0.3"], 0.0)])
 def test_normalizers_take_in_each_rollout_but_under_embodichains_rule(overrides: list[str], count: float) -> None:
     block = {"type": "mlp", "hidden_sizes": [8]}

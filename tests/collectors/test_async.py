@@ -128,6 +128,7 @@ def in_turn(updates: int, lag: int) -> tuple[TrainState, list]:
     return state, rollouts
 
 
+@pytest.mark.slow_cases("0")
 @pytest.mark.parametrize("lag", [0, 1, 3])
 def test_a_run_is_the_synchronous_program_with_old_parameters_whatever_the_timing(lag: int) -> None:
     """D2, D3, D5, D37: two runs with random sleeps in environment, policy and learner, bit for bit."""
@@ -392,6 +393,7 @@ def test_a_killed_host_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert resumed.finished and same(*(what_is_left(tmp_path / name, "tiny") for name in ("run", "whole")))
 
 
+@pytest.mark.slow
 def test_an_async_run_repeats_itself_and_tells_its_versions(tmp_path: Path) -> None:
     """D1, D9: chosen by the config; steps are those of all environments."""
     raw = config(tmp_path, "async", num_groups=2)
@@ -405,6 +407,7 @@ def test_an_async_run_repeats_itself_and_tells_its_versions(tmp_path: Path) -> N
     assert staleness == [0.0] + [1.0] * 7
 
 
+@pytest.mark.slow
 def test_a_resumed_async_run_says_what_is_not_exact_and_its_schedule_repeats_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -437,6 +440,7 @@ def test_environments_that_cannot_be_saved_start_anew_and_are_told_of(
     assert result.last_train_metrics["charts/episode_length_avg_100"] == 24  # the 16 steps before are in none
 
 
+@pytest.mark.slow
 def test_several_learner_devices_agree_with_one(tmp_path: Path) -> None:
     raw = config(tmp_path, "async", updates=4)
     raw["trainer"] |= EVALUATED | {"eval_freq": 2 * STEPS}

@@ -658,6 +658,7 @@ def test_a_missing_gym_config_names_both_places(tmp_path: Path) -> None:
     assert str(Path.cwd() / "no.json") in str(caught.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(["trainer", "policy", "algorithm", "algorithm.cfg", "policy.actor", "env", "trainer.events"]),

@@ -204,6 +204,7 @@ def test_a_maker_travels_to_a_worker(name: str) -> None:
     np.testing.assert_array_equal(made.attempt(SEED).action, MAKERS[name](num_envs=2).attempt(SEED).action)
 
 
+@pytest.mark.slow
 def test_the_engine_is_filled_by_an_expert_in_its_worker() -> None:
     cfg = OnlineDataEngineCfg(
         task="ejax.experts.pick_place:make_task",

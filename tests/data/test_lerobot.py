@@ -291,6 +291,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 # What a crash and a full disk leave
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(set aside|clears up)")  # the patched unlink and rmdir let nothing be cleared up
 def test_a_full_disk_at_any_write_loses_nothing_that_was_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -351,6 +352,7 @@ def run_helper(*arguments: Path | str, **options: Any) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_step_loses_the_episode_in_flight_at_most_and_says_so(tmp_path: Path) -> None:
     process = run_helper("crash", tmp_path / "set")
     said, _ = process.communicate(timeout=60)
@@ -360,6 +362,7 @@ def test_a_crash_at_any_step_loses_the_episode_in_flight_at_most_and_says_so(tmp
     assert len(list((tmp_path / "set/incomplete").iterdir())) == aside
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*set aside.*")
 def test_what_append_returned_survives_kill_9(tmp_path: Path) -> None:
     chance, folder, promised = random.Random(0), tmp_path / "set", 0

@@ -511,6 +511,7 @@ def test_a_damaged_video_is_not_joined_to(tmp_path: Path) -> None:
             writer.append(camera_episode(1), "look")
 
 
+@pytest.mark.slow_cases("video")
 def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(recorded: Path, tmp_path: Path) -> None:
     """Which of it goes unnoticed, nobody can say; what is noticed is told."""
     folder, chance = without_digests(copied(recorded, tmp_path)), random.Random(1)
@@ -558,6 +559,7 @@ def test_a_reader_reads_on_while_its_files_are_replaced(kept: Path) -> None:
             np.testing.assert_array_equal(reader[index].frames["actions"], episode(index).frames["actions"])
 
 
+@pytest.mark.slow
 def test_readers_meet_no_damage_in_the_middle_of_appends(tmp_path: Path) -> None:
     keep(tmp_path / "set", [0])
     helper = [

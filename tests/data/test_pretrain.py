@@ -284,6 +284,7 @@ def test_a_resumed_stream_leaves_later_episodes_alone_and_refuses_others(tmp_pat
 REMEMBERING = {**NETWORK, "memory": {"type": "history", "length": 3}}
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_windows_around_a_frame_and_goes_on_with_the_same_bits(
     recorded: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -394,6 +395,7 @@ def test_fields_that_do_not_fit_the_environment_are_named(
     assert problem.key == key and text in problem.text
 
 
+@pytest.mark.slow
 def test_a_cloned_policy_is_fine_tuned_near_itself(cloned: Any, recorded: dict[str, Any], tmp_path: Path) -> None:
     config = tree(recorded)
     del config["data"]
@@ -422,6 +424,7 @@ def test_ppo_adds_the_divergence_to_the_reference_that_is_its_weight() -> None:
     np.testing.assert_allclose(loss - without, 0.3 * distance, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_policy_of_images_learns_where_things_are() -> None:
     """One bright spot in each picture, whose place is the action."""
     policy = VisionPolicy(
@@ -457,6 +460,7 @@ def test_a_policy_of_images_learns_where_things_are() -> None:
     assert float(metrics["skipped_minibatches"]) == 0.0
 
 
+@pytest.mark.slow
 def test_an_environment_draws_the_state_that_it_is_in() -> None:
     env = RenderedEnv("PushCubeRL", {}, action_chunk=2, width=24, height=16, camera_eye=(-1.9, -1.1, 1.0))
     envs = reset(env, jax.random.key(0), 2)

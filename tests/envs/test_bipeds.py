@@ -76,6 +76,7 @@ def test_h1_2_observes_the_velocities_of_its_torsos_imu(h1_2: VelocityRL) -> Non
     assert {name: each.shape for name, each in obs.items()} == {"policy": (92,), "critic": (92 + 3 + 2 + 2 + 2 + 6,)}
 
 
+@pytest.mark.slow
 def test_microduck_falls_when_its_trunk_is_low_or_its_body_drags(tmp_path: Path) -> None:
     """Its control steps are ten physics steps of 2 ms. In the air it falls 2 mm in one."""
     (tmp_path / "duck.xml").write_text(microduck_sticks())

@@ -268,6 +268,7 @@ def test_an_exit_is_the_error_of_an_evaluation(tmp_path: Path, monkeypatch: pyte
         evaluate_run(tmp_path / "run", num_episodes=2)
 
 
+@pytest.mark.slow
 def test_the_command_line_ends_with_an_exit_code_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(config(tmp_path, where="step", at=6).model_dump_json())
@@ -281,6 +282,7 @@ def test_the_command_line_ends_with_an_exit_code_of_its_own(tmp_path: Path) -> N
 # Native code that ends the process: nothing of Python's runs any more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "state"), [(14, "not finished: [12] of 4 updates"), (17, "not finished: its last eval")]
 )

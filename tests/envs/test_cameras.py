@@ -64,6 +64,7 @@ def far(one: Any, other: Any) -> float:
     return float(np.abs(np.asarray(one).astype(int) - np.asarray(other).astype(int)).mean())
 
 
+@pytest.mark.slow_cases("raycast")
 @pytest.mark.parametrize("renderer", ["mujoco", "raycast"])
 def test_each_row_of_the_observation_has_its_own_picture(renderer: Any) -> None:
     env = EmbodiedEnv(seeing(CART_POLE, camera()), physics="mujoco", renderer=renderer)
@@ -79,6 +80,7 @@ def test_each_row_of_the_observation_has_its_own_picture(renderer: Any) -> None:
     assert min(far(mine[0], theirs[1]), far(mine[1], theirs[0])) > max(far(mine[0], theirs[0]), far(mine[1], theirs[1]))
 
 
+@pytest.mark.slow_cases("raycast")
 @pytest.mark.parametrize("renderer", ["mujoco", "raycast"])
 def test_a_camera_that_goes_with_the_arm_sees_what_one_placed_there_does(renderer: Any) -> None:
     at = {"parent": "Manipulator/ee_link", "pos": [0.0, 0.3, 0.1], "quat": [0.0, 2.0, 0.0, 0.0]}

@@ -137,6 +137,7 @@ def test_the_reward_is_the_weighted_sum_of_unweighted_terms() -> None:
     assert int(timestep.info["elapsed_steps"]) == 2
 
 
+@pytest.mark.slow
 def test_smoothness_is_zero_in_the_first_step_only_and_forgets_other_episodes() -> None:
     start, _ = RESET(KEY)
     _, first = STEP(start, jnp.ones(8), KEY)
@@ -301,6 +302,7 @@ def test_mjx_follows_the_c_engine_in_push_cube() -> None:
     np.testing.assert_allclose(fast, slow, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
     slow = jax.jit(rollout, static_argnums=(0, 1))(replace(CART, physics="mjx"), 10)
     np.testing.assert_allclose(rollout(CART, 10), slow, atol=1e-4)

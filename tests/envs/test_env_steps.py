@@ -16,6 +16,22 @@ CASES = env_steps.cases()
 MARKED = [pytest.param(name, marks=[pytest.mark.slow] if case.slow else []) for name, case in CASES.items()]
 
 
+@pytest.mark.slow_cases(
+    "cart_pole@mjx",
+    "gym config of many terms@mujoco",
+    "go1 of sticks@mujoco",
+    "g1 of sticks@mujoco",
+    "gym config with EefPoseAction@mujoco",
+    "gym config with a camera@mujoco",
+    "instructed_place@mujoco",
+    "quadruped pushed on rough ground@mujoco",
+    "gym config of poses and a gripper@mujoco",
+    "quadruped@mujoco",
+    "microduck of sticks@mujoco",
+    "gym config cart_pole@mjx",
+    "raycast@mujoco",
+    "randomized push_cube@mujoco",
+)
 @pytest.mark.parametrize("name", MARKED)
 def test_the_recorded_steps_are_ours(name: str) -> None:
     if why := env_steps.lacking(CASES[name]):

@@ -163,6 +163,7 @@ def test_a_resumed_run_with_events_ends_with_the_same_bits(tmp_path: Path) -> No
     assert whole["arrays"].keys() == plain["arrays"].keys() and not same(whole, plain)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise(tmp_path: Path) -> None:
     start = parse_config(raw(tmp_path, {"train": {"tilt": TILT}}, updates=1, enable_eval=False))
     train(start, run_dir=tmp_path / "run")

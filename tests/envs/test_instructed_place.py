@@ -224,6 +224,7 @@ CASES: dict[str, tuple[Any, tuple[bool, float, float]]] = {
 """A state; success, wrong_cube_lifted and wrong_zone."""
 
 
+@pytest.mark.slow
 def test_success_is_the_cube_that_is_meant_in_the_zone_that_is_meant_and_failures_are_told_apart() -> None:
     states = jax.tree.map(lambda *x: jnp.stack(x), *(standing(**case) for case, _ in CASES.values()))
     grip = jnp.array([1.0 if "travel" in case else -1.0 for case, _ in CASES.values()])

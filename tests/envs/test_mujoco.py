@@ -175,6 +175,7 @@ def test_site_pose_follows_slides_and_offset_anchors() -> None:
     np.testing.assert_allclose(pose[:3, :3], data.site("tip").xmat.reshape(3, 3), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_environments_can_be_drawn_without_a_display() -> None:
     """In a process of its own: MUJOCO_GL is read when MuJoCo is imported."""
     program = """

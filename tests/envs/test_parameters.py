@@ -89,6 +89,7 @@ def test_parameters_that_are_the_models_own_change_no_bit(names: tuple[str, ...]
     assert_same_bits(plain, same)
 
 
+@pytest.mark.slow
 def test_a_row_has_the_same_bits_in_any_order_and_batch_whatever_was_stepped_before() -> None:
     names = ("body_inertia", "body_mass", "gravity", "pair_friction")
     state, ctrl = rolling(16, names)

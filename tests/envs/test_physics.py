@@ -102,6 +102,7 @@ def test_an_engine_that_is_not_installed_is_refused_before_there_is_a_run(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_engine_it_was_begun_with_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Begun on a CPU, gone on where auto means another engine; and as a run of the first ejax, which kept ``auto``."""
     run = train(config(), run_dir=tmp_path / "run").run_dir

@@ -126,6 +126,7 @@ def mean_min_distance(policy: Policy, params: Any, num_envs: int = 256) -> float
     return float(closest.mean())
 
 
+@pytest.mark.slow
 def test_apg_passes_embodichains_bar() -> None:
     """300 updates of 32 environments and 16 steps: on held-out episodes a quarter of the distance at the start."""
     policy = ActorOnly(

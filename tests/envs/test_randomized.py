@@ -80,6 +80,7 @@ def assert_same(one: Any, other: Any) -> None:
 # --- what is drawn ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_row_draws_from_its_own_key_whatever_the_batch_and_the_other_events() -> None:
     keys = jax.random.split(KEY, 64)
     env, more = push_cube(mass=MASS, friction=FRICTION), push_cube(gains=GAINS, mass=MASS, friction=FRICTION)
@@ -171,6 +172,7 @@ def test_a_motor_has_no_stiffness_to_randomize() -> None:
         randomize_drive_gains(load_model(DRIVEN), {"uid": "robot"}, stiffness_range=(0.5, 2.0))
 
 
+@pytest.mark.slow_cases("two")
 @pytest.mark.parametrize(
     "env", [PickPlaceRL(physics="mujoco"), InstructedPlaceRL(physics="mujoco")], ids=["one", "two"]
 )
@@ -210,6 +212,7 @@ def test_repeated_resets_never_compound_and_startup_outlives_them() -> None:
     assert np.min(frictions) >= 0.3 and np.max(frictions) <= 0.9
 
 
+@pytest.mark.slow
 def test_starts_that_are_drawn_beforehand_are_carried_over_alike() -> None:
     env = push_cube(mass={**MASS, "mode": "startup"}, noise=NOISE, later=of("delay_observation", steps_range=[0, 1]))
     carry, _ = play(env, reset(env, KEY, 2), 2)
@@ -371,6 +374,7 @@ def test_a_group_that_shares_its_start_shares_what_outlasts_episodes() -> None:
     np.testing.assert_array_equal(restart(env, ended, start, 2).state.level, level[jnp.array([0, 0, 2, 2])])
 
 
+@pytest.mark.slow
 def test_a_curriculum_by_success_follows_the_rows_own_episodes() -> None:
     class Lucky(PointMassRL):
         """A success in every second row's episodes."""
@@ -421,6 +425,7 @@ def gym_config(**events: Any) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.slow
 def test_a_gym_configs_own_events_change_physics_and_startup_outlives_its_episodes() -> None:
     uid = next(each["uid"] for each in GYM["rigid_object"] if each.get("body_type", "dynamic") == "dynamic")
     mass = of("randomize_rigid_object_mass", "startup", entity_cfg={"uid": uid}, mass_range=[1.0, 9.0])
@@ -460,6 +465,7 @@ def test_training_and_evaluation_have_events_of_their_own() -> None:
     assert config.trainer.events.train["mass"].mode == "reset"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_everything_random_ends_with_the_same_bits(tmp_path: Path) -> None:
     events = {
         "mass": of(

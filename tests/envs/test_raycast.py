@@ -174,6 +174,7 @@ def test_what_is_no_primitive_is_refused_by_name() -> None:
         scenery(lamp)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "view"),
     [(PickPlaceRL(physics="mujoco"), pick_place.CAMERA), (PushCubeRL(physics="mujoco"), push_cube.CAMERA)],

@@ -36,6 +36,7 @@ LOOKS = {
 }
 
 
+@pytest.mark.slow
 def test_a_picture_drawn_in_jax_is_that_of_the_state_and_calls_nobody_back() -> None:
     env = RenderedEnv("CartPoleRL", {"physics": "mujoco"}, renderer="raycast", **SIZE, **PLACED)
     assert "callback" not in str(jax.make_jaxpr(env.reset)(jax.random.key(0)))
@@ -50,6 +51,7 @@ def test_a_picture_drawn_in_jax_is_that_of_the_state_and_calls_nobody_back() -> 
         assert near[4:].mean() > 0.9  # above is MuJoCo's haze on the horizon
 
 
+@pytest.mark.slow
 def test_demonstrations_and_training_see_the_same_picture() -> None:
     task = make_task(num_envs=2, image_size=(16, 24), renderer="raycast")
     state, _ = task.start(3)
@@ -73,6 +75,7 @@ def test_demonstrations_and_training_see_the_same_picture() -> None:
         make_task(num_envs=1, renderer="warp")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_camera_at_the_tool_sees_what_is_below_it_wherever_it_is() -> None:
     options = {"renderer": "raycast", "wrist": {"width": 12, "height": 12}}
     env = RenderedEnv("InstructedPlaceRL", {"physics": "mujoco"}, **SIZE, **PLACED, **options)

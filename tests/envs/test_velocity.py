@@ -77,6 +77,7 @@ def test_the_encoders_bias_shifts_the_joints_and_what_is_measured() -> None:
     np.testing.assert_allclose(biased[1].obs["critic"][measured] - free[1].obs["critic"][measured], moved, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_noise_is_within_its_bounds_and_on_the_actor_alone() -> None:
     clean = VelocityRL(physics="mujoco", noise=dict.fromkeys(ENV.task.noise, 0.0), encoder_bias=0.0, push=ENV.push)
     _, obs = jax.vmap(ENV.reset)(jax.random.split(KEY, 64))
@@ -153,6 +154,7 @@ def test_the_greatest_height_of_a_flight_is_kept_until_it_lands() -> None:
     assert min(landings) < 0.0 or float(jnp.linalg.norm(state.command.velocity)) == 0.0
 
 
+@pytest.mark.slow
 def test_a_robot_on_rough_ground_starts_above_it_and_ends_at_its_edge() -> None:
     env = VelocityRL(physics="mujoco", terrain={"kind": "rough", "half_size": 2.0}, push=None)
     state, _ = env.reset(KEY)

@@ -95,6 +95,7 @@ def test_chunk_sizes_vary_by_batch_and_not_within_an_iterator_of_items(engine: O
     assert len(set.union(*seen)) > 1
 
 
+@pytest.mark.slow_cases("spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
 def test_workers_of_a_loader_draw_from_streams_of_their_own(engine: OnlineDataEngine, method: Any) -> None:

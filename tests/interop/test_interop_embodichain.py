@@ -194,6 +194,7 @@ def test_torchs_optimizer_and_scheduler_go_on_from_the_file(
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (1 - 0.75 * 3 / 4))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_embodichains_file_and_back_into_one(
     golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -444,6 +444,7 @@ def test_an_episode_without_an_end_is_none() -> None:
     assert reference_episode(policy, Toy(BOX), params, seed=0) is None
 
 
+@pytest.mark.slow_cases("deploy_torch.py-onnxruntime")
 @pytest.mark.parametrize(
     ("script", "hidden"),
     [

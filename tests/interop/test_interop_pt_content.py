@@ -149,6 +149,7 @@ def run_mutants(count: int, golden: Any, tmp_path: Path, seed: int = 0) -> list[
     return faults
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mutants_of_a_file_end_in_an_error_that_names_the_key(golden: Any, tmp_path: Path) -> None:
     assert run_mutants(NUM_MUTANTS, golden, tmp_path) == []

@@ -189,6 +189,7 @@ def test_every_format_answers_as_jax_does_with_adapters_beside_the_weights(expor
         assert facts["cases"]["environment"]["action"]["max_abs"] < 1e-5
 
 
+@pytest.mark.slow
 def test_verify_passes_again_without_jax_and_runs_every_format_but_stablehlo(keypoints: Path) -> None:
     code = f"""
 import sys
@@ -550,6 +551,7 @@ def test_statistics_without_a_place_are_told(tmp_path: Path) -> None:
 BLOCKED = {"torch": ("jax", "jaxlib", "flax", "ejax"), "onnx": ("jax", "jaxlib", "flax", "ejax", "torch")}
 
 
+@pytest.mark.slow_cases("torch")
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_process_without_jax_drives_the_task_from_text(
     keypoints: Path, runtime: str, monkeypatch: pytest.MonkeyPatch

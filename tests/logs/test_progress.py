@@ -60,6 +60,7 @@ def test_what_a_checkpoint_keeps_is_what_the_next_run_begins_with() -> None:
     assert Progress.of(meta, trainer)[0].best == Best(4.5, None)
 
 
+@pytest.mark.slow
 def test_a_run_that_watches_another_metric_from_now_on_does_not_compare_it_with_the_former(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,6 +100,7 @@ def test_algorithms_without_rollouts_refuse_it(name: str) -> None:
         parse_config(raw)
 
 
+@pytest.mark.slow
 def test_grpo_may_have_it(tmp_path: Path) -> None:
     raw = tiny(tmp_path, normalize_reward=True)
     raw["algorithm"] = GRPO

@@ -258,6 +258,7 @@ def test_without_a_display_the_remedy_is_a_video(
     assert "no display for the viewer" in (error := capsys.readouterr().err) and "--video FILE" in error
 
 
+@pytest.mark.slow
 def test_a_video_is_written_with_blows_and_a_summary(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

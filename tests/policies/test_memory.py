@@ -203,6 +203,7 @@ def test_a_history_begins_with_copies_of_an_episodes_first_observation() -> None
     assert seen == [[0.0, 0.0, 0.0], [0.0, 0.0, 3.0], [0.0, 3.0, 6.0], [3.0, 6.0, 9.0]]
 
 
+@pytest.mark.slow
 def test_without_a_memory_an_episode_starts_and_statistics_see_single_observations() -> None:
     for kind in MEMORIES:
         policy = policy_of(kind)
@@ -417,6 +418,7 @@ def test_a_run_resumes_to_the_same_bits_with_what_it_remembered(where: str, tmp_
     assert memories and all(np.any(x) for x in memories)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["device", "host"])
 def test_all_collectors_see_what_the_policy_saw_when_it_acted(where: str, tmp_path: Path) -> None:
     raw = remembering(tmp_path, collector=COLLECTORS[where], ppo={"n_epochs": 1, "batch_size": STEPS})
@@ -424,6 +426,7 @@ def test_all_collectors_see_what_the_policy_saw_when_it_acted(where: str, tmp_pa
     assert metrics["train/approx_kl"] < 1e-9 and metrics["train/clip_fraction"] == 0.0
 
 
+@pytest.mark.slow
 def test_evaluation_remembers_within_episodes_on_the_device_and_outside() -> None:
     policy = policy_of("lstm")
     obs = jnp.zeros((1, NUM_OBSERVED))

@@ -281,6 +281,7 @@ def test_an_algorithm_that_drops_nothing_refuses_dropout(algorithm: str, framewo
         build(parse_config(raw))
 
 
+@pytest.mark.slow
 @FRAMEWORKS
 def test_cloning_drops_and_moves_averages(framework: str) -> None:
     options = BCConfig(batch_size=8, updates_per_step=3)
@@ -312,6 +313,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 @FRAMEWORKS
 @pytest.mark.parametrize("kind", ["batch_norm", "dropout", "memory"])
 def test_a_cloning_run_is_resumed_and_tuned(framework: str, kind: str, recorded: str, tmp_path: Path) -> None:
@@ -327,6 +329,7 @@ def test_a_cloning_run_is_resumed_and_tuned(framework: str, kind: str, recorded:
     assert np.isfinite(train(parse_config(tuned)).last_train_metrics["train/loss"])
 
 
+@pytest.mark.slow
 @FRAMEWORKS
 @pytest.mark.parametrize("kind", ["batch_norm", "memory"])
 def test_a_student_is_distilled_from_a_teacher_of_the_other_kind(framework: str, kind: str, tmp_path: Path) -> None:

@@ -317,6 +317,7 @@ class Plain(nn.Module):
         return Normal(mean, jnp.broadcast_to(log_std, mean.shape)), nn.Dense(1)(obs)[..., 0]
 
 
+@pytest.mark.slow
 def test_a_plain_linen_module_acts_unrolls_and_learns() -> None:
     policy, env, config = Plain(), PointMassRL(), PPOConfig(n_epochs=1, batch_size=8)
     optimizer = make_optimizer(config.optimizer)
@@ -383,6 +384,7 @@ def test_statistics_are_those_of_all_rows_merged(normalizing: tuple[ActorCritic,
     np.testing.assert_allclose(variance, rows.var(axis=0), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_nan_in_a_rollout_does_not_end_a_training() -> None:
     """With normalization a single NaN observation made every action and value NaN from then on."""
     env = PointMassRL(max_episode_steps=5)

@@ -228,6 +228,7 @@ def test_the_instruction_and_the_picture_change_the_action() -> None:
     assert not np.allclose(action, mode_of(policy, {**obs, "image": obs["image"][::-1]}))
 
 
+@pytest.mark.slow
 def test_padding_behind_the_instruction_does_not_change_the_action() -> None:
     policy, obs = small(), observations()
     longer = np.pad(obs["instruction"], ((0, 0), (0, 16)))
@@ -279,6 +280,7 @@ def test_leading_axes_are_kept() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_gaussian_head_makes_a_normal_of_the_chunk() -> None:
     policy = small(head={"type": "gaussian"}, critic=True)
     distribution, value = policy.apply(variables_of(policy), observations())
@@ -301,6 +303,7 @@ def test_merged_adapters_act_as_unmerged_ones() -> None:
     assert not np.allclose(mode_of(policy, obs, without), mode_of(policy, obs), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_policy_with_adapters_starts_as_the_policy_that_it_adopts() -> None:
     policy, obs = small(lora={"rank": 2}), observations()
     plain = policy.without_lora()
@@ -317,6 +320,7 @@ def test_only_adapters_and_what_is_outside_the_trunk_are_trained() -> None:
     assert kernels == {"qkv", "out", "mlp_in", "mlp_out"}
 
 
+@pytest.mark.slow
 def test_recomputing_blocks_changes_no_gradient() -> None:
     policy, obs = small(), observations()
     params = variables_of(policy)
@@ -339,6 +343,7 @@ def test_bfloat16_products_stay_near_float32() -> None:
     assert 0.0 < np.abs(near - mode_of(small(), obs, params)).max() < 0.1
 
 
+@pytest.mark.slow
 def test_an_instruction_of_the_config_stands_in_for_one_of_the_observation() -> None:
     config = {"model_config": SMALL, "inference_horizon": K}
     space = gymnasium.spaces.Dict({name: SPACE[name] for name in ("image", "state")})
@@ -451,6 +456,7 @@ def test_words_are_dropped_for_a_policy_that_reads_words_and_refused_for_any_oth
     assert "reads no words" in str(problem)
 
 
+@pytest.mark.slow
 def test_what_is_padded_has_no_part_in_the_error_of_predictions() -> None:
     """Each window has the weight of the actions that it teaches: 3 (two chunks, of two and of one) and 1."""
     policy, obs = small(predicts=["state"]), observations(batch=(2, 2))

@@ -110,6 +110,7 @@ def test_adapters_start_from_a_policy_without_them(tmp_path: Path) -> None:
     assert np.array_equal(frozen, there["blocks_0"]["qkv"]["kernel"])
 
 
+@pytest.mark.slow
 def test_an_adaptive_rate_is_refused_for_a_flow(tmp_path: Path) -> None:
     adaptive = {"name": "ppo", "cfg": {**PPO["cfg"], "schedule": "adaptive", "desired_kl": 0.01}}
     with pytest.raises((ConfigError, ValueError), match="leave out schedule: adaptive"):

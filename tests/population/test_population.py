@@ -377,6 +377,7 @@ def test_a_member_that_is_not_there_is_refused(trained: PopulationResult) -> Non
         open_policy_run(trained.run_dir / "members" / "0", 1)
 
 
+@pytest.mark.slow
 def test_the_command_line_goes_on_with_a_population(
     trained: PopulationResult, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_session_without_a_line_in_the_log_counts(run: Path) -> None:
     assert read_run(run).wall_s == 7.0
 
 
+@pytest.mark.slow
 def test_the_wall_time_is_that_of_the_console(tmp_path: Path) -> None:
     began = time.time()
     result = train(parse_config(tiny(tmp_path, iterations=2, **EVALUATED)))

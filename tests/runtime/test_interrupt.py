@@ -156,6 +156,7 @@ def test_a_signal_while_modules_are_imported_is_answered(module: str, number: in
     assert said == f"ejax.{module}: ended by {signal.Signals(number).name} before it began: nothing was left\n"
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
     """What is printed has nowhere to go then, and must not keep the run from being saved."""
     command = [sys.executable, "-m", "ejax.train", "--config", str(write_config(tmp_path))]

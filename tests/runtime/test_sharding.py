@@ -75,6 +75,7 @@ def test_several_devices_compute_what_one_does(raw: dict[str, dict[str, Any]], o
     assert int(state.episodes.num_episodes) == int(expected.episodes.num_episodes)
 
 
+@pytest.mark.slow
 def test_environments_are_split_and_parameters_are_the_same_on_each_device() -> None:
     state, _ = updates(PPO, ["trainer.distributed=true"])
     for leaf in jax.tree.leaves(state.envs):
@@ -101,6 +102,7 @@ def test_devices_that_share_the_parameters_compute_what_those_that_have_them_all
     np.testing.assert_allclose(metrics["train/loss"][:3], expected["train/loss"][:3], rtol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [PPO, GRPO], ids=["ppo", "grpo"])
 def test_the_program_splits_the_work(raw: dict[str, dict[str, Any]]) -> None:
     width = ["policy.actor.network_cfg.hidden_sizes=[19]", "algorithm.cfg.batch_size=6"]

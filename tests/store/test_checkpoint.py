@@ -108,6 +108,7 @@ DTYPES = (
 KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
+@pytest.mark.slow
 def test_every_type_that_jax_has_comes_back_as_it_was(tmp_path: Path) -> None:
     state = {name: jnp.asarray([0, 1, 1]).astype(name) for name in DTYPES}
     state |= {f"{name} alone": x[1] for name, x in state.items()} | {f"no {name}": x[:0] for name, x in state.items()}

@@ -80,6 +80,7 @@ class Counter(Callback):
         self.total, self.calls = state["total"], state["calls"]
 
 
+@pytest.mark.slow
 def test_the_events_of_a_run_come_in_their_order(tmp_path: Path) -> None:
     seen = Recorder()
     train(config(tmp_path), run_dir=tmp_path / "run", callbacks=[seen])
@@ -95,6 +96,7 @@ def test_the_events_of_a_run_come_in_their_order(tmp_path: Path) -> None:
     assert "train/loss" in seen.metrics["update"] and "eval/avg_reward" in seen.metrics["evaluation"]
 
 
+@pytest.mark.slow
 def test_a_callback_stops_a_run_which_can_go_on(tmp_path: Path) -> None:
     class Stopper(Callback):
         def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:

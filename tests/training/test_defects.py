@@ -133,6 +133,7 @@ def test_every_algorithm_makes_its_step_from_the_same_arguments() -> None:
     assert signatures["apg"] == signatures["shac"] == shared
 
 
+@pytest.mark.slow
 def test_each_update_is_logged_once_at_its_own_step_and_environments_are_reset_once(tmp_path: Path) -> None:
     """D12, H18: a line for an update, not for an environment step. D17, H16: nothing resets but the start."""
     RESETS.clear()
@@ -239,6 +240,7 @@ def test_a_video_ends_with_the_longest_episode_recorded() -> None:
     assert frames[-1][0, 0, 0] == 3 and frames[-1][0, 8, 0] == 5  # the one that ended earlier stands still
 
 
+@pytest.mark.slow
 def test_a_training_that_failed_leaves_no_checkpoint_of_the_failure(tmp_path: Path) -> None:
     """H21: the second update meets a reward that is not a number."""
     env_cfg, ppo = {"sound": NUM_STEPS + 1}, {"skip_nonfinite_updates": False}

@@ -140,6 +140,7 @@ def raw(tmp_path: Path, event: dict, env: str = "Shown") -> dict:
     return tiny(tmp_path, env, env_cfg={"max_episode_steps": EPISODE}, **trainer)
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_recorded_from_the_events_camera(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = train(parse_config(raw(tmp_path, EVENT, "CartPoleRL")))
     video = result.run_dir / "videos" / "eval" / "ep1_main_cam_allenvs.mp4"
@@ -147,6 +148,7 @@ def test_an_evaluation_is_recorded_from_the_events_camera(tmp_path: Path, capfd:
     assert f"recorded {video}" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_training_is_recorded_where_it_saves_if_nothing_is_evaluated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

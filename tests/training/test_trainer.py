@@ -34,6 +34,7 @@ def trainer_of(config: dict[str, Any], env: Any = None, **options: Any) -> Train
     )
 
 
+@pytest.mark.slow
 def test_objects_train_to_the_bits_of_the_config_that_names_them(tmp_path: Path) -> None:
     config = raw(tmp_path, save_frequency_updates=1)
     trainer = trainer_of(config)
@@ -93,6 +94,7 @@ class Wrapped:
         return state, timestep.replace(reward=timestep.reward + self.bonus)
 
 
+@pytest.mark.slow
 def test_an_environment_of_ones_own_needs_no_name(tmp_path: Path) -> None:
     config = raw(tmp_path)
     env = Wrapped(PointMassRL(max_episode_steps=EPISODE))

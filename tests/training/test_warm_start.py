@@ -66,6 +66,7 @@ def test_parameters_and_statistics_are_taken_over_and_nothing_else(trained: Path
         chex.assert_trees_all_equal(fresh.train.params, source.params)  # else this test would show nothing
 
 
+@pytest.mark.slow
 def test_at_update_0_the_policy_evaluates_as_the_checkpoint_does(trained: Path) -> None:
     theirs = evaluate_run(trained, checkpoint="latest", num_episodes=2, num_envs=2, seed=3)
     config = config_with(init_from=str(trained))
@@ -79,6 +80,7 @@ def test_at_update_0_the_policy_evaluates_as_the_checkpoint_does(trained: Path) 
     assert mean_return(state.train.params) == theirs["eval/avg_reward"] != mean_return(parts.state.train.params)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_it_and_the_reference_is_that_policy(trained: Path, tmp_path: Path) -> None:
     config = config_with(GRPO, init_from=str(trained))
     result = train(config, run_dir=tmp_path / "run")

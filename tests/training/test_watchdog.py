@@ -306,6 +306,7 @@ def test_an_environment_that_hangs_while_it_is_made_is_named_by_whatever_makes_i
 # The command line
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_in_native_code_is_left_with_the_state_saved(tmp_path: Path) -> None:
     mark, file = tmp_path / "hangs", tmp_path / "config.json"
     limits = ["trainer.collector.stop_timeout_s=0.5"]
