@@ -69,7 +69,7 @@ class TeacherState:
 
     params: Params
     memory: PyTree
-    """Of the episodes under way, leaves [N, ...]; () of a teacher without memory."""
+    """Memory of the episodes under way, leaves [N, ...]; () for a teacher without memory."""
 
 
 @partial(jax.jit, static_argnames=("policy", "optimizer", "config"))

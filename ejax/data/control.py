@@ -70,7 +70,7 @@ class LifecycleEvent:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a process needs to find a run."""
+    """The parts by which a process finds a run."""
 
     folder: Path
     layout: Layout

@@ -109,7 +109,7 @@ def missing_task(name: str) -> str:
     if name.partition("-")[0] in OTHER_TASKS:
         return (
             f"'{name}' is a class of EmbodiChain's, which ejax does not have: when an episode succeeds, fails or ends, "
-            f"and whatever else the class computes, such as its actions, is not known here. ejax has "
+            f"and everything else that the class computes, such as its actions, is not known here. ejax has "
             f"{', '.join(OUTCOMES)}; {remedy}"
         )
     return f"no task '{name}'; there is {', '.join(OUTCOMES)}; else {remedy}{did_you_mean(name, OUTCOMES)}"
