@@ -2,11 +2,11 @@
 # Set up .venv and run the checks: format, lint, types, docs, tests. Needs Python >= 3.11, nothing else.
 # Usage: bash tests/check.sh [--torch] [--all] [pytest arguments]
 #   --torch  install torch and what exports need first: their tests are skipped without it
-#   --all    also the slow tests: minutes each, for before a release
+#   --all    also the slow tests, for before a release
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-extras=dev,docs tests=()
+extras=dev,docs tests=(-m "not slow")
 while [[ ${1:-} == --torch || ${1:-} == --all ]]; do
     if [ "$1" = --torch ]; then extras=dev,docs,export; else tests=(-m ""); fi
     shift

@@ -66,6 +66,10 @@ def test_a_wing_is_imported_by_those_that_use_it_alone(wing: str, modules_of_a_t
     assert not found, "a plain training needs none of it"
 
 
+def test_a_training_imports_no_torch(modules_of_a_training: set[str]) -> None:
+    assert not {"torch", "tensordict"} & modules_of_a_training
+
+
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [

@@ -890,7 +890,7 @@ print(engine._supervisor._process.pid, engine._ticket.folder, flush=True)
 
 
 def start_owner(tmp_path: Path, end: str, script: str = OWNER, **popen: Any) -> subprocess.Popen[str]:
-    """A process with an engine, which tells its worker and its folder, and then does what ``end`` has."""
+    """A process with an engine: it prints its worker and its folder, then runs the program ``end``."""
     code = script.format(tasks=TASKS, place=str(tmp_path / "runs"), end=end)
     # Python 3.12 warns of every fork of a process with threads
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", code]
@@ -945,7 +945,7 @@ def test_what_belongs_to_a_living_process_is_left_alone() -> None:
 
 
 def test_shared_memory_is_what_the_system_has_for_it() -> None:
-    """Where the tests of this file put it, it is a file on the disk."""
+    """The default place; the other tests of this file choose a folder on the disk."""
     code = "from ejax.data import leftovers; print(leftovers.PLACE)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "/dev/shm\n"
