@@ -19,8 +19,9 @@ from ejax.training.callbacks import Callback, RunResult, TrainingRun
 from ejax.training.given import Given, config_of
 from ejax.training.loop import Loop
 from ejax.training.multiprocess import FollowerSink, group_of, locate_together, rescue_of, saving_all_envs
+from ejax.training.own_callbacks import OnLog
 from ejax.training.profile import Profiler
-from ejax.training.sink import OnLog, RunSink
+from ejax.training.sink import RunSink
 from ejax.training.start import RunLocation, StartState, announce_start, build_start, locate_run
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Policy

@@ -25,7 +25,8 @@ from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import RunResult
 from ejax.training.host_steppers import HostStepper
 from ejax.training.loop import Dispatch, Sink
-from ejax.training.sink import RunSink, Verdict
+from ejax.training.own_callbacks import Verdict
+from ejax.training.sink import RunSink
 from ejax.training.start import RunLocation, StartState
 from ejax.training.steppers import DeviceStepper, ShouldStop
 from ejax.types import Metrics, PyTree

@@ -1,38 +1,41 @@
-"""Sink of one run: count, log, evaluate, save and record at its events, around the caller's callbacks."""
+"""Sink of one run: evaluate, and hand each event to the callbacks, ejax's own and the caller's."""
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import jax
 from numpy.typing import NDArray
 
 from ejax.algorithms.step import RunState
 from ejax.envs.host.calls import EnvAbandoned
-from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.metrics import MetricWriter
-from ejax.logs.usage import TIME, memory_in_use, times
+from ejax.logs.usage import TIME
 from ejax.runtime.processes import Group, count
 from ejax.runtime.sharding import own_copy
-from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.runtime.stopwatch import Stopwatch
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.loop import Dispatch, Sink
+from ejax.training.own_callbacks import (
+    BestKeeper,
+    Checkpoints,
+    MetricReporter,
+    OnLog,
+    SkippedUpdates,
+    Verdict,
+    Videos,
+)
 from ejax.training.recorder import VideoRecorder
 from ejax.training.saver import Progress, Saver
-from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.training.start import RunLocation, StartState
 from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params, Phase
-
-Verdict = Literal["best", "not the best", "given up", "failed"]
-OnLog: TypeAlias = Callable[[int, dict[str, float]], object]
 
 
 class RunSink(Sink[RunState, RunResult]):
@@ -59,10 +62,7 @@ class RunSink(Sink[RunState, RunResult]):
         config, parts, folder = location.config, start.parts, location.directory.path
         self._config, self._trainer, self._parts, self._writer = config, config.trainer, parts, writer
         self._directory, self._start, self._started, self._group = location.directory, start, started, group
-        self._clock, self._total, self._on_log = clock, Stopwatch(), on_log
-        self._last_logged: dict[str, float] = {}
-        self._train_history: list[dict[str, float]] = []
-        self._eval_history: list[dict[str, float]] = []
+        self._clock = clock
         (self._device,) = parts.state.update.devices()
         self._run = TrainingRun(
             config, folder, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
@@ -82,7 +82,18 @@ class RunSink(Sink[RunState, RunResult]):
         )
         self._evaluator = make_evaluator(config, parts, folder / "quarantine" / "eval")
         self._recorder = _recorder(location, start)
-        self._skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
+        skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
+        self._reporter = MetricReporter(writer, self._progress, clock, self._device, on_log)
+        self._checkpoints = Checkpoints(self.saver, self._progress, clock, self._saved, self._judged)
+        self._all: list[Callback] = [
+            SkippedUpdates(self._progress, location.directory, skips=skips),
+            BestKeeper(self._progress),
+            *self._callbacks,
+            self._reporter,
+            self._checkpoints,
+            Videos(self._recorder, self._device),
+        ]
+        """In the order of their calls: numbers that the caller adds are logged before the state is saved."""
         for text in [*messages, *self._callbacks.load(start.meta.get("callbacks", {}))]:
             writer.alarm(text)
         if listeners := self._callbacks.step_listeners():
@@ -108,7 +119,7 @@ class RunSink(Sink[RunState, RunResult]):
         if profile is not None and profile.start < first:
             text = f"trainer.profile.start is {profile.start}, and the run goes on at {first}"
             self._writer.alarm(f"no profile: {text}")
-        for each in self._callbacks:
+        for each in self._all:
             each.on_start(self._run)
         self._callbacks.states()  # one that cannot be saved is refused before anything is trained
         if self._start.evaluation_due:
@@ -136,55 +147,14 @@ class RunSink(Sink[RunState, RunResult]):
         for name in [name for name in metrics if name.startswith(TIME)]:
             self._clock.add(name.removeprefix(TIME).removesuffix("_s"), metrics.pop(name))
         collected = {tag: x for tag, x in metrics.items() if not tag.startswith("train/")}
-        for each in self._callbacks:
+        for each in self._all:
             each.on_rollout(run, collected)
-        if not self._skips:
-            refuse_nonfinite(run.update, metrics, next(iter(self._directory.periodic()), None))
-        self._progress.skipped_updates += skipped_fraction(metrics)
-        for text in skip_notes(run.update, metrics):
-            self.note(text)
-        for each in self._callbacks:
+        for each in self._all:
             each.on_update(run, metrics)
-        if run.cadence.logs(run.update):
-            shown = {tag: x for tag, x in metrics.items() if not math.isnan(x)} | {"charts/SPS": run.steps_per_s}
-            shown |= times(self._take_seconds()) | memory_in_use(self._device)
-            self._log(shown)
-            self._last_logged = shown
-            self._train_history.append({"global_step": run.step, **shown})
-        if run.cadence.saves(run.update):
-            self._save()
-
-    def _take_seconds(self) -> dict[str, float]:
-        seconds = self._clock.take() | ENGINE.take()
-        for name, value in seconds.items():
-            self._total.add(name, value)
-        return seconds
-
-    def _log(self, metrics: dict[str, float]) -> None:
-        metrics |= self._run.extra
-        self._run.extra = {}
-        with self._clock.of("log"):
-            self._writer.write(self._run.step, metrics, self._progress.best)
-        if self._on_log is not None and self._on_log(self._run.step, dict(metrics)) is False:
-            self._run.stop()
-
-    def _save(self) -> None:
-        run = self._run
-        if self.saver.has(run.update):
-            return
-        with self._clock.of("save"):
-            path = self.saver.save(run.state, run.update, evaluation_due=run.evaluation_due)
-        self._saved(path)
-        if not self._trainer.enable_eval:
-            self._record_video(run.update)
 
     def _saved(self, path: Path) -> None:
-        for each in self._callbacks:
+        for each in self._all:
             each.on_save(self._run, path)
-
-    def _record_video(self, number: int) -> None:
-        params: Any = own_copy(self._run.state.train.params, self._device)
-        self._recorder.record(params, jax.random.key(self._trainer.eval_seed), number)
 
     def _judged(self, verdict: Verdict) -> None:
         if self._group is not None:
@@ -198,35 +168,21 @@ class RunSink(Sink[RunState, RunResult]):
         self._record_evaluation(self._begin_evaluation(self._run.state))
 
     def _record_evaluation(self, evaluation: Callable[[], Metrics]) -> None:
-        run, progress, tag = self._run, self._progress, self._trainer.best_eval_metric
+        run = self._run
         try:
             metrics = self._results(evaluation)
             if metrics is None:
                 self._judged("given up")
                 return
-            require_measured(tag, metrics)
+            require_measured(self._trainer.best_eval_metric, metrics)
         except Exception:  # of any kind: what was trained until here is kept
             run.evaluation_due = True
             self._judged("failed")
-            self._save()
+            self._checkpoints.save(run)
             raise
         run.evaluation_due = False
-        if improves(metrics, progress.best, tag=tag, mode=self._trainer.best_eval_mode):
-            progress.best = Best(metrics[tag], run.step, metrics.get(REWARD))
-        progress.last_evaluated, progress.last_eval_metrics = run.update, dict(metrics)
-        for each in self._callbacks:
+        for each in self._all:
             each.on_evaluation(run, metrics)
-        self._log(dict(metrics))
-        self._eval_history.append({"global_step": run.step, **metrics})
-        is_best = progress.best is not None and progress.best.step == run.step
-        # the others write their parts before this one can complete the checkpoint
-        self._judged("best" if is_best else "not the best")
-        if is_best:
-            with self._clock.of("save"):
-                path = self.saver.save_best(run.state, run.update)
-            self._saved(path)
-        self.saver.mark_evaluated(run.update)
-        self._record_video(run.cadence.video_number(run.update))
 
     def _results(self, evaluation: Callable[[], Metrics]) -> dict[str, float] | None:
         """The metrics of an evaluation. None: the user wants the run to stop, and an environment does not return."""
@@ -273,7 +229,7 @@ class RunSink(Sink[RunState, RunResult]):
         run.evaluation_due = finished and self._trainer.enable_eval and progress.last_evaluated != update
         if not finished:
             self._recorder.break_off()
-        self._save()
+        self._checkpoints.save(run)
         if run.evaluation_due:
             self._evaluate_now()
         fresh = self._evaluate_fresh(should_stop) if finished else {}
@@ -282,7 +238,7 @@ class RunSink(Sink[RunState, RunResult]):
                 f"stopped at {run.step} {self._config.step_name}; "
                 f"go on with python -m ejax.train --run {self._directory.path} --resume latest"
             )
-        self._take_seconds()
+        self._reporter.seconds()
         result = RunResult(
             policy=self._parts.policy,
             params=state.train.params,
@@ -296,14 +252,14 @@ class RunSink(Sink[RunState, RunResult]):
             best_eval_value=progress.best.value if progress.best else None,
             latest_checkpoint_path=self.saver.latest,
             best_checkpoint_path=self.saver.best,
-            last_train_metrics=self._last_logged,
+            last_train_metrics=self._reporter.last,
             last_eval_metrics=progress.last_eval_metrics,
-            train_history=self._train_history,
-            eval_history=self._eval_history,
+            train_history=self._reporter.train_history,
+            eval_history=self._reporter.eval_history,
             fresh_eval_metrics=fresh,
-            seconds=self._total.take(),
+            seconds=self._reporter.total.take(),
         )
-        for each in self._callbacks:
+        for each in self._all:
             each.on_end(run, result)
         return result
 
