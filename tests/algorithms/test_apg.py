@@ -74,7 +74,6 @@ def update(env: Integrator, config: APGConfig, num_envs: int = 3) -> tuple[Train
     return state, after, metrics
 
 
-@pytest.mark.slow
 def test_the_form_for_gpus_learns_the_same_through_new_episodes(request: pytest.FixtureRequest) -> None:
     env, config = Integrator(length=3), APGConfig(segment_length=8, **BASE)
     _, expected, _ = update(env, config)

@@ -97,7 +97,6 @@ def play(teacher: Any, monkeypatch: MonkeyPatch, *, num_updates: int = 1, **opti
     return log
 
 
-@pytest.mark.slow
 def test_labels_are_the_teachers_of_the_part_that_it_reads(monkeypatch: MonkeyPatch) -> None:
     (seen,) = play(GoesToTheGoal(), monkeypatch)
     assert seen["label"].shape == (NUM_STEPS, NUM_ENVS, 2) and seen["goal"].std() > 0.1

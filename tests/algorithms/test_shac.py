@@ -202,7 +202,6 @@ def test_a_value_that_does_not_count_may_be_anything() -> None:
     np.testing.assert_allclose(total, [1.5])
 
 
-@pytest.mark.slow
 def test_the_objective_is_that_of_an_explicit_loop() -> None:
     before, _, metrics = update(SHACConfig(**BASE))
     expected = objective_by_loop(before.params["params"]["actor"], before.target["params"]["critic"])
@@ -267,7 +266,6 @@ def test_actor_and_critic_have_their_own_optimizers() -> None:
         assert not np.allclose(old[moving]["linear_0"]["kernel"], new[moving]["linear_0"]["kernel"], rtol=1e-3)
 
 
-@pytest.mark.slow
 def test_each_optimizer_counts_its_own_steps() -> None:
     adam = OptimizerConfig(name="adam")
     config = SHACConfig(

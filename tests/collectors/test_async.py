@@ -393,7 +393,6 @@ def test_a_killed_host_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert resumed.finished and same(*(what_is_left(tmp_path / name, "tiny") for name in ("run", "whole")))
 
 
-@pytest.mark.slow
 def test_an_async_run_repeats_itself_and_tells_its_versions(tmp_path: Path) -> None:
     """D1, D9: chosen by the config; steps are those of all environments."""
     raw = config(tmp_path, "async", num_groups=2)
@@ -407,7 +406,6 @@ def test_an_async_run_repeats_itself_and_tells_its_versions(tmp_path: Path) -> N
     assert staleness == [0.0] + [1.0] * 7
 
 
-@pytest.mark.slow
 def test_a_resumed_async_run_says_what_is_not_exact_and_its_schedule_repeats_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,8 +7,10 @@ import config_mutants
 import config_verdicts
 import pytest
 
-SLICES = 6
-MUTANTS = 50
+SLICES = 12
+MUTANTS = 25
+EVERYDAY = 4
+"""Slices of the everyday run; ``tests/check.sh --all`` has the others too."""
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +18,9 @@ def found() -> Any:
     return config_mutants.bases()
 
 
-@pytest.mark.parametrize("part", range(SLICES))
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.slow] if part >= EVERYDAY else []) for part in range(SLICES)]
+)
 def test_a_broken_config_is_refused_in_short_or_trains_as_it_reads(part: int, found: Any, tmp_path: Path) -> None:
     wrong = []
     for number in range(part * MUTANTS, (part + 1) * MUTANTS):

@@ -75,7 +75,7 @@ def test_nothing_is_discounted_across_a_forced_reset() -> None:
     assert not drop_current_rewards(scale).discounted.any()
 
 
-@pytest.mark.slow_cases("device")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["device", "host"])
 def test_a_run_with_scaled_rewards_resumes_to_the_same_bits_and_logs_rewards_as_they_come(
     mode: str, tmp_path: Path

@@ -235,6 +235,7 @@ def test_padding_behind_the_instruction_does_not_change_the_action() -> None:
     assert np.allclose(mode_of(policy, obs), mode_of(policy, {**obs, "instruction": longer}), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("summary", ["sum", "mean"])
 def test_a_word_that_training_did_not_have_changes_the_action_no_more_than_padding_does(summary: str) -> None:
     policy, obs = small(text_encoder={"summary": summary}), observations(2)

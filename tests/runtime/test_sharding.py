@@ -75,7 +75,6 @@ def test_several_devices_compute_what_one_does(raw: dict[str, dict[str, Any]], o
     assert int(state.episodes.num_episodes) == int(expected.episodes.num_episodes)
 
 
-@pytest.mark.slow
 def test_environments_are_split_and_parameters_are_the_same_on_each_device() -> None:
     state, _ = updates(PPO, ["trainer.distributed=true"])
     for leaf in jax.tree.leaves(state.envs):

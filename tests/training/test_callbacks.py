@@ -80,7 +80,6 @@ class Counter(Callback):
         self.total, self.calls = state["total"], state["calls"]
 
 
-@pytest.mark.slow
 def test_the_events_of_a_run_come_in_their_order(tmp_path: Path) -> None:
     seen = Recorder()
     train(config(tmp_path), run_dir=tmp_path / "run", callbacks=[seen])

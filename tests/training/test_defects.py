@@ -133,7 +133,6 @@ def test_every_algorithm_makes_its_step_from_the_same_arguments() -> None:
     assert signatures["apg"] == signatures["shac"] == shared
 
 
-@pytest.mark.slow
 def test_each_update_is_logged_once_at_its_own_step_and_environments_are_reset_once(tmp_path: Path) -> None:
     """D12, H18: a line for an update, not for an environment step. D17, H16: nothing resets but the start."""
     RESETS.clear()

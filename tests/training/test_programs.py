@@ -70,7 +70,6 @@ def test_the_one_that_was_asked_for_longest_ago_goes_first(monkeypatch: pytest.M
     assert lower.count == 4
 
 
-@pytest.mark.slow
 def test_a_run_of_another_seed_compiles_nothing_and_has_its_own_bits(tmp_path: Path) -> None:
     def run(folder: str, seed: int) -> Any:
         return train(parse_config(tiny(tmp_path, seed=seed, **EVALUATED)), run_dir=tmp_path / folder)

@@ -253,7 +253,6 @@ def test_a_signal_saves_and_exits_cleanly(number: signal.Signals, tmp_path: Path
     assert newest.name == f"tiny_step_{steps[-1]}"  # the very last update is saved
 
 
-@pytest.mark.slow
 def test_results_do_not_depend_on_how_updates_are_dispatched(tmp_path: Path) -> None:
     train(parse_config(config(tmp_path)), run_dir=tmp_path / "one")
     raw = config(tmp_path, updates_per_dispatch=7, save_frequency_updates=5, eval_freq=0, enable_eval=False)
@@ -285,7 +284,6 @@ def test_resume_refuses_another_config(tmp_path: Path) -> None:
         train(parse_config(raw), resume="latest", run_dir=tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_a_finished_run_can_be_extended_and_keeps_its_schedule(tmp_path: Path) -> None:
     raw = config(tmp_path, updates=6)
     raw["algorithm"]["cfg"]["lr_scheduler"] = {"name": "linear"}

@@ -93,7 +93,6 @@ def make_ring(options: RememberingConfig, policy: Policy, env: Env, num_envs: in
 REMEMBERING = Algorithm(Config=RememberingConfig, make_step=make_remembering_step, make_own=make_ring)
 
 
-@pytest.mark.slow
 def test_what_an_algorithm_keeps_is_part_of_the_run_and_of_its_checkpoints(tmp_path: Path) -> None:
     register_algorithm("remembering", REMEMBERING, override=True)
     raw = tiny(tmp_path, iterations=3) | {"algorithm": {"name": "remembering"}}
