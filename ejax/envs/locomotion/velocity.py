@@ -169,7 +169,8 @@ class VelocityRL(PhysicsTask):
         return jnp.asarray(robot.home) + scale * action - world.state.encoder_bias
 
     def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
-        """Make one control step: the parts of ``ejax.envs.task.step``, but rewards come before the next command."""
+        """Make one control step: the parts of ``ejax.envs.task.step``, but rewards come before the next command. So
+        XLA rounds as it did: in the shared order seeded trainings get other bits."""
         task, robot, before = self.task, self.task.robot, state
         if action.shape != (shape := self.action_space.shape):
             raise ValueError(f"VelocityRL.step takes an action of shape {shape}, got {action.shape}")

@@ -1,4 +1,4 @@
-"""The order of a step, of every task.
+"""The order of a step, of every task but ``VelocityRL``, which gives its reason.
 
     1  act          the action becomes the control of drives or actuators, and moves the physics for one control period
     2  update       what else happens then: kept numbers, markers, pushes, interval events, the next command
