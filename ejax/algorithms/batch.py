@@ -14,7 +14,7 @@ from ejax.numerics.traced_options import is_active
 from ejax.rollout import has_large_rows
 from ejax.types import Array, Metrics, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
-_LONGEST = 128
+MAX_SEQUENCE_LENGTH = 128
 """Steps of a sequence whose length is not given."""
 
 
@@ -36,7 +36,7 @@ def sequence_length(
     if wanted is None:
         # a divisor of the rollout's steps and of a stratum's share of a minibatch, so that both hold whole sequences
         common = math.gcd(num_steps, num_steps if batch_size is None else max(1, batch_size // num_strata))
-        return max(length for length in range(1, min(common, _LONGEST) + 1) if common % length == 0)
+        return max(length for length in range(1, min(common, MAX_SEQUENCE_LENGTH) + 1) if common % length == 0)
     if num_steps % wanted:
         raise ValueError(f"{num_steps} steps are no whole number of sequences of {wanted}; let sequence_length divide")
     return wanted

@@ -256,8 +256,8 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
                 self.note(BROKEN_OFF)
                 return
             for i, folder in enumerate(folders):
-                of_one = {tag: float(x[i]) for tag, x in metrics.items()}
-                write_fresh(folder.path, which, checkpoints[i], self._trainer, of_one)
+                member_metrics = {tag: float(x[i]) for tag, x in metrics.items()}
+                write_fresh(folder.path, which, checkpoints[i], self._trainer, member_metrics)
 
     def end(self, state: PopulationState, update: int, steps_per_s: float, should_stop: ShouldStop) -> PopulationResult:
         finished = update >= self._trainer.num_updates

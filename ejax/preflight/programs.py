@@ -14,7 +14,7 @@ from ejax.envs.mujoco.choice import ENGINES
 from ejax.rollout import reset, unroll, with_memory
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build
-from ejax.training.environments import evaluation_env, settle_physics
+from ejax.training.environments import evaluation_env, resolve_physics
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.host_steppers import HostStepper
 from ejax.training.parts import Parts
@@ -55,7 +55,7 @@ def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     Raises:
         ConfigError: it names the C engine, which steps on the host, or one that is not installed.
     """
-    settled, notes = settle_physics(config, platform="cuda")
+    settled, notes = resolve_physics(config, platform="cuda")
     engine = ENGINES.get(str(settled.env.cfg.get("physics")))
     if engine is not None and engine.on_host:
         others = " or ".join(sorted(name for name, each in ENGINES.items() if not each.on_host))

@@ -40,7 +40,7 @@ def build_env(
     Raises:
         ConfigError: its constructor refuses the arguments, or its physics engine is not installed.
     """
-    config, _ = settle_physics(config)
+    config, _ = resolve_physics(config)
     trainer = config.trainer
     num_rows = trainer.num_envs if num_envs is None else num_envs
     options = dict(config.env.cfg)
@@ -145,7 +145,7 @@ def sample_obs(env: Env | HostEnv, num_rows: int) -> PyTree:
     return zeros(env.observation_space)
 
 
-def settle_physics(
+def resolve_physics(
     config: RunConfig, begun_with: Engine | None = None, *, platform: str | None = None
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """The config with a named engine for ``physics: auto``, and a note of which and why. Idempotent.

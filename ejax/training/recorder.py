@@ -24,7 +24,7 @@ from ejax.runtime.video import tile_frames, with_caption, write_video
 from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 
 _FPS = 20
-_MOST_ENVS = 4
+MAX_ENVS = 4
 _CLOSE_TIMEOUT_S = 120.0
 _LAST_TIMEOUT_S = 10.0
 """For a video that is broken off: one more frame, and ffmpeg's end."""
@@ -105,7 +105,7 @@ class VideoRecorder:
             self._failure = report
 
     def _make(self, params: Params, key: Key, count: int) -> list[Path]:
-        num_envs = min(_MOST_ENVS, *(camera.max_env_num for camera in self._cameras))
+        num_envs = min(MAX_ENVS, *(camera.max_env_num for camera in self._cameras))
         paths = []
         for phase in sorted({camera.phase for camera in self._cameras}):
             env, samples = _drawable(self._envs[phase]), phase == "train"

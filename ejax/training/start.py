@@ -20,7 +20,7 @@ from ejax.store.run_dir import RunDirectory, RunMeta, create_run_directory, open
 from ejax.store.run_lock import run_lock
 from ejax.store.schedule_file import check_schedule, write_schedule
 from ejax.training.build import build, num_devices
-from ejax.training.environments import engine_of, settle_physics
+from ejax.training.environments import engine_of, resolve_physics
 from ejax.training.evaluators import check_best_metric
 from ejax.training.given import Given
 from ejax.training.loop import Cadence
@@ -89,7 +89,7 @@ def new_run(
 ) -> RunLocation:
     """Make the folder of a run from the beginning, or from ``origin``: a foreign file or another run's checkpoint."""
     config = bind(config)
-    settled, notes = settle_physics(config)
+    settled, notes = resolve_physics(config)
     run_dir = run_dir or new_run_folder(config)
     locks.enter_context(run_lock(run_dir))
     directory = create_run_directory(config, run_dir, origin=origin, notes=notes)
@@ -123,7 +123,7 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
         )
     elif which in ("latest", "best"):
         checkpoint = directory.find(which, alarms.append)
-    config, notes = settle_physics(config, None if checkpoint is None else engine_of(checkpoint, directory))
+    config, notes = resolve_physics(config, None if checkpoint is None else engine_of(checkpoint, directory))
     if checkpoint is not None:
         config, shared = rescale_for_devices(config, checkpoint, num_devices(config))
         notes += shared

@@ -131,7 +131,7 @@ class _Tokens(Words):
         return text
 
 
-def _of_tokens(policy: VLAPolicy) -> Any:
+def _token_actor(policy: VLAPolicy) -> Any:
     """The policy of merged weights, without a critic, whose text is tokens already, int32 [..., max_words]."""
     words = _Tokens(policy.words.vocabulary, policy.words.max_words)
     model = policy.model.model_copy(update={"critic": False, "lora": None})
@@ -204,7 +204,7 @@ def _facts(policy: VLAPolicy) -> dict[str, Any]:
 
 EXPORTER = Exporter(
     describe=_describe,
-    actor_of=_of_tokens,
+    actor_of=_token_actor,
     actor_params=VLAPolicy.merge,
     state_dict=_state_dict,
     observation=lambda spec, inputs: {spec.text if name == TOKENS else name: x for name, x in inputs.items()},

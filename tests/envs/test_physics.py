@@ -14,7 +14,7 @@ from ejax.envs.mujoco import choice
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Physics
 from ejax.run import train
-from ejax.training.environments import settle_physics
+from ejax.training.environments import resolve_physics
 from ejax.training.start import RunLocation, locate_run
 
 
@@ -55,11 +55,11 @@ def test_auto_goes_by_the_device_and_by_what_is_installed(
 def test_a_task_that_senses_contacts_has_mjx_on_a_gpu_and_is_refused_warp(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
     walking = tiny(env="VelocityRL")
-    settled, (note,) = settle_physics(parse_config(walking))
+    settled, (note,) = resolve_physics(parse_config(walking))
     assert settled.env.cfg["physics"] == "mjx" and "contact sensors read 0" in note
     walking["env"]["cfg"]["physics"] = "warp"
     with pytest.raises(ConfigError, match=r"env\.cfg\.physics: got 'warp', but Warp's contact sensors .*; give mjx"):
-        settle_physics(parse_config(walking))
+        resolve_physics(parse_config(walking))
     assert choose_engine("warp", "cpu", sensing=True).engine == "warp"
 
 
@@ -71,17 +71,17 @@ def test_here_auto_is_the_c_engine_also_where_another_device_is_the_default() ->
 
 def test_the_config_of_a_run_names_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
-    settled, notes = settle_physics(config())
+    settled, notes = resolve_physics(config())
     assert settled.env.cfg["physics"] == "warp" and settled.env.cfg["max_episode_steps"] == 5
     assert notes == ("physics: warp, since JAX computes on CUDA, and warp-lang 1.0 is installed",)
-    assert settle_physics(settled) == (settled, ())
-    assert settle_physics(parse_config(tiny()))[1] == ()  # PointMassRL has no engine
+    assert resolve_physics(settled) == (settled, ())
+    assert resolve_physics(parse_config(tiny()))[1] == ()  # PointMassRL has no engine
 
 
 def test_the_engine_of_a_drawn_environment_is_settled_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "cuda", "mujoco-mjx")
     drawn = {"env": "CartPoleRL", "env_cfg": {"reset_range": 0.1}, "width": 8}
-    settled, _ = settle_physics(parse_config(tiny(env="RenderedEnv", env_cfg=drawn)))
+    settled, _ = resolve_physics(parse_config(tiny(env="RenderedEnv", env_cfg=drawn)))
     assert settled.to_dict()["env"]["cfg"] == {**drawn, "env_cfg": {"reset_range": 0.1, "physics": "mjx"}}
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ejax.envs.adapters.library import LibraryEnv, as_vectors, check_name, import_library, settle_dtypes, vector_space
+from ejax.envs.adapters.library import LibraryEnv, as_vectors, check_name, import_library, resolve_dtypes, vector_space
 from ejax.numerics.finite import all_finite
 from ejax.types import Array, Key, PyTree, Timestep
 
@@ -35,7 +35,7 @@ class BraxEnv(LibraryEnv):
 
     def reset(self, key: Key) -> tuple[BraxEnvState, PyTree]:
         inner = self.env.reset(jax.random.key_data(key))  # Brax is written for keys that are plain arrays
-        state = BraxEnvState(inner=settle_dtypes(inner), episode_step=jnp.zeros((), jnp.int32))
+        state = BraxEnvState(inner=resolve_dtypes(inner), episode_step=jnp.zeros((), jnp.int32))
         return state, as_vectors(inner.obs)
 
     def step(self, state: BraxEnvState, action: Array, key: Key) -> tuple[BraxEnvState, Timestep]:
@@ -46,7 +46,7 @@ class BraxEnv(LibraryEnv):
         def one_step(inner: PyTree, _: None) -> tuple[PyTree, tuple[Array, Array]]:
             # a copy: some environments write into the metrics and info that they are given
             after = self.env.step(jax.tree.map(lambda x: x, inner), action)
-            return settle_dtypes(after, like=inner), (jnp.float32(after.reward), jnp.asarray(after.done, bool))
+            return resolve_dtypes(after, like=inner), (jnp.float32(after.reward), jnp.asarray(after.done, bool))
 
         # The library's wrapper takes the last step's done; here no termination between repeats is lost.
         inner, (reward, done) = jax.lax.scan(one_step, state.inner, None, self.action_repeat)

@@ -15,7 +15,7 @@ from ejax.envs.adapters.library import (
     check_name,
     check_options,
     import_library,
-    settle_dtypes,
+    resolve_dtypes,
     vector_space,
 )
 from ejax.types import Array, Key, PyTree, Timestep
@@ -34,7 +34,7 @@ class GymnaxEnv(LibraryEnv):
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         obs, state = self.env.reset_env(key, self.params)
-        return settle_dtypes(state), self._observe(obs)
+        return resolve_dtypes(state), self._observe(obs)
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
         obs, after, reward, terminated, info = self.env.step_env(key, state, self._native(action), self.params)
@@ -45,7 +45,7 @@ class GymnaxEnv(LibraryEnv):
             truncated=jnp.asarray(self.env.is_truncated(after, self.params), bool),
             info={"metrics": {name: jnp.asarray(x) for name, x in info.items() if _is_metric(name, x)}},
         )
-        return settle_dtypes(after, like=state), timestep
+        return resolve_dtypes(after, like=state), timestep
 
     def _observe(self, obs: PyTree) -> PyTree:
         num_values = getattr(self.env.observation_space(self.params), "n", None)

@@ -76,7 +76,7 @@ def vector_space(obs: PyTree) -> gymnasium.Space:
     return gymnasium.spaces.Box(-np.inf, np.inf, (int(np.prod(obs.shape)),), np.float32)
 
 
-def settle_dtypes(tree: PyTree, like: PyTree | None = None) -> PyTree:
+def resolve_dtypes(tree: PyTree, like: PyTree | None = None) -> PyTree:
     """Cast a tree to the dtypes of ``like`` (None: its own), none of them weak, as a loop's carry must be."""
     like = tree if like is None else like
     return jax.tree.map(lambda x, model: jnp.asarray(x, jnp.asarray(model).dtype), tree, like)
