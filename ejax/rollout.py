@@ -17,7 +17,7 @@ from ejax.types import (
     Env,
     HostTimestep,
     Key,
-    LastingEnv,
+    PersistentEnv,
     Params,
     Policy,
     PolicyWithMemory,
@@ -70,14 +70,14 @@ def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
 
 
 def restart(env: Env, ended: EnvCarry, start: EnvCarry, group_size: int = 1) -> EnvCarry:
-    """Start episodes after others in the same rows, with what outlasts them (``ejax.types.LastingEnv``): that of a
+    """Start episodes after others in the same rows, with what outlasts them (``ejax.types.PersistentEnv``): that of a
     group's first row is the whole group's."""
-    if not isinstance(env, LastingEnv):
+    if not isinstance(env, PersistentEnv):
         return start
     if group_size > 1:
         ended = jax.tree.map(lambda x: jnp.repeat(x[::group_size], group_size, axis=0), ended)
     num_envs = jax.tree.leaves(start.obs)[0].shape[0]
-    state, obs = by_device(jax.vmap(env.carry_over), num_envs)(ended.state, start.state, start.obs)
+    state, obs = by_device(jax.vmap(env.persist), num_envs)(ended.state, start.state, start.obs)
     return replace(start, state=state, obs=obs)
 
 

@@ -222,18 +222,18 @@ class Env(Protocol):
 
 
 @runtime_checkable
-class LastingEnv(Env, Protocol):
+class PersistentEnv(Env, Protocol):
     """An environment of which something outlasts an episode: what was drawn once, how far a curriculum has come.
     ``reset`` knows nothing of it: the caller hands it over."""
 
-    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+    def persist(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
         """Give ``(state, obs)`` of a new episode, ``started`` by ``reset``, after one of the last state ``ended``."""
         ...
 
 
-def carry_over(env: Env, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+def persist(env: Env, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
     """Give ``(state, obs)`` of a new episode after another, of an environment of any kind."""
-    return env.carry_over(ended, started, obs) if isinstance(env, LastingEnv) else (started, obs)
+    return env.persist(ended, started, obs) if isinstance(env, PersistentEnv) else (started, obs)
 
 
 @struct.dataclass(kw_only=True)

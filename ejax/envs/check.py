@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.schema.problems import ConfigError, Problem
-from ejax.types import Array, Env, HostEnv, Key, PyTree, Timestep, carry_over
+from ejax.types import Array, Env, HostEnv, Key, PyTree, Timestep, persist
 
 _OURS = Path(__file__).parents[1]
 _REMEDY = {
@@ -125,10 +125,10 @@ def _traced(env: Env) -> Iterator[Problem]:
     if timestep.final_obs is not None:
         yield Problem("step: final_obs", "is not None; ejax.rollout fills it, leave it out")
     yield from _info(timestep.info)
-    handed = _call("carry_over", partial(carry_over, env), after, state, obs)
+    handed = _call("persist", partial(persist, env), after, state, obs)
     if handed is not None:
-        yield from _alike("carry_over: state", handed[0], state, "reset gives")
-        yield from _alike("carry_over: obs", handed[1], obs, "reset gives")
+        yield from _alike("persist: state", handed[0], state, "reset gives")
+        yield from _alike("persist: obs", handed[1], obs, "reset gives")
 
 
 def _info(info: Any) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.host.rows import choose_rows
-from ejax.types import Array, Env, HostTimestep, Key, PyTree, Timestep, carry_over
+from ejax.types import Array, Env, HostTimestep, Key, PyTree, Timestep, persist
 
 
 @struct.dataclass(kw_only=True)
@@ -86,7 +86,7 @@ def _step(env: Env, rows: _Rows, action: Array) -> tuple[_Rows, Timestep]:
 
     def reset_done(ended: _Rows) -> _Rows:
         fresh = _fresh(env, jax.vmap(_next_seed)(ended.seed, ended.num_steps))
-        state, obs = jax.vmap(partial(carry_over, env))(ended.state, fresh.state, fresh.obs)
+        state, obs = jax.vmap(partial(persist, env))(ended.state, fresh.state, fresh.obs)
         return choose_rows(done, replace(fresh, state=state, obs=obs), ended, numpy=jnp)
 
     following = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)

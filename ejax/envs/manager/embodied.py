@@ -43,7 +43,7 @@ class EmbodiedEnv(PhysicsTask):
 
     Differs from EmbodiChain: nothing resets itself, ``interval_step`` counts an episode's steps, and no event reaches
     another environment. ``startup`` events draw the same for all environments, except for physics, which each draws at
-    its first start and keeps (``carry_over``).
+    its first start and keeps (``persist``).
 
     ``interval_events`` are more events of mode interval, which follow those of ``env.events``. See docs/pictures.md on
     ``renderer``. Raises ConfigError: keys that are not supported, with the reason.
@@ -103,7 +103,7 @@ class EmbodiedEnv(PhysicsTask):
             world = fire(spec.events, world, mode, key_of)
         return world.state, self.sense(world, key)
 
-    def carry_over(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
+    def persist(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
         """Keep in the new episode the parameters drawn at startup."""
         for event, change in _changes(self.spec.scene, self.spec.events):
             if event.mode == "startup":

@@ -13,7 +13,7 @@ from ejax.envs.spaces import part_space
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.schema.frozen import freeze_fields, thaw
 from ejax.schema.registry import resolve
-from ejax.types import Array, HostEnv, Key, PyTree, Timestep, carry_over
+from ejax.types import Array, HostEnv, Key, PyTree, Timestep, persist
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class AsymmetricEnv(EnvWrapper):
         state, obs = self.inner.reset(key)
         return state, self._parts(obs)
 
-    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-        state, inner = carry_over(self.inner, ended, started, obs["critic"])
+    def persist(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+        state, inner = persist(self.inner, ended, started, obs["critic"])
         return state, self._parts(inner)
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:

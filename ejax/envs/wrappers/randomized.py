@@ -20,7 +20,7 @@ from ejax.envs.randomization.events import Event, Events, read_events
 from ejax.envs.randomization.sensing import Sensing, Side, first, late, push
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.schema.frozen import freeze_fields
-from ejax.types import Array, HostEnv, Key, PyTree, Timestep, carry_over
+from ejax.types import Array, HostEnv, Key, PyTree, Timestep, persist
 
 LEVEL = "curriculum_level"
 _DRAWS = 0x5EED  # folded into an episode's key: the draws here are apart from the task's own
@@ -95,12 +95,12 @@ class RandomizedEnv(EnvWrapper):
         )
         return state, self._first_seen(state, obs)
 
-    def carry_over(self, ended: RandomizedState, started: RandomizedState, obs: PyTree) -> tuple[PyTree, PyTree]:
+    def persist(self, ended: RandomizedState, started: RandomizedState, obs: PyTree) -> tuple[PyTree, PyTree]:
         """Keep the level, the steps, and what was drawn at startup of the row."""
         # the task inside needs its own observation, not the late and noisy one that was shown
         looks_back = "observation" in self._longest
         true_obs = jax.tree.map(lambda x: x[0], started.observations) if looks_back else obs
-        inner, true_obs = carry_over(self.env, ended.env, started.env, true_obs)
+        inner, true_obs = persist(self.env, ended.env, started.env, true_obs)
         state = replace(started, env=inner, level=ended.level, num_steps=ended.num_steps)
         # ``reset`` drew at the curriculum's start: the same seed at the row's level gives the draws that it should have
         if self.read.curriculum is not None:

@@ -142,12 +142,12 @@ class RenderedEnv(EnvWrapper):
             state = RenderedState(env=state, look=look)
         return state, {**self._pictures(state), **_parts(obs)}
 
-    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+    def persist(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
         """Keep the pictures: nothing that is carried over can be seen."""
         space = self.drawn.observation_space
         is_dict = isinstance(space, gymnasium.spaces.Dict)
         inner = {name: obs[name] for name in _parts(space)} if is_dict else obs["state"]
-        state, inner = super().carry_over(self.inner_state(ended), self.inner_state(started), inner)
+        state, inner = super().persist(self.inner_state(ended), self.inner_state(started), inner)
         return _with_inner(started, state), {**obs, **_parts(inner)}
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:

@@ -6,7 +6,7 @@ import gymnasium
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, caption_of, describe
-from ejax.types import Array, CameraView, Key, PyTree, carry_over
+from ejax.types import Array, CameraView, Key, PyTree, persist
 
 if TYPE_CHECKING:  # it imports MuJoCo, which takes a second
     from ejax.envs.mujoco.drawing import Appearance
@@ -50,8 +50,8 @@ class EnvWrapper:
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         return self.inner.reset(key)
 
-    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-        return carry_over(self.inner, ended, started, obs)
+    def persist(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+        return persist(self.inner, ended, started, obs)
 
     def render(
         self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
