@@ -53,14 +53,14 @@ class PopulationConfig(StrictModel):
     model_config = ConfigDict(json_schema_extra={"patternProperties": {_KEY: {"title": "As in vary"}}})
     seeds: PositiveInt | tuple[_Seed, ...] = 1
     """A list, or how many: then ``trainer.seed`` and those after it."""
-    apart: bool = False
+    separate_runs: bool = False
     """Each member is a run of its own, one after the other: for environments outside the program, and for values that
     need a program of their own, of any key."""
     vary: Annotated[dict[str, tuple[Any, ...]], AfterValidator(freeze), PlainSerializer(thaw)] = Field(
         default_factory=dict, validate_default=True
     )
-    """Dotted key, of ``algorithm.cfg`` unless ``apart`` -> the values that members have; may be written directly under
-    ``population``."""
+    """Dotted key, of ``algorithm.cfg`` unless ``separate_runs`` -> the values that members have; may be written
+    directly under ``population``."""
     exploit: ExploitConfig | None = None
     """Population-based training: the worst go on from the best. None: members do not meet."""
 
@@ -89,11 +89,11 @@ class PopulationConfig(StrictModel):
     @classmethod
     def _lists(cls, vary: FrozenDict, info: ValidationInfo) -> FrozenDict:
         for key, values in vary.items():
-            if not (key.startswith(OPTIONS) or info.data.get("apart")) or key == "trainer.seed":
+            if not (key.startswith(OPTIONS) or info.data.get("separate_runs")) or key == "trainer.seed":
                 hint = "; for seeds give population.seeds" if key == "trainer.seed" else ""
                 raise ValueError(
                     f"got {key}; members of one program differ in numbers of {OPTIONS}… only{hint}. With "
-                    "population.apart=true each is a run of its own, and any key may differ"
+                    "population.separate_runs=true each is a run of its own, and any key may differ"
                 )
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"got {short_repr(thaw(values))} for {key}; must be a list of values that differ")

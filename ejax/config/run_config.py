@@ -155,10 +155,10 @@ def _population(config: RunConfig) -> Iterator[Problem]:
     population = config.population
     if population is None:
         return
-    if not population.apart:
+    if not population.separate_runs:
         yield from _one_program(config, population)
     elif population.exploit is not None:
-        yield Problem("population.exploit", "copies within one program; leave it out, or population.apart")
+        yield Problem("population.exploit", "copies within one program; leave it out, or population.separate_runs")
     seen = set()
     for member in config.members:
         combination = tuple(member.values.items())
@@ -172,25 +172,25 @@ def _population(config: RunConfig) -> Iterator[Problem]:
             reasons = "; ".join(texts).replace("Extra inputs are not permitted", "unknown key")
             yield Problem("population", f"{_shown_values(member)} is no config: {reasons}")
             continue
-        for key in () if population.apart else member.values:
+        for key in () if population.separate_runs else member.values:
             value = _option(own.algorithm.cfg, key)
             if _is_number(value) and not _is_number(value, whole=False):
-                yield Problem(f"population.{key}", f"a whole number decides shapes and loops, {_APART}")
+                yield Problem(f"population.{key}", f"a whole number decides shapes and loops, {_SEPARATE}")
 
 
-_APART = "so that each value needs a program of its own: give population.apart=true"
+_SEPARATE = "so that each value needs a program of its own: give population.separate_runs=true"
 
 
 def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
     record, name = config.algorithm.record, config.algorithm.name
     if record.learns_from == "demonstrations" or record.with_teacher is not None:
-        text = f"{name} trains by itself only; give population.apart=true, or ppo, grpo, apg or shac"
+        text = f"{name} trains by itself only; give population.separate_runs=true, or ppo, grpo, apg or shac"
         yield Problem("population", text)
     for key, values in population.vary.items():
         value = next((value for value in values if not _is_number(value)), None)
         if value is None:
             continue
-        yield Problem(f"population.{key}", f"got {short_repr(thaw(value))}, which is no number, {_APART}")
+        yield Problem(f"population.{key}", f"got {short_repr(thaw(value))}, which is no number, {_SEPARATE}")
     if config.trainer.profile is not None:
         yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
     if population.exploit is not None:

@@ -38,7 +38,7 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
     if resume == "best" or (resume is not None and is_foreign_checkpoint(resume)):
         text = f"got --resume {resume}, but a population goes on from its latest state, or from a checkpoint of all"
         raise CheckpointError(f"{text}; --run RUN/members/I --resume best goes on with one member by itself")
-    if config.population.apart:
+    if config.population.separate_runs:
         return train_separately(config, resume=resume, run_dir=run_dir)
     # the members' numbers do not depend on the devices that share them, and a run may change them
     trainer, alone = config.trainer, with_value(config, "trainer.distributed", False)

@@ -74,7 +74,8 @@ def build_population(config: RunConfig) -> PopulationParts:
         with parts.stepper:
             text = (
                 f"needs an environment inside the program, got {config.env.id} with trainer.collector.mode "
-                f"{config.trainer.collector.mode}; give population.apart=true, which trains each member by itself"
+                f"{config.trainer.collector.mode}; give population.separate_runs=true, which trains each member "
+                "by itself"
             )
             raise ConfigError([Problem("population", text)])
     check_best_metric(configs[0], parts)
@@ -234,7 +235,7 @@ def _check_values(make_step: Callable[[Values], Step], state: PopulationState) -
     if not values or fits(values):
         return
     wrong = [name for name in values if not fits({name: values[name]})] or list(values)
-    text = "decides what is computed, so that each value needs a program of its own: give population.apart=true"
+    text = "decides what is computed, so that each value needs a program of its own: give population.separate_runs=true"
     raise ConfigError([Problem(f"population.{OPTIONS}{name}", text) for name in wrong])
 
 

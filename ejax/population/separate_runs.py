@@ -1,4 +1,4 @@
-"""Populations whose members are runs of their own, one after the other: ``population.apart``."""
+"""Populations whose members are runs of their own, one after the other: ``population.separate_runs``."""
 
 import itertools
 import math

@@ -95,11 +95,11 @@ def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
         ({"algorithm.cfg.n_epochs": [1, 2]}, "decides shapes and loops"),
         ({"algorithm.cfg.optimizer.name": ["adam", "sgd"]}, "got 'adam', which is no number"),
         ({"algorithm.cfg.gama": [0.9]}, "unknown key"),
-        ({"trainer.num_envs": [4, 8]}, "With population.apart=true each is a run of its own"),
-        ({"apart": True, "trainer.seed": [4, 8]}, "for seeds give population.seeds"),
+        ({"trainer.num_envs": [4, 8]}, "With population.separate_runs=true each is a run of its own"),
+        ({"separate_runs": True, "trainer.seed": [4, 8]}, "for seeds give population.seeds"),
         ({"exploit": {"every": 1}}, "needs two members"),
-        ({"apart": True, "seeds": 2, "exploit": {"every": 1}}, "leave it out, or population.apart"),
-        ({"apart": True, "trainer.num_envs": [4, -1]}, "trainer.num_envs=-1 is no config"),
+        ({"separate_runs": True, "seeds": 2, "exploit": {"every": 1}}, "leave it out, or population.separate_runs"),
+        ({"separate_runs": True, "trainer.num_envs": [4, -1]}, "trainer.num_envs=-1 is no config"),
         ({"seeds": 2, "exploit": {"every": 1, "fraction": 0.6}}, "less than or equal to 0.5"),
         ({"algorithm.cfg.optimizer.kwargs.eps": [1e-8, 1e-6], "exploit": {"every": 1}}, "range is not known"),
     ],
@@ -459,26 +459,35 @@ def test_with_values_leaves_the_options_as_they_were() -> None:
     assert options == PPOConfig()
 
 
+def test_the_former_name_of_separate_runs_is_read_with_a_notice(tmp_path: Path) -> None:
+    config = population({"apart": True, "seeds": 2}, output_dir=tmp_path)
+    assert config.population is not None and config.population.separate_runs
+    [notice] = [note for note in config.notices if note.key == "population.apart"]
+    assert "population.separate_runs" in notice.text
+
+
 @pytest.mark.slow
 def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
-    given = {"apart": True, "seeds": 1, "algorithm.cfg.n_epochs": [2, 1]}
+    given = {"separate_runs": True, "seeds": 1, "algorithm.cfg.n_epochs": [2, 1]}
     config = population(given, output_dir=tmp_path, **EVALUATED)
-    result = train_population(config, run_dir=tmp_path / "apart")
+    result = train_population(config, run_dir=tmp_path / "separate")
     assert [
-        json.loads((tmp_path / f"apart/members/{i}/configs/resolved.json").read_text())["algorithm"]["cfg"]["n_epochs"]
+        json.loads((tmp_path / f"separate/members/{i}/configs/resolved.json").read_text())["algorithm"]["cfg"][
+            "n_epochs"
+        ]
         for i in range(2)
     ] == [2, 1]
     assert result.finished and result.num_updates == 2
-    assert all(read_run(each).together is None for each in runs_in(tmp_path / "apart"))  # each has its own time
-    first, second = (lines(tmp_path / "apart" / "members" / str(i)) for i in range(2))
-    rows = lines(tmp_path / "apart")
+    assert all(read_run(each).together is None for each in runs_in(tmp_path / "separate"))  # each has its own time
+    first, second = (lines(tmp_path / "separate" / "members" / str(i)) for i in range(2))
+    rows = lines(tmp_path / "separate")
     pair = (first[-1]["eval/avg_reward"], second[-1]["eval/avg_reward"])
     assert rows[-1]["eval/avg_reward/best"] == max(pair)
-    assert open_policy_run(tmp_path / "apart")[0].path.name == str(result.best_member)
+    assert open_policy_run(tmp_path / "separate")[0].path.name == str(result.best_member)
     # as if a kill had come before the second member
-    shutil.rmtree(tmp_path / "apart" / "members" / "1")
-    again = train_population(config, run_dir=tmp_path / "apart", resume="latest")
-    assert lines(tmp_path / "apart" / "members" / "1") == second and lines(tmp_path / "apart") == rows
+    shutil.rmtree(tmp_path / "separate" / "members" / "1")
+    again = train_population(config, run_dir=tmp_path / "separate", resume="latest")
+    assert lines(tmp_path / "separate" / "members" / "1") == second and lines(tmp_path / "separate") == rows
     assert again.best_eval_values == result.best_eval_values
 
 
