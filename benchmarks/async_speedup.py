@@ -111,7 +111,7 @@ def at_once(collector: HostCollector, params: Any, update_s: float, rollouts: in
 def clocked(
     collect: Callable[[int], Any], update_s: float, rollouts: int, after: Callable[[int], None] = lambda i: None
 ) -> float:
-    """The first two rollouts compile and fill the pipeline: they are not counted."""
+    """Time the rollouts, without the first two, which compile and fill the pipeline."""
     began = 0.0
     for i in range(rollouts + 2):
         if i == 2:

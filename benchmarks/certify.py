@@ -124,7 +124,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def over_seeds(values: Sequence[float]) -> str:
-    """The interquartile mean, and the lowest and the highest seed's."""
+    """Return the interquartile mean, and the lowest and the highest seed's."""
     digits = ".3f" if max(map(abs, values)) <= 1.0 else ",.0f"
     middle, _ = interquartile_mean(np.array(values))
     low, high = min(values), max(values)

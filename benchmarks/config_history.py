@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def run_git(clone: Path, *arguments: str) -> str:
-    """What a command prints; "" where it fails, as for a path that a commit does not have."""
+    """Return the output of a command; "" where it fails, as for a path that a commit does not have."""
     done = subprocess.run(["git", "-C", str(clone), *arguments], capture_output=True)
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
@@ -81,7 +81,7 @@ def is_train_config(data: Any) -> bool:
 
 
 def gym_of(git: Any, place: Place) -> tuple[str | None, str | None]:
-    """The path of the gym config that a train config names, and its blob in that commit."""
+    """Return the path of the gym config that a train config names, and its blob in that commit."""
     named = read(git, place.commit, place.path)["trainer"].get("gym_config")
     if not isinstance(named, str):
         return None, None

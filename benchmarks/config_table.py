@@ -120,7 +120,7 @@ def _episode(config: RunConfig) -> str:
 
 
 def _reason(error: ConfigError) -> str:
-    """What is wrong with the robot, or else the first problem; and in which sections the others are."""
+    """Name what is wrong with the robot, or else the first problem; and in which sections the others are."""
     keys = [problem.key.rpartition(":")[2] for problem in error.problems]  # those of the gym config without its path
     shown = next((i for i, key in enumerate(keys) if key.startswith("robot.")), 0)
     others = Counter(key.split(".")[1 if key.startswith("env.") else 0] for i, key in enumerate(keys) if i != shown)

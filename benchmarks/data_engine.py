@@ -108,7 +108,7 @@ def _measure(
 
 
 def _run(consumers: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> list[tuple[int, float, float]]:
-    """(calls, seconds, redrawn) of each of as many fresh processes, started together."""
+    """Return (calls, seconds, redrawn) of each of as many fresh processes, started together."""
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(consumers), context.Queue()
     processes = [context.Process(target=work, args=(*arguments, barrier, queue)) for _ in range(consumers)]

@@ -95,7 +95,7 @@ def point_mass(env: Any, path: Sequence[Any]) -> Pictures:
 
 
 def planar_reach(env: Any, path: Sequence[Any]) -> Pictures:
-    """The arm, which hangs down at zero, and the target."""
+    """Draw the arm, which hangs down at zero, and the target."""
     canvas, state = Canvas(reach=1.15 * sum(env.link_length)), path[-1]
     first, second = np.cumsum(np.asarray(state.joint_position))
     elbow = env.link_length[0] * np.array([np.sin(first), -np.cos(first)])
@@ -131,7 +131,7 @@ class Canvas:
 
 
 def save(name: str, pictures: Pictures, *, told: str) -> None:
-    """A film, and a strip of four moments."""
+    """Write a film, and a strip of four moments."""
     chosen = [0, len(pictures) // 3, (2 * len(pictures)) // 3, len(pictures) - 1]
     strip = Image.fromarray(np.concatenate([pictures[i] for i in chosen], axis=1))
     strip.quantize(128).save(TO / f"{name}.png", optimize=True)

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def difference(pair: Pair) -> tuple[float, float]:
-    """The largest difference, and its ratio to the largest entry."""
+    """Return the largest difference, and its ratio to the largest entry."""
     expected = np.asarray(pair.expected, np.float64)
     absolute = float(np.abs(np.asarray(pair.got, np.float64) - expected).max(initial=0.0))
     largest = float(np.abs(expected).max(initial=0.0))

@@ -414,7 +414,7 @@ def measure_update(config: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def measure_foretold(config: str, overrides: list[str], target: str) -> dict[str, Any]:
-    """What preflight says of a config's first program, for a card that need not be here."""
+    """Predict a config's first program by preflight, for a card that need not be here."""
     from ejax.preflight.run import preflight
 
     found = preflight(str(CONFIGS / config), overrides, target=target)
@@ -434,7 +434,7 @@ def measure_foretold(config: str, overrides: list[str], target: str) -> dict[str
 
 
 def measure_traced(config: str, overrides: list[str]) -> dict[str, Any]:
-    """The peak of memory and the kernels of one update, as the profiler saw them."""
+    """Measure the peak of memory and the kernels of one update, as the profiler saw them."""
     import jax
 
     training = _Training(config, overrides)
@@ -451,7 +451,7 @@ def measure_traced(config: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def count_kernels(trace: Mapping[str, Any]) -> Counter[str]:
-    """What ran on the streams of GPUs: ``kernels`` and, as preflight counts them too, ``copies``.
+    """Count what ran on the streams of GPUs: ``kernels`` and, as preflight counts them too, ``copies``.
 
     Args:
         trace: the profiler's, in the trace event format. It shows each kernel once more in lines of its own making,
@@ -517,7 +517,7 @@ def measure_peer(library: str, tiny: bool) -> dict[str, Any]:
 
 
 def _put_replicated(tree: Any, devices: Any) -> Any:
-    """What jax's function of that name did: one more axis, with a copy for each device."""
+    """Stack one more axis, with a copy for each device, as jax's function of that name did."""
     import jax
     import jax.numpy as jnp
 
@@ -578,7 +578,7 @@ class _Training:
 
 
 def _minibatch(config: Any, device: Any) -> dict[str, Any]:
-    """The rows of a rollout, as an update sees them."""
+    """Make the rows of a rollout, as an update sees them."""
     import jax
 
     from ejax.algorithms.batch import flatten
@@ -601,7 +601,7 @@ def _minibatch(config: Any, device: Any) -> dict[str, Any]:
 
 
 def _arrays(config: Any, device: Any, precision: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """The gradient of one minibatch, and parameters and metrics after two updates, by name."""
+    """Return the gradient of one minibatch, and parameters and metrics after two updates, by name."""
     import jax
     import numpy as np
 
@@ -643,7 +643,7 @@ def _peak_bytes() -> int | None:
 
 
 def _measure_here(asked: dict[str, Any]) -> int:
-    """What a measurement's own process does: the last line that it prints is the result."""
+    """Measure in a process of its own: the last line that it prints is the result."""
     try:
         result = globals()[f"measure_{asked['what']}"](**asked["arguments"])
     except Exception as error:  # whatever it is, it is this measurement's result
@@ -654,7 +654,7 @@ def _measure_here(asked: dict[str, Any]) -> int:
 
 
 def _run(each: Measurement, device: str, limit: float) -> dict[str, Any]:
-    """The result of a process; how it ended, if there is none."""
+    """Return the result of a process; how it ended, if there is none."""
     asked = json.dumps({"what": each.what, "arguments": each.arguments})
     # compiled programs are not kept: how long they take is measured
     env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -674,7 +674,7 @@ def _run(each: Measurement, device: str, limit: float) -> dict[str, Any]:
 
 
 def _line(result: dict[str, Any]) -> str:
-    """The figures of a result in one line; lists and what lies deeper are in the JSON."""
+    """Print the figures of a result in one line; lists and what lies deeper are in the JSON."""
     if "error" in result or "skipped" in result:
         [(how, why)] = result.items()
         return f"{'FAILED' if how == 'error' else how}: {' '.join(str(why).split())[:300]}"

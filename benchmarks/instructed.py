@@ -74,7 +74,7 @@ def _success(run: Path, env: Mapping[str, Any], args: argparse.Namespace, *overr
 
 
 def _expert(env: Mapping[str, Any], num_episodes: int) -> float:
-    """It is asked for what is meant, so a shuffled instruction changes nothing."""
+    """Score the expert, which reads the meaning: a shuffled instruction changes nothing."""
     from ejax.data import Episode
     from ejax.experts.instructed_place import make_task
 

@@ -113,7 +113,7 @@ class Mode:
         self._compare(run, process.returncode, said)
 
     def _start(self, run: Path) -> "subprocess.Popen[str]":
-        """The command of a new run, or where there is a folder of one, to go on."""
+        """Start a new run, or continue the one in the folder."""
         command = [sys.executable, "-m", "ejax.train", "--config", str(self.folder / "config.json"), "--run", str(run)]
         command += ["--trust", _PICTURES]
         command += ["--resume", "latest"] if run.exists() else []
@@ -211,7 +211,7 @@ def _config(
     policy: str = "actor_critic",
     network: dict[str, Any] = _NETWORK,
 ) -> dict[str, Any]:
-    """Saves and evaluates every few updates, at once and apart."""
+    """Make a config that saves and evaluates every few updates, at once and apart."""
     networks = {"actor": network} | ({"critic": network} if policy == "actor_critic" else {})
     rows = 32 if algorithm["name"] != "bc" else 64
     trainer = {

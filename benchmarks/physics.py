@@ -80,7 +80,7 @@ def sweep(num_rows: int, num_steps: int) -> tuple[PhysicsState, Array]:
 
 
 def in_the_air(num_rows: int, num_steps: int) -> tuple[PhysicsState, Array]:
-    """An arm that moves to a pose near its home, and a cube that falls from far above the floor: no contact."""
+    """Make a case without contact: an arm moves to a pose near its home, a cube falls from far above the floor."""
     pose = jnp.array(HOME) + 0.3 * jax.random.normal(jax.random.key(1), (1, num_rows, 6))
     return _at_rest(HOME + FALLING_CUBE, num_rows), jnp.tile(pose, (num_steps, 1, 1))
 
@@ -161,7 +161,7 @@ def _steps_apart(asset: str, engines: list[Engine], state: PhysicsState, ctrl: A
 
 
 def _along(asset: str, state: PhysicsState, ctrl: Array) -> PhysicsState:
-    """The states before every step of the C engine's trajectory, leaves [T, N, ...]."""
+    """Return the states before every step of the C engine's trajectory, leaves [T, N, ...]."""
     after = trajectory(Physics(asset, engine="mujoco"), state, ctrl)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), state, after)
 

@@ -80,7 +80,7 @@ class Job:
 
 
 def arrays_of(run: Path) -> dict[str, np.ndarray]:
-    """The arrays of a run's newest checkpoint."""
+    """Load the arrays of a run's newest checkpoint."""
     newest = max(run.glob("checkpoints/run_step_*"), key=lambda path: int(path.name.rsplit("_", 1)[1]))
     return {name: np.asarray(x) for name, x in read_arrays(newest, read_arrays(newest, None)).items()}
 

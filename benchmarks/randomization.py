@@ -76,7 +76,7 @@ def compare(plain: Any, randomized: Any, num_rows: int, num_steps: int, num_roun
 
 
 def _player(env: Any, num_rows: int, num_steps: int) -> Callable[[Key], None]:
-    """A round: the episodes go on from the round before."""
+    """Play a round: the episodes go on from the round before."""
 
     @jax.jit
     def run(carry: EnvCarry, key: Key) -> EnvCarry:

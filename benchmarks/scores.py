@@ -185,7 +185,7 @@ def train_ours(path: Path, seed: int, episodes: int, runs: Path, overrides: Sequ
 
 
 def last_line(command: Sequence[str]) -> dict[str, Any]:
-    """The JSON that a process prints last.
+    """Return the JSON that a process prints last.
 
     Raises:
         RuntimeError: it failed.
@@ -202,7 +202,7 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 
 def show(rows: Sequence[dict[str, Any]], plot: Path | None) -> None:
-    """A line for each task, config and library: interquartile mean of the seeds' scores with a 95% interval."""
+    """Tabulate each task, config and library: interquartile mean of the seeds' scores with a 95% interval."""
     print(
         "| task | config | library | seeds | IQM [95% interval] | mean ± std | best mean | zoo's | tianshou's | "
         "CPU min of a run |\n|---|---|---|---|---|---|---|---|---|---|"
@@ -221,7 +221,7 @@ def show(rows: Sequence[dict[str, Any]], plot: Path | None) -> None:
 
 
 def best_mean(rows: Sequence[dict[str, Any]]) -> float:
-    """The highest mean over the seeds at any evaluation, which is what tianshou reports."""
+    """Return the highest mean over the seeds at any evaluation, which is what tianshou reports."""
     length = min(len(row["curve"]) for row in rows)
     return float(max(np.mean([[point[1] for point in row["curve"][:length]] for row in rows], axis=0)))
 
@@ -241,7 +241,7 @@ def interquartile_mean(scores: np.ndarray[Any, Any]) -> tuple[float, tuple[float
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A panel for each task: the seeds' evaluations, thin, and their interquartile mean with its interval."""
+    """Draw a panel for each task: the seeds' evaluations, thin, and their interquartile mean with its interval."""
     import matplotlib.pyplot as plt
 
     tasks = sorted({row["task"] for row in rows})

@@ -145,7 +145,7 @@ class Signed:
 
 @partial(jax.jit, donate_argnums=0)
 def learn(params: Params, rollout: Any) -> Params:
-    """The next version. Donates what it was given, as a learner may."""
+    """Make the next version, donating the previous one, as a learner may."""
     p = params["params"]
     return {"params": {"version": p["version"] + 1.0, "value": p["value"] + 1e-9 * rollout.reward.mean()}}
 
@@ -172,7 +172,7 @@ class Auditor:
         self.values.append(float(params["params"]["value"]))
 
     def check(self, rollout: Rollout) -> None:
-        """The rollout that was delivered now."""
+        """Check the rollout that was just delivered."""
         seen = jax.tree.map(np.array, rollout)
         self._is_what_follows(seen)
         version = self._is_by_its_version(seen)
@@ -182,7 +182,7 @@ class Auditor:
         self.rollouts += 1
 
     def unchanged(self) -> None:
-        """What was delivered is what it was."""
+        """Check that delivered rollouts were not written over."""
         for rollout, copy in self.kept:
             same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), rollout, copy)
             self._must(all(jax.tree.leaves(same)), "was written over after it was delivered")
@@ -202,7 +202,7 @@ class Auditor:
         self.length = following[-1]
 
     def _is_by_its_version(self, seen: Rollout) -> int:
-        """The actions, the label and the bound on staleness agree."""
+        """Check that the actions, the label and the bound on staleness agree."""
         versions = np.unique(np.asarray(seen.version))
         self._must(len(versions) == 1, f"is labelled with versions {versions.tolist()}")
         version = int(versions[0])
@@ -357,7 +357,8 @@ SOUND = Round(
 
 
 def one_round(seed: int, folder: Path, what: Round | None = None, plant: str = "") -> Counter[str]:
-    """
+    """Play one round.
+
     Raises:
         AssertionError: something is not accounted for, or not what it says.
     """
@@ -454,7 +455,7 @@ def find(plant: str, folder: Path) -> str:
 
 
 def soak(seed: int, minutes: float, folder: Path) -> Counter[str]:
-    """Rounds from this seed on.
+    """Play rounds from this seed on.
 
     Raises:
         AssertionError: something is not accounted for, or a thread was left.

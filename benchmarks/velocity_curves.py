@@ -47,7 +47,7 @@ def _series(lines: list[dict[str, float]], tag: str) -> tuple[list[float], list[
 
 
 def _smooth(values: list[float], window: int = 9) -> np.ndarray:
-    """The mean of each with the four before and after it."""
+    """Average each with the four before and after it."""
     padded = np.pad(values, window // 2, mode="edge")
     return np.convolve(padded, np.full(window, 1.0 / window), mode="valid")
 

@@ -54,7 +54,7 @@ def config_page(schema: Mapping[str, Any]) -> str:
 
 
 def commands_page() -> str:
-    """What each command line says of itself."""
+    """Collect each command line's help."""
     from ejax.__main__ import COMMANDS
 
     parts = ["# Command lines", "`ejax COMMAND …` is `python -m MODULE …`. What each says with `--help`:"]
@@ -95,7 +95,7 @@ def _sections(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def _below(path: str, node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The sections of an object: its path, and the name of its definition."""
+    """List the sections of an object: its path, and the name of its definition."""
     for key, each in node.get("properties", {}).items():
         if each.get("description", "").startswith("The same as "):
             continue
@@ -123,7 +123,7 @@ def _row(key: str, node: Mapping[str, Any], *, required: bool) -> str:
 
 
 def _type(node: Mapping[str, Any]) -> str:
-    """The type and the allowed values, as a person writes them."""
+    """Write the type and the allowed values, as a person does."""
     if "anyOf" in node:
         return " or ".join(dict.fromkeys(_type(each) for each in node["anyOf"] if each.get("type") != "null"))
     if "enum" in node or "const" in node:

@@ -35,7 +35,7 @@ class Controller(Protocol):
 
 
 def serve(directory: Path, runtime: str, requests: BinaryIO, answers: BinaryIO) -> None:
-    """The child: answer observations until there are no more."""
+    """Answer observations, as the child, until there are no more."""
     if runtime == "torch":
         from interop.policy import load_policy
     else:
@@ -49,7 +49,7 @@ def serve(directory: Path, runtime: str, requests: BinaryIO, answers: BinaryIO) 
 
 @contextmanager
 def controller(directory: Path, runtime: str, start: Sequence[str] | None = None) -> Iterator[Controller]:
-    """The child as a function.
+    """Start the child, and return it as a function.
 
     Args:
         start: the command line that calls ``serve``. None: this file's.
@@ -111,7 +111,7 @@ def play(
 
 
 def _texts(obs: Mapping[str, Any], spec: Mapping[str, Any], episodes: int) -> list[str]:
-    """What the environment says, as a person would; nothing where it says nothing."""
+    """Return the environment's words, as a person would say them; nothing where it has none."""
     if spec["text"] not in obs:
         return []
     rows = np.asarray(obs[spec["text"]])
@@ -119,7 +119,7 @@ def _texts(obs: Mapping[str, Any], spec: Mapping[str, Any], episodes: int) -> li
 
 
 def _send(stream: BinaryIO, arrays: Mapping[str, Any]) -> None:
-    """The length of an .npz in 8 bytes, then the .npz."""
+    """Send the length of an .npz in 8 bytes, then the .npz."""
     file = io.BytesIO()
     np.savez(file, **arrays)
     stream.write(struct.pack("<Q", file.tell()) + file.getvalue())
@@ -127,7 +127,7 @@ def _send(stream: BinaryIO, arrays: Mapping[str, Any]) -> None:
 
 
 def _receive(stream: BinaryIO) -> dict[str, NDArray[Any]] | None:
-    """What ``_send`` sent; None at the end."""
+    """Receive what ``_send`` sent; None at the end."""
     head = stream.read(8)
     if len(head) < 8:
         return None

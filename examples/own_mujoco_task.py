@@ -66,7 +66,7 @@ def _angle_off(world: World) -> Array:
 
 
 def _fly(world: World) -> World:
-    """The moth where its phases say: before the lamp, within 115° to either side."""
+    """Place the moth by its phases: before the lamp, within 115° to either side."""
     around, out, up = jnp.sin(world.kept["phase"])
     place = jnp.stack([jnp.cos(2.0 * around), jnp.sin(2.0 * around), jnp.zeros(())]) * (0.5 + 0.1 * out)
     return world.place("moth", place.at[2].set(0.32 + 0.12 * up))

@@ -28,7 +28,7 @@ def odd_tensor(x: Any) -> str | None:
 
 
 def describe(x: Any) -> str:
-    """A value of any kind in a few words, for messages."""
+    """Describe a value of any kind in a few words, for messages."""
     if isinstance(x, torch.Tensor):
         return _tensor_described(x)
     if isinstance(x, int) and x.bit_length() > 64:

@@ -15,7 +15,7 @@ from interop.dense import describe, is_dense
 
 
 def numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool = False) -> NDArray[Any]:
-    """A tensor of this shape. Floats that NumPy lacks (bfloat16) become float32.
+    """Return a tensor of this shape as an array. Floats that NumPy lacks (bfloat16) become float32.
 
     Args:
         shape: None: any.
@@ -37,7 +37,7 @@ def numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool 
 
 
 def numpy_tree(obs: Any, space: gymnasium.Space[Any], num_envs: int, device: torch.device, name: str = "obs") -> Any:
-    """An observation of ``space`` (tensor, mapping or TensorDict, sequence) with arrays [N, ...] for tensors.
+    """Convert an observation of ``space`` (tensor, mapping or TensorDict, sequence) to arrays [N, ...].
 
     Parts that the space does not have are left out.
 
@@ -102,7 +102,7 @@ def replace_rows(rows: NDArray[np.bool_], new: PyTree, old: PyTree) -> PyTree:
 
 
 def same_rows(rows: NDArray[np.bool_], a: PyTree, b: PyTree) -> bool:
-    """The rows are equal, NaN to NaN too."""
+    """Return True if the rows are equal, NaN to NaN too."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(np.array_equal(x[rows], y[rows], equal_nan=True) for x, y in pairs)
 

@@ -54,7 +54,7 @@ def write_head(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dic
 
 
 def read_head(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
-    """The inverse of ``write_head``."""
+    """Invert ``write_head``."""
     _check_fields(data, _HEAD, "head")
     steps = {name: jax.tree.map(lambda x: _swap(x[:, :-1]), field) for name, field in data.items()}
     last_obs = jax.tree.map(lambda x: x[:, -1], data["obs"])
@@ -103,7 +103,7 @@ def write_pr122(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> di
 
 
 def read_pr122(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
-    """The inverse of ``write_pr122``."""
+    """Invert ``write_pr122``."""
     _check_fields(data, _PR122, "pr122")
     _check_fields(data["next"], _PR122_NEXT, "pr122, under next")
     steps = jax.tree.map(_swap, data)
@@ -138,7 +138,7 @@ def write_seed(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dic
 
 
 def read_seed(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
-    """The inverse of ``write_seed``; there is no last observation."""
+    """Invert ``write_seed``; there is no last observation."""
     _check_fields(data, _SEED, "seed")
     steps = dict(data)
     value, done = steps["values"], steps["dones"]
@@ -219,7 +219,7 @@ def _moments(distribution: Any, names: tuple[str, ...], move: Callable[[Any], An
 
 
 def _beside(rollout: Rollout) -> dict[str, Any]:
-    """The rollout's fields that no layout has, without those that hold no arrays."""
+    """Collect the rollout's fields that no layout has, without those that hold no arrays."""
     fields = {name: getattr(rollout, name) for name in _BESIDE}
     return {name: field for name, field in fields.items() if jax.tree.leaves(field)} | rollout.extras
 
@@ -227,7 +227,7 @@ def _beside(rollout: Rollout) -> dict[str, Any]:
 def _read_beside(
     steps: Mapping[str, Any], fields: tuple[str, ...], moments: tuple[str, ...], xp: Any
 ) -> dict[str, Any]:
-    """The rollout's fields from everything outside the layout's own; unknown ones become its ``extras``.
+    """Read the rollout's fields outside the layout's own; unknown ones become its ``extras``.
 
     Mean and deviation become the distribution, unless that is there itself.
     """
@@ -242,7 +242,7 @@ def _read_beside(
 
 
 def _distribution(fields: Mapping[str, Any]) -> Any:
-    """The distribution that has these fields."""
+    """Make the distribution that has these fields."""
     if "logits" in fields:
         return Categorical(fields["logits"])
     if "parts" in fields:

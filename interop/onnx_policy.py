@@ -37,7 +37,7 @@ class OnnxVLA:
 
 
 def load_policy(directory: Path | str) -> OnnxVLA:
-    """The policy of an export with the format onnx, from its policy.json, policy.onnx and tokenizer.json.
+    """Load an export with the format onnx, from its policy.json, policy.onnx and tokenizer.json.
 
     Raises:
         FileNotFoundError: one of them is missing. ValueError: one is not an export's, or of a policy without text.

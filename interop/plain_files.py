@@ -32,7 +32,8 @@ def check_plain(path: Path, most: int = MAX_ARTEFACT) -> None:
 
 
 def open_plain(path: Path, most: int = MAX_ARTEFACT) -> BufferedReader:
-    """
+    """Open a regular file of bounded size.
+
     Raises:
         FileNotFoundError, ValueError: as ``check_plain``.
     """
@@ -41,7 +42,8 @@ def open_plain(path: Path, most: int = MAX_ARTEFACT) -> BufferedReader:
 
 
 def check_unpacked(archive: ZipFile) -> None:
-    """
+    """Refuse an archive that is too large once it is unpacked.
+
     Raises:
         ValueError: the archive is larger than an artefact may be, once it is unpacked.
     """
@@ -50,7 +52,8 @@ def check_unpacked(archive: ZipFile) -> None:
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """
+    """Read a regular file of bounded size.
+
     Raises:
         FileNotFoundError, ValueError: as ``check_plain``.
     """
@@ -59,7 +62,8 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """
+    """Read a regular file of UTF-8.
+
     Raises:
         FileNotFoundError, ValueError: as ``check_plain``; ValueError also where it is no UTF-8.
     """
@@ -67,7 +71,8 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """
+    """Parse JSON of bounded depth.
+
     Raises:
         ValueError: no JSON, or nested so deeply that who reads it would exhaust Python's stack.
     """

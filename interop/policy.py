@@ -126,7 +126,7 @@ class TorchPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Any) -> Any:
-        """The deterministic action, clipped as the spec has it: [..., A] float32, or int32 choices.
+        """Return the deterministic action, clipped as the spec has it: [..., A] float32, or int32 choices.
 
         A policy with memory remembers the observation; where an episode ended, ``reset`` comes before the next one's.
 
@@ -159,7 +159,7 @@ class TorchPolicy(nn.Module):
             self.memory = torch.where(ended[..., None], 0.0, self.memory)
 
     def _remembered(self, memory: MemorySpec, x: Tensor) -> Tensor:
-        """The memory of a batch with the leading axes of ``x`` [..., F]."""
+        """Return the memory of a batch with the leading axes of ``x`` [..., F]."""
         wanted = (*x.shape[:-1], memory.size)
         if self.memory is None:
             return torch.zeros(wanted, device=x.device)
@@ -183,7 +183,7 @@ class TorchPolicy(nn.Module):
         return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 
     def see(self, obs: Any) -> list[Tensor]:
-        """The encoders' features of each image: [N, 2·channels]. Actor and critic share them."""
+        """Encode each image, once for actor and critic: [N, 2·channels]."""
         return [self.get_submodule(encoder_name(name))(self._input(obs, name)) for name in self.spec.images]
 
     def distribution(self, obs: Any, seen: list[Tensor] | None = None) -> Distribution:
@@ -199,7 +199,7 @@ class TorchPolicy(nn.Module):
     def output(
         self, seen: list[Tensor], numbers: list[Tensor], memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The actor's raw output, before it becomes a distribution, [N, sum(sizes)], and its memory after it [N, M].
+        """Return the actor's raw output [N, sum(sizes)], as a distribution takes it, and its memory after it [N, M].
 
         Args:
             numbers: ``spec.actor.inputs``, those entries that it reads.
@@ -215,7 +215,7 @@ class TorchPolicy(nn.Module):
         return self.actor(torch.cat(seen, dim=-1)), memory
 
     def _remember(self, spec: MemorySpec, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """The actor's input, and the memory after it."""
+        """Return the actor's input, and the memory after it."""
         if spec.type == "history":
             window, memory = history_step(spec, x, memory)
             return self.actor_obs_normalizer(window).flatten(-2), memory
@@ -239,7 +239,7 @@ class TorchPolicy(nn.Module):
         return self.critic(torch.cat(known, dim=-1))[..., 0]
 
     def head(self, output: Tensor) -> Distribution:
-        """The distribution that the actor's output [..., sum(sizes)] stands for."""
+        """Make the distribution that the actor's output [..., sum(sizes)] stands for."""
         if self.spec.head == "categorical":
             return Categorical(output)
         if self.spec.head == "multi_categorical":
@@ -277,7 +277,7 @@ class Deployed(nn.Module):
 
 
 def deployed(spec: Spec, state_dict: Mapping[str, Any]) -> nn.Module:
-    """The twin as a function of plain tensors: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
+    """Make the twin a function of plain tensors: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
     return make_policy(spec, state_dict).deployed()
 
 
@@ -310,7 +310,7 @@ TWINS: dict[type, Callable[[Any], Any]] = {PolicySpec: TorchPolicy, VLASpec: Tor
 
 
 def load_policy(directory: Path | str) -> Any:
-    """The twin from an export's ``policy.json``, ``policy.pt`` and, of a ``TorchVLA``, ``tokenizer.json``.
+    """Load the twin from an export's ``policy.json``, ``policy.pt`` and, of a ``TorchVLA``, ``tokenizer.json``.
 
     Returns:
         A ``TorchPolicy`` or ``TorchVLA``, in evaluation mode.
@@ -326,7 +326,7 @@ def load_policy(directory: Path | str) -> Any:
 
 
 def load_state_dict(path: Path) -> dict[str, Tensor]:
-    """The weights in an export's ``policy.pt``.
+    """Load the weights in an export's ``policy.pt``.
 
     Raises:
         FileNotFoundError, ValueError: as ``load_policy``.
@@ -342,7 +342,7 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def check_state_dict(path: Path, state_dict: dict[str, Any]) -> dict[str, Tensor]:
-    """The state dict itself, if all of it can be a policy's weights.
+    """Return the state dict itself, if all of it can be a policy's weights.
 
     Raises:
         ValueError: it cannot; the text names the first.
@@ -354,7 +354,7 @@ def check_state_dict(path: Path, state_dict: dict[str, Any]) -> dict[str, Tensor
 
 
 def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> Any:
-    """The twin with these weights (arrays or tensors), in evaluation mode: no dropout.
+    """Make the twin with these weights (arrays or tensors), in evaluation mode: no dropout.
 
     Args:
         tokenizer: of a ``TorchVLA``, for texts.

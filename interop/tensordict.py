@@ -37,7 +37,7 @@ Layout = Literal["head", "pr122", "seed"]
 def rollout_to_dict(
     rollout: Rollout, layout: Layout, *, last_obs: PyTree = None, extras: bool = True
 ) -> dict[str, Any]:
-    """A nested dict of NumPy arrays, all of them copies.
+    """Make a nested dict of NumPy arrays, all of them copies.
 
     Args:
         last_obs: leaves [N, ...], the observation after the last step (``EnvCarry.obs``); head and pr122 store it.
@@ -120,7 +120,7 @@ def rollout_from_tensordict(
 
 
 def dict_to_tensordict(obs: Any, device: "torch.device | str") -> "TensorDict":
-    """An observation as a TensorDict on ``device``: a TensorDict is moved, a lone tensor becomes ``{"obs": tensor}``.
+    """Make a TensorDict on ``device``: a TensorDict is moved, a lone tensor becomes ``{"obs": tensor}``.
 
     Args:
         obs: TensorDict, tensor [N, ...] or [O], or nested mapping of tensors [N, ...]. Arrays of JAX and NumPy count as
@@ -217,7 +217,7 @@ def _copied(tree: PyTree) -> PyTree:
 
 
 def _plain(data: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A nested mapping of a rollout's fields as NumPy arrays."""
+    """Return a nested mapping of a rollout's fields as NumPy arrays."""
     return {
         name: _plain(x, f"{path}{name}.") if isinstance(x, Mapping) else _array(x, f"{path}{name}")
         for name, x in data.items()
@@ -235,7 +235,7 @@ def _array(x: Any, name: str) -> Any:
 
 
 def _tensors(data: Any, path: str = "") -> Any:
-    """A TensorDict or nested mapping of a rollout's fields as dicts of tensors."""
+    """Return a TensorDict or nested mapping of a rollout's fields as dicts of tensors."""
     import torch
     from tensordict import TensorDictBase
 

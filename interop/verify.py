@@ -89,7 +89,8 @@ def check_artefacts(
 
 
 def raise_on_problems(artefacts: Mapping[str, Mapping[str, Any]]) -> None:
-    """
+    """Refuse an export of which an artefact has a problem.
+
     Raises:
         ParityError: naming each artefact with a problem.
     """

@@ -67,7 +67,7 @@ def _forget_compiled_programs() -> Iterator[None]:
 
 
 def _resident_bytes() -> float:
-    """The memory of this process; infinite where no /proc shows it."""
+    """Return the memory of this process; infinite where no /proc shows it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -87,7 +87,7 @@ def strict_dtypes() -> Iterator[None]:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is traced from here on takes the form that is lowered for a GPU, and computes it on the CPU."""
+    """Trace the form that is lowered for a GPU from here on, and compute it on the CPU."""
     monkeypatch.setattr("jax.lax.platform_dependent", lambda *args, default, **others: default(*args))
     monkeypatch.setattr("ejax.training.programs._kept", OrderedDict())
     jax.clear_caches()  # of programs in the other form

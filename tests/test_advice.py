@@ -36,7 +36,7 @@ def tree_of(module: str) -> ast.Module:
 
 @functools.cache
 def used_by(module: str) -> frozenset[str]:
-    """The modules that it imports anywhere, and those that they import."""
+    """Collect the modules that it imports anywhere, and those that they import."""
     seen, waiting = set(), [module]
     while waiting:
         name = waiting.pop()

@@ -96,7 +96,7 @@ def test_a_folder_of_the_same_name_where_one_works_hides_nothing(tmp_path: Path)
 
 
 def run_script(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The console script ``ejax``, which lies in another folder, with ``folder`` as working directory."""
+    """Run the console script ``ejax``, which lies in another folder, with ``folder`` as working directory."""
     script = folder / "bin" / "ejax"
     script.parent.mkdir(exist_ok=True)
     script.write_text("import sys; from ejax.__main__ import main; sys.exit(main())")

@@ -27,7 +27,7 @@ FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob
 
 
 def unit(module: str) -> str:
-    """The folder or root module of ejax that a module belongs to."""
+    """Name the folder or root module of ejax that a module belongs to."""
     first = module.split(".")[0]
     assert first in LEVEL, f"give {first} its layer"
     return first

@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> str:
-    """The line by which a command refuses its arguments."""
+    """Return the line by which a command refuses its arguments."""
     try:
         code = command_main(f"ejax.{command}")(list(words))
     except SystemExit as exit:  # argparse's

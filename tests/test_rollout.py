@@ -207,7 +207,7 @@ def test_the_steps_between_values_of_large_observations_divide_the_rollout() -> 
 
 @pytest.fixture(scope="module")
 def noisy() -> Callable[..., Any]:
-    """The rollout that a policy with noise makes with a key."""
+    """Collect the rollout that a policy with noise makes with a key."""
     return lambda key: unroll(Scripted(-2.0), ENV, PARAMS, at([5, 6], [0, 1]), key, num_steps=4)[0]
 
 

@@ -46,7 +46,7 @@ def budget_of(found: dict[str, Any]) -> dict[str, int]:
 
 
 def worse(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
-    """Counts that got worse, with both numbers; one that the budget lacks counts as 0."""
+    """List the counts that got worse, with both numbers; one that the budget lacks counts as 0."""
     return [
         f"{name}: {count:,}, the budget is {budget.get(name, 0):,}"
         for name, count in counts.items()

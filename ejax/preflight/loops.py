@@ -37,13 +37,13 @@ class Loop:
             yield from each.walk()
 
     def find(self, name: str) -> "Loop | None":
-        """The costliest loop of that name."""
+        """Return the costliest loop of that name."""
         found = [each for each in self.walk() if each.name == name]
         return max(found, key=lambda each: each.trip.kernels * (each.trips or 1), default=None)
 
 
 def count(module: Module) -> Loop:
-    """The loops of a program. Of a conditional's branches the one with more kernels counts."""
+    """List the loops of a program. Of a conditional's branches the one with more kernels counts."""
     program = Loop("program", 1)
     _fill(module, module.entry, program, program.trip)
     return program

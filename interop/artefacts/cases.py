@@ -72,7 +72,7 @@ def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, s
 
 
 def _apart(seen: Arrays) -> tuple[Arrays, Arrays]:
-    """The first rows that all environments saw, and all that the first of them saw, step by step."""
+    """Split off the first rows that all environments saw, and all that the first of them saw, step by step."""
     steps = {name: x.reshape(_NUM_CONSECUTIVE, -1, *x.shape[1:]) for name, x in seen.items()}
     first = {name: x[:_NUM_STEPS].reshape(-1, *x.shape[2:]) for name, x in steps.items()}
     return first, {name: x[:, 0] for name, x in steps.items()}
@@ -104,7 +104,7 @@ def observe(policy: Policy, env: Env, params: Params, spec: Spec, bounds: Bounds
 
 
 def steps_to_observe(spec: Spec, space: gymnasium.Space) -> int:
-    """Number of steps of 16 environments; fewer where pictures have to be drawn."""
+    """Return the number of steps of 16 environments; fewer where pictures have to be drawn."""
     if spec.remembers:
         return _NUM_CONSECUTIVE
     leaves = leaves_of(space)
@@ -118,7 +118,7 @@ def as_read(spec: Spec, seen: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def leaves_of(obs: Any) -> dict[str, Any]:
-    """The observation's arrays by dotted path, sorted at each level; ``{"obs": obs}`` if it is one array."""
+    """List the observation's arrays by dotted path, sorted at each level; ``{"obs": obs}`` if it is one array."""
     if not isinstance(obs, Mapping | gymnasium.spaces.Dict):
         return {WHOLE: obs}
     found: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def leaves_of(obs: Any) -> dict[str, Any]:
 
 
 def nest(leaves: Mapping[str, Any]) -> PyTree:
-    """The inverse of ``leaves_of``."""
+    """Nest arrays by their dotted paths: the inverse of ``leaves_of``."""
     if list(leaves) == [WHOLE]:
         return leaves[WHOLE]
     tree: dict[str, Any] = {}
@@ -160,7 +160,7 @@ def feature_ranges(seen: Arrays, space: gymnasium.Space, spec: Spec) -> dict[str
 def deployed_answer(
     policy: Policy, params: Params, obs: PyTree, bounds: Bounds | None, memory: Array | None = None
 ) -> tuple[Array, ...]:
-    """The answer of a deployed policy: the mode, clipped, the distribution's parameters, and the memory after it.
+    """Answer as a deployed policy: the mode, clipped, the distribution's parameters, and the memory after it.
 
     Of a flow: where it leads from ``obs["noise"]``, clipped, and the same as it is. Zeros lead to the mode.
     """

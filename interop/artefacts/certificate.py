@@ -24,7 +24,7 @@ _AGAIN = "make the export again: python -m interop.export RUN --to DIR"
 
 
 def read_certificate(directory: Path) -> dict[str, Any]:
-    """The content of ``parity.json``, of the schema that this interop writes.
+    """Read ``parity.json``, of the schema that this interop writes.
 
     Raises:
         FileNotFoundError: ``directory`` has none. ValueError: of another schema; the text names key and value.
@@ -108,7 +108,7 @@ def _is_artefact(name: str, facts: Any) -> bool:
 
 
 def _is_digest(name: str, digest: Any) -> bool:
-    """True: this is the digest of a file directly in the folder."""
+    """Return True if this is the digest of a file directly in the folder."""
     plain = Path(name).name == name and name not in ("", ".", "..") and "\0" not in name
     return plain and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
 

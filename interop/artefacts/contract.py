@@ -138,7 +138,7 @@ def _memory(spec: MemorySpec) -> dict[str, Any]:
 
 
 def _vla_inputs(spec: VLASpec, seen: Arrays) -> list[dict[str, Any]]:
-    """The entries on the instruction and on the noise."""
+    """Describe the instruction and the noise."""
     text: dict[str, Any] = {
         "part": spec.text,
         "encoding": "utf-8",
@@ -177,7 +177,7 @@ def _vla_inputs(spec: VLASpec, seen: Arrays) -> list[dict[str, Any]]:
 
 
 def _chunk(space: gymnasium.Space, chunk: int, period: float | None) -> dict[str, Any]:
-    """The entry on chunks of actions; empty for single actions."""
+    """Describe chunks of actions; nothing for single actions."""
     if chunk == 1 or not isinstance(space, gymnasium.spaces.Box):
         return {}
     return {

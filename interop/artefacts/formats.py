@@ -59,13 +59,13 @@ class Format:
     """Reason not to begin with it, and what to use; printed where it is written."""
 
     def missing(self, *, to_write: bool = False) -> list[str]:
-        """The packages that are not installed here."""
+        """List the packages that are not installed here."""
         needs = self.needs + (self.written_with if to_write else ())
         return [name for name in needs if importlib.util.find_spec(name) is None]
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of the libraries that are installed here; ejax's own is the code's, which may be a checkout's."""
+    """List the installed libraries' versions; ejax's own is the code's, which may be a checkout's."""
     found = {}
     with contextlib.suppress(ImportError):  # a robot has the exported files without it
         import ejax
@@ -80,7 +80,7 @@ def library_versions() -> dict[str, str]:
 
 
 def _write_pt(path: Path, trained: Trained) -> None:
-    """The layout of EmbodiChain's checkpoints, critic included."""
+    """Write the layout of EmbodiChain's checkpoints, critic included."""
     import torch
 
     tensors = {name: torch.from_numpy(np.array(x)) for name, x in trained.state_dict.items()}
@@ -94,7 +94,7 @@ def _load_pt(path: Path, spec: Spec) -> Run:
 
 
 def _write_safetensors(path: Path, trained: Trained) -> None:
-    """The state_dict, critic included; the spec is in the file's metadata."""
+    """Write the state_dict, critic included, with the spec in the file's metadata."""
     from safetensors.numpy import save
 
     arrays = {name: np.array(x, order="C") for name, x in trained.state_dict.items()}  # also of no axes
@@ -136,7 +136,7 @@ def _deployed_twin(trained: Trained) -> Any:
 
 
 def _example_leaves(spec: Spec) -> tuple[Any, ...]:
-    """An example batch of 3: a size of 1 would be taken for a constant."""
+    """Make a batch of 3: a size of 1 would be taken for a constant."""
     import torch
 
     return tuple(
@@ -164,7 +164,7 @@ def _torchscript_still_works() -> Iterator[None]:
 
 
 def _write_torchscript(path: Path, trained: Trained) -> None:
-    """A trace of the deployed actor."""
+    """Trace the deployed actor."""
     import torch
 
     with _torchscript_still_works():
@@ -172,7 +172,7 @@ def _write_torchscript(path: Path, trained: Trained) -> None:
 
 
 def _load_torchscript(path: Path, spec: Spec) -> Run:
-    """The program can write files as soon as it is loaded (``__setstate__``): only for trusted files."""
+    """Load a program, which can write files as soon as it is loaded (``__setstate__``): only for trusted files."""
     import torch
 
     del spec

@@ -61,7 +61,7 @@ class Case:
 
 
 def allowed_error(expected: FloatArray, sensitivity: NDArray[np.float64]) -> FloatArray:
-    """The formula above: [B, 1].
+    """Return the limit of the formula above: [B, 1].
 
     Args:
         expected: [B, A], JAX's answers.
@@ -72,7 +72,7 @@ def allowed_error(expected: FloatArray, sensitivity: NDArray[np.float64]) -> Flo
 
 
 def compare(run: Run, case: Case, spec: Spec) -> dict[str, dict[str, float]]:
-    """The largest errors of each output over all rows, in one batch and in batches of ``BATCH_SIZES``.
+    """Measure the largest errors of each output over all rows, in one batch and in batches of ``BATCH_SIZES``.
 
     Returns:
         ``{output: {"max_abs", "max_rel", "max_ulp", "max_row_ulp", "of_allowed"}}``. ULP: how many float32 numbers
@@ -112,7 +112,8 @@ def _answer_consecutively(run: Run, case: Case, rows: int, spec: Spec) -> list[N
 
 
 def check_repeats(run: Run, case: Case, spec: Spec) -> None:
-    """
+    """Refuse an artefact that is not deterministic.
+
     Raises:
         ParityError: the same observations, noise included, gave other bits the second time.
     """
@@ -134,7 +135,7 @@ def save_cases(path: Path, cases: list[Case]) -> None:
 
 
 def load_cases(path: Path) -> list[Case]:
-    """The cases of ``save_cases``.
+    """Load the cases of ``save_cases``.
 
     Raises:
         ValueError: another file, or a damaged one.
@@ -241,7 +242,7 @@ def _scale(expected: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _steps(x: NDArray[Any]) -> NDArray[np.int64]:
-    """The float32's place in the ordered list of all of them: differences count units in the last place."""
+    """Return the place of each float32 in the ordered list of all of them: differences count ULPs."""
     bits = np.ascontiguousarray(x).view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(2**31) - bits, bits)
 

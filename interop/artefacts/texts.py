@@ -77,7 +77,8 @@ def check_texts(directory: Path, spec: VLASpec) -> None:
 
 
 def compare_tokens(tokenizer: Tokenizer, entries: Sequence[tuple[bytes, list[int]]]) -> None:
-    """
+    """Refuse a tokenizer that makes other tokens of these texts.
+
     Raises:
         ParityError: other tokens than these.
     """

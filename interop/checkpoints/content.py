@@ -19,7 +19,7 @@ _MAX_DEPTH = 32
 
 
 def problems(payload: Mapping[str, Any]) -> Iterator[str]:
-    """The parts of the content that no version writes."""
+    """Report the parts of the content that no version writes."""
     version = payload.get("schema_version")
     if _extent(payload) is None:
         yield f"its values contain themselves, lie deeper than {_MAX_DEPTH} levels, or unfold to over {_MAX_VALUES:,}"
@@ -42,7 +42,7 @@ def _none_or(check: Check) -> Check:
 
 
 def _record(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Check:
-    """A mapping with these keys; others are ignored."""
+    """Check a mapping with these keys; others are ignored."""
 
     def check(x: Any, key: str) -> Iterator[str]:
         if not isinstance(x, dict):
@@ -92,14 +92,14 @@ def _is_number(x: Any) -> bool:
 
 
 def _is_step(x: Any) -> bool:
-    """A whole number, also as a tensor of one."""
+    """Return True for a whole number, also as a tensor of one."""
     if isinstance(x, torch.Tensor):
         x = x.item() if odd_tensor(x) is None and x.numel() == 1 else None
     return _is_number(x) and x == int(x) and 0 <= x < 2**31
 
 
 def _is_plain(x: Any) -> bool:
-    """True for a value that a config can hold: no tensors."""
+    """Return True for a value that a config can hold: no tensors."""
     if isinstance(x, Mapping):
         return all(isinstance(name, str) and _is_plain(value) for name, value in x.items())
     if isinstance(x, list | tuple):

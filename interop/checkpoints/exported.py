@@ -50,7 +50,8 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
 
 
 def _check_spaces(spec: PolicySpec, env: Env | HostEnv) -> None:
-    """
+    """Refuse a policy for other observations or actions than the environment's.
+
     Raises:
         ValueError: a part that the policy reads is missing or of another shape, or actions of another number.
     """

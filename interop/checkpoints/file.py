@@ -63,7 +63,7 @@ class PtFile:
 
 
 def read_pt(path: Path) -> PtFile:
-    """The checkpoint at ``path``. Weights of 16 bits become float32, which holds all their values.
+    """Read the checkpoint at ``path``. Weights of 16 bits become float32, which holds all their values.
 
     Raises:
         ValueError: no checkpoint of EmbodiChain, a damaged one, or one that holds more than tensors and plain data.
@@ -92,7 +92,7 @@ def read_pt(path: Path) -> PtFile:
 
 
 def load_content(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint, every key that ejax reads of the kind that EmbodiChain writes.
+    """Load the content of a checkpoint, every key that ejax reads of the kind that EmbodiChain writes.
 
     Raises:
         ValueError: see ``read_pt``. FileNotFoundError: there is no such file.
@@ -145,7 +145,7 @@ def scheduler_state(schedule: ScheduleConfig, base_rate: float, rate: float, ste
 
 
 def bound_to(trainer_file: Path, policy: StateDict, seed: int) -> dict[str, Any]:
-    """The keys of schema 2 that tie a checkpoint to one trainer, taken from another checkpoint of that trainer.
+    """Make the keys of schema 2 that tie a checkpoint to one trainer, from another checkpoint of that trainer.
 
     Random streams start from ``seed``: ejax has none that torch could go on with.
 

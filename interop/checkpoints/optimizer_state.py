@@ -18,7 +18,7 @@ from interop.exporters.entries import Entry
 
 
 def torch_optimizer_state(policy: Policy, opt_state: PyTree, config: OptimizerConfig) -> dict[str, Any]:
-    """The state that ``torch.optim.Adam`` or ``AdamW`` over ``policy.parameters()`` loads, in NumPy arrays and numbers.
+    """Make the state that ``torch.optim.Adam`` or ``AdamW`` over ``policy.parameters()`` loads, in NumPy arrays.
 
     Args:
         opt_state: of ``make_optimizer(config)``.
@@ -50,7 +50,7 @@ def torch_optimizer_state(policy: Policy, opt_state: PyTree, config: OptimizerCo
 
 
 def opt_state_from_torch(policy: Policy, params: Params, state: Mapping[str, Any], config: OptimizerConfig) -> PyTree:
-    """The inverse of ``torch_optimizer_state``: a state of ``make_optimizer(config)``, learning rate included.
+    """Invert ``torch_optimizer_state``: make a state of ``make_optimizer(config)``, learning rate included.
 
     Args:
         params: of the policy; only their shapes count.

@@ -21,7 +21,7 @@ _NESTED = ("state_dict", "model_state_dict", "model", "policy")
 
 
 def load_plain(path: Path) -> dict[str, Any]:
-    """The mapping in a .pt file of tensors and plain data.
+    """Load the mapping in a .pt file of tensors and plain data.
 
     Raises:
         ValueError: something else is in it; it is not run. Or the file is damaged.
@@ -50,7 +50,7 @@ def load_plain(path: Path) -> dict[str, Any]:
 
 
 def load_tensors(path: Path) -> dict[str, np.ndarray]:
-    """The state dict in a torch file: the file's mapping, or the one under the first of ``_NESTED`` that it has.
+    """Load the state dict of a torch file: its mapping, or the one under the first of ``_NESTED`` that it has.
 
     Numbers of 16 bits become float32, which holds all their values (NumPy has no bfloat16).
 

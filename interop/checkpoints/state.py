@@ -50,7 +50,7 @@ def pt_payload(
     layout: Layout = "0.3",
     like: Path | None = None,
 ) -> dict[str, Any]:
-    """The content of EmbodiChain's checkpoint, with NumPy arrays where the file has tensors. See ``export_pt``.
+    """Make the content of EmbodiChain's checkpoint, with NumPy arrays where the file has tensors. See ``export_pt``.
 
     Args:
         meta: the ejax checkpoint's: ``global_step``, ``num_updates``, ``best_eval_value``.
@@ -95,12 +95,12 @@ def pt_payload(
 
 
 def read_state(file: Path, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
-    """The state that ``--resume FILE.pt`` and ``policy.init_from: FILE.pt`` start from; see ``restore``."""
+    """Read the state that ``--resume FILE.pt`` and ``policy.init_from: FILE.pt`` start from; see ``restore``."""
     return restore(read_pt(file), config, parts, policy_only=policy_only)
 
 
 def read_policy(file: Path, policy: Policy, params: Params) -> Params:
-    """The parameters of the policy in EmbodiChain's file, as this policy has them.
+    """Read the parameters of the policy in EmbodiChain's file, as this policy has them.
 
     Args:
         params: of the policy, in whose shapes they have to be.
@@ -114,7 +114,7 @@ def read_policy(file: Path, policy: Policy, params: Params) -> Params:
 
 
 def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
-    """The run state that EmbodiChain's checkpoint stands for, and notes on the missing parts.
+    """Make the run state that EmbodiChain's checkpoint stands for, and notes on the missing parts.
 
     Args:
         parts: of ``build(config)``.
@@ -163,7 +163,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
 
 
 def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float, float]:
-    """The clamp of log_std in the EmbodiChain that reads this layout."""
+    """Return the clamp of log_std in the EmbodiChain that reads this layout."""
     if like is not None:
         return log_std_range(load_content(like).get("metadata"))
     separate = layout == "0.3" and isinstance(policy, ActorCritic)
@@ -171,7 +171,7 @@ def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float,
 
 
 def _exported(policy: Policy, params: Params, layout: Layout, clamp: tuple[float, float]) -> StateDict:
-    """The state_dict. log_std as the policy uses it: EmbodiChain may clamp it to another range."""
+    """Make the state_dict, with log_std as the policy uses it: EmbodiChain may clamp it to another range."""
     normal_policy = _normal_policy(policy)
     state_dict = state_dict_from_params(policy, params)
     log_std = np.clip(state_dict["log_std"], *normal_policy.log_std_range)
@@ -223,7 +223,7 @@ def _check_activations(saved: PtFile, policy: Policy) -> None:
 
 
 def _normal_policy(policy: Policy) -> Any:
-    """The policy itself, if EmbodiChain has its counterpart."""
+    """Return the policy itself, if EmbodiChain has its counterpart."""
     if isinstance(policy, ActorCriticWithMemory):
         raise TypeError(
             "EmbodiChain's policies have no memory, and its files no place for one; interop.export takes this policy"
@@ -236,7 +236,7 @@ def _normal_policy(policy: Policy) -> Any:
 
 
 def _option_notes(saved: PtFile, options: Any) -> list[str]:
-    """A checkpoint moves state; the config decides what is computed with it. Notes on where that changes."""
+    """Note the options that change: a checkpoint moves state, the config decides what is computed with it."""
     ours = options.model_dump()
     return [
         f"algorithm.cfg.{name} was {there} there and is {ours[name]} here"
@@ -246,7 +246,7 @@ def _option_notes(saved: PtFile, options: Any) -> list[str]:
 
 
 def _size_notes(saved: PtFile, num_devices: int, rows: int, update: int) -> list[str]:
-    """Notes on the size of an update: ``num_envs`` and ``batch_size`` are per rank there, per device here."""
+    """Note a changed size of an update: ``num_envs`` and ``batch_size`` are per rank there, per device here."""
     notes = []
     if saved.world_size != num_devices:
         notes.append(

@@ -36,7 +36,7 @@ from interop.exporters.record import exporter_of
 
 
 def state_dict_from_params(policy: Policy, params: Params) -> StateDict:
-    """The ``state_dict`` of EmbodiChain's policy with these parameters, all arrays copies.
+    """Make the ``state_dict`` of EmbodiChain's policy with these parameters, all arrays copies.
 
     Args:
         policy: ``ActorCritic``, ``ActorOnly``, either with memory, or ``VisionPolicy``; a ``VLAPolicy``'s names are
@@ -51,7 +51,7 @@ def state_dict_from_params(policy: Policy, params: Params) -> StateDict:
 
 
 def params_from_state_dict(policy: Policy, state_dict: Mapping[str, Any]) -> Params:
-    """The inverse of ``state_dict_from_params``: Flax variables of NumPy arrays.
+    """Invert ``state_dict_from_params``: make Flax variables of NumPy arrays.
 
     Args:
         state_dict: arrays, or anything that ``np.asarray`` takes, such as torch tensors on the CPU.
@@ -103,7 +103,7 @@ def _misfits(arrays: StateDict, entries: list[Entry], policy: Policy) -> list[st
 
 
 def get(tree: Params, path: tuple[str, ...]) -> Any:
-    """The leaf at ``path``."""
+    """Return the leaf at ``path``."""
     for name in path:
         tree = tree[name]
     return tree

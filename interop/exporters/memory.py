@@ -48,7 +48,7 @@ def _memory_spec(config: MemoryConfig, num_observed: int) -> MemorySpec:
 
 
 def _memory_of(spec: MemorySpec) -> MemoryConfig:
-    """The inverse of ``_memory_spec``."""
+    """Invert ``_memory_spec``."""
     if spec.type == "history":
         return MemoryConfig(type="history", length=spec.length)
     encoder = None if spec.encoder is None else network_of(spec.encoder)

@@ -44,7 +44,7 @@ def network_spec(network: NetworkConfig, inputs: tuple[str, ...], normalized: bo
 
 
 def network_of(spec: NetworkSpec) -> NetworkConfig:
-    """The inverse of ``network_spec``."""
+    """Invert ``network_spec``."""
     fields = {name: getattr(spec, name) for name in NetworkConfig.model_fields if hasattr(spec, name)}
     return NetworkConfig.model_validate(fields)
 
@@ -65,7 +65,7 @@ def actor_groups(spec: PolicySpec) -> tuple[str, ...]:
 
 
 def _inside(groups: tuple[str, ...], observation: Mapping[str, int]) -> tuple[str, ...]:
-    """The arrays that these groups hold, in their order."""
+    """List the arrays that these groups hold, in their order."""
     inside = [[name for name in observation if name == group or name.startswith(f"{group}.")] for group in groups]
     return tuple(name for names in inside for name in names) if groups else tuple(observation)
 

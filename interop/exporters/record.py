@@ -45,7 +45,7 @@ class Exporter:
 
 
 def exporter_of(policy: Policy) -> Exporter:
-    """The record of a policy's class.
+    """Return the record of a policy's class.
 
     Raises:
         TypeError: it has none.
@@ -59,7 +59,7 @@ def exporter_of(policy: Policy) -> Exporter:
 
 
 def spec_of(policy: Policy, env: Env | HostEnv) -> Any:
-    """The spec of a policy: everything that its twin needs except the weights.
+    """Make the spec of a policy: everything that its twin needs except the weights.
 
     Raises:
         TypeError: it has no twin. ValueError: an observation that no export takes.
@@ -68,7 +68,7 @@ def spec_of(policy: Policy, env: Env | HostEnv) -> Any:
 
 
 def policy_of(spec: PolicySpec) -> Any:
-    """The actor that a spec describes; the inverse of ``spec_of``."""
+    """Make the actor that a spec describes; the inverse of ``spec_of``."""
     exporters = _exporters()
     found = (import_entry(exporters, kind).policy_of(spec) for kind in exporters)
     return next(policy for policy in found if policy is not None)

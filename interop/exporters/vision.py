@@ -108,7 +108,7 @@ def _misfits(arrays: StateDict, policy: VisionPolicy) -> list[str]:
 
 
 def _observation(spec: PolicySpec, inputs: dict[str, Array]) -> PyTree:
-    """The observation, with zeros for the numbers that the actor does not read."""
+    """Make the observation, with zeros for the numbers that the actor does not read."""
     leaves = {name: inputs[name] for name in spec.images}
     rows = next(iter(inputs.values())).shape[:1]
     for name, width in spec.observation.items():

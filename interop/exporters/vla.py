@@ -109,7 +109,7 @@ def _image_tokens_spec(policy: VLAPolicy) -> ImageTokensSpec:
 
 
 def _state_dict(policy: VLAPolicy, params: Params) -> StateDict:
-    """The ``state_dict`` of ``interop.twin.vla.TorchVLA`` with these parameters, all arrays copies."""
+    """Make the ``state_dict`` of ``interop.twin.vla.TorchVLA`` with these parameters, all arrays copies."""
     state_dict: StateDict = {}
     for path, x in traverse_util.flatten_dict(policy.merge(params)).items():
         *modules, last = path[1:]
@@ -132,7 +132,7 @@ class _Tokens(Words):
 
 
 def _token_actor(policy: VLAPolicy) -> Any:
-    """The policy of merged weights, without a critic, whose text is tokens already, int32 [..., max_words]."""
+    """Make the policy of merged weights, without a critic, whose text is tokens already, int32 [..., max_words]."""
     words = _Tokens(policy.words.vocabulary, policy.words.max_words)
     model = policy.model.model_copy(update={"critic": False, "lora": None})
     return replace(policy, model=model, words=words, instruction=None)
@@ -186,7 +186,7 @@ def _text_documents(policy: VLAPolicy, seen: Arrays) -> dict[str, Any]:
 
 
 def _texts(policy: VLAPolicy, seen: Arrays) -> list[bytes]:
-    """The environment's texts, row by row, or the policy's one."""
+    """Return the environment's texts, row by row, or the policy's one."""
     if policy.instruction is not None:
         return [bytes(policy.instruction)]
     return [row.tobytes().rstrip(b"\0") for row in seen[policy.model.text]]

@@ -43,7 +43,7 @@ class ImageEncoder(nn.Module):
 
 
 def checked_image(image: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """The image [..., H, W, C].
+    """Check the image [..., H, W, C], and return it.
 
     Raises:
         ValueError: it is of another shape or dtype; a trace checks it too.
@@ -63,5 +63,5 @@ def _checked(image: Tensor, shape: list[int]) -> Tensor:
 
 @functools.cache
 def _scripted() -> Any:
-    """``_checked`` in TorchScript: a trace would drop plain Python."""
+    """Compile ``_checked`` in TorchScript: a trace would drop plain Python."""
     return torch.jit.script(_checked)

@@ -15,7 +15,8 @@ _KINDS: dict[str, type[PolicySpec] | type[VLASpec]] = {spec.KIND: PolicySpec, vl
 
 
 def load_spec(path: Path) -> Spec:
-    """
+    """Load a ``policy.json`` of any kind.
+
     Raises:
         FileNotFoundError: there is none. ValueError: it is no spec.
     """

@@ -48,7 +48,7 @@ def _lstm_step(x: Tensor, state: Tensor, w: Tensor, u: Tensor, b: Tensor, c: Ten
 
 
 def history_step(spec: MemorySpec, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """``(the last K observations [..., K, F], the oldest first; memory after it)``.
+    """Return ``(the last K observations [..., K, F], the oldest first; memory after it)``.
 
     Args:
         x: [..., F]; ``memory``: [..., M].

@@ -11,7 +11,7 @@ from interop.twin.spec import PolicySpec
 
 
 def as_tensor(x: Any, name: str, device: torch.device) -> Tensor:
-    """An array as a dense tensor of real numbers; other arrays are copied to ``device``.
+    """Make a dense tensor of real numbers of an array; other arrays than tensors are copied to ``device``.
 
     Raises:
         ValueError: it is something else.

@@ -13,7 +13,7 @@ from interop.twin.vla_spec import NOISE, TOKENIZER, TOKENS, VLASpec
 
 
 def part(obs: Any, path: str, spec: Spec) -> Any:
-    """The observation's array at this dotted path, as it is.
+    """Return the observation's array at this dotted path, as it is.
 
     Raises:
         ValueError: it is missing; the text names the present arrays, and those that the policy reads.
@@ -82,7 +82,7 @@ def vla_inputs(
 
 
 def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
-    """The tokenizer of an export.
+    """Load the tokenizer of an export.
 
     Raises:
         FileNotFoundError: there is none. ValueError: it is no tokenizer, or of another policy.
@@ -114,7 +114,7 @@ def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...
 
 
 def _batch(shapes: Mapping[str, list[int]], spec: Spec) -> tuple[int, ...]:
-    """The leading axes of parts of these shapes."""
+    """Return the leading axes of parts of these shapes."""
     leading = [shape[: len(shape) - len(spec.input_shape(name))] for name, shape in shapes.items()]
     if any(axes != leading[0] for axes in leading):
         shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -123,6 +123,6 @@ def _batch(shapes: Mapping[str, list[int]], spec: Spec) -> tuple[int, ...]:
 
 
 def _paths(obs: Mapping[str, Any]) -> list[str]:
-    """The paths of all arrays."""
+    """List the paths of all arrays."""
     nested = {str(name): _paths(x) if isinstance(x, Mapping) else [""] for name, x in obs.items()}
     return [f"{name}.{path}".rstrip(".") for name, paths in nested.items() for path in paths]

@@ -28,7 +28,7 @@ Head = Literal["normal", "tanh_normal", "categorical", "multi_categorical"]
 
 
 def encoder_name(image: str) -> str:
-    """The module of an image's encoder, as ``ejax.policies.vision`` names it."""
+    """Name the module of an image's encoder, as ``ejax.policies.vision`` does."""
     return f"encoder_{image.replace('.', '_')}"
 
 
@@ -223,7 +223,8 @@ class PolicySpec:
 
     @staticmethod
     def from_json(text: str) -> "PolicySpec":
-        """
+        """Read a spec.
+
         Raises:
             ValueError: of another schema version or kind, or no spec: the text names key and value.
         """
@@ -237,7 +238,8 @@ class PolicySpec:
 
     @staticmethod
     def load(path: Path) -> "PolicySpec":
-        """
+        """Load a spec.
+
         Raises:
             FileNotFoundError: there is none. ValueError: see ``from_json``.
         """
@@ -245,7 +247,7 @@ class PolicySpec:
 
 
 def spec_text(path: Path) -> str:
-    """The content of a policy.json.
+    """Read a policy.json as text.
 
     Raises:
         FileNotFoundError: there is none.
@@ -258,7 +260,7 @@ def spec_text(path: Path) -> str:
 
 
 def read_spec(text: str, kind: str, versions: tuple[int, ...]) -> dict[str, Any]:
-    """The fields of a spec of that kind.
+    """Read the fields of a spec of that kind.
 
     Raises:
         ValueError: of another schema version or kind, or no JSON object.
@@ -279,7 +281,7 @@ def read_spec(text: str, kind: str, versions: tuple[int, ...]) -> dict[str, Any]
 
 
 def made(kind: Any, raw: Any, key: str) -> Any:
-    """A JSON value as this type: a dataclass, or the type of one of its fields.
+    """Make a JSON value this type: a dataclass, or the type of one of its fields.
 
     Raises:
         ValueError: naming key, type and value.

@@ -34,7 +34,8 @@ class Tokenizer:
 
     @staticmethod
     def from_json(text: str) -> "Tokenizer":
-        """
+        """Read a tokenizer.
+
         Raises:
             ValueError: it is no tokenizer, or of another type.
         """
@@ -59,7 +60,8 @@ class Tokenizer:
 
     @staticmethod
     def load(path: Path) -> "Tokenizer":
-        """
+        """Load a tokenizer.
+
         Raises:
             FileNotFoundError: there is none. ValueError: see ``from_json``.
         """
@@ -108,7 +110,7 @@ class Tokenizer:
 
 
 def words_of(text: str | bytes) -> list[bytes]:
-    """The words of a text.
+    """Split a text into its words.
 
     Raises:
         ValueError: half of a surrogate pair, which UTF-8 does not have.

@@ -86,7 +86,7 @@ class TorchVLA(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Any, noise: Any = None) -> Any:
-        """The action that evaluation plays, clipped as the spec has it: [..., K·A], actions one after the other.
+        """Return the action that evaluation plays, clipped as the spec has it: [..., K·A], one action after the other.
 
         Args:
             obs: ``spec.reads`` by name, leading axes [...]: images uint8, numbers, and the text as a str for all rows,
@@ -129,7 +129,7 @@ class TorchVLA(nn.Module):
         return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 
     def encode(self, given: dict[str, Tensor]) -> tuple[Context, Tensor]:
-        """The suffix's inputs from an observation, and the prefix's tokens [B, P, W]."""
+        """Compute the suffix's inputs from an observation, and the prefix's tokens [B, P, W]."""
         numbers = torch.cat([given[name].float() for name in self.spec.observation], dim=-1)
         if self.spec.normalized:
             numbers = self.normalizer(numbers)
@@ -397,5 +397,5 @@ def _image_tokens(spec: ImageTokensSpec, shape: tuple[int, int, int], width: int
 
 
 def _per_pixel(linear: nn.Linear, x: Tensor) -> Tensor:
-    """A convolution of 1×1."""
+    """Convolve by 1×1."""
     return functional.conv2d(x, linear.weight[..., None, None], linear.bias)

@@ -205,7 +205,8 @@ class VLASpec:
 
     @staticmethod
     def from_json(text: str) -> "VLASpec":
-        """
+        """Read a spec.
+
         Raises:
             ValueError: of another schema version or kind, or no spec: the text names key and value.
         """
@@ -224,7 +225,8 @@ class VLASpec:
 
     @staticmethod
     def load(path: Path) -> "VLASpec":
-        """
+        """Load a spec.
+
         Raises:
             FileNotFoundError: there is none. ValueError: see ``from_json``.
         """

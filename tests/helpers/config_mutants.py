@@ -287,7 +287,7 @@ def _paths(node: Any, above: Path_ = ()) -> list[Path_]:
 
 
 def _pick(draft: Draft, rng: random.Random) -> tuple[Any, Path_]:
-    """A tree of the draft and a place in it; the gym config half of the time."""
+    """Pick a tree of the draft and a place in it; the gym config half of the time."""
     tree: Any = draft.base.gym if draft.base.gym is not None and rng.random() < 0.5 else draft.base.train
     places = _paths(tree)
     return (tree, rng.choice(places)) if places else (tree, ())
@@ -333,7 +333,7 @@ def _retype(draft: Draft, rng: random.Random, found: list[Base]) -> None:
 
 
 def _move(draft: Draft, rng: random.Random, found: list[Base]) -> None:
-    """A value goes, or is copied, where it does not belong; also from another config."""
+    """Move or copy a value to where it does not belong; also from another config."""
     tree, path = _pick(draft, rng)
     source = draft.base.train if rng.random() < 0.5 else rng.choice(found).train
     taken = rng.choice(_paths(source))
@@ -364,7 +364,7 @@ def _grow(draft: Draft, rng: random.Random, found: list[Base]) -> None:
 
 
 def _tweak(draft: Draft, rng: random.Random, found: list[Base]) -> None:
-    """A value of its own kind."""
+    """Replace a value by another of its kind."""
     tree, path = _pick(draft, rng)
     old = _holder(tree, path)[path[-1]] if path else None
     _set(draft, tree, path, new := _like(old, rng), f"= {new!r:.40}")
@@ -382,7 +382,7 @@ def _like(old: Any, rng: random.Random) -> Any:
 
 
 def _add(draft: Draft, rng: random.Random, found: list[Base]) -> None:
-    """A key that there is, with a value that often fits."""
+    """Add a key that exists, with a value that often fits."""
     section = rng.choice(_SECTIONS)
     algorithm = draft.base.train.get("algorithm") or {}
     name = str(algorithm.get("name") if isinstance(algorithm, dict) else "").lower()

@@ -53,7 +53,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 def asynchronous_run(folder: Path) -> dict[str, Any]:
-    """The config of eight updates that leave every kind of file, and can be resumed exactly."""
+    """Make the config of eight updates that leave every kind of file, and can be resumed exactly."""
     saved_and_evaluated = EVALUATED | {"eval_freq": 2 * STEPS, "save_frequency_updates": 2}
     return tiny(folder, **saved_and_evaluated, iterations=8, collector={"mode": "async", "max_staleness": 0})
 
@@ -86,7 +86,7 @@ def outcome(config: RunConfig, run: Path, resume: str, expected: dict[str, Any])
 
 
 def what_is_left(run: Path, exp_name: str) -> dict[str, Any]:
-    """The newest checkpoint's arrays, and the log without what timing makes of it."""
+    """Return the newest checkpoint's arrays, and the log without the lines that depend on time."""
     newest = max((run / "checkpoints").glob(f"{exp_name}_step_*"), key=lambda path: int(path.name.rpartition("_")[2]))
     verify_checkpoint(newest)
     with warnings.catch_warnings():  # orbax warns that arrays come back onto one device

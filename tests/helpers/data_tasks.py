@@ -171,7 +171,7 @@ class Importing(Toy):
 
 
 def draw_in_a_child(engine: OnlineDataEngine, queue: Any) -> None:
-    """What a forked or spawned consumer does."""
+    """Consume as a forked or spawned process."""
     queue.put((engine.sample_batch(20, 5)["episode_step"][:, 0].tolist(), engine.state.name))
     try:
         engine.stop()

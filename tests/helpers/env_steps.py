@@ -75,14 +75,14 @@ def cases() -> dict[str, Case]:
 
 
 def lacking(case: Case) -> str | None:
-    """The reason that a case cannot run here; None: it can."""
+    """Return the reason that a case cannot run here; None: it can."""
     if case.needs is not None and _version(case.needs) is None:
         return f"{case.needs} is not installed"
     return how_to_install(case.engine) if case.engine else None
 
 
 def fingerprint() -> dict[str, str]:
-    """What the last bits of a step depend on, beside the code."""
+    """List what the last bits of a step depend on, beside the code."""
     packages = ("jax", "jaxlib", "mujoco", "mujoco-mjx", "numpy")
     return {name: _version(name) or "" for name in packages} | {
         "machine": platform.machine(),
@@ -92,7 +92,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def differences(name: str, got: Steps, recorded: Mapping[str, NDArray[Any]]) -> list[str]:
-    """What differs between a case's steps and the recorded ones, a line for each leaf; nothing if all is well.
+    """List what differs between a case's steps and the recorded ones, a line for each leaf.
 
     Where the fingerprints agree every bit counts. Elsewhere flags and whole numbers do, and floating-point numbers have
     to be near: contact makes much of a last bit.
@@ -126,7 +126,7 @@ def packed(name: str, steps: Steps) -> dict[str, NDArray[Any]]:
 
 
 def unpacked(name: str, recorded: Mapping[str, NDArray[Any]]) -> Steps:
-    """The inverse of ``packed``."""
+    """Invert ``packed``."""
     steps, crc, some = {}, recorded[f"{name}|crc"], recorded[f"{name}|some"].tobytes()
     for leaf, dtype, shape in json.loads(str(recorded[f"{name}|leaves"])):
         size = math.prod(shape)
@@ -152,7 +152,7 @@ def _near(ours: NDArray[Any], recorded: NDArray[Any]) -> bool:
 
 
 def run(name: str) -> Steps:
-    """The first observations of a case, and what each of the steps gives.
+    """Return the first observations of a case, and the result of each step.
 
     Every row starts anew where its episode ends. Actions are uniform in their space, the same on all engines.
     """
@@ -169,7 +169,7 @@ def run(name: str) -> Steps:
 
 
 def build(case: Case) -> Any:
-    """The environment of a case, as a run makes it."""
+    """Build the environment of a case, as a run makes it."""
     cfg = dict(case.cfg)
     if case.engine is not None:
         inner = "env_cfg" if "env_cfg" in cfg else None
@@ -186,7 +186,7 @@ def build(case: Case) -> Any:
 
 @cache
 def _stick_file(name: str) -> Path:
-    """The file of a robot of sticks, until this process ends."""
+    """Write the file of a robot of sticks, which stays until this process ends."""
     folder = tempfile.mkdtemp(prefix="ejax-tests-sticks-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = Path(folder) / f"{name}.xml"

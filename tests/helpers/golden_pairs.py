@@ -50,7 +50,7 @@ def cases(file: str, key: str = "cases") -> dict[str, Any]:
 
 
 def rollout_of(golden: Golden) -> Rollout:
-    """An upstream rollout [N, T + 1] as ours [T, N]; its next value is the one of the next column."""
+    """Turn an upstream rollout [N, T + 1] into ours [T, N]; its next value is the one of the next column."""
     fields = {name: jnp.asarray(x).swapaxes(0, 1) for name, x in under(golden, "rollout/").items()}
     now = {name: x[:-1] for name, x in fields.items()}
     known = "action_mean" in now

@@ -46,7 +46,7 @@ def steps() -> Iterator[Pair]:
 
 
 def apg(case: str) -> Iterator[Pair]:
-    """The gradient that the optimizer is given, and one update."""
+    """Return the gradient that the optimizer is given, and one update."""
     golden, spec = load(APG), cases(APG)[case]
     actor = {"type": "mlp", "network_cfg": json.loads(str(golden["network"]))}
     num_envs = len(golden["start/position"])
@@ -103,7 +103,7 @@ class Restarting:
         return self.task.max_episode_steps
 
     def start(self) -> EnvCarry:
-        """The recorded first states of all environments."""
+        """Return the recorded first states of all environments."""
         state = (_state(under(self.golden, "start/")), jnp.arange(len(self.golden["start/position"])))
         return EnvCarry(state=state, obs=jax.vmap(self._observe)(*state))
 

@@ -49,7 +49,7 @@ def head_ppo() -> Iterator[Pair]:
 
 
 def head_grpo() -> Iterator[Pair]:
-    """Groups of four, no reference."""
+    """Update by groups of four, without a reference."""
     golden = load("head_grpo_kl0.npz")
     spec = json.loads(str(golden["cfg_json"]))
     network = NetworkConfig(hidden_sizes=spec["hidden"], activation=spec["activation"])
@@ -83,7 +83,7 @@ def updates_of_0_3(case: str) -> Iterator[Pair]:
 
 
 def seed_ppo() -> Iterator[Pair]:
-    """The first versions' formulas under ``compat: embodichain-seed``."""
+    """Compute the first versions' formulas under ``compat: embodichain-seed``."""
     golden = load("seed_ppo.npz")
     spec = json.loads(str(golden["config"]))
     network = {"type": "mlp", "hidden_sizes": spec["hidden_sizes"], "activation": spec["activation"]}

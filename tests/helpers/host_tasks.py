@@ -94,7 +94,7 @@ class Wrapped:
         return self.env.step(action)
 
     def before(self) -> None:
-        """Called before each step."""
+        """Act before each step."""
 
     def close(self) -> None:
         self.closed = True

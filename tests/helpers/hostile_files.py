@@ -68,7 +68,7 @@ def write_torchscript(path: Path, marker: Path) -> None:
 
 
 def write_pt2(path: Path, good: Path, kind: str, marker: Path) -> None:
-    """The archive ``good`` of ``torch.export``, changed so that loading it leaves the marker."""
+    """Copy the archive ``good`` of ``torch.export``, changed so that loading it leaves the marker."""
     _rewrite(good, path, lambda files: PT2_KINDS[kind](files, marker))
 
 
@@ -96,7 +96,7 @@ def _pickled_inputs(files: dict[str, bytes], marker: Path) -> dict[str, bytes]:
 
 
 def _expression(files: dict[str, bytes], marker: Path) -> dict[str, bytes]:
-    """A size of a shape is a text that sympy evaluates as Python."""
+    """Make a size of a shape a text that sympy evaluates as Python."""
     name = _named(files, "models/model.json")
     code = json.dumps(f"open({str(marker)!r}, 'w')")
     changed, count = re.subn(r'"expr_str": "[^"]*"', lambda _: f'"expr_str": {code}', files[name].decode())
@@ -113,7 +113,7 @@ PT2_KINDS: dict[str, Callable[[dict[str, bytes], Path], dict[str, bytes]]] = {
 
 
 def _payload(files: dict[str, bytes], suffix: str) -> tuple[Any, dict[str, Any], str]:
-    """The list of weights or constants, its first entry, now said to be pickled, and the list's name."""
+    """Return the list of weights or constants, its first entry, marked as pickled, and the list's name."""
     name = _named(files, suffix)
     config = json.loads(files[name])
     entry = next(iter(config["config"].values()))

@@ -98,7 +98,7 @@ def check_numbers(folder: Path) -> int:
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:
-    """A copy below ``tmp_path``, for a test to damage."""
+    """Copy below ``tmp_path``, for a test to damage."""
     shutil.copytree(folder, tmp_path / "copy", symlinks=True)
     return tmp_path / "copy"
 

@@ -124,7 +124,7 @@ class NnxMemory(nnx.Module):
 
 
 def remember(x: jax.Array, memory: Any, first: jax.Array | None, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A plain recurrence; ``memory`` None: an episode starts."""
+    """Step a plain recurrence; ``memory`` None: an episode starts."""
 
     def step(x: jax.Array, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
         memory = jnp.tanh(x + memory @ weight)
@@ -140,7 +140,7 @@ NNX = dict(zip(KINDS, (NnxPlain, NnxNormalizer, NnxBatchNorm, NnxDropout, NnxMem
 
 
 def make(framework: str, kind: str) -> Any:
-    """A policy of ``policy.name: own_policies:make``."""
+    """Make a policy of ``policy.name: own_policies:make``."""
     if framework == "linen":
         return LINEN[kind]()
     return (NnxPolicyWithMemory if kind == "memory" else NnxPolicy)(NNX[kind])

@@ -21,7 +21,7 @@ BASE = {
 
 
 def make(*overrides: str, **sections: Any) -> RunConfig:
-    """BASE with sections replaced, then overrides."""
+    """Return BASE with sections replaced, then overrides."""
     return parse_config({**copy.deepcopy(BASE), **sections}, overrides)
 
 
@@ -30,7 +30,7 @@ def trainer(**keys: Any) -> dict[str, Any]:
 
 
 def gym(tmp_path: Path, data: dict[str, Any], **keys: int) -> RunConfig:
-    """The config of a train file whose gym config holds ``data``."""
+    """Load the config of a train file whose gym config holds ``data``."""
     (tmp_path / "gym.json").write_text(json.dumps(data))
     section = {"gym_config": "gym.json", **keys}
     train = {**BASE, "trainer": section}

@@ -38,7 +38,7 @@ def tiny(
     ppo: dict[str, Any] | None = None,
     **trainer: Any,
 ) -> dict[str, Any]:
-    """The config of a PPO run named ``tiny`` of two updates.
+    """Make the config of a PPO run named ``tiny`` of two updates.
 
     Free of charge are changes of seed, names, folders, frequencies and the number of updates: they are no part of a
     program. Every other change compiles one more.

@@ -52,7 +52,7 @@ class Toy:
 
 
 def policy_for(env: Any, *, squash: bool = False, **network: Any) -> tuple[Any, Any]:
-    """An actor that reads the robot, a critic that reads everything; random weights, a used normalizer."""
+    """Make an actor that reads the robot and a critic that reads everything; random weights, a used normalizer."""
     nested = isinstance(env, Toy)
     config = NetworkConfig(hidden_sizes=(16, 8), **{"activation": "tanh", **network})
     policy = ActorCritic(

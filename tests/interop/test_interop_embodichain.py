@@ -46,7 +46,7 @@ def golden() -> dict[str, Any]:
 
 
 def options(golden: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The golden training's config, as EmbodiChain 0.3 computes."""
+    """Make the golden training's config, as EmbodiChain 0.3 computes."""
     raw = json.loads(str(golden["config"]))
     raw |= {"compat": "embodichain-0.3", "trainer": {**raw["trainer"], "console": False}}
     for path, value in changes.items():

@@ -296,7 +296,7 @@ def test_a_row_that_is_not_finite_costs_one_episode(tmp_path: Path) -> None:
 
 
 def broken(change: Any) -> Any:
-    """An environment whose steps are changed."""
+    """Make an environment whose steps are changed."""
     inner = Counting()
     plain_step = inner.step
     inner.step = lambda action: change(*plain_step(action))

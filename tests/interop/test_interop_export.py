@@ -169,7 +169,7 @@ def copy_of(exported: Path, to: Path) -> Path:
 
 
 def change_one_weight(file: Path) -> None:
-    """A thousandth more on one bias."""
+    """Add a thousandth to one bias."""
     if file.suffix == ".safetensors":
         from safetensors.numpy import load_file, save_file
 

@@ -88,7 +88,7 @@ class TorchMiniLM:
 
 @pytest.fixture(scope="module")
 def pictures() -> np.ndarray:
-    """An admiral, matplotlib's sample; noise, a ramp, a disc, large squares: [5, 224, 224, 3]."""
+    """Draw an admiral, matplotlib's sample; noise, a ramp, a disc, large squares: [5, 224, 224, 3]."""
     with cbook.get_sample_data("grace_hopper.jpg") as file:
         photograph = (
             Image.open(file).convert("RGB").crop((0, 24, 512, 536)).resize((224, 224), Image.Resampling.BICUBIC)

@@ -30,7 +30,7 @@ NUM_MUTANTS = int(os.environ.get("PT_MUTANTS", "200"))
 
 @pytest.fixture(scope="module")
 def golden() -> tuple[RunConfig, Parts, dict[str, Any]]:
-    """The config of the golden training, its parts, and the content of its file."""
+    """Return the config of the golden training, its parts, and the content of its file."""
     with np.load(POINT_MASS.with_suffix(".npz")) as file:
         raw = json.loads(str(file["config"]))
     raw |= {"compat": "embodichain-0.3", "trainer": {**raw["trainer"], "console": False}}
@@ -90,7 +90,7 @@ def places(tree: Any, depth: int, path: tuple[Any, ...] = ()) -> list[tuple[Any,
 
 
 def replaced(tree: Any, path: tuple[Any, ...], change: Any) -> Any:
-    """A copy with ``change`` (of the value there; ``KeyError`` takes it away) at that place."""
+    """Copy with ``change`` (of the value there; ``KeyError`` takes it away) at that place."""
     if not path:
         return change(tree)
     made = list(tree) if isinstance(tree, tuple) else copy.copy(tree)
@@ -127,7 +127,7 @@ def mutant(payload: Any, rng: random.Random) -> Any:
 
 
 def fault(error: Exception) -> str | None:
-    """What is wrong with an error, or None: it is a ValueError that ejax raises on purpose and a person can read."""
+    """Return what is wrong with an error; None: a ValueError that ejax raises on purpose and a person can read."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     meant = Path(last.filename).is_relative_to(ROOT) and "raise " in (last.line or "")
     if not isinstance(error, ValueError) or not meant or not 20 < len(str(error)) < 2_000:

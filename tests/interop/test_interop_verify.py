@@ -42,7 +42,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy to spoil."""
+    """Make a copy to spoil."""
     monkeypatch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))
     return Path(shutil.copytree(exported, tmp_path / "stranger"))
 

@@ -88,7 +88,7 @@ class Scene:
 
     @staticmethod
     def _draw(place: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
-        """A coloured spot on a shaded floor."""
+        """Draw a coloured spot on a shaded floor."""
         row, column = jnp.linspace(-1.0, 1.0, shape[0])[:, None], jnp.linspace(-1.0, 1.0, shape[1])[None, :]
         spot = jnp.exp(-8.0 * ((row - place[0]) ** 2 + (column - place[1]) ** 2))
         light = 90.0 + 40.0 * row + spot
@@ -119,7 +119,7 @@ POLICIES: dict[str, tuple[Scene, dict[str, Any]]] = {
 
 
 def make(env: Any, *, weight: float = 0.4, **options: Any) -> tuple[VisionPolicy, Any]:
-    """A policy with random weights and a used normalizer."""
+    """Make a policy with random weights and a used normalizer."""
     network = NetworkConfig(hidden_sizes=(16, 8), activation="tanh", **options.pop("network", {}))
     critic = NetworkConfig(hidden_sizes=(8,)) if options.pop("critic", False) else None
     options = {"action_spec": action_spec(env.action_space), "channels": (4, 6, 5), **options}

@@ -277,7 +277,7 @@ def test_what_is_no_tokenizer_is_refused(change: Any, told: str) -> None:
 
 
 def changed(exported: Path, to: Path, name: str, content: str) -> Path:
-    """A copy with another file, under its new hash."""
+    """Copy with another file, under its new hash."""
     shutil.copytree(exported, to)
     (to / name).write_text(content)
     report = certificate(to)
@@ -338,7 +338,7 @@ def twin(name: str) -> Any:
 
 
 def spoken(obs: Any) -> Any:
-    """The observation with text in place of bytes."""
+    """Replace the bytes of the observation's text by the text."""
     said = [row.tobytes().rstrip(b"\0").decode() for row in obs["instruction"]]
     return {**obs, "instruction": said}
 

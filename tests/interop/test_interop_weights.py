@@ -246,7 +246,7 @@ def test_only_adams_state_can_be_moved() -> None:
 
 
 def torch_mlp(torch: Any, sizes: tuple[int, ...], config: RunConfig) -> Any:
-    """What EmbodiChain builds for this config."""
+    """Build EmbodiChain's policy for this config."""
     activations = {
         "relu": torch.nn.ReLU,
         "elu": torch.nn.ELU,

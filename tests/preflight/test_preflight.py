@@ -39,7 +39,7 @@ needs_compiler = pytest.mark.skipif(compiler_problem() is not None, reason=compi
 
 @pytest.fixture(scope="module")
 def programs() -> list[Compiled]:
-    """A tiny run's, compiled for the CPU: everything but the card is as for a GPU."""
+    """Compile a tiny run for the CPU: everything but the card is as for a GPU."""
     return compile_programs(parse_config(tiny(**EVALUATED)), jax.devices()[:1])
 
 
@@ -273,7 +273,7 @@ def test_the_command_needs_a_config(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture(scope="module")
 def for_two_cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what preflight found of a tiny run on two cards, and with XLA's own account of its compilation.
+    """Make a folder with preflight's findings on a tiny run on two cards, and XLA's own account of its compilation.
 
     In a process of its own: the options that the tests give XLA may change what it compiles.
     """

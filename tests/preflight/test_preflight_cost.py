@@ -18,7 +18,7 @@ ARRAY = 4 * 8 * 4
 
 
 def one(lines: str) -> Cost:
-    """The cost of the last instruction of an entry computation."""
+    """Return the cost of the last instruction of an entry computation."""
     body = "\n".join(f"  {line.strip()}" for line in lines.strip().splitlines())
     module = parse(f"HloModule m\n\nENTRY %main () -> f32[] {{\n{body}\n}}\n")
     return instruction_cost(module, module.entry, module.entry.instructions[-1], "")
