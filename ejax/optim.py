@@ -331,12 +331,9 @@ def apply_gradient(
     if skip:
         # a CPU copies nothing where it takes a branch; a GPU would wait for the host to read the condition
         after = by_platform(
-            finite,
-            after,
-            state,
             cpu=lambda finite, after, before: jax.lax.cond(finite, lambda: after, lambda: before),
             gpu=lambda finite, *states: jax.tree.map(partial(jnp.where, finite), *states),
-        )
+        )(finite, after, state)
     return after, finite
 
 

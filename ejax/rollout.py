@@ -113,7 +113,7 @@ def step(
     if start is not None:
         carry = restart_done(ended, start)
     else:
-        carry = by_platform(ended, cpu=restart_if_any, gpu=lambda ended: restart_done(ended, None))
+        carry = by_platform(cpu=restart_if_any, gpu=lambda ended: restart_done(ended, None))(ended)
     return carry, replace(timestep, obs=carry.obs, final_obs=timestep.obs)
 
 
@@ -172,7 +172,7 @@ def unroll(
     collect = partial(_collect, policy, env, first_episodes=first_episodes)
 
     def some_steps(carry: _Carry, xs: Xs) -> tuple[_Carry, Rollout]:
-        carry, made = by_platform(params, carry, xs, cpu=collect, gpu=partial(collect, few_kernels=True))
+        carry, made = by_platform(cpu=collect, gpu=partial(collect, few_kernels=True))(params, carry, xs)
         return carry, make_rollout(
             policy,
             params,

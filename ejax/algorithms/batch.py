@@ -9,42 +9,46 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ejax.algorithms.options import MinibatchOptions
+from ejax.algorithms.sgd import Batch, MinibatchConfig
 from ejax.losses import kl_k3
 from ejax.numerics.traced_options import is_active
 from ejax.rollout import has_large_rows
+from ejax.runtime.sharding import num_shards
 from ejax.types import Array, Metrics, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
 MAX_SEQUENCE_LENGTH = 128
 """Steps of a sequence whose length is not given."""
 
 
-def sequence_length(
-    policy: Policy, rollout: Rollout, wanted: int | None, batch_size: int | None, num_strata: int
-) -> int | None:
-    """Compute L, steps of a sequence. None: the policy has no memory.
+def make_batch(
+    policy: Policy, rollout: Rollout, options: MinibatchOptions, **columns: PyTree | None
+) -> tuple[Batch, MinibatchConfig]:
+    """Make the rows of a rollout, leaves [T, N, ...], for ``sgd_epochs``, and their use; ``columns``: see ``flatten``.
+    Raises ValueError: a ``sequence_length`` that does not divide T, or strata that do not divide N."""
+    num_strata, length = cut_of(policy, rollout, options)
+    minibatches = options.minibatches(rollout.reward.size, num_strata, length or 1)
+    return flatten(rollout, num_strata, length, **columns), minibatches
 
-    Args:
-        wanted: the option. None: the longest up to 128 that cuts rollout and minibatches into whole sequences.
-        batch_size: steps of a minibatch on all devices. None: of no matter.
 
-    Raises:
-        ValueError: a length that does not divide the rollout's steps.
-    """
+def cut_of(policy: Policy, rollout: Rollout, options: MinibatchOptions) -> tuple[int, int | None]:
+    """Compute ``(strata, L)``, L the steps of a sequence. None: the policy has no memory."""
+    num_strata, length = options.minibatch_strata or num_shards(), options.sequence_length
     if not isinstance(policy, PolicyWithMemory):
-        return None
+        return num_strata, None
     num_steps = rollout.reward.shape[0]
-    if wanted is None:
+    if length is None:
         # a divisor of the rollout's steps and of a stratum's share of a minibatch, so that both hold whole sequences
-        common = math.gcd(num_steps, num_steps if batch_size is None else max(1, batch_size // num_strata))
-        return max(length for length in range(1, min(common, MAX_SEQUENCE_LENGTH) + 1) if common % length == 0)
-    if num_steps % wanted:
-        raise ValueError(f"{num_steps} steps are no whole number of sequences of {wanted}; let sequence_length divide")
-    return wanted
+        of_device = options.minibatch_steps
+        share = num_steps if of_device is None else max(1, num_shards() * of_device // num_strata)
+        common = math.gcd(num_steps, share)
+        length = max(n for n in range(1, min(common, MAX_SEQUENCE_LENGTH) + 1) if common % n == 0)
+    if num_steps % length:
+        raise ValueError(f"{num_steps} steps are no whole number of sequences of {length}; let sequence_length divide")
+    return num_strata, length
 
 
-def flatten(
-    rollout: Rollout, num_strata: int = 1, length: int | None = None, /, **columns: PyTree | None
-) -> dict[str, PyTree]:
+def flatten(rollout: Rollout, num_strata: int = 1, length: int | None = None, /, **columns: PyTree | None) -> Batch:
     """Make rows of ``obs``, ``action``, ``log_prob`` and ``dropout_seed`` of all T·N steps, and of ``columns``.
 
     Args:
@@ -86,7 +90,7 @@ def flatten(
     return rows
 
 
-def apply_to_batch(policy: Policy, params: Params, batch: dict[str, PyTree]) -> tuple[Any, Array, dict[str, PyTree]]:
+def apply_to_batch(policy: Policy, params: Params, batch: Batch) -> tuple[Any, Array, Batch]:
     """Apply the policy to rows of ``flatten`` with their ``weight`` [B]: ``(distribution, value, batch)``, leaves [B,
     ...]; of sequences [L, B, ...], weights included."""
     seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
@@ -103,31 +107,33 @@ def apply_to_batch(policy: Policy, params: Params, batch: dict[str, PyTree]) -> 
     return distribution, value, steps
 
 
-def step_weight(batch: dict[str, PyTree]) -> Array:
+def step_weight(batch: Batch) -> Array:
     """Weigh each step of a minibatch: [B], of sequences [B, L]."""
     return batch["weight"][:, None] * batch["share"] if "share" in batch else batch["weight"]
 
 
 def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, policy: Policy) -> tuple[Array, Array]:
     """Compute ``(log_prob, value)``, [T, N], of other parameters than acted; memory is that of the ones that acted."""
-    seed = {} if rollout.dropout_seed is None else {"dropout_seed": rollout.dropout_seed}
+
+    def seen(batch: Batch) -> tuple[Array, Array]:
+        distribution, value, steps = apply_to_batch(policy, params, batch)
+        return distribution.log_prob(steps["action"]), value
+
     if length is None:
+        seed = {} if rollout.dropout_seed is None else {"dropout_seed": rollout.dropout_seed}
+        rows = {"obs": rollout.obs, "action": rollout.action, **seed}
         # a large policy's activations for T·N pictures at once would take more memory than its training
         large = has_large_rows(jax.tree.map(lambda x: x[0], rollout.obs))
-        rows = (rollout.obs, rollout.action, seed)
-        seen = partial(_seen_rows, policy, params)
         return jax.lax.map(seen, rows) if large else seen(rows)
-    all_steps = {"obs": rollout.obs, "action": rollout.action, "first": _first(rollout), **seed}
-    steps = jax.tree.map(lambda x: _cut(x, length).reshape(-1, length, *x.shape[2:]).swapaxes(0, 1), all_steps)
-    memory = jax.tree.map(lambda x: x[::length].reshape(-1, *x.shape[2:]), rollout.memory)
-    action = steps.pop("action")
-    distribution, value, _ = policy.apply(params, steps.pop("obs"), memory=memory, **steps)
+    batch = flatten(rollout, 1, length)
+    batch["weight"] = batch.pop("mask")
     num_envs = rollout.reward.shape[1]
 
     def whole(x: Array) -> Array:
         return x.reshape(length, -1, num_envs).swapaxes(0, 1).reshape(-1, num_envs)
 
-    return whole(distribution.log_prob(action)), whole(value)
+    log_prob, value = seen(batch)
+    return whole(log_prob), whole(value)
 
 
 def refresh(
@@ -153,12 +159,6 @@ def refresh(
     }
     seen = replace(rollout, log_prob=log_prob, value=value, next_value=next_value)
     return seen, jnp.minimum(ratio, weight_threshold), metrics
-
-
-def _seen_rows(policy: Policy, params: Params, rows: tuple[PyTree, Array, dict[str, Array]]) -> tuple[Array, Array]:
-    obs, action, seed = rows
-    distribution, value = policy.apply(params, obs, **seed)
-    return distribution.log_prob(action), value
 
 
 def _cut(x: Array, length: int) -> Array:

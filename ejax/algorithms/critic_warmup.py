@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ejax.algorithms.gradient import Loss
-from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
+from ejax.algorithms.sgd import Batch, Loss, MinibatchConfig, sgd_epochs
 from ejax.optim import set_learning_rate
 from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, with_critic
 
 
 def warm_up_critic(
     state: TrainState,
-    batch: dict[str, PyTree],
+    batch: Batch,
     key: Key,
     *,
     num_updates: int,
@@ -44,7 +43,7 @@ def hold_policy(before: TrainState, after: TrainState, num_updates: int) -> Trai
     return replace(after, params=jax.tree.map(lambda held, new: jnp.where(warming_up, held, new), held, after.params))
 
 
-def _critic_loss(params: Params, batch: dict[str, PyTree], *, loss: Loss) -> tuple[Array, Metrics]:
+def _critic_loss(params: Params, batch: Batch, *, loss: Loss) -> tuple[Array, Metrics]:
     """Compute the loss; its gradient goes to the critic alone."""
     networks = params["params"]
     if "critic" not in networks:

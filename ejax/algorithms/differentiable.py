@@ -136,7 +136,7 @@ def play(
 
     # on a GPU new episodes are drawn for all steps beforehand, as in ejax.rollout
     forms = {"cpu": partial(all_steps, ahead=False), "gpu": partial(all_steps, ahead=True)}
-    carry, (trajectory, entropy) = by_platform(carry, jax.random.split(key, taps.shape[0]), taps, **forms)
+    carry, (trajectory, entropy) = by_platform(**forms)(carry, jax.random.split(key, taps.shape[0]), taps)
     return carry, trajectory, entropy
 
 

@@ -24,14 +24,15 @@ from flax import struct
 from flax.core import FrozenDict
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from ejax.algorithms.batch import apply_to_batch
-from ejax.algorithms.on_policy import on_policy_update
+from ejax.algorithms.batch import apply_to_batch, make_batch
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape, Teacher
+from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.algorithms.step import RunState, Step, finish
 from ejax.losses import weighted_sums
-from ejax.optim import bind_schedule
+from ejax.optim import bind_schedule, get_learning_rate, step_schedule
 from ejax.policies.calls import apply_policy, first_memory, rows_like
+from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import part_of
 from ejax.rollout import reset, unroll
 from ejax.schema.frozen import Kwargs
@@ -90,22 +91,16 @@ def distill_update(
         rollout: leaves [T, N, ...]; of any actions.
         label: the teacher's distributions at its observations, leaves [T, N, ...].
     """
-    return on_policy_update(
-        state,
-        rollout,
-        key,
-        columns={"label": label},
-        loss=distill_loss,
-        policy=policy,
-        optimizer=optimizer,
-        options=config,
-        normalizers="first",
-    )
+    # first: there is no probability ratio, and labels are of these observations
+    state = replace(state, params=update_normalizer(policy, state.params, rollout.obs, rollout.valid))
+    batch, minibatches = make_batch(policy, rollout, config, label=label)
+    loss = partial(distill_loss, policy=policy, config=config)
+    state, metrics = sgd_epochs(state, batch, key, loss=loss, optimizer=optimizer, minibatches=minibatches)
+    state = step_schedule(state, config.optimizer, config.lr_scheduler)
+    return state, metrics | {"learning_rate": get_learning_rate(state.opt_state)}
 
 
-def distill_loss(
-    params: Params, batch: dict[str, PyTree], *, policy: Policy, config: DistillConfig
-) -> tuple[Array, Metrics]:
+def distill_loss(params: Params, batch: Batch, *, policy: Policy, config: DistillConfig) -> tuple[Array, Metrics]:
     """Compute the loss of one minibatch (or of a part of it), and metrics, weighted means. ``kl`` needs distributions
     of one kind; ``agreement`` is of choices.
 

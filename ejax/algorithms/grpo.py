@@ -8,6 +8,7 @@ Source: Shao et al. 2024 (DeepSeekMath), step by step as in EmbodiChain 0.2.4.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,16 +17,18 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from ejax.algorithms.batch import apply_to_batch, reference_log_prob
-from ejax.algorithms.on_policy import on_policy_update
+from ejax.algorithms.batch import apply_to_batch, make_batch, reference_log_prob
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
+from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.algorithms.step import ResetPolicy
 from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
 from ejax.numerics.traced_options import is_active, unjit_for_traced
+from ejax.optim import get_learning_rate, step_schedule
+from ejax.policies.normalize import update_normalizer
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
 from ejax.schema.problems import Problem
-from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
+from ejax.types import Array, Key, Metrics, Params, Policy, Rollout, TrainState
 
 
 class GRPOConfig(MinibatchOptions):
@@ -107,21 +110,19 @@ def grpo_update(
         share_of_rollout = mask.mean(axis=0, keepdims=True)
         weight = mask / jnp.maximum(share_of_rollout, 1.0 / mask.shape[0])
     reference = reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef)
-    state, metrics = on_policy_update(
-        state,
-        rollout,
-        key,
-        columns={"advantage": advantage, "mask": weight, "reference_log_prob": reference},
-        loss=grpo_loss,
-        policy=policy,
-        optimizer=optimizer,
-        options=config,
-        normalizers="last" if config.update_normalizers else "never",
+    batch, minibatches = make_batch(
+        policy, rollout, config, advantage=advantage, mask=weight, reference_log_prob=reference
     )
-    return state, metrics | {"mask_fraction": mask.mean()}
+    loss = partial(grpo_loss, policy=policy, config=config)
+    state, metrics = sgd_epochs(state, batch, key, loss=loss, optimizer=optimizer, minibatches=minibatches)
+    state = step_schedule(state, config.optimizer, config.lr_scheduler)
+    if config.update_normalizers:
+        state = replace(state, params=update_normalizer(policy, state.params, rollout.obs, rollout.valid))
+    metrics |= {"learning_rate": get_learning_rate(state.opt_state), "mask_fraction": mask.mean()}
+    return state, metrics
 
 
-def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: GRPOConfig) -> tuple[Array, Metrics]:
+def grpo_loss(params: Params, batch: Batch, *, policy: Policy, config: GRPOConfig) -> tuple[Array, Metrics]:
     """Compute the loss of one minibatch (or of a chunk of it).
 
     Args:

@@ -25,7 +25,7 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.algorithms.batch import apply_to_batch, reference_log_prob, refresh, step_weight
+from ejax.algorithms.batch import apply_to_batch, cut_of, make_batch, reference_log_prob, refresh, step_weight
 from ejax.algorithms.critic_warmup import hold_policy, warm_up_critic
 from ejax.algorithms.embodichain_rules import (
     ADVANTAGE_RULES,
@@ -34,15 +34,16 @@ from ejax.algorithms.embodichain_rules import (
     AdvantageRule,
     TimeoutRule,
 )
-from ejax.algorithms.on_policy import on_policy_update, rows_of
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
-from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
+from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
 from ejax.numerics.traced_options import is_active, unjit_for_traced
+from ejax.optim import get_learning_rate, step_schedule
+from ejax.policies.normalize import update_normalizer
 from ejax.returns import explained_variance, gae, vtrace
 from ejax.schema.problems import Problem
-from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
+from ejax.types import Array, Key, Metrics, Params, Policy, Rollout, TrainState
 
 
 class PPOConfig(MinibatchOptions):
@@ -166,22 +167,32 @@ def ppo_update(
         ValueError: arrays of the rollout that are not [T, N]; ``kl_coef`` > 0 without a reference.
     """
     rollout, columns, lag_metrics = _columns(state, rollout, policy=policy, config=config)
-    after, metrics = on_policy_update(
+    batch, minibatches = make_batch(policy, rollout, config, **columns)
+    num_warmup = config.critic_warmup_updates
+    learn: Any = partial(warm_up_critic, num_updates=num_warmup) if num_warmup > 0 else sgd_epochs
+    after, metrics = learn(
         state,
-        rollout,
+        batch,
         key,
-        columns=columns,
-        loss=ppo_loss,
-        policy=policy,
+        loss=partial(ppo_loss, policy=policy, config=config),
         optimizer=optimizer,
-        options=config,
-        learn=_learn(config),
+        minibatches=minibatches,
+        prepare=partial(_normalize_minibatch, config=config) if config.normalize_advantage_per_mini_batch else None,
+        adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
+        stop=None if config.target_kl is None else partial(_exceeds, target_kl=config.target_kl),
     )
-    if config.critic_warmup_updates > 0:
-        after = hold_policy(state, after, config.critic_warmup_updates)
-    # by the values that advantages were made from, before the critic learned from them
-    explained = explained_variance(columns["value"], columns["value_target"], rollout.valid)
-    return after, metrics | {"explained_variance": explained} | lag_metrics
+    # once per update, however many minibatches it has: schedules count updates
+    after = step_schedule(after, config.optimizer, config.lr_scheduler)
+    # last: in the epochs the policy sees what it saw when it acted, so that the ratio begins at 1
+    after = replace(after, params=update_normalizer(policy, after.params, rollout.obs, rollout.valid))
+    if num_warmup > 0:
+        after = hold_policy(state, after, num_warmup)
+    metrics |= lag_metrics | {
+        "learning_rate": get_learning_rate(after.opt_state),
+        # by the values that advantages were made from, before the critic learned from them
+        "explained_variance": explained_variance(columns["value"], columns["value_target"], rollout.valid),
+    }
+    return after, metrics
 
 
 def _columns(
@@ -192,7 +203,7 @@ def _columns(
     lag_metrics: Metrics = {}
     # the ratio then begins at 1 for stale rollouts too, and clipping limits this update's own change alone
     if config.staleness_correction != "none":
-        _, length = rows_of(policy, rollout, config)
+        _, length = cut_of(policy, rollout, config)
         rollout, behave_weight, lag_metrics = refresh(
             state.params, rollout, length, policy=policy, weight_threshold=config.behave_weight_threshold
         )
@@ -235,7 +246,7 @@ def ppo_advantage(
     return advantage, value_target
 
 
-def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: PPOConfig) -> tuple[Array, Metrics]:
+def ppo_loss(params: Params, batch: Batch, *, policy: Policy, config: PPOConfig) -> tuple[Array, Metrics]:
     """Compute the loss of one minibatch (or of a chunk of it), and metrics: weighted means.
 
     Args:
@@ -276,20 +287,7 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
     return weighted_sums(terms, weight, coefficients)
 
 
-def _learn(config: PPOConfig) -> Any:
-    """Extend ``sgd_epochs`` by what the options ask for besides."""
-    learn: Any = sgd_epochs
-    if config.critic_warmup_updates > 0:
-        learn = partial(warm_up_critic, num_updates=config.critic_warmup_updates)
-    return partial(
-        learn,
-        prepare=partial(_normalize_minibatch, config=config) if config.normalize_advantage_per_mini_batch else None,
-        adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
-        stop=None if config.target_kl is None else partial(_exceeds, target_kl=config.target_kl),
-    )
-
-
-def _normalize_minibatch(minibatch: dict[str, Any], *, config: PPOConfig) -> dict[str, Any]:
+def _normalize_minibatch(minibatch: Batch, *, config: PPOConfig) -> Batch:
     # rows without weight must not move the mean and deviation of the others
     valid = (step_weight(minibatch) > 0).astype(jnp.float32)
     return {**minibatch, "advantage": ADVANTAGE_RULES[config.advantage_rule](minibatch["advantage"], valid)}

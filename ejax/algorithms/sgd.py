@@ -3,22 +3,30 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 
-from ejax.algorithms.gradient import GradFn, Loss, accumulated_grad
 from ejax.algorithms.shuffle import minibatch_rows
-from ejax.numerics.kernels import FlatParams, by_platform, flat_params
+from ejax.numerics.kernels import FlatParams, PackedRows, by_platform, flat_params, pack_rows
 from ejax.optim import Elementwise, apply_gradient, clip_by_global_norm, get_learning_rate
 from ejax.runtime.sharding import constrain_split
-from ejax.types import Array, Key, Metrics, PyTree, TrainState, split_critic
+from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, split_critic
 
 Batch: TypeAlias = dict[str, PyTree]
+Grad: TypeAlias = Callable[[PyTree, Params, Batch], tuple[PyTree, Metrics]]
+"""``(trained, params, minibatch) -> (gradient of trained, metrics)``; ``trained`` stands for ``params["params"]``."""
+_CACHED_ELEMENTS = 2**18
+"""Rows of a chunk x widest layer: 1 MiB of float32. Smaller chunks cost more in dispatch than they gain in cache."""
+
+
+class Loss(Protocol):
+    """A weighted sum over the rows of ``batch``, whose ``weight`` [B] adds up to one over a minibatch."""
+
+    def __call__(self, params: Params, batch: PyTree) -> tuple[Array, Metrics]: ...
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,6 @@ class MinibatchConfig:
     skip_nonfinite: bool = True
     num_strata: int = 1
     """Equal parts of the batch, each of successive rows, that give every minibatch equally many: the devices'."""
-    chunk_rows: int | None = None
-    """Accumulate the gradient in chunks of this many rows. None: as many as a CPU's cache holds; all on a GPU."""
 
 
 def sgd_epochs(
@@ -68,105 +74,116 @@ def sgd_epochs(
     """
     num_rows = _count_rows(batch)
     size = min(minibatches.batch_size, num_rows)
-    if num_rows % minibatches.num_strata or size % minibatches.num_strata:
-        text = f"{num_rows} rows in minibatches of {size} cannot be drawn equally from {minibatches.num_strata} strata"
-        raise ValueError(f"{text}; let num_strata divide both")
+    orders, counts = _orders(key, num_rows, size, minibatches)
+
+    def loss_of_trained(trained: PyTree, params: Params, minibatch: Batch) -> tuple[Array, Metrics]:
+        value, metrics = loss({**params, "params": trained}, minibatch)
+        return value, metrics | {"loss": value}
+
     # jitted, so that it is traced once for both forms
-    grad_fn = accumulated_grad(loss, state.params, size, minibatches.chunk_rows, skip_weightless="mask" in batch)
-    learn = partial(
-        _gradient_step,
-        grad_fn=jax.jit(grad_fn),
-        optimizer=optimizer,
-        minibatches=minibatches,
-        prepare=prepare,
-        adapt_rate=adapt_rate,
-    )
-    epochs = partial(_epochs, size=size, learn=learn, minibatches=minibatches, stop=stop)
+    grad: Grad = jax.jit(jax.grad(loss_of_trained, has_aux=True))
+
+    def epochs(
+        state: TrainState, batch: Batch, orders: Array, *, gradient: Grad = grad, flat: FlatParams | None = None
+    ) -> tuple[TrainState, Array, PackedRows]:
+        def one_minibatch(carry: Any, xs: tuple[Array, Array]) -> tuple[Any, PackedRows]:
+            (state, stopped), (rows, count) = carry, xs
+            minibatch, count = _take(batch, rows, count, num_rows)
+            minibatch = minibatch if prepare is None else prepare(minibatch)
+            trained = state.params["params"]
+            # packed after the gradient, not before: the gradient of unpacking would be a sum of padded vectors
+            grads, metrics = gradient(trained if flat is None else flat.unpack(trained), state.params, minibatch)
+            grads, norm = _clip(grads if flat is None else flat.pack(grads), minibatches)
+            # adapted by this very minibatch, for this very step
+            rate = None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics)
+            state, finite = apply_gradient(
+                state,
+                grads,
+                optimizer=optimizer,
+                finite=jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]),
+                skip=minibatches.skip_nonfinite,
+                learning_rate=rate,
+            )
+            metrics |= {"grad_norm": norm, "skipped_minibatches": 1.0 - finite, "rows": count}
+            # one table: each array that a loop stores is a kernel of its own on a GPU
+            return (state, stopped), pack_rows({name: x.astype(jnp.float32)[None] for name, x in metrics.items()})
+
+        body = one_minibatch if stop is None else _until(stop, one_minibatch)
+        start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
+        # epochs within one scan and minibatches within another: one body is compiled for any number of either
+        (after, stopped), log = jax.lax.scan(partial(jax.lax.scan, body), start, (orders, counts))
+        return after if flat is None else flat.unpack_state(after, like=state), stopped, log
+
+    rows = _rows_in_cache(state.params["params"], size)
+    in_cache = grad if rows == size else _in_chunks(grad, rows, skip_weightless="mask" in batch)
     # only an optimizer that treats each number by itself may be given all of them in one vector
     flat = None
     if isinstance(optimizer, Elementwise):
         flat = flat_params(state.params["params"], critic_apart=minibatches.clip_per_network)
-    if flat is None:
-        state, stopped, log = epochs(state, batch, key)
-    else:
-        # small parameters as one vector: a third of the kernels on a GPU, and a fifth more time on a CPU
-        state, stopped, log = by_platform(state, batch, key, cpu=epochs, gpu=partial(epochs, flat=flat))
-    return state, _summary(log.metrics(), stopped, minibatches)
+    # A GPU has no cache that a chunk would fit, and pays for kernels instead: one vector takes a third of those that
+    # small parameters do. A CPU would need a fifth more time for it.
+    forms = by_platform(cpu=partial(epochs, gradient=in_cache), gpu=partial(epochs, flat=flat))
+    after, stopped, log = (epochs if in_cache is grad and flat is None else forms)(state, batch, orders)
+    return after, _summary({name: x[..., 0] for name, x in log.tree().items()}, stopped, minibatches)
 
 
-def _epochs(
-    state: TrainState,
-    batch: Batch,
-    key: Key,
-    *,
-    size: int,
-    learn: Callable[..., tuple[TrainState, Metrics]],
-    minibatches: MinibatchConfig,
-    stop: Callable[[Metrics], Array] | None,
-    flat: FlatParams | None = None,
-) -> tuple[TrainState, Array, "_Log"]:
-    """Learn all epochs: the state, a bool that they were stopped, and each minibatch's metrics."""
-    num_rows = _count_rows(batch)
-    # rows of each minibatch of an epoch: the last one's may be fewer
-    counts = np.minimum(size, num_rows - np.arange(0, num_rows, size)).astype(np.float32)
-
-    def one_minibatch(carry: tuple[TrainState, Array], xs: tuple[Array, Array]) -> tuple[Any, _Log]:
-        (state, stopped), (rows, count) = carry, xs
-        # rows that count come first, so that the chunks behind them, with none that does, cost nothing
-        if "mask" in batch:
-            rows = _counting_first(rows, batch["mask"])
-        step = partial(learn, batch=batch, rows=rows, count=count, flat=flat)
-        if stop is None:
-            state, metrics = step(state)
-        else:
-            (state, stopped), metrics = _learn_unless(stopped, step, stop, state)
-        return (state, stopped), _Log.of(metrics)
-
-    def one_epoch(carry: tuple[TrainState, Array], key: Key) -> tuple[Any, _Log]:
-        rows = minibatch_rows(key, num_rows, size, minibatches.num_strata)
-        return jax.lax.scan(one_minibatch, carry, (rows, jnp.asarray(counts)))
-
-    # epochs within one scan and minibatches within another: one body is compiled for any number of either
-    start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
-    (after, stopped), log = jax.lax.scan(one_epoch, start, jax.random.split(key, minibatches.n_epochs))
-    return after if flat is None else flat.unpack_state(after, like=state), stopped, log
+def _orders(key: Key, num_rows: int, size: int, minibatches: MinibatchConfig) -> tuple[Array, Array]:
+    """Draw the rows of each minibatch, [epochs, minibatches, strata, rows], and count those that are no padding."""
+    num_strata = minibatches.num_strata
+    if num_rows % num_strata or size % num_strata:
+        text = f"{num_rows} rows in minibatches of {size} cannot be drawn equally from {num_strata} strata"
+        raise ValueError(f"{text}; let num_strata divide both")
+    draw = partial(minibatch_rows, num_rows=num_rows, size=size, num_strata=num_strata)
+    counts = jnp.asarray(np.minimum(size, num_rows - np.arange(0, num_rows, size)), jnp.float32)
+    orders = jax.vmap(draw)(jax.random.split(key, minibatches.n_epochs))
+    return orders, jnp.broadcast_to(counts, (minibatches.n_epochs, *counts.shape))
 
 
-def _gradient_step(
-    state: TrainState,
-    *,
-    batch: Batch,
-    rows: Array,
-    count: Array,
-    flat: FlatParams | None,
-    grad_fn: GradFn,
-    optimizer: optax.GradientTransformation,
-    minibatches: MinibatchConfig,
-    prepare: Callable[[Batch], Batch] | None,
-    adapt_rate: Callable[[Array, Metrics], Array] | None,
-) -> tuple[TrainState, Metrics]:
-    """Make one step on the minibatch of these ``rows``; see ``_take``. ``flat``: the layout of the state's
-    parameters."""
-    minibatch, count = _take(batch, rows, count, _count_rows(batch))
-    minibatch = minibatch if prepare is None else prepare(minibatch)
-    if flat is None:
-        grads, metrics = grad_fn(state.params, minibatch)
-    else:
-        # packed afterwards: the gradient of unpacking would be a sum of padded vectors
-        grads, metrics = grad_fn({**state.params, "params": flat.unpack(state.params["params"])}, minibatch)
-        grads = flat.pack(grads)
-    grads, norm = _clip(grads, minibatches)
-    # adapted by this very minibatch, for this very step
-    rate = None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics)
-    new, finite = apply_gradient(
-        state,
-        grads,
-        optimizer=optimizer,
-        finite=jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]),
-        skip=minibatches.skip_nonfinite,
-        learning_rate=rate,
-    )
-    return new, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite, "rows": count}
+def _rows_in_cache(params: PyTree, size: int) -> int:
+    """Count the rows of the fewest equal chunks that fit a CPU's cache; all where few chunks cannot be equal."""
+    widest = max((leaf.shape[-1] for leaf in jax.tree.leaves(params) if leaf.ndim), default=1)
+    # beyond twice the fewest, chunks are so small that their dispatch costs more than the cache gains
+    fewest = -(-size * widest // _CACHED_ELEMENTS)
+    return size // next((n for n in range(fewest, 2 * fewest) if size % n == 0), 1)
+
+
+def _in_chunks(grad: Grad, rows: int, *, skip_weightless: bool) -> Grad:
+    """Add up the gradient in chunks of ``rows``; those without a row that has a weight can be skipped."""
+
+    def summed(trained: PyTree, params: Params, minibatch: Batch) -> tuple[PyTree, Metrics]:
+        def add(total: PyTree, chunk: Batch) -> PyTree:
+            return jax.tree.map(jnp.add, total, grad(trained, params, chunk))
+
+        def add_or_skip(total: PyTree, chunk: Batch) -> tuple[PyTree, None]:
+            if not skip_weightless:
+                return add(total, chunk), None
+            return jax.lax.cond(chunk["weight"].any(), add, lambda total, chunk: total, total, chunk), None
+
+        # weights add up to one over the minibatch, so that chunks' gradients are summed, not averaged
+        chunks = jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), minibatch)
+        # the scan adds to zeros, whose shapes are known without computing a chunk
+        shapes = jax.eval_shape(grad, trained, params, jax.tree.map(lambda x: x[0], chunks))
+        return jax.lax.scan(add_or_skip, jax.tree.map(jnp.zeros_like, shapes), chunks)[0]
+
+    return summed
+
+
+def _until(stop: Callable[[Metrics], Array], body: Callable[..., tuple[Any, PackedRows]]) -> Callable[..., Any]:
+    """Skip minibatches after the first whose metrics say stop; that one is only measured."""
+
+    def unless_stopped(carry: tuple[TrainState, Array], xs: tuple[Array, Array]) -> tuple[Any, PackedRows]:
+        def measure(carry: tuple[TrainState, Array]) -> tuple[Any, PackedRows]:
+            (trained, _), log = body(carry, xs)
+            stops = stop({name: x[0] for name, x in log.tree().items()})
+            # the metric that stops comes with the gradient: the step is made, and undone
+            return (jax.tree.map(lambda old, new: jnp.where(stops, old, new), carry[0], trained), stops), log
+
+        def skip(carry: tuple[TrainState, Array]) -> tuple[Any, PackedRows]:
+            return carry, jax.tree.map(jnp.zeros_like, jax.eval_shape(measure, carry)[1])
+
+        return jax.lax.cond(carry[1], skip, measure, carry)
+
+    return unless_stopped
 
 
 def _clip(grads: PyTree, minibatches: MinibatchConfig) -> tuple[PyTree, Array]:
@@ -177,43 +194,6 @@ def _clip(grads: PyTree, minibatches: MinibatchConfig) -> tuple[PyTree, Array]:
     rest, rest_norm = clip_by_global_norm(rest, minibatches.max_grad_norm)
     # logs have one norm, that of both parts together
     return {**rest, **critic}, jnp.hypot(critic_norm, rest_norm)
-
-
-def _learn_unless(
-    stopped: Array,
-    learn: Callable[[TrainState], tuple[TrainState, Metrics]],
-    stop: Callable[[Metrics], Array],
-    state: TrainState,
-) -> tuple[tuple[TrainState, Array], Metrics]:
-    """Learn one minibatch unless an earlier one has stopped the update; the one that stops it is only measured."""
-
-    def measure(state: TrainState) -> tuple[TrainState, Array, Metrics]:
-        trained, metrics = learn(state)
-        stops = stop(metrics)
-        # the metric that stops comes with the gradient: the step is made, and undone
-        return jax.tree.map(lambda old, new: jnp.where(stops, old, new), state, trained), stops, metrics
-
-    def skip(state: TrainState) -> tuple[TrainState, Array, Metrics]:
-        return state, stopped, jax.tree.map(jnp.zeros_like, jax.eval_shape(measure, state)[2])
-
-    state, stopped, metrics = jax.lax.cond(stopped, skip, measure, state)
-    return (state, stopped), metrics
-
-
-@struct.dataclass
-class _Log:
-    """Metrics as one vector: each array that a loop stores is a kernel of its own."""
-
-    names: tuple[str, ...] = struct.field(pytree_node=False)
-    values: Array
-
-    @classmethod
-    def of(cls, metrics: Metrics) -> "_Log":
-        names = tuple(sorted(metrics))
-        return cls(names, jnp.stack([metrics[name].astype(jnp.float32) for name in names]))
-
-    def metrics(self) -> Metrics:
-        return {name: self.values[..., i] for i, name in enumerate(self.names)}
 
 
 def _summary(metrics: Metrics, stopped: Array, minibatches: MinibatchConfig) -> Metrics:
@@ -241,18 +221,15 @@ def _count_rows(batch: Batch) -> int:
     return jax.tree.leaves(batch)[0].shape[0]
 
 
-def _counting_first(rows: Array, mask: Array) -> Array:
-    """Put each stratum's rows of a minibatch, [D, M], that have a weight first."""
-    mask = mask.reshape(rows.shape[0], -1)
-    weightless = jnp.take_along_axis(mask, rows % mask.shape[1], axis=1) <= 0.0
-    return jnp.take_along_axis(rows, jnp.argsort(weightless, axis=1, stable=True), axis=1)
-
-
 def _take(batch: Batch, rows: Array, count: Array, num_rows: int) -> tuple[Batch, Array]:
     """Take the minibatch of ``rows`` [D, M / D], numbered within D strata, with ``weight``, and the sum of its weights
     before they are made to add up to one. Rows past a stratum's end are padding of weight 0; ``count`` are not."""
     num_strata = rows.shape[0]
     stratum = num_rows // num_strata
+    if "mask" in batch:
+        # rows that count come first, so that the chunks behind them, with none that does, cost nothing
+        weightless = jnp.take_along_axis(batch["mask"].reshape(num_strata, -1), rows % stratum, axis=1) <= 0.0
+        rows = jnp.take_along_axis(rows, jnp.argsort(weightless, axis=1, stable=True), axis=1)
 
     def rows_of_stratum(part: Array, rows: Array) -> Array:
         # padding wraps around to rows that exist, and has the weight 0

@@ -20,15 +20,15 @@ _MAX_ELEMENTS = 2**20
 """Above it a kernel for each parameter costs less than the copies into a vector and out of it."""
 
 
-def by_platform(*operands: PyTree, cpu: Callable[..., Any], gpu: Callable[..., Any]) -> Any:
-    """Choose one of two forms of a function where the program is lowered; ``gpu`` serves every accelerator."""
-    return jax.lax.platform_dependent(*operands, cpu=cpu, default=gpu)
+def by_platform(*, cpu: Callable[..., Any], gpu: Callable[..., Any]) -> Callable[..., Any]:
+    """Join two forms of a function, chosen where the program is lowered; ``gpu`` serves every accelerator."""
+    return partial(jax.lax.platform_dependent, cpu=cpu, default=gpu)
 
 
 def unrolled_scan(body: Callable[[Any, Any], tuple[Any, Any]], start: PyTree, xs: PyTree, **options: Any) -> Any:
     """Scan as ``jax.lax.scan``, with the same numbers; a GPU gets several steps in one kernel."""
     scan = partial(jax.lax.scan, body, **options)
-    return by_platform(start, xs, cpu=scan, gpu=partial(scan, unroll=_STEPS_OF_A_KERNEL))
+    return by_platform(cpu=scan, gpu=partial(scan, unroll=_STEPS_OF_A_KERNEL))(start, xs)
 
 
 @struct.dataclass(kw_only=True)

@@ -142,7 +142,7 @@ def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array,
         return jnp.matmul(jax.lax.optimization_barrier(x.T), dy, precision=precision)
 
     on_cpu = transposed if w.shape[-1] > 1 else plain  # for one column the product is a matrix times a vector: fast
-    return jnp.matmul(dy, w.T, precision=precision), by_platform(rows, dy_rows, cpu=on_cpu, gpu=plain)
+    return jnp.matmul(dy, w.T, precision=precision), by_platform(cpu=on_cpu, gpu=plain)(rows, dy_rows)
 
 
 _product.defvjp(_product_forward, _product_backward)

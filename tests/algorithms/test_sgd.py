@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from ejax.algorithms import sgd
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.numerics.kernels import FlatParams
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer, scale_by_learning_rate
@@ -94,28 +95,38 @@ def squared_loss(params: Params, batch: dict[str, Any]) -> tuple[jax.Array, dict
     return jnp.sum(batch["weight"] * jnp.square(error)), {"error": jnp.sum(batch["weight"] * error)}
 
 
-def test_accumulated_chunks_give_the_gradient_of_the_whole_minibatch() -> None:
+@pytest.fixture
+def chunks_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three numbers wide, four rows fill the cache."""
+    monkeypatch.setattr(sgd, "_CACHED_ELEMENTS", 12)
+
+
+def test_accumulated_chunks_give_the_gradient_of_the_whole_minibatch(request: pytest.FixtureRequest) -> None:
     rng = np.random.default_rng(0)
     batch = {
         "x": jnp.asarray(rng.normal(size=(24, 3)), jnp.float32),
         "y": jnp.asarray(rng.normal(size=24), jnp.float32),
     }
-    whole, whole_metrics = run(batch, loss=squared_loss, batch_size=16, n_epochs=2, chunk_rows=16)
-    parts, parts_metrics = run(batch, loss=squared_loss, batch_size=16, n_epochs=2, chunk_rows=4)
+    whole, whole_metrics = run(batch, loss=squared_loss, batch_size=16, n_epochs=2)
+    request.getfixturevalue("chunks_of_four")
+    parts, parts_metrics = run(batch, loss=squared_loss, batch_size=16, n_epochs=2)
     np.testing.assert_allclose(parts.params["params"]["w"], whole.params["params"]["w"], rtol=1e-5)
     for name, value in whole_metrics.items():
         np.testing.assert_allclose(parts_metrics[name], value, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("counting", [0, 5, 12])
-def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_skipped(counting: int) -> None:
+def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_skipped(
+    counting: int, request: pytest.FixtureRequest
+) -> None:
     rng = np.random.default_rng(0)
     mask = rng.permutation(np.arange(24) < counting).astype(np.float32)
     x = rng.normal(size=(24, 3)).astype(np.float32)
     batch = {"x": jnp.asarray(x), "y": jnp.asarray(x[:, 0]), "mask": jnp.asarray(mask)}
     arguments = {"loss": squared_loss, "batch_size": 24, "n_epochs": 2}
-    whole, _ = run(batch, chunk_rows=24, **arguments)
-    parts, _ = run(batch, chunk_rows=4, **arguments)
+    whole, _ = run(batch, **arguments)
+    request.getfixturevalue("chunks_of_four")
+    parts, _ = run(batch, **arguments)
     np.testing.assert_allclose(parts.params["params"]["w"], whole.params["params"]["w"], rtol=1e-5)
 
     def loss_of_chunk(params: Params, chunk: Any) -> Any:
@@ -123,7 +134,7 @@ def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_ski
         return squared_loss(params, chunk)
 
     chunks: list[np.ndarray] = []
-    run(batch, chunk_rows=4, **(arguments | {"loss": loss_of_chunk}))
+    run(batch, **(arguments | {"loss": loss_of_chunk}))
     jax.effects_barrier()
     assert len(chunks) == 2 * -(-counting // 4)
     assert np.concatenate([*chunks, []]).astype(bool).sum() == 2 * counting

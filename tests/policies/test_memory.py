@@ -15,11 +15,11 @@ from pytest import MonkeyPatch
 from tiny import NETWORK as NETWORK_BLOCK
 from tiny import STEPS, tiny
 
-from ejax.algorithms.batch import apply_to_batch, evaluate_rollout, flatten, reference_log_prob, sequence_length
+from ejax.algorithms.batch import apply_to_batch, cut_of, evaluate_rollout, flatten, reference_log_prob
 from ejax.algorithms.bc import ALGORITHM as BC
 from ejax.algorithms.bc import BCConfig, bc_loss
-from ejax.algorithms.gradient import accumulated_grad
 from ejax.algorithms.ppo import PPOConfig, ppo_loss, ppo_update
+from ejax.algorithms.sgd import _in_chunks
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
 from ejax.envs.host.pure_host import PureHostEnv
@@ -342,11 +342,16 @@ def test_the_references_memory_begins_with_the_episode_or_the_rollout(collected:
 
 def test_the_length_of_sequences_divides_rollouts_and_minibatches(collected: Any) -> None:
     policy, _, rollout = collected
-    assert [sequence_length(policy, rollout, None, size, 1) for size in (None, 64, 12, 3)] == [8, 8, 4, 1]
-    assert sequence_length(policy, rollout, None, 8, 2) == 4
-    assert sequence_length(policy, rollout, 2, 64, 1) == 2
+
+    def length(**options: Any) -> int | None:
+        return cut_of(policy, rollout, PPOConfig(**options))[1]
+
+    assert [length(batch_size=size) for size in (64, 12, 3)] == [8, 4, 1]
+    assert length(num_mini_batches=2) == 8
+    assert length(batch_size=8, minibatch_strata=2) == 4
+    assert length(batch_size=64, sequence_length=2) == 2
     with pytest.raises(ValueError, match="no whole number of sequences of 3"):
-        sequence_length(policy, rollout, 3, 64, 1)
+        length(batch_size=64, sequence_length=3)
 
 
 @pytest.mark.slow_cases("gru")
@@ -355,9 +360,13 @@ def test_gradients_in_chunks_add_up(collected: Any) -> None:
     advantage, target = jax.random.normal(KEY, (2, 8, 8))
     batch = flatten(rollout, 1, 4, advantage=advantage, value=rollout.value, value_target=target)
     batch["weight"] = batch.pop("mask") / 64.0
-    loss = partial(ppo_loss, policy=policy, config=PPOConfig())
+
+    def grad(trained: Any, params: Any, batch: Any) -> Any:
+        loss = partial(ppo_loss, policy=policy, config=PPOConfig())
+        return jax.grad(lambda trained: loss({**params, "params": trained}, batch), has_aux=True)(trained)
+
     whole, parts = (
-        accumulated_grad(loss, params, 16, rows, skip_weightless=True)(params, batch)[0] for rows in (16, 4)
+        each(params["params"], params, batch)[0] for each in (grad, _in_chunks(grad, 4, skip_weightless=True))
     )
     chex.assert_trees_all_close(whole, parts, rtol=1e-7, atol=1e-6)
 

@@ -226,11 +226,9 @@ def _gather(number: Array, table: Mapping[str, Array]) -> dict[str, list[Array]]
     columns = rows[0]
     if len(rows) > 1:
         columns = by_platform(
-            number,
-            rows,
             cpu=lambda number, rows: jax.lax.map(lambda column: column[number], rows.T),
             gpu=lambda number, rows: rows[number].T,
-        )
+        )(number, rows)
     each = iter(columns)
     return {name: [next(each) for _ in range(values.shape[1])] for name, values in table.items()}
 

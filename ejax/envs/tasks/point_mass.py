@@ -177,7 +177,7 @@ class PointMassRL(Task):
         # a GPU would ask the host after each draw whether to go on; what is far enough away stays as it is
         start = jnp.broadcast_to(goal, (2, 2))
         all_draws = partial(jax.lax.fori_loop, 0, self._num_draws, draw)
-        obstacle = by_platform(start, cpu=while_too_close, gpu=all_draws)
+        obstacle = by_platform(cpu=while_too_close, gpu=all_draws)(start)
         return jnp.where(too_close(obstacle)[:, None], -0.5 * goal[None], obstacle)
 
     @property
