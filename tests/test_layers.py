@@ -67,7 +67,7 @@ def test_the_data_wing_needs_numpy_only(path: Path) -> None:
         "pictures.py": ("imageio_ffmpeg", "ejax.runtime.video"),
     }.get(path.name, ())
     keeps = path.parts[1] in ("lerobot", "record.py")
-    files = {"pyarrow", "PIL"} if path.parts[1] == "lerobot" else set()
+    files = {"pyarrow", "PIL", "pydantic"} if path.parts[1] == "lerobot" else set()
     for name in imports(path):
         known = name.split(".")[0] in sys.stdlib_module_names | {"numpy"} | files
         assert known or name.startswith(("ejax.data", *STANDARD, *extra)), name

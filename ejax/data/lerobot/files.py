@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
 
-from ejax.schema.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
+from ejax.schema.plain_files import HUGE, MAX_BYTES, kind_of, open_plain, parse_json
 
 DIGESTS = "meta/ejax_digests.json"
 _VERSION = 1
@@ -26,9 +26,10 @@ _MAX_CHARS = 1000
 """Longest path below the folder, in characters."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+_NO_FILE = (errno.EFBIG, errno.EINVAL, errno.EISDIR)
 
 Digests: TypeAlias = Mapping[str, tuple[str, ...]]
-"""SHA-256 in hex by name: of the file's current version, and of the one before."""
+"""SHA-256 in hex by name: of the latest version, and of earlier ones that a crash may have left in its place."""
 
 
 class KeptFiles:
@@ -58,26 +59,25 @@ class KeptFiles:
                 raise
             file.close()
             self.digests = load_digests(self.folder)  # an append may have replaced both
-        path = self.folder / name
-        if name not in (self.digests or {}):
-            raise ValueError(
-                f"{path} is not among the files that {DIGESTS} lists; no EpisodeWriter wrote it. Remove it, or restore "
-                f"the folder from a copy"
-            )
         raise ValueError(
-            f"{path} is damaged: it is not what was written, its SHA-256 differs from the one in {DIGESTS}. Restore it "
-            f"from a copy; if another program changed it on purpose, remove {DIGESTS}"
+            f"{self.folder / name} is damaged, or no file of the recording: its SHA-256 is not in {DIGESTS}. Restore "
+            f"it from a copy; if another program changed it on purpose, remove {DIGESTS}"
         )
 
     def read_json(self, name: str) -> Any:
         """Parse a small JSON file, checked as by ``open``."""
         with self.open(name, MAX_BYTES) as file:
-            return parse_json(file.read(MAX_BYTES), self.folder / name)
+            return _parse(file.read(MAX_BYTES), self.folder / name)
 
     def check(self, name: str) -> Path:
         """Return the path of a file, checked as by ``open``, for a program that opens it itself."""
         self.open(name).close()
         return self.folder / name
+
+    def is_latest(self, name: str) -> bool:
+        """Return True unless an earlier version of the file than the latest in the list is in place."""
+        with self.open(name) as file:
+            return self.digests is None or sha256(file) == self.digests[name][0]
 
     def _is_known(self, name: str, file: IO[bytes]) -> bool:
         found = os.fstat(file.fileno())
@@ -95,7 +95,8 @@ class KeptFiles:
 def load_digests(folder: Path) -> Digests | None:
     """Read the list of a folder; None: it has none. A damaged list raises ValueError."""
     try:
-        made = read_json_inside(folder, DIGESTS)
+        with open_inside(folder, DIGESTS, MAX_BYTES) as file:
+            made = _parse(file.read(MAX_BYTES), folder / DIGESTS)
     except FileNotFoundError:
         return None
     entries = made.get("sha256") if isinstance(made, dict) and made.get("version") == _VERSION else None
@@ -105,12 +106,6 @@ def load_digests(folder: Path) -> Digests | None:
             f"file name. Restore it from a copy, or remove it: then damage of the other files goes unnoticed"
         )
     return {name: tuple(digests) for name, digests in entries.items()}
-
-
-def next_digests(before: Digests, changed: Mapping[str, str]) -> Digests:
-    """Make the list for after the files in ``changed``, name to new digest, are replaced."""
-    kept = {name: digests[:1] for name, digests in before.items()}
-    return kept | {name: (digest, *kept.get(name, ())) for name, digest in changed.items()}
 
 
 def digests_file(digests: Digests) -> bytes:
@@ -133,6 +128,7 @@ def inside(folder: Path, name: Any) -> Path:
     path = folder / name
     try:
         real, root = path.resolve(), folder.resolve()
+        # not of what lies outside: to look at some devices is to use them
         mode = path.stat().st_mode if real.is_relative_to(root) else None
     except FileNotFoundError:
         mode = None
@@ -161,25 +157,9 @@ def open_inside(folder: Path, name: Any, most: int = HUGE) -> IO[bytes]:
     except FileNotFoundError as error:
         raise FileNotFoundError(error.errno, "a file of the data set is missing; restore it", str(path)) from error
     except OSError as error:
-        if error.errno not in (errno.EFBIG, errno.EINVAL, errno.EISDIR):
+        if error.errno not in _NO_FILE:
             raise
         raise ValueError(f"{path} {error.strerror}; restore it from a copy") from error
-
-
-def read_json_inside(folder: Path, name: str) -> Any:
-    """Parse a small JSON file of ``folder`` without its digest; errors as of ``open_inside``."""
-    with open_inside(folder, name, MAX_BYTES) as file:
-        return parse_json(file.read(MAX_BYTES), folder / name)
-
-
-def parse_json(data: bytes, where: Path) -> Any:
-    """Parse the content of a JSON file; ValueError with its name for anything else, also for non-finite numbers."""
-    try:
-        return json.loads(data, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:  # also bytes that are not text, and integers of too many digits
-        raise ValueError(
-            f"{where} is damaged or cut off: it is not JSON ({shown(str(error), 120)}). Restore it from a copy"
-        ) from error
 
 
 def path_problem(name: Any) -> str | None:
@@ -204,9 +184,14 @@ def shown(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit - 20]}… ({len(text)} characters)"
 
 
+def _parse(data: bytes, where: Path) -> Any:
+    try:
+        return parse_json(data)
+    except ValueError as error:  # also bytes that are not text
+        raise ValueError(
+            f"{where} is damaged or cut off: it is not JSON ({shown(str(error), 120)}). Restore it from a copy"
+        ) from error
+
+
 def _is_entry(digests: Any) -> bool:
-    return isinstance(digests, list) and 1 <= len(digests) <= 2 and all(isinstance(each, str) for each in digests)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not a JSON number")
+    return isinstance(digests, list) and len(digests) > 0 and all(isinstance(each, str) for each in digests)

@@ -48,6 +48,8 @@ NUMBERS = (
     "float32",
     "float64",
 )
+ORIGINS = tuple(f"ejax/{name}" for name in Origin._fields[1:])
+"""Columns that a recording may lack, which was begun when only the seed of an ``Origin`` was kept."""
 PNG_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _OWN = {**DEFAULT_FEATURES, "segment_id": "int64"}
 _MAX_STATS = 4096
@@ -119,9 +121,8 @@ def data_schema(columns: Iterable[Column]) -> pa.Schema:
     return pa.schema(fields + [(name, pa.type_for_alias(dtype)) for name, dtype in _OWN.items()])
 
 
-def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec, *, origins: bool = True) -> pa.Schema:
-    """Make the schema of the files of episodes. Columns that are not LeRobot's begin with ``ejax/``. Without
-    ``origins`` it is that of a recording begun when only the seed of an ``Origin`` was kept."""
+def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec) -> pa.Schema:
+    """Make the schema of the files of episodes. Columns that are not LeRobot's begin with ``ejax/``."""
     whole, real, text = pa.int64(), pa.float64(), pa.string()
     names = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
     fields = [
@@ -139,7 +140,7 @@ def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec, *, origins: bo
         fields += [(f"stats/{feature}/count", pa.list_(whole))]
     fields += [("meta/episodes/chunk_index", whole), ("meta/episodes/file_index", whole)]
     fields += [("ejax/seed", whole), ("ejax/written_at", real), ("ejax/terminated", pa.bool_())]
-    fields += [(f"ejax/{name}", whole) for name in Origin._fields[1:] if origins]
+    fields += [(name, whole) for name in ORIGINS]
     fields += [(f"ejax/segment_{name}", pa.list_(whole)) for name in ("ids", "lengths")]
     for path, (shape, dtype) in spec.episode.items():
         value = text if np.dtype(dtype).kind in "SU" else pa.from_numpy_dtype(dtype)

@@ -20,7 +20,11 @@ from ejax.data.task import Origin
 EPISODES = "meta/episodes"
 _WHOLE = ("episode_index", "length", "data/chunk_index", "data/file_index")
 _SEGMENTS = ("ejax/segment_ids", "ejax/segment_lengths")
-_OURS = ("ejax/written_at", *(f"ejax/{name}" for name in Origin._fields))
+_OURS = {
+    "ejax/written_at": pa.float64(),
+    **{f"ejax/{name}": pa.int64() for name in Origin._fields},
+    **dict.fromkeys(_SEGMENTS, pa.list_(pa.int64())),
+}
 
 
 def read_parquet(
@@ -60,24 +64,26 @@ def named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: Sequence[str]) -> list[dict[str, Any]]:
-    """Load the first ``count`` rows of ``meta/episodes`` without statistics, in order; later ones are being written.
-    Raises ValueError for columns, ``fields`` or episodes that are missing, or hold impossible values."""
+def load_rows(
+    files: KeptFiles, count: int, columns: Sequence[Column], fields: Sequence[str], *, stats: bool = False
+) -> list[dict[str, Any]]:
+    """Load the first ``count`` rows of ``meta/episodes``, in order; later ones are being written. With ``stats`` all
+    columns. Raises ValueError for columns, ``fields`` or episodes that are missing, or hold impossible values."""
     videos = [f"videos/{column.feature}" for column in columns if column.kind == "video"]
     whole = [*_WHOLE, *(f"{video}/{name}" for video in videos for name in ("chunk_index", "file_index"))]
-    real = [f"{video}/from_timestamp" for video in videos]
-    needed = [*whole, *real, "tasks", *(f"ejax/episode/{path}" for path in fields)]
+    numbers = {**dict.fromkeys(whole, pa.int64()), **{f"{video}/from_timestamp": pa.float64() for video in videos}}
+    needed = [*numbers, "tasks", *(f"ejax/episode/{path}" for path in fields)]
     rows: list[dict[str, Any]] = []
     for name in row_files(files):
         path = files.folder / name
         if len(rows) >= count and not path.exists():
             break  # an append has listed it, and not put it in place yet
-        table = read_parquet(files, name, needed, also=("ejax/",))
+        table = read_parquet(files, name, needed, also=("",) if stats else ("ejax/",))
         with named(path):
-            _check_rows(table, whole, real)
-            rows += table.to_pylist()
-            for row in rows[-len(table) :]:
+            made = _checked(table, numbers).to_pylist()
+            for row in made:
                 _check_row(row)
+        rows += made
     rows = sorted(rows, key=lambda row: row["episode_index"])[:count]
     if [row["episode_index"] for row in rows] != list(range(count)):
         raise ValueError(
@@ -93,28 +99,30 @@ def row_files(files: KeptFiles) -> list[str]:
     return sorted(found | {name for name in files.digests or () if name.startswith(f"{EPISODES}/")})
 
 
-def _check_rows(table: pa.Table, whole: Sequence[str], real: Sequence[str]) -> None:
-    """Raise ValueError for columns of another kind, or numbers that are missing or negative."""
-    for name in (*whole, *real, *(name for name in _OURS if name in table.column_names)):
-        values = table[name]
-        if not (pa.types.is_integer(values.type) or (name not in whole and pa.types.is_floating(values.type))):
-            raise ValueError(f"column {name} is {values.type}, and must be numbers")
-        if values.null_count:
+def _checked(table: pa.Table, numbers: Mapping[str, pa.DataType]) -> pa.Table:
+    """Cast columns to their types. Raise ValueError for other kinds, and ``numbers`` that are missing or negative."""
+    types = {**numbers, "tasks": pa.list_(pa.string()), **_OURS}
+    for place, name in enumerate(table.column_names):
+        if name not in types:
+            continue
+        if pa.types.is_string(table[name].type):  # which a cast would parse
+            raise ValueError(f"column {name} is text, and must be {types[name]}")
+        values = table[name].cast(types[name])
+        if name not in ("tasks", *_SEGMENTS) and values.null_count:
             raise ValueError(f"column {name} has rows without a number")
-        bounds = pc.min_max(values).as_py().values() if len(values) and name not in _OURS else ()
+        bounds = pc.min_max(values).as_py().values() if len(values) and name in numbers else ()
         if not all(0 <= bound < MAX_COUNT for bound in bounds):
             raise ValueError(f"column {name} has numbers that are negative, too large or not finite")
-    for name in ("tasks", *_SEGMENTS):
-        if name in table.column_names and not pa.types.is_list(table[name].type):
-            raise ValueError(f"column {name} is {table[name].type}, and must be lists")
+        table = table.set_column(place, name, values)
+    return table
 
 
 def _check_row(row: Mapping[str, Any]) -> None:
     ids, lengths = (row.get(name) for name in _SEGMENTS)
-    segments = ids is None and lengths is None
+    fits = ids is None and lengths is None
     if ids is not None and lengths is not None and len(ids) == len(lengths) and None not in (*ids, *lengths):
-        segments = min(lengths, default=0) > 0 and min(ids) >= 0 and sum(lengths) == row["length"]
-    if not segments or row["length"] < 1:
+        fits = min(lengths, default=0) > 0 and min(ids) >= 0 and sum(lengths) == row["length"]
+    if not fits or row["length"] < 1:
         raise ValueError(
             f"episode {row['episode_index']} has {row['length']} frames, and segments of {shown(lengths)} frames"
         )

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.commit import is_unfinished
+from ejax.data.lerobot.commit import STAGING
 from ejax.data.lerobot.files import DIGESTS, KeptFiles
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.metadata import load_columns, load_info, load_ours
@@ -53,7 +53,7 @@ class EpisodeReader:
                 stacklevel=2,
             )
         self._cache = _Cache(int(cache_mb * 2**20))
-        if is_unfinished(self.folder):
+        if (self.folder / STAGING).exists():
             warnings.warn(
                 f"{self.folder}: an episode is being written, or was when the recording was cut off; it is not read. "
                 f"In the latter case EpisodeWriter(..., append=True) clears up",

@@ -1,19 +1,22 @@
 """The format and the present content of an ``EpisodeWriter``'s folder."""
 
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.commit import COMMIT, pending
-from ejax.data.lerobot.files import DIGESTS, Digests, KeptFiles, inside, open_inside, read_json_inside, sha256, shown
-from ejax.data.lerobot.format import STATS, Column, Stats
-from ejax.data.lerobot.metadata import check_info, check_ours, may_have
-from ejax.data.lerobot.parquet import load_rows, read_parquet, row_files
+from ejax.data.lerobot.commit import Change, remove_leftovers
+from ejax.data.lerobot.files import Digests, KeptFiles, inside, open_inside, sha256, shown
+from ejax.data.lerobot.format import STATS, Column, Stats, combine_stats
+from ejax.data.lerobot.metadata import check_info, check_ours
+from ejax.data.lerobot.parquet import load_rows, named, open_parquet, row_files
 from ejax.data.task import EpisodeSpec
 
 
@@ -26,11 +29,33 @@ class Format:
     axes: Mapping[str, Sequence[str]]
     file_size_mb: float
 
+    @property
+    def videos(self) -> list[Column]:
+        return [column for column in self.columns if column.kind == "video"]
+
     def ours(self) -> dict[str, Any]:
         """Make ``meta/ejax.json``."""
         frames = {c.path: {"feature": c.feature, "shape": list(c.shape), "dtype": c.dtype} for c in self.columns}
         fields = {path: {"shape": list(shape), "dtype": dtype} for path, (shape, dtype) in self.spec.episode.items()}
         return {"version": 1, "frames": frames, "episode": fields}
+
+    def info(self) -> dict[str, Any]:
+        """Make ``meta/info.json`` of no episodes."""
+        return {
+            "codebase_version": fmt.VERSION,
+            "robot_type": self.robot_type,
+            "total_episodes": 0,
+            "total_frames": 0,
+            "total_tasks": 0,
+            "chunks_size": fmt.FILES_PER_CHUNK,
+            "data_files_size_in_mb": self.file_size_mb,
+            "video_files_size_in_mb": self.file_size_mb,
+            "fps": self.fps,
+            "splits": {},
+            "data_path": fmt.DATA,
+            "video_path": fmt.VIDEO if self.videos else None,
+            "features": fmt.feature_entries(self.columns, self.axes, self.fps),
+        }
 
 
 @dataclass(frozen=True)
@@ -39,73 +64,129 @@ class Recording:
 
     format: Format
     info: Mapping[str, Any]
+    digests: Digests
+    schema: pa.Schema
+    """Schema of the files of episodes: one begun before ``Origin`` was kept goes on with the columns that it has."""
     tasks: Mapping[str, int]
-    """Index by instruction."""
+    """Index by instruction, in the order of their first use."""
     stats: Mapping[str, Stats]
     """By feature."""
     rows: tuple[Mapping[str, Any], ...]
     """The rows of the last file of ``meta/episodes``."""
     seeds: tuple[int, ...]
-    digests: Digests
-    origins: bool = True
-    """As in ``episodes_schema``: a recording keeps the columns that it has."""
+    new_videos: bool = False
+    """True after a crash: the last video files may have frames of an episode that was lost, so no more are joined."""
+
+    def write_meta(self, change: Change) -> None:
+        """Write the metadata that an episode changes: its rows, statistics, counts."""
+        if self.rows:
+            table = pa.Table.from_pylist(list(self.rows), self.schema)
+            change.write(place(self.rows[-1], "meta/episodes", fmt.EPISODES), parquet_file(self.schema, [table]))
+            change.write(fmt.TASKS, _tasks_file(self.tasks))
+            stats = {name: {key: v.tolist() for key, v in of.items()} for name, of in self.stats.items()}
+            change.write(fmt.STATS_FILE, _to_json(stats))
+        change.write(fmt.INFO, _to_json(self.info))
 
 
-def new_recording(format: Format) -> Recording:
-    info = {
-        "codebase_version": fmt.VERSION,
-        "robot_type": format.robot_type,
-        "total_episodes": 0,
-        "total_frames": 0,
-        "total_tasks": 0,
-        "chunks_size": fmt.FILES_PER_CHUNK,
-        "data_files_size_in_mb": format.file_size_mb,
-        "video_files_size_in_mb": format.file_size_mb,
-        "fps": format.fps,
-        "splits": {},
-        "data_path": fmt.DATA,
-        "video_path": fmt.VIDEO if any(column.kind == "video" for column in format.columns) else None,
-        "features": fmt.feature_entries(format.columns, format.axes, format.fps),
-    }
-    return Recording(format, info, {}, {}, (), (), {})
-
-
-def check_format(folder: Path, format: Format) -> None:
-    """Raise ValueError unless episodes of ``format`` can be appended to ``folder``, once a cut-off change is finished.
-    It must be a recording of an ``EpisodeWriter`` without files that lead out of it. Nothing is written."""
-    coming, files = pending(folder), KeptFiles(folder)
-    places = {name: folder / COMMIT / name if name in coming else inside(folder, name) for name in (fmt.INFO, fmt.OURS)}
-    if not places[fmt.OURS].exists():
-        if not places[fmt.INFO].exists():
-            return  # nothing is there yet
+def open_recording(folder: Path, format: Format) -> tuple[Recording, bool]:
+    """Load a folder to which episodes of ``format`` are appended, or begin it; True: an episode was lost in a crash.
+    Raises ValueError for other recordings, damaged files and links out of it; nothing is written then."""
+    files = KeptFiles(folder)
+    has_info, has_ours = (inside(folder, name).exists() for name in (fmt.INFO, fmt.OURS))
+    if not has_info and not {*(files.digests or ())} - {fmt.INFO, fmt.OURS}:
+        lost = remove_leftovers(folder)
+        return _begin(folder, format), lost
+    if not has_ours and fmt.OURS not in (files.digests or ()):
         raise ValueError(f"{folder} is not a recording of ejax's: there is no {fmt.OURS}; record into a new folder")
-    info, ours = (
-        read_json_inside(folder / COMMIT, name) if name in coming else files.read_json(name) for name in places
-    )
-    check_ours(ours, check_info(info, places[fmt.INFO]), places[fmt.OURS])
-    _check_alike(folder, info, ours, format)
-
-
-def load_recording(folder: Path, format: Format) -> Recording:
-    """Load ``folder``, which ``check_format`` has accepted; ValueError for files that are damaged, or do not match."""
-    files, new = KeptFiles(folder), new_recording(format)
-    files.check(fmt.OURS)
-    sizes = {name: new.info[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
-    info = files.read_json(fmt.INFO) | sizes
-    digests = _digests_of(folder) if files.digests is None else files.digests
-    if not info["total_episodes"]:
-        return replace(new, info=info, digests=digests)
-    rows = load_rows(files, info["total_episodes"], format.columns, list(format.spec.episode))
-    last, origins = _load_last_rows(files, format)
-    counts = (info.get("total_frames"), last[-1]["episode_index"] + 1)
-    if counts != (sum(row["length"] for row in rows), len(rows)):
+    info = check_info(files.read_json(fmt.INFO), folder / fmt.INFO)
+    _check_alike(folder, info, check_ours(files.read_json(fmt.OURS), info, folder / fmt.OURS), format)
+    rows = load_rows(files, info["total_episodes"], format.columns, list(format.spec.episode), stats=True)
+    if info.get("total_frames") != sum(row["length"] for row in rows):
         raise ValueError(f"{folder} has other counts in {fmt.INFO} than in meta/episodes; restore it from a copy")
-    seeds = tuple(row.get("ejax/seed", -1) for row in rows)
-    return Recording(format, info, _load_tasks(files), _load_stats(files, format), last, seeds, digests, origins)
+    names = _names_of(format, rows)
+    sizes = {name: format.info()[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
+    recording = Recording(
+        format,
+        info | sizes,
+        {name: _digest(folder, name) for name in names} if files.digests is None else files.digests,
+        _schema(files, format) if rows else fmt.episodes_schema(format.columns, format.spec),
+        {task: i for i, task in enumerate(dict.fromkeys(row["tasks"][0] for row in rows))},
+        _stats_of(rows, format.columns),
+        tuple(row for row in rows if place(row, "meta/episodes", fmt.EPISODES) == names[-1]),
+        tuple(row.get("ejax/seed", -1) for row in rows),
+    )
+    is_ahead, lost = not files.is_latest(fmt.INFO), remove_leftovers(folder)
+    if is_ahead:
+        return _repaired(folder, recording, names, files), True
+    return replace(recording, digests={name: each[:1] for name, each in recording.digests.items()}), lost
+
+
+def place(row: Mapping[str, Any], key: str, pattern: str) -> str:
+    """Return the name of the file in which a row of ``meta/episodes`` finds ``key``."""
+    return pattern.format(chunk_index=row[f"{key}/chunk_index"], file_index=row[f"{key}/file_index"])
+
+
+def video_pattern(column: Column) -> str:
+    return fmt.VIDEO.replace("{video_key}", column.feature)
+
+
+def parquet_file(schema: pa.Schema, groups: Iterable[pa.Table]) -> bytes:
+    """Encode tables as the row groups of a Parquet file."""
+    file = io.BytesIO()
+    with pq.ParquetWriter(file, schema) as writer:
+        for group in groups:
+            writer.write_table(group, row_group_size=len(group))
+    return file.getvalue()
+
+
+def data_groups(files: KeptFiles, name: str, count: int) -> list[pa.Table]:
+    """Read the row groups of a file of frames, one for each of the first ``count`` episodes that it has."""
+    with open_parquet(files, name) as file, named(files.folder / name):
+        groups = [file.read_row_group(i) for i in range(file.num_row_groups)]
+    return [group for group in groups if group["episode_index"][0].as_py() < count]
+
+
+def _begin(folder: Path, format: Format) -> Recording:
+    schema = fmt.episodes_schema(format.columns, format.spec)
+    recording = Recording(format, format.info(), {}, schema, {}, {}, (), ())
+    with Change(folder) as change:
+        change.write(fmt.OURS, _to_json(format.ours()))
+        recording.write_meta(change)
+        return replace(recording, digests=change.commit({}))
+
+
+def _repaired(folder: Path, recording: Recording, names: Sequence[str], files: KeptFiles) -> Recording:
+    """Remove what is ahead of ``meta/info.json``: files that no episode names, and the ends of those that it names."""
+    for name in recording.digests.keys() - set(names):
+        inside(folder, name).unlink(missing_ok=True)
+    digests = {name: digests for name, digests in recording.digests.items() if name in names}
+    with Change(folder) as change:
+        if recording.rows:
+            name = place(recording.rows[-1], "data", fmt.DATA)
+            groups = data_groups(files, name, recording.info["total_episodes"])
+            change.write(name, parquet_file(fmt.data_schema(recording.format.columns), groups))
+        recording.write_meta(change)
+        return replace(recording, digests=change.commit(digests), new_videos=True)
+
+
+def _names_of(format: Format, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the files of a recording of ``rows``, those of ``meta/episodes`` last."""
+    patterns = {"data": fmt.DATA} | {f"videos/{column.feature}": video_pattern(column) for column in format.videos}
+    patterns["meta/episodes"] = fmt.EPISODES
+    meta = [fmt.INFO, fmt.OURS, *((fmt.TASKS, fmt.STATS_FILE) if rows else ())]
+    return [
+        *meta,
+        *(name for key, each in patterns.items() for name in dict.fromkeys(place(r, key, each) for r in rows)),
+    ]
+
+
+def _digest(folder: Path, name: str) -> tuple[str, ...]:
+    with open_inside(folder, name) as file:
+        return (sha256(file),)
 
 
 def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any], format: Format) -> None:
-    expected = json.loads(to_json(new_recording(format).info)) | {"ejax": json.loads(to_json(format.ours()))}
+    expected = json.loads(_to_json(format.info() | {"ejax": format.ours()}))
     there = {**info, "ejax": ours}
     for name in ("codebase_version", "robot_type", "fps", "features", "ejax", "data_path", "video_path"):
         if there.get(name) != expected[name]:
@@ -125,51 +206,38 @@ def _first_difference(where: str, there: Any, expected: Any) -> tuple[str, str, 
     return where, shown(there, 200), shown(expected, 200)
 
 
-def _load_tasks(files: KeptFiles) -> dict[str, int]:
-    table = read_parquet(files, fmt.TASKS, ("task", "task_index"))
-    tasks = dict(zip(table["task"].to_pylist(), table["task_index"].to_pylist(), strict=True))
-    if list(tasks.values()) != list(range(len(table))) or not all(isinstance(task, str) for task in tasks):
-        raise ValueError(
-            f"{files.folder / fmt.TASKS} must number the instructions from 0 on, each once; restore it from a copy"
-        )
-    return tasks
+def _schema(files: KeptFiles, format: Format) -> pa.Schema:
+    name, expected = row_files(files)[0], fmt.episodes_schema(format.columns, format.spec)
+    with open_parquet(files, name) as file:
+        there = file.schema_arrow
+    before_origins = pa.schema([field for field in expected if field.name not in fmt.ORIGINS])
+    if there not in (expected, before_origins):
+        raise ValueError(f"{files.folder / name} has other columns than the writer's; record into a new folder")
+    return expected if there == expected else before_origins
 
 
-def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
-    read, stats = files.read_json(fmt.STATS_FILE), {}
-    for feature, rank in fmt.stats_ranks(format.columns).items():
-        try:
-            stats[feature] = {name: np.array(read[feature][name]) for name in STATS}
-            whole = all(values.dtype.kind in "iuf" for values in stats[feature].values())
-        except (KeyError, TypeError, ValueError):
-            whole = False
-        if not whole or any(stats[feature][name].ndim != (1 if name == "count" else rank) for name in STATS):
-            raise ValueError(
-                f"{files.folder / fmt.STATS_FILE} lacks statistics of '{feature}', or has no numbers there; restore it "
-                f"from a copy"
-            )
+def _stats_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> dict[str, Stats]:
+    """Summarize all episodes from their rows: ``meta/stats.json`` may be ahead of them, and cannot be undone."""
+    stats: dict[str, Stats] = {}
+    for row in rows:
+        for feature in fmt.stats_ranks(columns):
+            of = {name: np.array(row[f"stats/{feature}/{name}"]) for name in STATS}
+            stats[feature] = combine_stats(stats[feature], of) if feature in stats else of
     return stats
 
 
-def _load_last_rows(files: KeptFiles, format: Format) -> tuple[tuple[Mapping[str, Any], ...], bool]:
-    name = row_files(files)[-1]
-    table = read_parquet(files, name)
-    for origins in (True, False):
-        if table.schema.equals(fmt.episodes_schema(format.columns, format.spec, origins=origins)):
-            return tuple(table.to_pylist()), origins
-    raise ValueError(f"{files.folder / name} has other columns than the writer's; record into a new folder")
+def _tasks_file(tasks: Mapping[str, int]) -> bytes:
+    """Make the file of instructions, with the metadata that makes them pandas' index, as LeRobot expects."""
+    table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), "task": pa.array(tasks, pa.string())})
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
+        for name, kind, dtype in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+    ]
+    note = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
+    table = table.replace_schema_metadata({"pandas": json.dumps(note)})
+    return parquet_file(table.schema, [table])
 
 
-def _digests_of(folder: Path) -> Digests:
-    made = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if may_have(name) and name != DIGESTS:
-            with open_inside(folder, name) as file:
-                made[name] = (sha256(file),)
-    return made
-
-
-def to_json(tree: Any) -> bytes:
+def _to_json(tree: Any) -> bytes:
     """Encode JSON as stored in files; numbers are finite."""
     return json.dumps(tree, indent=2, allow_nan=False).encode()

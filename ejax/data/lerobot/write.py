@@ -8,20 +8,19 @@ import fcntl
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.commit import Staged, is_unfinished, recover
+from ejax.data.lerobot.commit import Change
+from ejax.data.lerobot.episode import write_episode
 from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import Images, make_columns
-from ejax.data.lerobot.recording import Format, Recording, check_format, load_recording, new_recording
-from ejax.data.lerobot.stage import write_episode, write_start
-from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode, frame_numbers
+from ejax.data.lerobot.recording import Format, open_recording
+from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
 
 _MAX_FRAMES = 2**31 - 1
 """Frames that a 32-bit offset can count."""
@@ -37,7 +36,7 @@ class EpisodeWriter:
             ``observation.state``, ``observation.images.<camera>`` and ``action``.
         axes: names of the entries of a field by path, for ``info.json``.
         file_size_mb: size, in MiB, from which the next file is begun.
-        append: leftovers of a crash are finished, or set aside under ``incomplete/`` with a warning.
+        append: what a crash left of an episode is removed, with a warning.
 
     Raises:
         FileExistsError: the folder has something in it and ``append`` is not given.
@@ -64,17 +63,29 @@ class EpisodeWriter:
         if not (math.isfinite(file_size_mb) and file_size_mb > 0):
             raise ValueError(f"file_size_mb must be finite and above 0, got {file_size_mb}")
         self.folder = Path(folder)
-        self.set_aside: Path | None = None
-        """Folder with the files of an episode that a crash cut off."""
         columns = tuple(make_columns(spec, names or {}, images))
         self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock: IO[bytes] | None = _lock(self.folder)
+        self._is_whole = True
+        """False after an error that may have left files half in place."""
         try:
-            self._recording = self._open(append)
+            there = sorted(path.name for path in self.folder.iterdir() if path.name != _LOCK)
+            if there and not append:
+                raise FileExistsError(
+                    f"{self.folder} is not empty, it has {', '.join(there[:5])}; give append=True to go on with it, or "
+                    f"a new folder"
+                )
+            self._recording, lost = open_recording(self.folder, self._format)
         except BaseException:
             self.close()
             raise
+        if lost:
+            warnings.warn(
+                f"{self.folder}: a recording was cut off while it wrote an episode, which is lost; the "
+                f"{self.num_episodes} before it are complete",
+                stacklevel=2,
+            )
 
     @property
     def num_episodes(self) -> int:
@@ -97,29 +108,24 @@ class EpisodeWriter:
             ValueError: an episode that is not complete or no success, does not fit the spec, or has a number that is
                 not finite. Nothing was written; the writer remains usable.
             OSError: it could not be written, e.g. because the disk is full; the episodes before are as they were.
-            RuntimeError: the writer is closed; or an earlier error came so late that the folder must be opened again.
+            RuntimeError: the writer is closed.
         """
-        if self._lock is None or is_unfinished(self.folder):
-            raise RuntimeError(
-                f"the writer of {self.folder} is closed, or an error left its last change half in place; make a new "
-                f"one with append=True"
-            )
-        frames, fields = self._check(episode)
-        origin = Origin(seed) if origin is None else origin
-        staged = Staged(self.folder)
+        if self._lock is None:
+            raise RuntimeError(f"the writer of {self.folder} is closed; make a new one with append=True")
+        episode, origin = self._checked(episode), Origin(seed) if origin is None else origin
         try:
-            with staged:
-                recording = write_episode(
-                    staged, self._recording, frames, fields, instruction, origin, episode.terminated
-                )
+            if not self._is_whole:
+                self._recording, _ = open_recording(self.folder, self._format)
+            self._is_whole = False
+            with Change(self.folder) as change:
+                self._recording = write_episode(change, self._recording, episode, instruction, origin)
+            self._is_whole = True
         except OSError as error:
-            count, done = self.num_episodes, "put in place" if staged.committed else "kept"
-            then = "a new writer with append=True puts it there"
-            if not staged.committed:
-                then = f"the {count} before it are complete. Make room, then go on with append=True"
-            text = f"episode {count} could not be {done} in {self.folder}: {error.strerror or error}; {then}"
-            raise OSError(error.errno, text) from error
-        self._recording = recording
+            raise OSError(
+                error.errno,
+                f"episode {self.num_episodes} could not be kept in {self.folder}: {error.strerror or error}; the "
+                f"{self.num_episodes} before it are complete. Make room, then go on with append=True",
+            ) from error
         return self.num_episodes - 1
 
     def close(self) -> None:
@@ -136,27 +142,7 @@ class EpisodeWriter:
     ) -> None:
         self.close()
 
-    def _open(self, append: bool) -> Recording:
-        there = sorted(path.name for path in self.folder.iterdir() if path.name != _LOCK)
-        if there and not append:
-            raise FileExistsError(
-                f"{self.folder} is not empty, it has {', '.join(there[:5])}; give append=True to go on with it, or a "
-                f"new folder"
-            )
-        check_format(self.folder, self._format)
-        self.set_aside = recover(self.folder)
-        if self.set_aside is not None:
-            warnings.warn(
-                f"{self.folder}: a recording was cut off while it wrote an episode, which is lost; its files are set "
-                f"aside in {self.set_aside}. The episodes before are complete",
-                stacklevel=3,
-            )
-        if (self.folder / fmt.OURS).exists():
-            return load_recording(self.folder, self._format)
-        with Staged(self.folder) as staged:
-            return write_start(staged, new_recording(self._format))
-
-    def _check(self, episode: Episode) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    def _checked(self, episode: Episode) -> Episode:
         if not (episode.complete and episode.success):
             raise ValueError("an episode that is not complete, or no success, is not kept; make it a Failure")
         frames, fields = check_episode(episode, self._format.spec, _MAX_FRAMES)
@@ -166,7 +152,7 @@ class EpisodeWriter:
                 raise ValueError(
                     f"field '{path}' is {values[tuple(where)]} at {where}; an episode has finite numbers only"
                 )
-        return frames | frame_numbers(episode, len(next(iter(frames.values())))), fields
+        return replace(episode, frames=frames, fields=fields)
 
 
 _LOCK = ".lock"
