@@ -19,7 +19,9 @@ command -v "$python" >/dev/null || python=python3
     exit 1
 }
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-# --no-compile: of 11,000 files few are ever imported, and those are compiled then
+# --no-compile: of 11,000 files few are ever imported, and those are compiled then, once: containers that
+# forbid it would have each of the hundreds of processes compile what it imports, 3 s of CPU each
+unset PYTHONDONTWRITEBYTECODE
 install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile)
 if [[ $extras == *export* ]]; then
     "${install[@]}" "torch==${TORCH:-2.13.0}"
