@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -64,6 +65,31 @@ def _forget_compiled_programs() -> Iterator[None]:
         gc.collect()
         if sys.platform == "linux":  # glibc keeps what is freed: 340 of 560 MB were left after test_ppo.py
             ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+@contextmanager
+def _registered_names_restored() -> Iterator[None]:
+    from ejax.schema.registry import _TABLES
+
+    before = {kind: dict(table) for kind, table in _TABLES.items()}
+    yield
+    for kind, table in _TABLES.items():
+        table.clear()
+        table.update(before[kind])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_registered_names() -> Iterator[None]:
+    """Keep the names that a file registers to itself: others list them, in whichever order they run."""
+    with _registered_names_restored():
+        yield
+
+
+@pytest.fixture
+def registered_names() -> Iterator[None]:
+    """Keep the names that a test registers to itself."""
+    with _registered_names_restored():
+        yield
 
 
 def _resident_bytes() -> float:

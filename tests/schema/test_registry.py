@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,8 @@ from ejax.schema.trust import trust
 
 
 @pytest.fixture(autouse=True)
-def restored_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    tables = {kind: dict(table) for kind, table in registry._TABLES.items()}
-    yield
-    for kind, table in tables.items():
-        registry._TABLES[kind].clear()
-        registry._TABLES[kind].update(table)
+def restored_tables(registered_names: None) -> None:
+    """Forget after each test, as conftest does after each file."""
 
 
 def test_names_are_case_insensitive() -> None:
