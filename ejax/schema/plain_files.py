@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 MAX_DIGITS = 100
-"""Digits of an integer: more take long to read, and are no number that anybody means."""
+"""Digits of an integer: the time to read one grows with their square, and nobody means more."""
 HUGE = 1 << 40
 """Bytes of a file that is read piece by piece."""
 MAX_DEPTH = 100
@@ -34,14 +34,14 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
+    """Name the kind of a file for a message, by its ``st_mode``."""
     return _KINDS.get(stat.S_IFMT(mode), "another kind of thing")
 
 
 def open_plain(path: str | Path, most: int = MAX_BYTES) -> BufferedReader:
     """Open a regular file for reading; never waits for a pipe's writer.
 
-    Raises:
-        OSError: it is not there, not a regular file, or has more than ``most`` bytes.
+    OSError: it is not there, not a regular file, or has more than ``most`` bytes.
     """
     check_plain(path, most)  # before it is opened: that alone may do something to a device
     return cast(BufferedReader, _open(path, os.O_RDONLY, "rb", most))
@@ -50,15 +50,14 @@ def open_plain(path: str | Path, most: int = MAX_BYTES) -> BufferedReader:
 def append_plain(path: str | Path) -> IO[bytes]:
     """Open a file for writing at its end, and make it if need be; follows no link and waits for no pipe's reader.
 
-    Raises:
-        OSError: it is a link (ELOOP) or no regular file, or cannot be written.
+    OSError: it is a link (ELOOP) or no regular file, or cannot be written.
     """
     return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, "ab", HUGE)
 
 
 def _open(path: str | Path, flags: int, mode: str, most: int) -> IO[bytes]:
     file = os.fdopen(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666), mode)
-    try:
+    try:  # again, of what is open now: another file may have taken its name
         _check(os.fstat(file.fileno()), path, most)
     except BaseException:
         file.close()
@@ -96,15 +95,14 @@ def read_json(path: str | Path, most: int = MAX_BYTES) -> Any:
 def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text. Floats may be infinite or NaN, also those that are too large to be finite.
 
-    Raises:
-        ValueError: no JSON, nested deeper than ``MAX_DEPTH``, or an integer of more than ``MAX_DIGITS`` digits.
+    ValueError: no JSON, nested deeper than ``MAX_DEPTH``, or an integer of more than ``MAX_DIGITS`` digits.
     """
     try:
         found = json.loads(text, parse_int=_integer)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     level = [found]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH):  # level by level: who recurses over what is left stays far from Python's own limit
         parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
         level = [each for part in parts for each in part]
     if level:

@@ -6,86 +6,43 @@ place is a name too, once the gate (``ejax.schema.trust``) lets it through.
 
 import difflib
 import importlib
+import tomllib
 from collections.abc import Iterable, Mapping
 from functools import partial
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any, Literal
 
 from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
 
 Kind = Literal["env", "policy", "algorithm", "task"]
 
-ENVS: dict[str, Any] = {
-    "PointMassRL": "ejax.envs.tasks.point_mass:PointMassRL",
-    "CartPoleRL": "ejax.envs.tasks.cart_pole:CartPoleRL",
-    "PushCubeRL": "ejax.envs.tasks.push_cube:PushCubeRL",
-    "PickPlaceRL": "ejax.envs.tasks.pick_place:PickPlaceRL",
-    "InstructedPlaceRL": "ejax.envs.tasks.instructed_place:InstructedPlaceRL",
-    "PlanarReachRL": "ejax.envs.tasks.planar_reach:PlanarReachRL",
-    "VelocityRL": "ejax.envs.locomotion.velocity:VelocityRL",
-    "EmbodiedEnv": "ejax.envs.manager.embodied:EmbodiedEnv",
-    "RenderedEnv": "ejax.envs.wrappers.rendered:RenderedEnv",
-    "AsymmetricEnv": "ejax.envs.wrappers.asymmetric:AsymmetricEnv",
-}
+# data beside the code: a built-in environment, policy or algorithm is its own file and a line there
+_ENTRIES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
+ENVS: dict[str, Any] = _ENTRIES["env"]
 """Called as ``Name(**cfg)``."""
-
-ENV_FAMILIES: dict[str, str] = {
-    "gymnax": "ejax.envs.adapters.gymnax:make",
-    "brax": "ejax.envs.adapters.brax:make",
-    "playground": "ejax.envs.adapters.playground:make",
-    "gymnasium": "ejax.envs.adapters.gymnasium:make",
-    "envpool": "ejax.envs.adapters.envpool:make",
-    "torch": "interop.envs:make",
-}
-"""``family:Name`` is called as ``make(Name, **cfg)``. The last three are host environments."""
-
-POLICIES: dict[str, Any] = {
-    "actor_critic": "ejax.policies.actor_critic:POLICY",
-    "actor_only": "ejax.policies.actor_only:POLICY",
-    "vision": "ejax.policies.vision:POLICY",
-    "vla": "ejax.policies.vla.policy:POLICY",
-}
-ALGORITHMS: dict[str, Any] = {
-    "ppo": "ejax.algorithms.ppo:ALGORITHM",
-    "grpo": "ejax.algorithms.grpo:ALGORITHM",
-    "apg": "ejax.algorithms.apg:ALGORITHM",
-    "shac": "ejax.algorithms.shac:ALGORITHM",
-    "bc": "ejax.algorithms.bc:ALGORITHM",
-    "distill": "ejax.algorithms.distill:ALGORITHM",
-}
-DEMONSTRATORS: dict[str, str] = {
-    "PushCubeExpert": "ejax.experts.push_cube:make_task",
-    "PickPlaceExpert": "ejax.experts.pick_place:make_task",
-    "InstructedPlaceExpert": "ejax.experts.instructed_place:make_task",
-}
-
-CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.checkpoints.state:read_state"}
+ENV_FAMILIES = _ENTRIES["env_family"]
+"""``family:Name`` is called as ``make(Name, **cfg)``."""
+POLICIES: dict[str, Any] = _ENTRIES["policy"]
+ALGORITHMS: dict[str, Any] = _ENTRIES["algorithm"]
+DEMONSTRATORS = _ENTRIES["task"]
+CHECKPOINT_READERS = _ENTRIES["checkpoint_reader"]
 """Checkpoints of other systems, by the ending of their files. Called as
 ``reader(file, config, parts, policy_only=…) -> (RunState, notes)``; raises ValueError or TypeError."""
-
 EXPORT = "policy.json"
 """The file by which an export's folder is known."""
+POLICY_READERS = _ENTRIES["policy_reader"]
+"""Policies of other forms. That of a file is called as ``reader(file, policy, params)``, with parameters of this form,
+and gives the file's; that of ``EXPORT`` as ``reader(folder, env) -> (policy, params)``. Both raise ValueError,
+TypeError or OSError."""
+WEIGHT_READERS = _ENTRIES["weight_reader"]
+"""Readers of weights alone, by the ending of the file. Called as ``reader(path) -> {name: array}``; raise ValueError,
+RuntimeError or OSError."""
 
-POLICY_READERS: dict[str, str] = {
-    ".pt": "interop.checkpoints.state:read_policy",
-    EXPORT: "interop.checkpoints.exported:read_export",
-}
-"""Policies of other forms. The first is called as ``reader(file, policy, params)``, with parameters of this form, and
-gives the file's; the other as ``reader(folder, env) -> (policy, params)``. Both raise ValueError, TypeError or OSError.
-"""
-
-WEIGHT_READERS: dict[str, str] = {
-    **dict.fromkeys((".pt", ".pth", ".bin"), "interop.checkpoints.plain_pt:load_tensors"),
-    "": "ejax.store.checkpoint:load_policy_arrays",
-}
-"""Readers of weights alone, by the ending of the file; ``""``: a checkpoint's folder. Called as
-``reader(path) -> {name: array}``; raises ValueError, RuntimeError or OSError.
-"""
-
+# difflib's time grows with the square of the length
 _MAX_NAME_CHARS = 100
-
+# not there, and the nearest name, shac for sac, would mislead
 _OFF_POLICY = ("sac", "td3", "ddpg", "dqn")
-"""Not there; the nearest name, shac for sac, would mislead."""
 _TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": DEMONSTRATORS}
 
 
@@ -96,11 +53,8 @@ class UnknownNameError(ValueError):
 def register_env(name: str, obj: Any = None, *, override: bool = False) -> Any:
     """Register an environment: ``register_env(name, obj)``, or ``@register_env(name)`` above a class.
 
-    Args:
-        obj: a callable ``(**cfg) -> Env``, or its place as ``"package.module:Name"``.
-
-    Raises:
-        ValueError: the name is taken, and not to be overridden.
+    ``obj``: a callable ``(**cfg) -> Env``, or its place as ``"package.module:Name"``. ValueError: the name is taken,
+    and not to be overridden.
     """
     return register("env", name, obj, override=override)
 
@@ -116,7 +70,7 @@ def register_algorithm(name: str, obj: Any = None, *, override: bool = False) ->
 
 
 def register(kind: Kind, name: str, obj: Any, *, override: bool = False) -> Any:
-    if obj is None:
+    if obj is None:  # a decorator, which gets the object next
         return partial(register, kind, name, override=override)
     table = _TABLES[kind]
     taken = next((known for known in table if known.casefold() == name.casefold()), None)
@@ -128,7 +82,7 @@ def register(kind: Kind, name: str, obj: Any, *, override: bool = False) -> Any:
 
 
 def entries(kind: Kind) -> Mapping[str, Any]:
-    return MappingProxyType(_TABLES[kind])
+    return _TABLES[kind]
 
 
 def resolve(kind: Kind, name: str) -> Any:
@@ -149,7 +103,7 @@ def resolve(kind: Kind, name: str) -> Any:
 
 
 def is_foreign_checkpoint(file: str) -> bool:
-    """True for another system's: EmbodiChain's ``.pt``."""
+    """Recognize another system's: EmbodiChain's ``.pt``."""
     return file.endswith(tuple(CHECKPOINT_READERS))
 
 
@@ -159,11 +113,7 @@ def import_entry(table: Mapping[Any, str], key: Any) -> Any:
 
 
 def place_of_task(name: str) -> str:
-    """Give the place of a task's class without importing it.
-
-    Raises:
-        UntrustedCodeError: one that is not registered, and that nobody named but a file.
-    """
+    """Give the place of a task's class without importing it. UntrustedCodeError: nobody named it but a file."""
     if name not in DEMONSTRATORS:
         check_trusted(name)
     return DEMONSTRATORS.get(name, name)
@@ -192,26 +142,16 @@ def registered_name(kind: Kind, name: str) -> str:
             return known
     if is_import_path(kind, name) or _family(kind, name):
         return name
-    known_names = names(kind)
-    if kind == "algorithm" and name.casefold() in _OFF_POLICY:
-        raise UnknownNameError(
-            f"no algorithm '{name}': ejax has no off-policy algorithms ({', '.join(_OFF_POLICY)}); there is "
-            f"{', '.join(known_names)}, or 'package.module:Name'"
-        )
-    raise UnknownNameError(
-        f"no {kind} '{name}'; there is {', '.join(known_names)}, or 'package.module:Name'"
-        + did_you_mean(name, known_names)
-    )
-
-
-def names(kind: Kind) -> list[str]:
-    """List the registered names of a kind, families as ``family:<name>``."""
     families = [f"{family}:<name>" for family in ENV_FAMILIES] if kind == "env" else []
-    return sorted(_TABLES[kind], key=str.casefold) + families
+    names = sorted(_TABLES[kind], key=str.casefold) + families
+    hint = did_you_mean(name, names)
+    if kind == "algorithm" and name.casefold() in _OFF_POLICY:
+        hint = f". ejax has no off-policy algorithms ({', '.join(_OFF_POLICY)})"
+    raise UnknownNameError(f"no {kind} '{name}'; there is {', '.join(names)}, or 'package.module:Name'{hint}")
 
 
 def is_import_path(kind: Kind, name: str) -> bool:
-    """True for a place of code, also in a family's name: ``torch:package.module:Name``."""
+    """Recognize a place of code, also in a family's name: ``torch:package.module:Name``."""
     return ":" in name and name not in _TABLES[kind] and (not _family(kind, name) or name.count(":") > 1)
 
 

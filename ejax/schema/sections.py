@@ -60,9 +60,9 @@ class Section:
         return default if value is None else value
 
     def number(self, name: str, default: float, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
+        """Read a number; one that is wrong is a problem, and ``default`` is given in its place, as below."""
         value = self.take(name, default)
-        wrong = isinstance(value, bool) or not isinstance(value, int | float)
-        if wrong or not (value > above and value >= at_least):
+        if not _is_number(value) or not (value > above and value >= at_least):
             bound = f" > {above:g}" if above > -math.inf else f" >= {at_least:g}" if at_least > -math.inf else ""
             self.problem(name, f"got {short_repr(value)}; must be a number{bound}")
             return default
@@ -89,25 +89,23 @@ class Section:
         return value
 
     def choice(self, name: str, allowed: Iterable[str], default: Any = None) -> Any:
-        """One of some names; another one, which is a problem, is returned as it is."""
+        """Read one of some names; another one, which is a problem, is returned as it is."""
         value, allowed = self.take(name, default), list(allowed)
         if value not in allowed:
-            text = f"got {short_repr(value)}; allowed: {', '.join(allowed)}{did_you_mean(str(value), allowed)}"
-            self.problem(name, text)
+            near = did_you_mean(str(value), allowed)
+            self.problem(name, f"got {short_repr(value)}; allowed: {', '.join(allowed)}{near}")
         return value
 
     def expect(self, name: str, wanted: Any, text: str) -> None:
-        """A key that may be left out, or give what holds anyway."""
+        """Read a key that may be left out, or give what holds anyway."""
         value = self.take(name, wanted)
         if freeze(value) != freeze(wanted) or isinstance(value, bool) != isinstance(wanted, bool):
             self.problem(name, f"got {short_repr(value)}; {text}")
 
     def numbers(self, name: str, default: tuple[float, ...], count: int | None = None) -> tuple[float, ...]:
-        """A list of ``count`` numbers; any count if None."""
+        """Read a list of ``count`` numbers; any count if None."""
         value = self.take(name, default)
-        fits = isinstance(value, list | tuple) and all(
-            isinstance(x, int | float) and not isinstance(x, bool) for x in value
-        )
+        fits = isinstance(value, list | tuple) and all(map(_is_number, value))
         if not fits or (count is not None and len(value) != count):
             wanted = "numbers" if count is None else f"{count} numbers"
             self.problem(name, f"got {short_repr(value)}; must be a list of {wanted}")
@@ -125,13 +123,13 @@ class Section:
         yield from self.data.items()
 
     def sections(self) -> Iterator[tuple[str, "Section"]]:
-        """Every entry as a section, by its name; each is closed before the next."""
+        """Yield every entry as a section, by its name; each is closed before the next."""
         for name, data in self.items():
             with Section(data, self.key(str(name)), self.report) as section:
                 yield str(name), section
 
     def listed(self, name: str) -> Iterator["Section"]:
-        """The entries of a list as sections; each is closed before the next."""
+        """Yield the entries of a list as sections; each is closed before the next."""
         entries = self.take(name, ())
         if not isinstance(entries, list | tuple):
             self.problem(name, f"got {short_repr(thaw(entries))}; must be a list")
@@ -147,6 +145,7 @@ class Section:
             self.note(name, EMPTY if is_empty(self.data[name]) else text, "without effect")
 
     def ignore_all(self, reasons: Mapping[str, str]) -> None:
+        """Note keys without effect: name -> why."""
         for name, text in reasons.items():
             self.ignore(name, text)
 
@@ -172,5 +171,9 @@ class Section:
 
 
 def is_empty(value: Any) -> bool:
-    """True for a value that requests nothing: null, or an empty section or list."""
+    """Recognize a value that requests nothing: null, or an empty section or list."""
     return value is None or (isinstance(value, Mapping | list | tuple) and not value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,6 +17,7 @@ import contextlib
 import grp
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import pwd
@@ -31,15 +32,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ejax.schema.messages import short_repr
+
 _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 """``package.module:Name`` or ``FILE.py:Name``; the name may be one of Gymnasium's ids."""
 _MAX_CHARS = 1000
-_FOLDERS = "folders"
-"""Entry of the remembered folders, among the places."""
-_MAX_SHOWN = 200
-
+_FOLDERS = "folders"  # key of the remembered folders among the places, of which none has such a form
 _NOT_FOUND = (ImportError, ValueError, AttributeError, KeyError, OSError)
-"""Errors of looking a module up."""
+"""Errors of looking a module up: finders of other packages raise more than ImportError."""
 
 _named: dict[str, bool] = {}
 """Places that this process lets through; True: named on the command line, and to be remembered once it is used."""
@@ -59,16 +59,12 @@ class UntrustedCodeError(ValueError):
 def trust(*places: str) -> None:
     """Let code through that files name, in this process only; to be called before they are opened.
 
-    Args:
-        places: ``package.module:Name``, also as ``gymnasium:package.module:Name-v0`` or ``torch:FILE.py:Name``.
-
-    Raises:
-        ValueError: no such form.
+    ``places``: ``package.module:Name``, also as ``gymnasium:package.module:Name-v0`` or ``torch:FILE.py:Name``; another
+    form is a ValueError.
     """
     for text in places:
-        place = _place_in(text)
-        if place is None:
-            raise ValueError(f"got {_shorten(text)}; write package.module:Name")
+        if (place := _place_in(text)) is None:
+            raise ValueError(f"got {short_repr(text)}; write package.module:Name")
         _named.setdefault(place, False)
 
 
@@ -116,18 +112,14 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
 
 def check_trusted(place: str) -> None:
     """Check that code may run, importing none. UntrustedCodeError: nobody named it; the text has the remedy."""
-    if not _is_place(place):
-        raise UntrustedCodeError(f"{_shorten(place)} is no place of code; write package.module:Name")
-    if place not in _named:
-        not_in_folder = _by_folder(place)
-        if not_in_folder is None:
-            _reach(place)
-            return
+    if _place_in(place) != place:
+        raise UntrustedCodeError(f"{short_repr(place)} is no place of code; write package.module:Name")
+    if place not in _named and (not_in_folder := _by_folder(place)) is not None:
         found, earlier = _found_in(place), _remembered().get(place, [])
         if found is None or found not in earlier:
             raise UntrustedCodeError(_refusal(place, found, earlier, not_in_folder))
         _named[place] = False
-    elif _named[place]:
+    if _named.get(place):
         _named[place] = False
         if found := _found_in(place):  # else the import reports it
             _write_down(place, found, f"'{place}' in {found}")
@@ -137,8 +129,7 @@ def check_trusted(place: str) -> None:
 def import_trusted(place: str) -> ModuleType:
     """Import the module of ``package.module:Name``, once ``check_trusted`` lets it through.
 
-    Raises:
-        ImportError: there is no such module, or it is a file.
+    ImportError: there is no such module, or it is a file.
     """
     check_trusted(place)
     module = place.partition(":")[0]
@@ -150,8 +141,7 @@ def import_trusted(place: str) -> ModuleType:
 def import_trusted_file(place: str) -> ModuleType:
     """Run the file of ``FILE.py:Name``, once ``check_trusted`` lets it through; it does not enter ``sys.modules``.
 
-    Raises:
-        ImportError: there is no such file.
+    ImportError: there is no such file.
     """
     check_trusted(place)
     file = place.rpartition(":")[0]
@@ -178,32 +168,28 @@ def _place_in(text: str) -> str | None:
     family, _, rest = text.partition(":")
     if ":" in rest and family.isidentifier():
         text = rest
-    return text if _is_place(text) else None
-
-
-def _is_place(text: str) -> bool:
-    return len(text) <= _MAX_CHARS and _PLACE.fullmatch(text) is not None
+    return text if len(text) <= _MAX_CHARS and _PLACE.fullmatch(text) else None
 
 
 def _argument(text: str) -> str:
     if os.path.isdir(text):
         return _Folder(text)
     if _place_in(text) is None:
-        raise argparse.ArgumentTypeError(f"got {_shorten(text)}; write package.module:Name, or a folder that is there")
+        raise argparse.ArgumentTypeError(
+            f"got {short_repr(text)}; write package.module:Name, or a folder that is there"
+        )
     return text
 
 
 def _by_folder(place: str) -> str | None:
     """Ask the folders that the user named. None: one lets the place through; else why none does."""
-    files = _steps(place)
-    if not files:  # a file by its path, or what is not there: it may be anybody's
+    files, remembered, reason = _steps(place), _remembered().get(_FOLDERS, []), ""
+    if not files or not files[0]:  # a file by its path, or what is not there: it may be anybody's
         return ""
-    remembered, reason = _remembered().get(_FOLDERS, []), ""
     for folder in sorted({*_folders, *remembered}):
-        if not files[0] or not Path(files[0]).is_relative_to(folder):
+        if not Path(files[0]).is_relative_to(folder):
             continue
-        reason = _folder_problem(Path(folder), files)
-        if not reason:
+        if not (reason := _folder_problem(Path(folder), files)):
             if _folders.get(folder) and folder not in remembered:
                 _folders[folder] = False
                 _write_down(_FOLDERS, folder, f"all code in {folder}")
@@ -231,18 +217,19 @@ def _steps(place: str) -> list[str]:
     if module.endswith(".py"):
         return []
     files, path = list[str](), None
-    parts = module.split(".")
-    for number in range(1, len(parts) + 1):
+    # the names of all steps, outermost first: "a", "a.b", "a.b.c"
+    for name in itertools.accumulate(module.split("."), "{}.{}".format):
+        if files and path is None:  # the step before is no package
+            return [*files, ""]
         try:
-            spec = _find_spec(parts[0]) if number == 1 else PathFinder.find_spec(".".join(parts[:number]), path)
+            # below the first step without importlib.util.find_spec, which imports the packages above
+            spec = PathFinder.find_spec(name, path) if files else _find_spec(name)
         except _NOT_FOUND:
             spec = None
-        source = spec is not None and spec.has_location and spec.origin is not None and spec.origin.endswith(".py")
-        files.append(os.path.realpath(spec.origin) if source else "")  # type: ignore[union-attr, arg-type]
-        path = spec.submodule_search_locations if source else None  # type: ignore[union-attr]
-        if path is None:
-            break
-    return files if len(files) == len(parts) else [*files, ""]
+        origin = spec.origin if spec and spec.has_location and (spec.origin or "").endswith(".py") else None
+        files.append(os.path.realpath(origin) if origin else "")
+        path = spec.submodule_search_locations if spec and origin else None
+    return files
 
 
 def _folder_problem(folder: Path, files: list[str]) -> str:
@@ -255,7 +242,7 @@ def _folder_problem(folder: Path, files: list[str]) -> str:
         for each in (path, *path.parents):
             if each != path and (kind := _made_by_ejax(each)):
                 return f"{each} is {kind}, whose files may be a stranger's"
-            if each.is_relative_to(folder) and (problem := _owner_problem(each)):
+            if problem := _owner_problem(each):
                 return f"{each} {problem}"
             if each == folder:
                 break
@@ -263,6 +250,7 @@ def _folder_problem(folder: Path, files: list[str]) -> str:
 
 
 def _made_by_ejax(folder: Path) -> str:
+    """Name the kind of a folder that people send to each other; "" for any other."""
     if (folder / "configs" / "resolved.json").exists() or (folder / "population.json").exists():
         return "a run"
     if (folder / "SHA256").exists() and (folder / "meta.json").exists():
@@ -292,7 +280,7 @@ def _private_group() -> int | None:
 
 def _refusal(place: str, found: str | None, earlier: list[str], not_in_folder: str) -> str:
     where = f"found in {found}" if found else f"there is no module '{place.partition(':')[0].partition('.')[0]}' here"
-    text = f"{_shorten(place)} ({where}) is code that a file alone may not start"
+    text = f"{short_repr(place)} ({where}) is code that a file alone may not start"
     if not_in_folder:
         text += f", and the folder that you trusted does not let it through: {not_in_folder}"
     if earlier:
@@ -366,7 +354,3 @@ def _notice(text: str) -> None:
     if text not in _noticed:
         _noticed.add(text)
         print(f"ejax: {text}", file=sys.stderr)
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…")

@@ -5,6 +5,7 @@ Floats are finite, also as float32; integers fit into int32; text can be written
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,16 +21,17 @@ MAY_BE_INFINITE = ("algorithm.cfg.max_grad_norm",)
 """Infinity: no clipping. The models of some algorithms refuse it."""
 COUNTED_ON_THE_HOST = ("trainer.total_timesteps", "trainer.eval_freq", "trainer.save_freq", "trainer.eval_seed")
 """Integers beyond int32, and likewise every key named ``seed``; the models bound them."""
+# both below the limits of ejax.config.files, so that the resolved form, which has the defaults too, can be read again
 MAX_VALUES = 8_000
 """Keys and values of a whole config, its gym config included, but for the defaults."""
 MAX_CHARACTERS = 1 << 17
-"""Characters of all text in it. Both so that the resolved form can be read again, see ``ejax.config.files``."""
+"""Characters of all text in it."""
 MAX_DEPTH = 50
 _TOO_LONG = f"got an integer of more than {MAX_DIGITS} digits"
 
 
 def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
-    """A ``type`` for argparse: an integer from ``least`` to ``most``."""
+    """Make a ``type`` for argparse: an integer from ``least`` to ``most``."""
 
     def read(text: str) -> int:
         if not text.removeprefix("-").isdecimal() or len(text) > MAX_DIGITS or not least <= int(text) <= most:
@@ -40,7 +42,7 @@ def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
 
 
 def is_positive(value: Any) -> bool:
-    """True for a finite number above 0."""
+    """Recognize a finite number above 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
@@ -114,14 +116,6 @@ def _of_number(key: str, value: float) -> str:
 
 def _of_text(key: str, value: Any) -> str:
     for text, what in ((value, "text"), (key, "a key")):
-        if isinstance(text, str) and ("\0" in text or not _encodable(text)):
+        if isinstance(text, str) and re.search("[\0\ud800-\udfff]", text):  # no file name, and not UTF-8
             return f"got {short_repr(text)}; {what} holds no null characters and no halves of surrogate pairs"
     return ""
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -54,6 +54,7 @@ OTHERWISE = {
     ("ejax/envs/manager/vocabulary.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,
     ("ejax/envs/mujoco/models.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
     ("ejax/schema/plain_files.py", "os.open"): _READER,
+    ("ejax/schema/registry.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
     ("ejax/report/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
     ("ejax/store/checkpoint.py", "os.open"): "to force it to disk",
