@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 from flax.core import FrozenDict
 from pydantic import (
-    BeforeValidator,
     Field,
     NonNegativeFloat,
     PositiveFloat,
@@ -25,12 +24,8 @@ from pydantic import (
 from ejax.numerics.finite import all_finite
 from ejax.numerics.kernels import by_platform
 from ejax.numerics.traced_options import is_active, is_array
-from ejax.schema.frozen import Kwargs, StrictModel, one_for_equal
+from ejax.schema.frozen import ANY_CASE, Kwargs, StrictModel, one_for_equal
 from ejax.types import Array, PyTree, TrainState, split_critic
-
-
-def _any_case(name: Any) -> Any:
-    return name.lower() if isinstance(name, str) else name
 
 
 class _Adam(StrictModel):
@@ -105,7 +100,7 @@ OPTIMIZER_KWARGS: dict[str, type[Any]] = {"adam": _Adam, "adamw": _AdamW, "sgd":
 class OptimizerConfig(StrictModel):
     """``algorithm.cfg.optimizer``. ``kwargs`` are torch's, by name and default; ``OPTIMIZER_KWARGS`` lists them."""
 
-    name: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], BeforeValidator(_any_case)] = "adam"
+    name: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], ANY_CASE] = "adam"
     """The update rule, torch's arithmetic."""
     learning_rate: NonNegativeFloat = 3e-4
     """The learning rate at the start; it is part of the optimizer's state, and schedules change it there."""
@@ -182,7 +177,7 @@ _HORIZON = {"linear": "total_iters", "cosine": "T_max"}
 class ScheduleConfig(StrictModel):
     """``algorithm.cfg.lr_scheduler``: one step per update. ``SCHEDULE_KWARGS`` lists the keywords of each name."""
 
-    name: Annotated[Literal["linear", "cosine", "step", "exponential"] | None, BeforeValidator(_any_case)] = None
+    name: Annotated[Literal["linear", "cosine", "step", "exponential"] | None, ANY_CASE] = None
     """torch.optim.lr_scheduler's of this name, one step an update. None: the learning rate stays."""
     kwargs: Kwargs = Field(default_factory=FrozenDict, validate_default=True)
     """torch's arguments. linear: ``start_factor``, ``end_factor``, ``total_iters``. cosine: ``T_max``, ``eta_min``.

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from ejax.algorithms.step import ResetPolicy, Step
 from ejax.optim import bind_schedule, make_optimizer
 from ejax.schema.problems import Problem
+from ejax.schema.registry import resolve
 from ejax.types import Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree
 
 
@@ -129,3 +130,15 @@ class Algorithm:
             raise ValueError("an Algorithm needs update, make_step, or both; got neither")
         if self.make_own is not None and self.make_step is None:
             raise ValueError("an Algorithm with make_own needs make_step, which reads and writes RunState.own")
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """Find the record of a registered name, or of ``package.module:ALGORITHM``. ValueError: it is no record.
+    Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``."""
+    record = resolve("algorithm", name)
+    if not isinstance(record, Algorithm):
+        raise ValueError(
+            f"'{name}' is a {type(record).__name__}, no ejax.algorithms.record.Algorithm: name the record that the "
+            "algorithm's file ends in, such as package.module:ALGORITHM"
+        )
+    return record

@@ -1,10 +1,11 @@
 """``data``: the demonstrations that behaviour cloning learns from."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Literal
 
 from flax.core import FrozenDict
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ejax.config.annotations import argument_problems
 from ejax.data.chunks import SamplingMode
@@ -43,7 +44,7 @@ class DataConfig(StrictModel):
     prefetch: MayChange[PositiveInt] = 2
     """Batches that are ready, or on their way."""
 
-    task: str | None = None
+    task: Annotated[str, AfterValidator(partial(trusted_name, "task"))] | None = None
     """engine: what demonstrates, a registered name or ``package.module:Name``."""
     task_cfg: Kwargs = Field(default_factory=FrozenDict)
     """engine: arguments of the task."""
@@ -73,17 +74,10 @@ class DataConfig(StrictModel):
     cache_mb: MayChange[PositiveFloat] = 512.0
     """recorded: MiB of frames that stay decoded."""
 
-    @field_validator("task")
-    @classmethod
-    def _known(cls, name: str | None) -> str | None:
-        return None if name is None else trusted_name("task", name)
-
 
 _NAMES = tuple(DataConfig.model_fields)
-_OF_SOURCE = {
-    "engine": _NAMES[_NAMES.index("task") : _NAMES.index("folder")],
-    "recorded": _NAMES[_NAMES.index("folder") :],
-}
+_TASK, _FOLDER = _NAMES.index("task"), _NAMES.index("folder")
+_OF_SOURCE = {"engine": _NAMES[_TASK:_FOLDER], "recorded": _NAMES[_FOLDER:]}
 """Keys that one source alone reads, the first of which it needs."""
 
 

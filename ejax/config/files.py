@@ -15,9 +15,8 @@ from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import MAX_DIGITS, read_bytes
 from ejax.schema.problems import ConfigError, Problem
 
-SUFFIXES = (".json", ".yaml", ".yml")
 MAX_BYTES = {".json": 4 << 20, ".yaml": 1 << 20, ".yml": 1 << 20}
-"""Bytes of a file. A train config has kilobytes; YAML is parsed in Python, at about 1 MiB/s."""
+"""Suffix -> bytes of a file. A train config has kilobytes; YAML is parsed in Python, at about 1 MiB/s."""
 MAX_VALUES = 10_000
 """Keys and values of a file, each alias counted as what it stands for."""
 MAX_CHARACTERS = 1 << 20
@@ -27,6 +26,7 @@ MAX_DEPTH = 60
 
 _TAG = "tag:yaml.org,2002:"
 _TEXT = (f"{_TAG}str", f"{_TAG}value")  # the second is a lone =
+_SCALARS = ("int", "float", "bool", "null")
 _ALLOWED_TAGS = "!!str, !!int, !!float, !!bool, !!null, !!seq, !!map"
 
 
@@ -42,23 +42,23 @@ def read_file(path: Path) -> dict[str, Any]:
     """Read the mapping in a JSON or YAML file.
     Raises ConfigError: another suffix, no file, a syntax error, a key given twice, no mapping, or too much.
     """
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise _error(path, f"'{path.suffix}' is not the suffix of a config; allowed: {', '.join(SUFFIXES)}")
+    suffix, line, key = path.suffix.lower(), 0, ""
     try:
-        text = _read_text(path, MAX_BYTES[suffix])
+        if suffix not in MAX_BYTES:
+            raise UnreadableError(f"'{path.suffix}' is not the suffix of a config; allowed: {', '.join(MAX_BYTES)}")
+        text = _decoded(read_bytes(path, MAX_BYTES[suffix]))
         data = read_json(text) if suffix == ".json" else read_yaml(text)
-    except FileNotFoundError:
-        raise _error(path, f"there is no such file (working directory: {Path.cwd()})") from None
-    except UnreadableError as error:
-        source = f"{path}:{error.line}" if error.line else path
-        raise ConfigError([Problem(error.key, error.text)], str(source)) from None
-    except OSError as error:
-        raise _error(path, error.strerror or str(error)) from None
-    if not isinstance(data, dict):
+        if isinstance(data, dict):
+            return data
         kind = "nothing" if data is None else f"a {type(data).__name__}"
-        raise _error(path, f"holds {kind}; must be a mapping with trainer, policy and algorithm")
-    return data
+        problem = f"holds {kind}; must be a mapping with trainer, policy and algorithm"
+    except FileNotFoundError:
+        problem = f"there is no such file (working directory: {Path.cwd()})"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except UnreadableError as error:
+        problem, line, key = error.text, error.line, error.key
+    raise ConfigError([Problem(key, problem)], f"{path}:{line}" if line else str(path))
 
 
 def is_file(path: Path) -> bool:
@@ -96,7 +96,7 @@ def read_json(text: str) -> Any:
     def integer(digits: str) -> int:
         if len(digits) > MAX_DIGITS:
             line = text.count("\n", 0, text.find(digits)) + 1
-            raise UnreadableError(f"got {shorten(digits, MAX_VALUE_CHARS)}; no number of a config is that long", line)
+            raise UnreadableError(_too_long(digits), line)
         return int(digits)
 
     try:
@@ -105,17 +105,12 @@ def read_json(text: str) -> Any:
         raise UnreadableError(f"{error.msg} (column {error.colno})", error.lineno) from None
 
 
-def _read_text(path: Path, most: int) -> str:
-    data = read_bytes(path, most)
+def _decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UnreadableError(f"the byte {data[error.start]:#x} is no UTF-8: {error.reason}", line) from None
-
-
-def _error(source: str | Path, text: str) -> ConfigError:
-    return ConfigError([Problem("", text)], str(source))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -128,6 +123,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _bound_json(text: str) -> None:
+    # before it is parsed: the brackets and commas outside of texts bound what there will be
     depth, values = 0, 0
     for match in re.finditer(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]},]', text, re.DOTALL):
         token = match[0]
@@ -141,6 +137,10 @@ def _too_much(depth: int) -> str:
     if depth > MAX_DEPTH:
         return f"sections and lists are nested deeper than {MAX_DEPTH}"
     return f"has more than {MAX_VALUES} keys and values, or {MAX_CHARACTERS} characters of text, each alias written out"
+
+
+def _too_long(digits: str) -> str:
+    return f"got {shorten(digits, MAX_VALUE_CHARS)}; no number of a config is that long"
 
 
 class _Measure(NamedTuple):
@@ -176,7 +176,7 @@ class _Loader(yaml.SafeLoader):
     def _measure(self, node: Any) -> _Measure:
         if isinstance(node, yaml.ScalarNode):
             return _Measure(1, len(node.value), 0)
-        parts = [self.measures[id(each)] for each in _children(node)]
+        parts = [self.measures[id(each)] for each in _children(node)]  # an alias counts as what it stands for
         return _Measure(
             1 + sum(part.values for part in parts),
             sum(part.characters for part in parts),
@@ -184,6 +184,7 @@ class _Loader(yaml.SafeLoader):
         )
 
 
+# dates stay text: exp_name: 2024-01-01 is a name, and JSON has no other form for it
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -209,7 +210,7 @@ def _build(loader: _Loader, node: yaml.Node, key: str) -> Any:
 
 def _pairs(node: yaml.MappingNode, key: str) -> dict[str, yaml.Node]:
     own: dict[str, yaml.Node] = {}
-    merged: dict[str, yaml.Node] = {}
+    merged: dict[str, yaml.Node] = {}  # by <<; own keys win over it, and earlier sources over later ones
     for name, value in node.value:
         line = name.start_mark.line + 1
         if name.tag == f"{_TAG}merge":
@@ -228,31 +229,21 @@ def _pairs(node: yaml.MappingNode, key: str) -> dict[str, yaml.Node]:
 
 
 def _scalar(loader: _Loader, node: yaml.ScalarNode, key: str) -> Any:
-    constructors = {
-        "int": loader.construct_yaml_int,
-        "float": loader.construct_yaml_float,
-        "bool": loader.construct_yaml_bool,
-        "null": loader.construct_yaml_null,
-    }
     if node.tag in _TEXT:
         return node.value
-    kind = node.tag.removeprefix(_TAG)
-    if kind not in constructors:
+    kind, line = node.tag.removeprefix(_TAG), node.start_mark.line + 1
+    if kind not in _SCALARS:
         raise _wrong_tag(node, key)
-    line = node.start_mark.line + 1
     if kind == "int" and len(node.value) > MAX_DIGITS:
-        raise UnreadableError(
-            f"got {shorten(node.value, MAX_VALUE_CHARS)}; no number of a config is that long", line, key
-        )
+        raise UnreadableError(_too_long(node.value), line, key)
     try:
-        return constructors[kind](node)
+        return getattr(loader, f"construct_yaml_{kind}")(node)
     except (ValueError, LookupError, OverflowError):
         raise UnreadableError(f"got {short_repr(node.value)}, which is no !!{kind}", line, key) from None
 
 
 def _wrong_tag(node: yaml.Node, key: str) -> UnreadableError:
-    tag = node.tag.replace(_TAG, "!!")
+    tag = shorten(node.tag.replace(_TAG, "!!"), MAX_VALUE_CHARS)
     kind = {yaml.ScalarNode: "text", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}[type(node)]
-    tag = shorten(tag, MAX_VALUE_CHARS)
     text = f"the tag {tag} does not fit {kind}; allowed: {_ALLOWED_TAGS}, each on its own kind"
     return UnreadableError(text, node.start_mark.line + 1, key)

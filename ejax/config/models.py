@@ -7,6 +7,7 @@ refuse unknown keys.
 import json
 import math
 import re
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from flax.core import FrozenDict
@@ -24,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.algorithms.record import Algorithm
+from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.collectors.config import CollectorConfig
 from ejax.config.camera import CameraConfig
 from ejax.envs.randomization.draws import check_choice
@@ -34,10 +35,9 @@ from ejax.policies.record import PolicyKind, find_policy
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
 from ejax.runtime.device import MatmulPrecision
-from ejax.schema.frozen import Kwargs, MayChange, StrictModel, freeze
+from ejax.schema.frozen import ANY_CASE, Kwargs, MayChange, StrictModel, freeze
 from ejax.schema.messages import short_repr
-from ejax.schema.problems import Problem
-from ejax.schema.registry import did_you_mean, resolve, trusted_name
+from ejax.schema.registry import did_you_mean, trusted_name
 from ejax.schema.values import INT64_MAX
 from ejax.types import Phase
 
@@ -49,15 +49,10 @@ EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 class EnvConfig(StrictModel):
     """``env``: which environment, and its constructor's arguments."""
 
-    id: str
+    id: Annotated[str, AfterValidator(partial(trusted_name, "env"))]
     """A registered name, ``<family>:<name>`` such as ``gymnax:CartPole-v1``, or ``package.module:Name``."""
     cfg: Kwargs = Field(default_factory=FrozenDict)
     """Arguments of the environment's constructor."""
-
-    @field_validator("id")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return trusted_name("env", name)
 
 
 class EventConfig(StrictModel):
@@ -112,7 +107,7 @@ class EventsConfig(StrictModel):
     """In evaluations, their videos and ``python -m ejax.evaluate``."""
 
     def of(self, phase: Phase) -> FrozenDict:
-        """The events of one phase, in the form of a gym config's ``env.events``."""
+        """Give the events of one phase, in the form of a gym config's ``env.events``."""
         return freeze({name: dict(event) for name, event in getattr(self, phase).items()})
 
 
@@ -222,7 +217,7 @@ class TrainerConfig(StrictModel):
     )
     @classmethod
     def _whole_numbers(cls, value: Any) -> Any:
-        """JSON's ``1e4`` is a float, which EmbodiChain turns into an int."""
+        # JSON's 1e4 is a float, which EmbodiChain turns into an int
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
     @field_validator("exp_name")
@@ -253,18 +248,13 @@ class TrainerConfig(StrictModel):
 class NetworkBlock(StrictModel):
     """``policy.actor`` and ``policy.critic``."""
 
-    type: Literal["mlp"] = "mlp"
+    type: Annotated[Literal["mlp"], ANY_CASE] = "mlp"
     """Kind of the network: a multi-layer perceptron."""
     network_cfg: NetworkConfig
     """Its layers."""
     memory: MemoryConfig | None = None
     """ejax: a memory before the network. The actor's default is none; the critic's is one of its own like the
     actor's."""
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _any_case(cls, name: Any) -> Any:
-        return name.lower() if isinstance(name, str) else name
 
 
 class ObsGroups(StrictModel):
@@ -281,7 +271,7 @@ class ObsGroups(StrictModel):
 class PolicyConfig(StrictModel):
     """``policy``."""
 
-    name: str
+    name: Annotated[str, AfterValidator(partial(trusted_name, "policy"))]
     """``actor_critic``, ``actor_only``, ``vision``, ``vla``, or a class of your own, ``package.module:Name``."""
     cfg: Kwargs = Field(default_factory=FrozenDict)
     """Arguments of a policy class of your own."""
@@ -310,11 +300,6 @@ class PolicyConfig(StrictModel):
     """ejax: the policy to start from: a checkpoint's folder, a run's (its best checkpoint), or EmbodiChain's file
     ``….pt``. Optimizer and step count start from zero."""
 
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return trusted_name("policy", name)
-
     @property
     def record(self) -> PolicyKind:
         """The record of the policy that the name stands for."""
@@ -329,27 +314,15 @@ class PolicyConfig(StrictModel):
             return {"actor_memory": self.actor.memory}
         return {"actor_memory": self.actor.memory, "critic_memory": self.critic.memory or self.actor.memory}
 
-    def action_dim_problems(self, num_actions: int) -> list[Problem]:
-        """None, or one: ``action_dim`` is given, and is not the environment's ``num_actions``."""
-        if self.action_dim in (None, num_actions):
-            return []
-        text = f"got {self.action_dim}, but the env's actions have {num_actions}; give {num_actions}, or leave it out"
-        return [Problem("policy.action_dim", text)]
-
 
 class AlgorithmConfig(StrictModel):
     """``algorithm``: a name, and the options that this name has."""
 
-    name: str
+    name: Annotated[str, AfterValidator(partial(trusted_name, "algorithm"))]
     """``ppo``, ``grpo``, ``apg``, ``shac``, ``bc``, ``distill``, or a record of your own,
     ``package.module:ALGORITHM``."""
     cfg: SerializeAsAny[BaseModel] = Field(default_factory=dict, validate_default=True)
     """The algorithm's options; each name has its own."""
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return trusted_name("algorithm", name)
 
     @field_validator("cfg", mode="plain")
     @classmethod
@@ -367,18 +340,3 @@ class AlgorithmConfig(StrictModel):
     def record(self) -> Algorithm:
         """The algorithm that the name stands for."""
         return find_algorithm(self.name)
-
-
-def find_algorithm(name: str) -> Algorithm:
-    """The record of a registered name, or of ``package.module:ALGORITHM``.
-
-    Raises:
-        ValueError: what the name stands for is no record.
-    """
-    record = resolve("algorithm", name)
-    if not isinstance(record, Algorithm):
-        raise ValueError(
-            f"'{name}' is a {type(record).__name__}, no ejax.algorithms.record.Algorithm: name the record that the "
-            "algorithm's file ends in, such as package.module:ALGORITHM"
-        )
-    return record

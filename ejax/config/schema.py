@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ejax.algorithms.record import find_algorithm
 from ejax.config.embodichain.spellings import COMPAT, MOVED, WITHOUT_EFFECT
-from ejax.config.models import find_algorithm
 from ejax.config.run_config import RunConfig
 from ejax.schema.registry import ALGORITHMS
 

@@ -43,8 +43,11 @@ def space_problems(
     except ValueError as error:
         key = "policy.squash_actions" if policy.squash_actions and _can_act(action_space) else "env"
         return [Problem(key, str(error)), *_groups(policy, observation_space)]
-    problems = policy.action_dim_problems(spec.num_actions * action_chunk)
-    return [*problems, *_groups(policy, observation_space), *_pictures(policy, observation_space)]
+    problems = [*_groups(policy, observation_space), *_pictures(policy, observation_space)]
+    if policy.action_dim not in (None, count := spec.num_actions * action_chunk):
+        text = f"got {policy.action_dim}, but the env's actions have {count}; give {count}, or leave it out"
+        problems.insert(0, Problem("policy.action_dim", text))
+    return problems
 
 
 def _can_act(space: gymnasium.Space) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from flax.core import FrozenDict
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 
 from ejax.schema.messages import short_repr
 
@@ -14,6 +14,10 @@ T = TypeVar("T")
 RESUMABLE = object()
 MayChange: TypeAlias = Annotated[T, RESUMABLE]
 """Mark of a key that a resumed run may change, with all below it: it changes nothing that an update computes."""
+
+
+ANY_CASE = BeforeValidator(lambda name: name.lower() if isinstance(name, str) else name)
+"""Reads a name of any case; with ``Annotated[Literal[...], ANY_CASE]``."""
 
 
 class StrictModel(BaseModel):

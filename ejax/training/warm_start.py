@@ -14,11 +14,10 @@ import jax
 import numpy as np
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
-from ejax.algorithms.record import Teacher
+from ejax.algorithms.record import Teacher, find_algorithm
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.explain import explain
-from ejax.config.models import find_algorithm
 from ejax.config.spaces import paths
 from ejax.envs.description import EnvDescription, describe
 from ejax.logs.json_records import FactsError, read_facts

@@ -49,6 +49,7 @@ OTHERWISE = {
     ("ejax/envs/manager/scene.py", "ET.parse"): _SHIPPED,
     ("ejax/config/embodichain/check.py", "Path(__file__).with_name('other_files.toml').read_text"): _SHIPPED,
     ("ejax/config/embodichain/spellings.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,
+    ("ejax/config/embodichain/velocity_tasks.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,
     ("ejax/envs/manager/robots.py", "(ASSETS / 'ur.toml').read_text"): _SHIPPED,
     ("ejax/envs/manager/robots.py", "(ASSETS / file).read_text"): _SHIPPED,
     ("ejax/envs/manager/vocabulary.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,

@@ -7,9 +7,8 @@ import pytest
 from helpers.small_configs import make
 
 from ejax.algorithms import ppo
-from ejax.algorithms.record import Algorithm
+from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.config import ConfigError, Problem
-from ejax.config.models import find_algorithm
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.record import PolicyKind, find_policy

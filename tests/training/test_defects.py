@@ -19,9 +19,9 @@ from shipped import load_shipped
 from tiny import GRPO, NUM_ENVS, NUM_STEPS, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
+from ejax.algorithms.record import find_algorithm
 from ejax.algorithms.step import make_rollout_step
 from ejax.config import ConfigError, parse_config
-from ejax.config.models import find_algorithm
 from ejax.distributions import Normal
 from ejax.optim import make_optimizer
 from ejax.rollout import reset, unroll

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ejax.algorithms.record import Algorithm
+from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.config.embodichain.draft import Draft
-from ejax.config.models import MAX_NAME_BYTES, find_algorithm
+from ejax.config.models import MAX_NAME_BYTES
 from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, embodichain_field
 from ejax.envs.manager.vocabulary import IGNORED
 from ejax.policies.mlp import NetworkConfig

@@ -4,6 +4,8 @@ It gives the control rate, the length of an episode and the pushes; the rest is 
 """
 
 import math
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ejax.envs.manager.vocabulary import IGNORED
@@ -14,20 +16,18 @@ if TYPE_CHECKING:
     from ejax.envs.locomotion.robots import LeggedRobot
 
 VELOCITY_ENV = "VelocityRL"
-_ROBOTS = {
-    "UnitreeGo1FlatRL": "go1",
-    "UnitreeGo2FlatRL": "go2",
-    "ANYmalCFlatRL": "anymal_c",
-    "UnitreeG1FlatRL": "g1",
-    "UnitreeH1_2FlatRL": "h1_2",
-    "MicroDuckFlatRL": "microduck",
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_IGNORED: dict[str, dict[str, str]] = _TABLES["ignored"]
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
+_PUSH = "push_articulation_by_setting_velocity"
+_REWARD = "velocity_locomotion_total_reward"
+_OBSERVATION = "velocity_locomotion_observation"
 
 
 def velocity_robot(task: str) -> str | None:
     """Return the robot of a gym config's ``id``; None: it is no velocity task that ejax has."""
-    return _ROBOTS.get(task.partition("-")[0])
+    robot: str | None = _TABLES["robots"].get(task.partition("-")[0])
+    return robot
 
 
 def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
@@ -43,18 +43,13 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
     with root.open("physics_config") as physics:
         for name, wanted in (("gravity", (0.0, 0.0, -9.81)), ("physics_dt", task.timestep), ("num_substeps", 1)):
             physics.expect(name, wanted, f"the velocity task of {task.robot.name} has {wanted}")
-        physics.ignore_all(IGNORED["physics_config"])
-        physics.ignore("solver_cfg", "no effect: the model's solver is Newton, implicitfast, 10 iterations")
-        physics.ignore("sync_to_renderer", "no effect: nothing is drawn while training")
+        physics.ignore_all(IGNORED["physics_config"] | _IGNORED["physics_config"])
     with root.open("robot") as section:
         _read_robot(section, task.robot)
     for sensor in root.listed("sensor"):
-        sensor.take("sensor_type")
-        if sensor.data.get("sensor_type") != "ContactSensor":
+        if sensor.take("sensor_type") != "ContactSensor":
             sensor.problem("sensor_type", "velocity tasks have a ContactSensor, nothing else")
-        own = "no effect: each contact that the task reads has a sensor, see docs/locomotion.md"
-        for name in ("uid", "articulation_cfg_list", "filter_need_both_actor", "max_contacts_per_env"):
-            sensor.ignore(name, own)
+        sensor.ignore_all(_IGNORED["sensor"])
     with root.open("env") as env:
         env.take("num_envs")
         env.ignore_all(IGNORED["env"])
@@ -73,17 +68,13 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
 
 def _read_robot(section: Section, robot: "LeggedRobot") -> None:
     """Judge keys that EmbodiChain's classes replace by the task's own numbers."""
-    ignored = {name: text for name, text in IGNORED["robot"].items() if name not in ("root_props", "fix_base")}
     section.take("uid")
     links = "env.cfg.model, which you give" if robot.source is None else robot.source.replace(":", "/")
     section.ignore("fpath", f"no effect: links and collision shapes are {links}")
-    section.ignore("qpos_limits", "no effect: joints have the limits of the file that has the links")
-    section.ignore("init_qpos", "no effect, as in EmbodiChain: an episode starts at the task's home position")
-    place = [0.0, 0.0, robot.height]
-    section.expect("init_pos", place, f"episodes start at height {robot.height}, around [0, 0]")
+    text = f"episodes start at height {robot.height}, around [0, 0]"
+    section.expect("init_pos", [0.0, 0.0, robot.height], text)
     with section.open("control_parts") as parts:
-        joints = list(robot.joints)
-        parts.expect("locomotion", joints, f"must be {', '.join(joints)}, in this order")
+        parts.expect("locomotion", list(robot.joints), f"must be {', '.join(robot.joints)}, in this order")
     with section.open("root_props") as root_props:
         root_props.expect("fixed_base", False, "the robot walks; give false")
         touches = bool(robot.self_contacts)
@@ -92,16 +83,21 @@ def _read_robot(section: Section, robot: "LeggedRobot") -> None:
             pairs = "; ".join(" and ".join(pair) for pair in robot.self_contacts)
             root_props.note("self_collision_enabled", f"of the pairs {pairs.replace('_collision', '')}")
         for name in ("min_position_iters", "min_velocity_iters"):
-            root_props.ignore(name, ignored[name])
+            root_props.ignore(name, IGNORED["robot"][name])
     with section.open("joint_drive_props") as drives:
         drives.expect("drive_type", "force", "velocity tasks have drives of forces: force")
-        drives.ignore("max_velocity", "no effect: velocity limits have no counterpart")
+        drives.ignore_all(_IGNORED["joint_drive_props"])
         for name in ("stiffness", "damping", "max_effort"):
+            # a number for all joints can be right only where all of the robot's have the same
             first, *others = getattr(robot.drives, name)
             given = drives.take(name, first)
             if given not in (first, {".*": first}) or (name in drives and set(others) > {first}):
                 drives.problem(name, f"got {short_repr(given)}; the drives of {robot.name} have {first}")
-    section.ignore_all(ignored)
+    section.ignore_all(_IGNORED["robot"])
+    # of manipulators, whose base is fixed; a walking robot's is not, as refused above
+    section.ignore_all(
+        {name: text for name, text in IGNORED["robot"].items() if name not in ("root_props", "fix_base")}
+    )
 
 
 def _read_push(events: Section) -> dict[str, Any] | None:
@@ -109,8 +105,8 @@ def _read_push(events: Section) -> dict[str, Any] | None:
     for _, event in events.sections():
         func = event.take("func")
         event.ignore_all(IGNORED["env.events"])
-        if func != "push_articulation_by_setting_velocity" or push is not None:
-            event.problem("func", f"got {func!r}; ejax's velocity tasks have one push_articulation_by_setting_velocity")
+        if func != _PUSH or push is not None:
+            event.problem("func", f"got {func!r}; ejax's velocity tasks have one {_PUSH}")
             event.skip("its functor is not there")
             continue
         if event.take("mode") != "interval" or event.integer("interval_step", 1) != 1:
@@ -126,31 +122,26 @@ def _read_push(events: Section) -> dict[str, Any] | None:
 
 def _read_actions(actions: Section) -> None:
     for _, term in actions.sections():
-        what = term.take("contract") or term.take("func")
-        term.take("func")
-        if what not in ("joint_position.default_offset@1", "DefaultJointPositionAction"):
+        contract, func = term.take("contract"), term.take("func")
+        if (what := contract or func) not in ("joint_position.default_offset@1", "DefaultJointPositionAction"):
             term.problem("contract", f"got {what!r}; velocity tasks act by joint_position.default_offset@1")
-        term.ignore("mode", "no effect: an action term acts before physics")
+        term.ignore_all(_IGNORED["action"])
         with term.open("params") as params:
             params.expect("clip", 1.0, "actions are clipped to ±1")
 
 
 def _read_rewards(rewards: Section) -> None:
     for _, term in rewards.sections():
-        func = "velocity_locomotion_total_reward"
-        if (given := term.take("func")) != func:
-            term.problem("func", f"got {given!r}; must be {func}. Change terms by env.cfg.rewards")
-        if term.take("mode", "add") != "add" or term.number("weight", 1.0) != 1.0:
-            term.problem("weight", "must be 1, with mode add; change the weights of terms by env.cfg.rewards")
-        term.refuse("params", f"{func} has none")
+        _expect_func(term, _REWARD)
+        term.expect("weight", 1.0, "must be 1; change the weights of terms by env.cfg.rewards")
+        term.refuse("params", f"{_REWARD} has none; change terms by env.cfg.rewards")
 
 
 def _read_observations(observations: Section) -> bool:
     noisy = True
     for name, term in observations.sections():
-        path, func = term.take("name", name), term.take("func")
-        if func != "velocity_locomotion_observation" or term.take("mode", "add") != "add":
-            term.problem("func", f"got {func!r}; must be velocity_locomotion_observation, with mode add")
+        path = term.take("name", name)
+        _expect_func(term, _OBSERVATION)
         term.ignore_all(IGNORED["env.observations"])
         with term.open("params") as params:
             wanted = "critic" if params.take("privileged", False) else "policy"
@@ -159,3 +150,9 @@ def _read_observations(observations: Section) -> bool:
             term.problem("name", f"got {path!r}; this observation is called {wanted} here")
         noisy = corrupted if wanted == "policy" else noisy
     return noisy
+
+
+def _expect_func(term: Section, func: str) -> None:
+    if (given := term.take("func")) != func:
+        term.problem("func", f"got {given!r}; must be {func}")
+    term.expect("mode", "add", "must be add")
