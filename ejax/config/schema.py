@@ -7,29 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from ejax.algorithms.record import find_algorithm
-from ejax.config.embodichain.spellings import COMPAT, MOVED, WITHOUT_EFFECT
+from ejax.config.embodichain.spellings import COMPAT, MOVED, TABLES, WITHOUT_EFFECT
 from ejax.config.run_config import RunConfig
 from ejax.schema.registry import ALGORITHMS
-
-_OTHER_KEYS = {
-    "trainer": {
-        "gym_config": {"type": "string", "description": "Path of an EmbodiChain gym config."},
-        "cuda": {"type": "boolean", "description": "Instead of device."},
-    },
-    "policy": {
-        "initial_action_std": {
-            "type": "number",
-            "exclusiveMinimum": 0,
-            "description": "Instead of initial_log_std: its exponential.",
-        },
-        "action_std_range": {
-            "type": "array",
-            "items": {"type": "number", "exclusiveMinimum": 0},
-            "minItems": 2,
-            "description": "Instead of log_std_range: its exponential.",
-        },
-    },
-}
 
 
 @functools.cache
@@ -52,22 +32,21 @@ def make_schema() -> dict[str, Any]:
     schema["properties"]["compat"] = {"enum": list(COMPAT), "description": "Compute as this EmbodiChain release does."}
     del schema["properties"]["notices"]
     schema["required"] = ["policy", "algorithm"]
-    for key in ("trainer", "policy"):
-        _sections(schema, key)[0]["properties"] |= _OTHER_KEYS[key]
+    for key, others in TABLES["schema"].items():
+        _sections(schema, key)[0]["properties"] |= others
     for old, new in MOVED.items():
-        moved = {**_node(schema, new), "description": f"The same as {new}."}
-        _add(schema, old, moved)
+        section, _, name = new.rpartition(".")
+        nodes = [node for node in _sections(schema, section) if name in node["properties"]]
+        _add(schema, old, {**nodes[0]["properties"][name], "description": f"The same as {new}."})
+        for node in nodes:  # what another spelling can give is not required here
+            if name in node.get("required", ()):
+                node["required"].remove(name)
     for key, text in WITHOUT_EFFECT.items():
         _add(schema, key, {"description": text})
     for name, options in _algorithm_configs().items():
         for key in find_algorithm(name).ignored_options:
             properties = schema["$defs"][options.__name__]["properties"]
             properties[key] = {"description": f"no effect on {name}"}
-    for new in MOVED.values():  # what another spelling can give is not required here
-        section, _, name = new.rpartition(".")
-        for node in _sections(schema, section):
-            if name in node.get("required", []):
-                node["required"].remove(name)
     for name in ("exp_name", "eval_seed"):  # filled in from other keys
         _sections(schema, "trainer")[0]["required"].remove(name)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_plain(schema)}
@@ -76,7 +55,8 @@ def make_schema() -> dict[str, Any]:
 def allowed_keys(section: str, algorithm: str) -> tuple[list[str], list[str]]:
     """Return a dotted section's keys: the canonical ones, and those in other spellings or without effect."""
     keys = [name for node in _sections(make_schema(), section, algorithm) for name in node.get("properties", ())]
-    ignored = [f"algorithm.cfg.{key}" for key in _ignored_options(algorithm)]
+    options = find_algorithm(algorithm).ignored_options if algorithm in ALGORITHMS else ()
+    ignored = [f"algorithm.cfg.{key}" for key in options]
     hidden = [key for key in keys if f"{section}.{key}".lstrip(".") in {*MOVED, *WITHOUT_EFFECT, *ignored}]
     return [key for key in keys if key not in hidden], hidden
 
@@ -91,10 +71,6 @@ def _algorithm_configs() -> dict[str, type[BaseModel]]:
     return {name: find_algorithm(name).Config for name in ALGORITHMS}
 
 
-def _ignored_options(algorithm: str) -> tuple[str, ...]:
-    return find_algorithm(algorithm).ignored_options if algorithm in ALGORITHMS else ()
-
-
 def _plain(node: Any) -> Any:
     if isinstance(node, list):
         return [_plain(each) for each in node]
@@ -104,11 +80,6 @@ def _plain(node: Any) -> Any:
     if isinstance(node.get("description"), str):  # not a key of this name
         plain["description"] = " ".join(node["description"].replace("``", "`").split())
     return plain
-
-
-def _node(schema: dict[str, Any], key: str) -> dict[str, Any]:
-    section, _, name = key.rpartition(".")
-    return next(node["properties"][name] for node in _sections(schema, section) if name in node["properties"])
 
 
 def _add(schema: dict[str, Any], key: str, description: dict[str, Any]) -> None:
@@ -126,14 +97,10 @@ def _sections(schema: dict[str, Any], key: str, algorithm: str | None = None) ->
             names = [algorithm] if algorithm in configs else list(configs)
             nodes = [schema["$defs"][configs[each].__name__] for each in names]
             continue
-        nodes = [_target(schema, below) for node in nodes if isinstance(below := _below(node, name), dict)]
+        other = "items" if name.isdigit() else "additionalProperties"
+        below = [node.get("properties", {}).get(name, node.get(other)) for node in nodes]
+        nodes = [_target(schema, each) for each in below if isinstance(each, dict)]
     return list({id(node): node for node in nodes}.values())
-
-
-def _below(node: dict[str, Any], name: str) -> Any:
-    if name in node.get("properties", ()):
-        return node["properties"][name]
-    return node.get("items" if name.isdigit() else "additionalProperties")
 
 
 def _target(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ejax.config.embodichain.draft import Draft
-from ejax.config.embodichain.spellings import read_numbers
+from ejax.config.embodichain.spellings import TABLES, read_numbers
 from ejax.config.embodichain.velocity_tasks import VELOCITY_ENV, read_velocity_task, velocity_robot
 from ejax.envs.manager.vocabulary import IGNORED
 from ejax.schema.frozen import freeze
@@ -20,21 +20,8 @@ from ejax.schema.sections import Section
 from ejax.schema.trust import UntrustedCodeError
 
 MANAGER_ENV = "EmbodiedEnv"
-MANAGER_KEYS = ("events", "observations", "rewards", "actions")
-SCENE_KEYS = (
-    *("robot", "sensor", "light", "background", "rigid_object"),
-    *("rigid_object_group", "articulation", "physics_config"),
-)
-FIRST_RELEASE_NAMES = {
-    "reaching_reward_weight": "reaching_weight",
-    "place_reward_weight": "place_weight",
-    "success_bonus_weight": "success_weight",
-}
-"""``env.extensions`` of the first release -> what ejax's task classes call it."""
-EXTENSIONS_OF_STEPS = ("joint_limits", "action_type")
-"""Options of actions, in the first releases. A task class need not take them; PushCubeRL takes ``joint_limits``."""
-FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
-"""Bodies of the first release -> the argument of their place at the start."""
+_FIRST: dict[str, Any] = TABLES["first_release"]
+"""What ejax reads of the first releases' gym configs."""
 
 
 def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -62,14 +49,14 @@ def _read_first_form(draft: Draft, root: Section) -> dict[str, Any]:
     task = root.take("id")
     arguments = _arguments(task)
     its_own = f"no effect: the task class {task} has its own"
-    for key in SCENE_KEYS:
+    for key in _FIRST["scene_keys"]:
         root.ignore(key, its_own + (", but for init_pos" if key in ("rigid_object", "background") else ""))
     root.ignore_all(IGNORED[""])
     root.take("num_envs")
     with root.open("env") as env:
         env.ignore("dataset", its_own)
         env.ignore("control_parts", its_own)
-        for key in ("num_envs", "extensions", *MANAGER_KEYS):
+        for key in ("num_envs", "extensions", *_FIRST["manager_keys"]):
             env.take(key)
         env.refuse("target_control_frequency", f"the task class {task} takes sim_steps_per_control instead")
         own = _read_extensions(draft, env.open("extensions"), task, arguments)
@@ -95,13 +82,13 @@ def _arguments(name: str) -> Collection[str]:
 
 def _read_extensions(draft: Draft, extensions: Section, task: str, arguments: Collection[str]) -> dict[str, Any]:
     cfg = dict(extensions.data)
-    for key in EXTENSIONS_OF_STEPS:
+    for key in _FIRST["options_of_steps"]:
         value = cfg.pop(key, None) if key not in arguments else None
         if key == "action_type" and value not in (None, "delta_qpos"):
             extensions.problem(key, f"got {value!r}; the task class {task} acts by joint steps only: delta_qpos")
         elif value is not None:
             extensions.note(key, f"no effect: the task class {task} has its own", "without effect")
-    for old, new in FIRST_RELEASE_NAMES.items():
+    for old, new in _FIRST["extensions"].items():
         if old in cfg and new not in cfg:
             cfg[new] = cfg.pop(old)
             draft.spelled[f"env.cfg.{new}"] = extensions.key(old)
@@ -110,13 +97,12 @@ def _read_extensions(draft: Draft, extensions: Section, task: str, arguments: Co
 
 
 def _read_places(data: Mapping[str, Any], arguments: Collection[str]) -> dict[str, Any]:
-    bodies = [*(data.get("rigid_object") or ()), *(data.get("background") or ())]
-    places = {
-        FIRST_RELEASE_BODIES.get(str(body.get("uid")), ""): body["init_pos"]
-        for body in bodies
-        if isinstance(body, Mapping) and "init_pos" in body
-    }
-    return {name: place for name, place in places.items() if name in arguments}
+    places: dict[str, Any] = {}
+    for body in (*(data.get("rigid_object") or ()), *(data.get("background") or ())):
+        name = _FIRST["bodies"].get(str(body.get("uid")), "") if isinstance(body, Mapping) else ""
+        if name in arguments and "init_pos" in body:
+            places[name] = body["init_pos"]
+    return places
 
 
 def _read_events(draft: Draft, events: Section, task: str, arguments: Collection[str]) -> dict[str, Any]:
@@ -125,12 +111,9 @@ def _read_events(draft: Draft, events: Section, task: str, arguments: Collection
     for name, spec in events.data.items():
         argument = _ranged(spec)
         if argument not in arguments:
-            text = (
-                f"the task class {task} takes no such event, only randomize_rigid_object_pose of its cube at "
-                "reset, with a relative position_range; or write the task in manager form, with env.observations, "
-                "rewards and actions"
-            )
-            events.problem(name, text)
+            text = f"the task class {task} takes only randomize_rigid_object_pose of its cube at reset, with a relative"
+            manager_form = "or write the task in manager form, with env.observations, rewards and actions"
+            events.problem(name, f"{text} position_range; {manager_form}")
             continue
         ranges[argument] = spec["params"].get("position_range")
         draft.spelled[f"env.cfg.{argument}"] = f"{events.key(name)}.params.position_range"
@@ -139,25 +122,25 @@ def _read_events(draft: Draft, events: Section, task: str, arguments: Collection
 
 
 def _ranged(spec: Any) -> str:
+    """Name the argument that an event stands for; "": it does more than a task class can."""
     params = spec.get("params") if isinstance(spec, Mapping) else None
     if not isinstance(params, Mapping) or not isinstance(body := params.get("entity_cfg"), Mapping):
         return ""
     fits = (spec.get("func"), spec.get("mode")) == ("randomize_rigid_object_pose", "reset")
-    plain = not params.keys() - {"entity_cfg", "position_range", "relative_position"}
-    return (
-        f"{body.get('uid')}_position_range" if fits and plain and params.get("relative_position", True) is True else ""
-    )
+    fits &= not params.keys() - {"entity_cfg", "position_range", "relative_position"}
+    fits &= params.get("relative_position", True) is True
+    return f"{body.get('uid')}_position_range" if fits else ""
 
 
 def is_manager_form(data: Mapping[str, Any]) -> bool:
     """Return True for functors, or a robot for an id that no class of ejax has."""
     env = data.get("env") or {}
-    if {"obs_mode", "episode_length"} & set(env.get("extensions") or {}) and not any(
-        env.get(key) for key in ("observations", "rewards", "actions")
-    ):
+    if any(env.get(key) for key in ("observations", "rewards", "actions")):
+        return True
+    if {"obs_mode", "episode_length"} & set(env.get("extensions") or {}):
         return False  # the first release's tasks are classes, though they have a scene and events
     known = str(data.get("id")).casefold() in {name.casefold() for name in ENVS}
-    return any(env.get(key) for key in MANAGER_KEYS) or bool(data.get("robot") and not known)
+    return bool(env.get("events") or (data.get("robot") and not known))
 
 
 def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
@@ -182,11 +165,8 @@ def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any]
     key, num_envs = ("num_envs", data["num_envs"]) if "num_envs" in data else ("env.num_envs", env.get("num_envs"))
     if num_envs is None:
         return
-    if draft.has("trainer.num_envs"):
-        if num_envs == draft.get("trainer.num_envs"):
-            return
-        text = f"no effect: trainer.num_envs is {short_repr(draft.get('trainer.num_envs'))}"
-        draft.note(f"{source}:{key}", text, "without effect")
-    else:
+    if not draft.has("trainer.num_envs"):
         draft.put("trainer.num_envs", num_envs)
         draft.spelled["trainer.num_envs"] = f"{source}:{key}"
+    elif num_envs != (decides := draft.get("trainer.num_envs")):
+        draft.note(f"{source}:{key}", f"no effect: trainer.num_envs is {short_repr(decides)}", "without effect")

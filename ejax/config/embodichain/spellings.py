@@ -3,6 +3,7 @@
 ``load.PASSES`` has the order. Values are judged later, by the models.
 """
 
+import itertools
 import math
 import re
 import tomllib
@@ -22,19 +23,19 @@ from ejax.schema.registry import Kind, UnknownNameError, did_you_mean, registere
 from ejax.schema.values import is_positive
 from ejax.types import PHASES, Phase
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-MOVED: dict[str, str] = _TABLES["moved"] | {
+TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+MOVED: dict[str, str] = TABLES["moved"] | {
     f"policy.{block}.{key}": f"policy.{block}.network_cfg.{key}"
     for block in ("actor", "critic")
     for key in NetworkConfig.model_fields
 }
 """Old place -> canonical place."""
-LOGARITHMS: dict[str, str] = _TABLES["logarithms"]
+LOGARITHMS: dict[str, str] = TABLES["logarithms"]
 """Key of a standard deviation -> that of its logarithm."""
-WITHOUT_EFFECT: dict[str, str] = _TABLES["without_effect"]
-GYM_DEFAULTS: dict[str, Any] = _TABLES["gym_defaults"]
+WITHOUT_EFFECT: dict[str, str] = TABLES["without_effect"]
+GYM_DEFAULTS: dict[str, Any] = TABLES["gym_defaults"]
 """``trainer`` defaults of the ``gym_config`` path, where they differ from the models'."""
-COMPAT: dict[str, dict[str, dict[str, Any]]] = _TABLES["compat"]
+COMPAT: dict[str, dict[str, dict[str, Any]]] = TABLES["compat"]
 """Mode -> policy name ("any" for all) -> key -> value: the numbers of one release, where ejax differs."""
 OF_THE_CRITIC = ("policy.critic", "policy.critic_obs_normalization", "policy.obs_groups.critic")
 RECORDERS = ("record_camera_data_async", "record_camera_data")
@@ -54,7 +55,7 @@ def canonicalize_keys(draft: Draft) -> None:
     for old, new in MOVED.items():
         if draft.has(old):
             _move(draft, old, new)
-    for old, new in _TABLES["renamed"].items():
+    for old, new in TABLES["renamed"].items():
         if draft.has(old):
             draft.note(draft.key(old), f"is {new} now; write that", "renamed")
             _move(draft, old, new)
@@ -63,7 +64,7 @@ def canonicalize_keys(draft: Draft) -> None:
         draft.put("env", {"id": draft.get("env")})
     _canonicalize_device(draft)
     _canonicalize_std(draft)
-    for key in _TABLES["null_is_default"]["keys"]:
+    for key in TABLES["null_is_default"]["keys"]:
         if draft.has(key) and draft.get(key) is None:
             draft.pop(key)
 
@@ -95,8 +96,8 @@ def resolve_compat(draft: Draft) -> None:
         return
     mode = draft.pop("compat")
     if not isinstance(mode, str) or mode not in COMPAT:
-        allowed = ", ".join(COMPAT)
-        draft.problem("compat", f"got {short_repr(mode)}; allowed: {allowed}{did_you_mean(str(mode), COMPAT)}")
+        near = did_you_mean(str(mode), COMPAT)
+        draft.problem("compat", f"got {short_repr(mode)}; allowed: {', '.join(COMPAT)}{near}")
         return
     algorithm, by_policy = _algorithm(draft), COMPAT[mode]
     defaults = by_policy["any"] | by_policy.get(_name("policy", draft.get("policy.name")), {})
@@ -188,32 +189,32 @@ def resolve_model_type(draft: Draft) -> None:
         if size % num_envs:
             draft.problem("trainer.buffer_size", f"got {size}; with model_type vla a multiple of num_envs {num_envs}")
         trainer["buffer_size"] = steps = size // num_envs
-        text = f"{size} transitions of all envs, as model_type vla counts: {steps} steps"
-        draft.note("trainer.buffer_size", text)
+        draft.note("trainer.buffer_size", f"{size} transitions of all envs, as model_type vla counts: {steps} steps")
 
 
 def drop_unsupported(draft: Draft) -> None:
     """Turn what has no effect, or is not built, into notices."""
-    for key, text in _TABLES["refused"].items():
+    for key, text in TABLES["refused"].items():
         draft.reject(key, text)
     _judge_none(draft)
     for key in OF_THE_CRITIC if _name("policy", draft.get("policy.name")) == "actor_only" else ():
         if draft.has(key) and draft.pop(key):
             draft.note(key, "no effect: actor_only has no critic", "without effect")
-    algorithm = _algorithm(draft)
-    apg = [new for old, new in MOVED.items() if old.startswith("trainer.") and new.startswith("algorithm.")]
-    options = {} if algorithm is None else algorithm.Config.model_fields
-    for key in () if algorithm is None else apg:  # SHAC has some of them
-        if draft.key(key).startswith("trainer.") and key.rpartition(".")[2] not in options:
-            draft.ignore(key, "no effect: an option of the apg algorithm")
+    # EmbodiChain has APG's options under trainer, whatever the algorithm; SHAC has some of them too
+    if algorithm := _algorithm(draft):
+        for old, new in MOVED.items():
+            of_apg = old.startswith("trainer.") and new.startswith("algorithm.")
+            unread = new.rpartition(".")[2] not in algorithm.Config.model_fields
+            if of_apg and unread and draft.key(new).startswith("trainer."):
+                draft.ignore(new, "no effect: an option of the apg algorithm")
     for phase in PHASES:
         _canonicalize_events(draft, phase)
 
 
 def _judge_none(draft: Draft) -> None:
-    for key in (
-        f"policy.{net}.network_cfg.{name}" for net in ("actor", "critic") for name in ("activation", "last_activation")
-    ):
+    # EmbodiChain looks a text up in a table with ReLU for what it lacks, and "None" is such a text
+    for net, name in itertools.product(("actor", "critic"), ("activation", "last_activation")):
+        key = f"policy.{net}.network_cfg.{name}"
         value = draft.get(key)
         if not isinstance(value, str) or value.lower() != "none":
             continue
