@@ -10,7 +10,7 @@ if __name__ == "__main__":
 
 import sys
 
-from ejax.train import run_command
+from ejax.train import main as train
 
 _TEACHER = "teacher="
 
@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code, as ``ejax.train``'s does."""
     words = sys.argv[1:] if argv is None else argv
     spelt = [f"algorithm.cfg.{word}" if word.startswith(_TEACHER) else word for word in words]
-    return run_command("distill", spelt)
+    return train(spelt, "distill")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ from ejax.runtime.process_exit import exit_on_signal, exit_with
 if __name__ == "__main__":
     exit_on_signal()  # before the imports below, which take seconds
 
-from functools import partial
-
-from ejax.train import run_command
+from ejax.train import main as train
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code, as ``ejax.train``'s does."""
-    return run_command("pretrain", argv)
+    return train(argv, "pretrain")
 
 
 if __name__ == "__main__":
-    exit_with(partial(run_command, "pretrain"))
+    exit_with(main)

@@ -5,26 +5,28 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ejax.algorithms.record import Algorithm
+from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
-from ejax.logs.metrics import MetricWriter
 from ejax.runtime.device import matmul_precision
 from ejax.runtime.process_exit import owns_process
 from ejax.runtime.processes import failing_together, leads
 from ejax.runtime.stopwatch import Stopwatch
 from ejax.training.callbacks import Callback, RunResult, TrainingRun
 from ejax.training.given import Given, config_of
-from ejax.training.loop import Loop
-from ejax.training.multiprocess import FollowerSink, group_of, locate_together, rescue_of, saving_all_envs
+from ejax.training.loop import Loop, Sink
+from ejax.training.multiprocess import FollowerSink, group_of, locate_together, rescue, saving_all_envs
 from ejax.training.own_callbacks import OnLog
 from ejax.training.profile import Profiler
 from ejax.training.sink import RunSink
-from ejax.training.start import RunLocation, StartState, announce_start, build_start, locate_run
+from ejax.training.start import Call, RunLocation, StartState, build_start, locate_run
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Policy
+
+R = TypeVar("R")
 
 __all__ = ["Callback", "OnLog", "RunResult", "Trainer", "TrainingRun", "train"]
 
@@ -59,8 +61,11 @@ def train(
         HostEnvError: an environment failed, or tried to end the process.
         KeyboardInterrupt: a second Ctrl-C; its note names what is left of the run.
     """
-    find = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
-    return _train(config, None, tuple(callbacks), on_log, find)
+    if config.population is not None:
+        text = "is trained by ejax.population.train_population; train trains one run"
+        raise ConfigError([Problem("population", text)])
+    locate = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
+    return run_training(config, locate, partial(_begin, None, tuple(callbacks), on_log))
 
 
 class Trainer:
@@ -116,21 +121,22 @@ class Trainer:
             raw = config.to_dict()
             raw["trainer"]["total_timesteps"] = total_timesteps
             config = parse_untrusted(raw)
-        find = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
-        return _train(config, self._given, self.callbacks, on_log, find)
+        locate = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
+        return run_training(config, locate, partial(_begin, self._given, self.callbacks, on_log))
 
 
-def _train(
+def run_training(
     config: RunConfig,
-    given: Given | None,
-    callbacks: tuple[Callback, ...],
-    on_log: OnLog | None,
-    find: Callable[..., RunLocation],
-) -> RunResult:
+    locate: Callable[..., RunLocation],
+    begin: Callable[[Call], tuple[StartState, Sink[Any, R]]],
+) -> R:
+    """Train one run, or all members of a population, until it ends.
+
+    Args:
+        locate: finds the folder, as ``locate_run`` does; called with ``config`` and ``locks``.
+        begin: builds what is trained, and its sink.
+    """
     trainer, started, clock = config.trainer, time.monotonic(), Stopwatch()
-    if config.population is not None:
-        text = "is trained by ejax.population.train_population; train trains one run"
-        raise ConfigError([Problem("population", text)])
     with (
         failing_together(),
         guarded_calls(config.env.id, trainer.collector) as watchdog,
@@ -138,19 +144,9 @@ def _train(
         ExitStack() as stack,
     ):
         group = group_of(config)
-        location = locate_together(group, partial(find, config, locks=stack))
+        location = locate_together(group, partial(locate, config, locks=stack))
         try:
-            start = build_start(location, given)
-            location = saving_all_envs(location, start, group)
-            sink: RunSink | FollowerSink
-            if group is None or leads():
-                writer = stack.enter_context(_open_log(location, start, started))
-                announce_start(location, start, writer)
-                sink = RunSink(location, start, writer, clock, callbacks, on_log, started=started, group=group)
-            else:
-                sink = FollowerSink(location, start, group, started)
-            if owns_process():
-                watchdog.rescue = rescue_of(sink, group)
+            start, sink = begin(Call(location, started, clock, stack, watchdog, group))
             return Loop(
                 start.parts.stepper,
                 sink,
@@ -167,14 +163,16 @@ def _train(
             raise
 
 
-def _open_log(location: RunLocation, start: StartState, started: float) -> MetricWriter:
-    return MetricWriter(
-        location.directory.path,
-        location.config,
-        start.meta,
-        rows=start.cadence.rows,
-        update=start.update,
-        is_new=location.is_new,
-        evaluates_again=start.evaluation_due,
-        started=started,
-    )
+def _begin(
+    given: Given | None, callbacks: tuple[Callback, ...], on_log: OnLog | None, call: Call
+) -> tuple[StartState, Sink[RunState, RunResult]]:
+    start = build_start(call.location, given)
+    call = saving_all_envs(call, start)
+    sink: RunSink | FollowerSink
+    if call.group is None or leads():
+        sink = RunSink(call, start, callbacks, on_log)
+    else:
+        sink = FollowerSink(call, start, call.group)
+    if owns_process():
+        call.watchdog.rescue = partial(rescue, sink, call.group)
+    return start, sink

@@ -1,6 +1,6 @@
 """``python -m ejax.train --config FILE``: train, or go on with a run."""
 
-from ejax.runtime.process_exit import exit_on_signal, exit_with, until_signal
+from ejax.runtime.process_exit import ended_by_signal, exit_on_signal, exit_with
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
@@ -18,6 +18,7 @@ from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
 
 if TYPE_CHECKING:
     from ejax.config import RunConfig
+    from ejax.population.leaderboard import PopulationResult
     from ejax.run import RunResult
 
 _PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -29,47 +30,37 @@ _DISK_REMEDIES = {
 """Refusals of a disk for which Python has no exception, and remedies."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line.
+def main(argv: list[str] | None = None, name: str = "train") -> int:
+    """Run the command line, under the name of one of the modules that train.
 
     Returns:
         0 also after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a signal ended it
         before or without that; 2 for what could not be started; 3 for numbers that are not finite.
     """
-    return run_command("train", argv)
-
-
-def run_command(name: str, argv: list[str] | None = None) -> int:
-    """``main`` under the name of one of the modules that train."""
     args = _parser(name).parse_intermixed_args(argv)
     # takes seconds: after --help, and while a signal still ends the process immediately
-    importlib.import_module("ejax.run")
-    return until_signal(f"ejax.{name}", lambda: _run(name, args))
-
-
-def _run(name: str, args: argparse.Namespace) -> int:
-    from ejax.config import ConfigError, Problem
-    from ejax.run import train
-    from ejax.runtime.processes import leads
-
-    try:
-        config = _load(args)
-        if config.population is not None:
-            if args.fork is not None:
-                raise ConfigError([Problem("population", "is several runs, and a fork is one; leave one of them out")])
-            return _train_population(name, config, args)
-        result = train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
-    except Exception as error:
-        code, text = exit_code_of(error)
-        if code is None:
-            raise
-        print(f"ejax.{name}: {text}", file=sys.stderr)
-        return code
-    return print_summary(name, config, result) if leads() else 0
+    ejax_run = importlib.import_module("ejax.run")
+    with ended_by_signal(f"ejax.{name}") as codes:
+        try:
+            config = _load(args)
+            if config.population is None:
+                result = ejax_run.train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
+                return print_summary(name, config, result)
+            population = importlib.import_module("ejax.population")
+            return print_population(
+                name, config, population.train_population(config, resume=args.resume, run_dir=args.run)
+            )
+        except Exception as error:
+            code, text = exit_code_of(error)
+            if code is None:
+                raise
+            print(f"ejax.{name}: {text}", file=sys.stderr)
+            return code
+    return codes[0]
 
 
 def exit_code_of(error: Exception) -> tuple[int | None, str]:
-    """The exit code for an error of a training, and the line that explains it. None: the traceback has to."""
+    """Give the exit code for an error of a training, and the line that explains it. None: the traceback has to."""
     from ejax.config import ConfigError
     from ejax.runtime.processes import ProcessesError
     from ejax.store.checkpoint import CheckpointError
@@ -110,6 +101,8 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     elif address.given:
         text = "got false beside the address of other processes, with which it would not train; add --distributed"
         raise ConfigError([Problem("trainer.distributed", text)])
+    if config.population is not None and args.fork is not None:
+        raise ConfigError([Problem("population", "is several runs, and a fork is one; leave one of them out")])
     prepare_jax(config.trainer.device)
     for notice in config.notices:
         print(f"[config] {notice.key}: {notice.text}", flush=True)
@@ -117,7 +110,7 @@ def _load(args: argparse.Namespace) -> "RunConfig":
 
 
 def _config_of(fork: Path) -> tuple[Path, str]:
-    """The config of what is forked, and a name other than its own: ``NAME_fork``, ``NAME_fork2``, …"""
+    """Find the config of what is forked, and a name other than its own: ``NAME_fork``, ``NAME_fork2``, …"""
     from ejax.store.run_dir import open_policy_run
 
     directory = open_policy_run(fork.absolute().parents[1] if (fork / "meta.json").is_file() else fork)[0]
@@ -131,9 +124,12 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     """Print the facts of a run that has ended. Returns the exit code."""
     from ejax.logs.console import what_moved
     from ejax.logs.usage import breakdown
+    from ejax.runtime.processes import leads
     from ejax.training.fresh import fresh_facts
     from ejax.training.skipped import mostly_skipped_text
 
+    if not leads():
+        return 0
     skipped = f"{result.skipped_updates:.4g} of {result.num_updates}, not finite"
     facts = {
         "of which": breakdown(result.seconds),
@@ -170,12 +166,11 @@ def _evaluation(metrics: dict[str, float]) -> dict[str, float]:
     return {tag: value for tag, value in metrics.items() if "/metrics/" not in tag}
 
 
-def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) -> int:
+def print_population(name: str, config: "RunConfig", result: "PopulationResult") -> int:
+    """Print the facts of a population that has ended. Returns the exit code."""
     from ejax.population.lineage import EXPLOITS, lineage, read_exploits, value_texts
-    from ejax.population.loop import train_population
     from ejax.training.fresh import fresh_facts, read_fresh
 
-    result = train_population(config, resume=args.resume, run_dir=args.run)
     best, tag = result.best_member, config.trainer.best_eval_metric
     broken = [i for i, alive in enumerate(result.alive) if not alive]
     skipping = [i for i, skipped in enumerate(result.skipped_updates) if skipped > 0.5 * result.num_updates]

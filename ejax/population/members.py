@@ -1,22 +1,19 @@
 """From a config with ``population`` to the parts of its members' training: one program, one state."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.errors import ConcretizationTypeError
+from jax.sharding import Mesh
 
 from ejax.algorithms.step import RunState, Step
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.config.population import OPTIONS, ExploitConfig, Member
-from ejax.evaluation import evaluate, summarize
 from ejax.numerics.traced_options import unjit_for_traced
 from ejax.population.step import (
     Exploit,
@@ -24,22 +21,19 @@ from ejax.population.step import (
     PopulationState,
     Values,
     make_population_step,
-    repeat_population_step,
+    own_keys,
     with_values,
 )
-from ejax.runtime.processes import count
 from ejax.runtime.sharding import by_members, members_mesh, replicated
 from ejax.schema.frozen import with_value
-from ejax.training.build import all_devices, build, device_step, first_state
+from ejax.training.build import all_devices, build, device_step, first_state, max_updates
 from ejax.training.environments import evaluation_env
-from ejax.training.evaluators import check_best_metric, episode_options
+from ejax.training.evaluators import DeviceEvaluator, check_best_metric
 from ejax.training.parts import Ingredients, Parts
 from ejax.training.policies import uses_dropout
-from ejax.training.steppers import DeviceStepper, ShouldStop, Stepper, commit_to_device
+from ejax.training.steppers import DeviceStepper, Layout
 from ejax.training.warm_start import start_from_policy
-from ejax.types import Env, Key, Metrics, Params
-
-_MAX_UPDATES_PER_DISPATCH = 64
+from ejax.types import Env
 
 
 @dataclass(frozen=True)
@@ -51,8 +45,8 @@ class PopulationParts:
     """That of each member by itself; bound."""
     parts: Parts
     """Those of the first member by itself: environment, policy, and what else all have in common."""
-    stepper: "PopulationStepper"
-    evaluator: "PopulationEvaluator"
+    stepper: DeviceStepper[PopulationState]
+    evaluator: DeviceEvaluator
     state: PopulationState
     notes: tuple[str, ...] = ()
 
@@ -63,9 +57,6 @@ def build_population(config: RunConfig) -> PopulationParts:
     Raises:
         ConfigError: what ``build`` refuses; environments outside the program; an option that cannot differ in it.
     """
-    if count() > 1:
-        text = "is trained by one process; start it on one machine, or leave population out"
-        raise ConfigError([Problem("population", text)])
     members = config.members
     alone = with_value(config, "trainer.distributed", False)
     configs = tuple(bind(alone.of_member(member)) for member in members)
@@ -93,88 +84,29 @@ def build_population(config: RunConfig) -> PopulationParts:
         stops_at_nonfinite=record.stops_at_nonfinite(options),
         exploit=_exploit(config, configs[0]),
     )
-    keys = jnp.stack([jax.random.key(member.seed) for member in members])
-    per_dispatch = config.trainer.updates_per_dispatch
-    max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
     if devices:
         notes += (f"{len(devices)} devices, {len(members) // len(devices)} members on each",)
+    trainer, mesh = config.trainer, lanes.mesh
+    keys = jnp.stack([jax.random.key(member.seed) for member in members])
+    env = cast(Env, evaluation_env(configs[0], parts.env))
     return PopulationParts(
         members,
         configs,
         parts,
-        PopulationStepper(step, keys, max_updates, lanes),
-        PopulationEvaluator(configs[0], parts, lanes),
+        DeviceStepper(step, keys, max_updates(trainer), layout=None if mesh is None else _layout(mesh), fold=own_keys),
+        DeviceEvaluator(parts.policy, env, trainer, each=lanes.each, place=None if mesh is None else by_members(mesh)),
         state,
         (*parts.notes, *notes),
     )
 
 
-class PopulationStepper(Stepper[PopulationState]):
-    """Collection and update of all members in one program, several updates in one dispatch."""
+def _layout(mesh: Mesh) -> Layout:
+    """Split the members over the devices."""
 
-    timer_name = "train"
+    def shardings(state: PopulationState) -> Any:
+        return replace(jax.tree.map(lambda _: by_members(mesh), state), update=replicated(mesh))
 
-    def __init__(
-        self,
-        step: Callable[[PopulationState, Key], tuple[PopulationState, Metrics]],
-        keys: Key,
-        max_updates: int,
-        lanes: Lanes,
-    ) -> None:
-        self._step, self._keys, self._lanes, self.max_updates = step, keys, lanes, max_updates
-
-    def start(self, state: PopulationState) -> PopulationState:
-        """Compile, and place the state on the devices that share the members."""
-        mesh = self._lanes.mesh
-        placed: dict[str, Any] = {}
-        if mesh is None:
-            state = commit_to_device(state)
-        else:
-            places = jax.tree.map(lambda _: by_members(mesh), state)
-            places = replace(places, update=replicated(mesh))
-            state, self._keys = jax.device_put(state, places), jax.device_put(self._keys, by_members(mesh))
-            placed = {"out_shardings": (places, replicated(mesh))}
-        program = repeat_population_step(self._step, self.max_updates, **placed)
-        self._compiled = program.lower(state, self._keys, jax.ShapeDtypeStruct((), jnp.int32)).compile()
-        return state
-
-    def advance(self, state: PopulationState, count: int, should_stop: ShouldStop) -> tuple[PopulationState, Metrics]:
-        """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count, M], but ``time/train_s``, which is [count]."""
-        del should_stop  # between dispatches is soon enough
-        began = time.perf_counter()
-        state, metrics = self._compiled(state, self._keys, jnp.int32(count))
-        seconds = np.zeros(count)
-        seconds[0] = time.perf_counter() - began
-        return state, metrics | {"time/train_s": seconds}
-
-
-class PopulationEvaluator:
-    """Evaluates every member in the same episodes, in one program."""
-
-    def __init__(self, config: RunConfig, parts: Parts, lanes: Lanes) -> None:
-        trainer = config.trainer
-        self._seed, self._lanes = trainer.eval_seed, lanes
-        env = evaluation_env(config, parts.env) if trainer.enable_eval else parts.env
-        self._play = partial(evaluate, parts.policy, env, **episode_options(trainer))
-        self._compiled: Future[Any] = Future()
-
-    def compile(self, params: Params) -> None:
-        """Compile, in any thread; ``begin`` waits for it."""
-        program = jax.jit(self._lanes.each(lambda params, key: summarize(self._play(params, key))))
-        try:
-            self._compiled.set_result(program.lower(*self._arguments(params, self._seed)).compile())
-        except BaseException as error:
-            self._compiled.set_exception(error)
-
-    def begin(self, params: Params, seed: int | None = None) -> Metrics:
-        """Start the evaluation: means over the episodes, [M] each. ``seed`` None: ``trainer.eval_seed``."""
-        return self._compiled.result()(*self._arguments(params, self._seed if seed is None else seed))
-
-    def _arguments(self, params: Params, seed: int) -> tuple[Params, Key]:
-        keys = jnp.broadcast_to(jax.random.key(seed), jax.tree.leaves(params)[0].shape[:1])
-        return (
-            (params, keys) if self._lanes.mesh is None else jax.device_put((params, keys), by_members(self._lanes.mesh))
-        )
+    return Layout(shardings, key=by_members(mesh), rest=replicated(mesh))
 
 
 def _first_state(

@@ -3,35 +3,38 @@
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ejax.config import RunConfig, bind
+from ejax.config import RunConfig
 from ejax.logs.best import REWARD
 from ejax.logs.json_records import read_facts
 from ejax.logs.metric_log import MetricLog, read_log
 from ejax.population.leaderboard import PopulationResult, summaries, write_summary
 from ejax.population.step import FITNESS
 from ejax.run import train
-from ejax.store.find import new_run_folder, newest_run
-from ejax.store.resume_rules import check_same_run, record_changes, started_for
-from ejax.store.run_dir import RunDirectory, RunMeta, create_run_directory, open_run_directory
-from ejax.store.run_lock import run_lock
+from ejax.store.resume_rules import record_changes
+from ejax.store.run_dir import RunDirectory, RunMeta
 from ejax.training.saver import Progress
 from ejax.training.skipped import NonFiniteUpdateError
+from ejax.training.start import RunLocation
 
 
-def train_separately(config: RunConfig, *, resume: str | None, run_dir: Path | None) -> PopulationResult:
-    """Train each member as ``ejax.run.train`` does; arguments and errors as ``train_population``.
+def train_separately(config: RunConfig, locate: Callable[..., RunLocation]) -> PopulationResult:
+    """Train each member as ``ejax.run.train`` does; arguments and errors as ``run_training``.
 
-    A member that stops at a non-finite update is reported and passed over. ``resume`` goes on with unfinished members.
+    A member that stops at a non-finite update is reported and passed over. A resume goes on with unfinished members.
     """
     with ExitStack() as locks:
-        return _train_members(config, _folder(config, resume, run_dir, locks))
+        location = locate(config, locks=locks)
+        directory = location.directory
+        if location.given is not None:
+            step = max(_meta(directory.member(i)).get("global_step", 0) for i in range(len(config.members)))
+            record_changes(directory.config_file, location.given, step)
+        return _train_members(config, directory)
 
 
 def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResult:
@@ -45,8 +48,7 @@ def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResu
         if own.trainer.console:
             print(f"member {i} of {count}: trainer.seed={member.seed} {member.values}", flush=True)
         try:
-            goes_on = folder.config_file.exists()
-            result = train(own, resume="latest" if goes_on else None, run_dir=folder.path)
+            result = train(own, resume="latest" if folder.config_file.exists() else None, run_dir=folder.path)
         except NonFiniteUpdateError as error:
             alive[i] = False
             print(f"member {i}: {error}", flush=True)
@@ -78,23 +80,6 @@ def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResu
         latest_checkpoint_path=None,
         last_eval_metrics=_summarize(config, directory, logs),
     )
-
-
-def _folder(config: RunConfig, resume: str | None, run_dir: Path | None, locks: ExitStack) -> RunDirectory:
-    if resume is None:
-        run_dir = run_dir or new_run_folder(config)
-        locks.enter_context(run_lock(run_dir))
-        return create_run_directory(bind(config), run_dir)
-    path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
-    if (path / "configs").is_dir():  # else it is no run
-        locks.enter_context(run_lock(path))
-    directory, saved = open_run_directory(path)
-    updates = started_for(directory.config_file, saved)
-    config = bind(config, updates)
-    check_same_run(config, bind(saved, updates))
-    step = max(_meta(directory.member(i)).get("global_step", 0) for i in range(len(config.members)))
-    record_changes(directory.config_file, config, step)
-    return directory
 
 
 def _meta(folder: RunDirectory) -> dict[str, Any]:

@@ -3,10 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
-from ejax.logs.best import REWARD, Best, improves
+from ejax.logs.best import REWARD
 from ejax.logs.json_records import replace_text
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
@@ -23,16 +21,15 @@ from ejax.population.leaderboard import PopulationResult, summaries, write_summa
 from ejax.population.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
 from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
-from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.runtime.stopwatch import ENGINE
 from ejax.store.resume_rules import record_changes
-from ejax.store.run_dir import RunDirectory, create_run_directory
+from ejax.store.run_dir import create_run_directory
 from ejax.store.run_lock import run_lock
-from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
-from ejax.training.loop import Cadence, Dispatch
-from ejax.training.parts import Parts, rows_per_update
+from ejax.training.fresh import BROKEN_OFF, best_or_last, fresh_seeds, params_of, play_best_and_last, write_fresh
+from ejax.training.loop import Dispatch, Sink
 from ejax.training.saver import Progress, Saver
 from ejax.training.skipped import skipped_fraction
-from ejax.training.start import RunLocation
+from ejax.training.start import Call, StartState, open_log
 from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params
 
@@ -41,76 +38,39 @@ _SHOWN = ("charts/SPS", "population/alive", "train/loss/median")
 """Summaries on the console, besides the reward's."""
 
 
-class PopulationSink(AbstractContextManager["PopulationSink"]):
-    """The events of one population. Used once.
+class PopulationSink(Sink[PopulationState, PopulationResult]):
+    """The events of one population. Used once."""
 
-    Args:
-        meta: of the checkpoint that it goes on from; empty for one from the beginning.
-        started: ``time.monotonic`` when the call began that trains.
-    """
-
-    stopped = False
-
-    def __init__(
-        self,
-        location: RunLocation,
-        parts: PopulationParts,
-        state: PopulationState,
-        meta: dict[str, Any],
-        clock: Stopwatch,
-        started: float,
-        stack: ExitStack,
-    ) -> None:
-        config, trainer = location.config, location.config.trainer
-        self._config, self._trainer, self._parts, self._directory = config, trainer, parts, location.directory
-        self._clock, self._started = clock, started
-        self._rows = rows_per_update(parts.configs[0], parts.parts)
-        self._cadence = Cadence.of(trainer, self._rows)
+    def __init__(self, call: Call, start: StartState, parts: PopulationParts) -> None:
+        config, first = call.location.config, start.update
+        self._call, self._config, self._trainer, self._parts = call, config, config.trainer, parts
+        self._directory, self._clock = call.location.directory, call.clock
+        self._cadence, self._rows = start.cadence, start.cadence.rows
+        state, meta = cast(PopulationState, start.state), start.meta
         self._alive = np.asarray(state.alive).copy()
         self._rewards: NDArray[Any] = np.asarray(meta.get("rewards", [math.nan] * len(parts.members)), float)
         self._last_eval: dict[str, float] = {}
-        self._latest: Path | None = None
-        self._last_saved: int | None = None
         self._exploits = config.population is not None and config.population.exploit is not None
 
-        folder, first = location.directory.path, int(state.update)
-        place: dict[str, Any] = {"rows": self._rows, "update": first, "is_new": location.is_new}
-        self._writer = stack.enter_context(MetricWriter(folder, config, meta, **place, started=started))
-        self.note, self.alarm = self._writer.note, self._writer.alarm
-        self._begin_log(location, first * self._rows)
-        kept = meta.get("members", [{}] * len(parts.members))
-        place["is_new"] = location.checkpoint is None and location.is_new
-        self._folders = [
-            MemberFolder(location.directory.member(i), own, each, place, parts.parts, stack)
-            for i, (own, each) in enumerate(zip(parts.configs, kept, strict=True))
-        ]
+        self._writer = open_log(call, start)
+        self._saver = Saver(
+            config, self._directory, self._writer, Progress(), call.clock, (state, first), self._rows, more=self._more
+        )
+        if self._exploits:
+            # exploits after the checkpoint are made again
+            kept = [each for each in read_exploits(self._directory.path) if each.update <= first]
+            replace_text(self._directory.path / EXPLOITS, "".join(f"{each.model_dump_json()}\n" for each in kept))
+        if self._trainer.cameras:
+            self.note("no videos of a population's members: python -m ejax.evaluate RUN --member I --video FILE")
+        metas = meta.get("members", [{}] * len(parts.members))
+        self._folders = [MemberFolder(call, start, i, own, metas[i]) for i, own in enumerate(parts.configs)]
         known = [each.progress.last_eval_metrics for each in self._folders]
         # the end reports the last evaluation, which may be from before the resume
         if all(known):
             self._summarize_evaluation({tag: np.array([each[tag] for each in known]) for tag in known[0]})
 
-    def _begin_log(self, location: RunLocation, step: int) -> None:
-        directory = self._directory
-        if not location.is_new:
-            for aside in directory.set_aside_after(step):
-                self.note(f"set aside {aside}: the population goes on from before it")
-            if location.given is not None:
-                record_changes(directory.config_file, location.given, step)
-        if self._exploits:
-            # exploits after the checkpoint are made again
-            kept = [each.model_dump_json() for each in read_exploits(directory.path) if each.step <= step]
-            replace_text(directory.path / EXPLOITS, "".join(f"{line}\n" for line in kept))
-        for text in location.alarms:
-            self.alarm(text)
-        for text in (*location.notes, *self._parts.notes):
-            self.note(text)
-        if self._trainer.cameras:
-            self.note("no videos of a population's members: python -m ejax.evaluate RUN --member I --video FILE")
-        if location.checkpoint is not None:
-            self.note(f"resumed from {location.checkpoint} at {step} {self._config.step_name} of each member")
-
-    def __exit__(self, *error: object) -> None:
-        del error
+    def note(self, text: str) -> None:
+        self._writer.note(text)
 
     def compile(self, state: PopulationState) -> None:
         if self._trainer.enable_eval:
@@ -125,8 +85,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         at_end = update == self._trainer.num_updates and self._trainer.enable_eval
         if not (self._cadence.evaluates(update) or at_end):
             return None
-        evaluation = self._parts.evaluator.begin(state.members.train.params)
-        return lambda: evaluation
+        return self._parts.evaluator.begin(state.members.train.params)
 
     def finish(self, dispatch: Dispatch[PopulationState], metrics: Arrays, steps_per_s: float) -> None:
         for i in range(dispatch.count):
@@ -143,7 +102,9 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         self._clock.add("train", float(metrics.pop(f"{TIME}train_s")))
         self._alive = metrics.pop("population/alive") > 0.0
         for i in np.flatnonzero(was & ~self._alive).tolist():
-            self.alarm(f"member {i} ({self._named(i)}): update {update} was not finite; it is held as it was before")
+            self._writer.alarm(
+                f"member {i} ({self._named(i)}): update {update} was not finite; it is held as it was before"
+            )
         if PARENT in metrics:
             self._record_exploits(update, metrics)
         for i, folder in enumerate(self._folders):
@@ -212,52 +173,41 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
             values=values,
         )
 
-    def _save(self, state: PopulationState, update: int) -> None:
-        if self._last_saved == update:
-            return
+    def _more(self) -> dict[str, Any]:
         members = [{**folder.progress.meta(), "log": folder.writer.logged()} for folder in self._folders]
-        meta = {
-            "global_step": update * self._rows,
-            "num_updates": update,
-            "num_devices": 1,
-            "log": self._writer.logged(),
-            "config": self._config.to_dict(),
-            "members": members,
-            # JSON has no NaN
-            "rewards": [reward if math.isfinite(reward) else None for reward in self._rewards.tolist()],
-        }
+        # JSON has no NaN
+        return {"members": members, "rewards": [x if math.isfinite(x) else None for x in self._rewards.tolist()]}
+
+    def _save(self, state: PopulationState, update: int) -> None:
         # the members' best first: a kill in between leaves a best checkpoint that is newer than the state of all,
         # which the resumed population sets aside
         for folder in self._folders:
             folder.saver.write_held()
-        with self._clock.of("save"):
-            self._latest = self._directory.save(state, meta, keep=self._trainer.keep_checkpoints)
-        self._last_saved = update
-        self.note(f"saved {self._latest}")
+        self._saver.save(state, update)
 
     def _evaluate_fresh(self, state: PopulationState, should_stop: ShouldStop) -> None:
-        seeds, params = fresh_seeds(self._trainer), state.members.train.params
-        if not seeds:
+        params = state.members.train.params
+        if not fresh_seeds(self._trainer):
             return
         folders = [folder.directory for folder in self._folders]
         last = [folder.periodic()[0] for folder in folders]
-        best = [best_or_last(next(iter(each.best()), None), last[i], self.alarm) for i, each in enumerate(folders)]
+        alarm = self._writer.alarm
+        best = [best_or_last(next(iter(each.best()), None), last[i], alarm) for i, each in enumerate(folders)]
         kept = [params_of(best[i], last[i], take(params, i)) for i in range(len(folders))]
         # stacked, so that one program plays all members
         bests = jax.tree.map(lambda *own: jnp.stack(own), *kept)
 
-        for which, checkpoints, own in (("best", best, bests), ("last", last, params)):
+        def play(params: Params, seed: int) -> Arrays | None:
+            return None if should_stop() else jax.device_get(self._parts.evaluator.begin(params, seed)())
 
-            def play(seed: int, own: Params = own) -> Arrays | None:
-                return None if should_stop() else jax.device_get(self._parts.evaluator.begin(own, seed))
-
-            metrics = evaluate_fresh(seeds, play)
-            if metrics is None:
-                self.note(BROKEN_OFF)
-                return
-            for i, folder in enumerate(folders):
-                member_metrics = {tag: float(x[i]) for tag, x in metrics.items()}
-                write_fresh(folder.path, which, checkpoints[i], self._trainer, member_metrics)
+        found = play_best_and_last(self._trainer, bests, params, play)
+        if found is None:
+            self.note(BROKEN_OFF)
+            return
+        for i, folder in enumerate(folders):
+            for which, checkpoints in (("best", best), ("last", last)):
+                own = {tag: float(x[i]) for tag, x in found[which].items()}
+                write_fresh(folder.path, which, checkpoints[i], self._trainer, own)
 
     def end(self, state: PopulationState, update: int, steps_per_s: float, should_stop: ShouldStop) -> PopulationResult:
         finished = update >= self._trainer.num_updates
@@ -279,11 +229,11 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
             members=self._parts.members,
             global_step=update * self._rows,
             num_updates=update,
-            elapsed_time_sec=time.monotonic() - self._started,
+            elapsed_time_sec=time.monotonic() - self._call.started,
             training_fps=steps_per_s * len(self._folders),
             finished=finished,
             best_member=best,
-            latest_checkpoint_path=self._latest,
+            latest_checkpoint_path=self._saver.latest,
             last_eval_metrics=self._last_eval,
         )
 
@@ -293,42 +243,32 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
 
 
 class MemberFolder:
-    """Log, checkpoints and progress of a member; ``place``: ``rows``, ``update``, ``is_new`` of the population."""
+    """Log, checkpoints and progress of a member, as of a run by itself; ``meta``: its part of the population's."""
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        config: RunConfig,
-        meta: Mapping[str, Any],
-        place: Mapping[str, Any],
-        parts: Parts,
-        stack: ExitStack,
-    ) -> None:
-        rows, update, is_new = place["rows"], place["update"], place["is_new"]
-        step = update * rows
-        stack.enter_context(run_lock(directory.path))  # a member can be gone on with by itself
+    def __init__(self, call: Call, start: StartState, index: int, config: RunConfig, meta: Mapping[str, Any]) -> None:
+        directory, is_new = call.location.directory.member(index), call.location.is_new
+        rows, update, step = start.cadence.rows, start.update, start.update * start.cadence.rows
+        call.stack.enter_context(run_lock(directory.path))  # a member can be gone on with by itself
         if is_new or not directory.config_file.exists():
             create_run_directory(config, directory.path)
         else:
             directory.recover()
             directory.set_aside_after(step)
             record_changes(directory.config_file, config, step)
+        log = MetricWriter(
+            directory.path, config, meta, rows=rows, update=update, is_new=is_new, console=False, use_wandb=False
+        )
         self.directory, self._config, self._rows = directory, config, rows
-        self.progress, _ = Progress.of({**meta, "config": config.to_dict()}, config.trainer)
-        log = MetricWriter(directory.path, config, meta, **place, console=False, use_wandb=False)
-        self.writer = stack.enter_context(log)
-        single = (parts.state, update)  # only its number is used: nothing rescues a member
-        self.saver = Saver(config, directory, self.writer, parts.stepper, self.progress, single, rows, 1)
+        self.writer = call.stack.enter_context(log)
+        self.progress, _ = Progress.of({**meta, "config": start.meta.get("config", {})}, config.trainer)
+        # nothing rescues a member: of its first state only the number is used
+        self.saver = Saver(config, directory, self.writer, self.progress, call.clock, (None, update), rows)
 
     def record_evaluation(self, state: Callable[[], RunState], update: int, row: Metrics) -> None:
         """Write an evaluation, and hold the member's state if it is its best."""
         metrics = {name: float(x) for name, x in row.items()}
-        trainer, progress, step = self._config.trainer, self.progress, update * self._rows
-        is_best = improves(metrics, progress.best, tag=trainer.best_eval_metric, mode=trainer.best_eval_mode)
-        if is_best:
-            progress.best = Best(metrics[trainer.best_eval_metric], step, metrics.get(REWARD))
-        progress.last_evaluated, progress.last_eval_metrics = update, metrics
-        self.writer.write(step, metrics, progress.best)
+        is_best = self.progress.judge(self._config.trainer, metrics, update, update * self._rows)
+        self.writer.write(update * self._rows, metrics, self.progress.best)
         if is_best:
             # a run that is killed makes the evaluations after the last checkpoint of all again
             self.saver.hold_best(state(), update)

@@ -15,7 +15,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
-from ejax.algorithms.step import RunState, Step, repeat_step
+from ejax.algorithms.step import RunState, Step
 from ejax.numerics.episodes import episode_metrics
 from ejax.numerics.finite import all_finite
 from ejax.optim import LearningRate
@@ -120,8 +120,10 @@ def make_population_step(
     return step
 
 
-repeat_population_step = partial(repeat_step, fold=lambda keys, _: keys)
-"""``repeat_step`` of all members: they fold their own keys; metrics are [max_repeats, M]."""
+def own_keys(keys: Key, update: Array) -> Key:
+    """Leave the keys [M] as they are, for ``repeat_step``: the members fold the update into their own."""
+    del update
+    return keys
 
 
 def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit) -> tuple[PopulationState, Array]:

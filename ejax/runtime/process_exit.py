@@ -122,14 +122,23 @@ def _exit_before_start(number: int, frame: FrameType | None) -> None:
 
 
 def until_signal(command: str, body: Callable[[], int]) -> int:
-    """Run a command's ``body``, and return its exit code.
+    """Run a command's ``body`` inside ``ended_by_signal``, and return its exit code."""
+    with ended_by_signal(command) as codes:
+        return body()
+    return codes[0]
 
-    A signal that it does not heed itself ends it with a last word: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+
+@contextmanager
+def ended_by_signal(command: str) -> Iterator[list[int]]:
+    """End a command's body, with a last word, by a signal that it does not heed itself.
+
+    Yields a list that has the exit code then: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
     received: list[int] = []
+    codes: list[int] = []
     try:
         with interrupting(received):
-            return body()
+            yield codes
     except BaseException as error:
         if not received and not isinstance(error, KeyboardInterrupt):
             raise
@@ -137,7 +146,7 @@ def until_signal(command: str, body: Callable[[], int]) -> int:
         with _handling(signal.SIG_IGN):
             left = "; ".join(getattr(error, "__notes__", [])) or "no run was under way"
             write_stderr(f"{command}: ended at once by {signal.Signals(number).name}: {left}")
-        return 128 + number
+        codes.append(128 + number)
 
 
 @contextmanager

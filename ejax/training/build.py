@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax
 
 from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step
-from ejax.config import ConfigError, Problem, RunConfig, bind
+from ejax.config import ConfigError, Problem, RunConfig, TrainerConfig, bind
 from ejax.envs.description import describe
 from ejax.runtime.processes import JOIN, count, unjoined
 from ejax.training.environments import build_env, check_own_env
@@ -17,7 +17,7 @@ from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Ingredients, Parts
 from ejax.training.policies import build_policy, check_own_policy, uses_dropout
-from ejax.training.steppers import DeviceStepper
+from ejax.training.steppers import DeviceStepper, shared_environments
 from ejax.training.warm_start import load_teacher
 from ejax.types import Env, HostEnv
 
@@ -107,19 +107,22 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
     make_first = partial(first_state, made, num_envs=among * trainer.num_envs)
     state = jax.eval_shape(make_first) if shapes_only else make_first()
 
-    # a bound only: how many updates go into a dispatch is a traced number, so that one program serves all
-    per_dispatch = trainer.updates_per_dispatch
     functions = (algorithm.update, algorithm.make_step, algorithm.resets)
     what = (*functions, made.policy, made.env, options, trainer.buffer_size, made.dropout)
     stepper = DeviceStepper(
         device_step(made, options),
         made.key,
-        _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch,
-        devices=devices,
-        shard_parameters=trainer.shard_parameters,
+        max_updates(trainer),
+        layout=shared_environments(devices, shard_parameters=trainer.shard_parameters) if devices else None,
         what=None if algorithm.with_teacher else what,
     )
     return Parts(made.policy, made.env, made.optimizer, stepper, state, among)
+
+
+def max_updates(trainer: TrainerConfig) -> int:
+    """Give the most updates of a dispatch; how many it makes is a traced number, so that one program serves all."""
+    per_dispatch = trainer.updates_per_dispatch
+    return _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
 
 
 def device_step(made: Ingredients, options: Any) -> Step:

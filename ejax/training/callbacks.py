@@ -174,6 +174,10 @@ class Callbacks:
                 raise ValueError(f"{text}; give numbers, texts, lists and mappings, of an array x.tolist()") from None
         return {name: state for name, state in states.items() if state}
 
+    def meta(self) -> dict[str, Any]:
+        """Give what the meta of a checkpoint has of them."""
+        return {"callbacks": states} if (states := self.states()) else {}
+
     def load(self, states: Mapping[str, Any]) -> list[str]:
         """Give each callback its state back; messages about states that nobody takes."""
         for name, each in self._named.items():

@@ -2,25 +2,25 @@
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import TrainerConfig
 from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.training import programs
 from ejax.training.environments import build_env, evaluation_env
 from ejax.training.parts import Parts
-from ejax.training.programs import compiled
-from ejax.types import Env, HostEnv, Metrics, Params, Policy
-
-E = TypeVar("E", bound="Evaluator")
+from ejax.types import Env, HostEnv, Key, Metrics, Params, Policy
 
 
-class Evaluator(Protocol):
+class Evaluator(AbstractContextManager[Any], Protocol):
     """A context manager: it owns the environments of the evaluation."""
 
     def compile(self, params: Params) -> None:
@@ -35,12 +35,7 @@ class Evaluator(Protocol):
         """
         ...
 
-    def __enter__(self: E) -> E:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         return
 
 
@@ -78,32 +73,60 @@ def require_measured(tag: str, tags: Iterable[str]) -> None:
 
 
 class DeviceEvaluator(Evaluator):
-    """One jitted program; its results are not waited for."""
+    """One jitted program; its results are not waited for.
 
-    def __init__(self, policy: Policy, env: Env, trainer: TrainerConfig) -> None:
-        self._policy, self._env, self._trainer = policy, env, trainer
+    Args:
+        each: makes a function of one member that of all members of a population, whose ``params`` and results have a
+            first axis. None: one policy is evaluated.
+        place: of the members on several devices.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        env: Env,
+        trainer: TrainerConfig,
+        *,
+        each: Callable[[Callable[..., Metrics]], Callable[..., Metrics]] | None = None,
+        place: Sharding | None = None,
+    ) -> None:
+        self._policy, self._env, self._trainer, self._each, self._place = policy, env, trainer, each, place
         self._compiled: Future[Any] = Future()
 
     def compile(self, params: Params) -> None:
         try:
             what = ("evaluate", self._policy, self._env, *episode_options(self._trainer).items())
-            self._compiled.set_result(compiled(what, params, lambda: self.lower(params)))
+            key = programs.key_of(what if self._each is None else None, params)
+            program = programs.find(key) or programs.keep(key, self.lower(params).compile())
+            self._compiled.set_result(program)
         except BaseException as error:
             self._compiled.set_exception(error)
 
     def lower(self, params: Params) -> jax.stages.Lowered:
-        """The program of an evaluation, not compiled yet; shapes of the parameters will do."""
-        key = jax.random.key(self._trainer.eval_seed)
-        return evaluate.lower(self._policy, self._env, params, key, **episode_options(self._trainer))
+        """Lower the program of an evaluation; shapes of the parameters will do."""
+        seed, options = self._trainer.eval_seed, episode_options(self._trainer)
+        if self._each is None:
+            return evaluate.lower(self._policy, self._env, params, jax.random.key(seed), **options)
+        play = partial(evaluate, self._policy, self._env, **options)
+        program = jax.jit(self._each(lambda params, key: summarize(play(params, key))))
+        return program.lower(*self._of_members(params, seed))
 
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
         outcome: Future[Metrics] = Future()
-        key = jax.random.key(self._trainer.eval_seed if seed is None else seed)
+        seed = self._trainer.eval_seed if seed is None else seed
         try:
-            outcome.set_result(summarize(self._compiled.result()(params, key)))
+            program = self._compiled.result()
+            if self._each is None:
+                outcome.set_result(summarize(program(params, jax.random.key(seed))))
+            else:
+                outcome.set_result(program(*self._of_members(params, seed)))
         except Exception as error:
             outcome.set_exception(error)
         return outcome.result
+
+    def _of_members(self, params: Params, seed: int) -> tuple[Params, Key]:
+        keys = jnp.broadcast_to(jax.random.key(seed), jax.tree.leaves(params)[0].shape[:1])  # the same episodes
+        return (params, keys) if self._place is None else jax.device_put((params, keys), self._place)
 
 
 class HostEvaluator(Evaluator):
@@ -127,9 +150,7 @@ class HostEvaluator(Evaluator):
         )
         return lambda: summarize(play())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         try:
             if self._env is not None:
                 self._env.close()

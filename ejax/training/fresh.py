@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,19 @@ def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any]
         found.append(metrics)
     total = {tag: sum(metrics[tag] for metrics in found) for tag in found[0]}
     return {tag: x if tag == NONFINITE_EPISODES else x / len(seeds) for tag, x in total.items()}
+
+
+def play_best_and_last(
+    trainer: TrainerConfig, best: Params, last: Params, play: Callable[[Params, int], Mapping[str, Any] | None]
+) -> dict[str, dict[str, Any]] | None:
+    """Give ``evaluate_fresh`` of both policies, by ``play(params, seed)``. None: it gave one up."""
+    found = {}
+    for which, params in (("best", best), ("last", last)):
+        metrics = evaluate_fresh(fresh_seeds(trainer), partial(play, params))
+        if metrics is None:
+            return None
+        found[which] = metrics
+    return found
 
 
 def write_fresh(

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -169,9 +168,7 @@ class HostStepper(Stepper[RunState]):
     def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
         self.collector.listeners = listeners
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if self.background is not None:
             return self.background.__exit__(kind, error, traceback)
         try:

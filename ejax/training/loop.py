@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 import jax
@@ -22,7 +22,6 @@ from ejax.types import Metrics
 
 S = TypeVar("S")
 R = TypeVar("R", covariant=True)
-K = TypeVar("K", bound="Sink[Any, Any]")
 _SECONDS_PER_DISPATCH = 0.5
 """Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""
 
@@ -113,7 +112,7 @@ class Dispatch(Generic[S]):
     """Gives the results of an evaluation after the last one, or raises what went wrong in it."""
 
 
-class Sink(Protocol[S, R]):
+class Sink(AbstractContextManager[Any], Protocol[S, R]):
     """Context manager that evaluates, shows and keeps what a run makes."""
 
     @property
@@ -144,12 +143,7 @@ class Sink(Protocol[S, R]):
     def note(self, text: str) -> None:
         return
 
-    def __enter__(self: K) -> K:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         return
 
 
@@ -192,7 +186,11 @@ class Loop(Generic[S, R]):
             ENGINE.take()  # of what the process did before
             # at once: compilation leaves Python's lock alone, and takes longer than many a training
             compiler.submit(sink.compile, state)
-            state = self._compile(state)
+            state = stepper.start(state)
+            self._compiled_at = self._clock = time.monotonic()
+            seconds = self._compiled_at - self._started
+            self._times.add("compile", seconds)
+            sink.start(state, seconds)
             while update < total:
                 count = profiler.limit(update, self._cadence.updates_until_event(update, self._throttle.limit))
                 # a process that stopped alone would leave the others waiting
@@ -217,14 +215,6 @@ class Loop(Generic[S, R]):
             if pending is not None:
                 self._finish(pending)
             return sink.end(state, update, self._steps_per_s(update, time.monotonic()), should_stop)
-
-    def _compile(self, state: S) -> S:
-        state = self._stepper.start(state)
-        self._compiled_at = self._clock = time.monotonic()
-        seconds = self._compiled_at - self._started
-        self._times.add("compile", seconds)
-        self._sink.start(state, seconds)
-        return state
 
     def _agreed(self, count: int, stops: bool) -> tuple[int, bool]:
         """The updates of the next dispatch, by the first process's clock, and whether any process stops instead."""

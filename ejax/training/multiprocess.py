@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
@@ -25,9 +24,9 @@ from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import RunResult
 from ejax.training.host_steppers import HostStepper
 from ejax.training.loop import Dispatch, Sink
-from ejax.training.own_callbacks import Verdict
+from ejax.training.saver import Verdict
 from ejax.training.sink import RunSink
-from ejax.training.start import RunLocation, StartState
+from ejax.training.start import Call, RunLocation, StartState
 from ejax.training.steppers import DeviceStepper, ShouldStop
 from ejax.types import Metrics, PyTree
 
@@ -61,11 +60,11 @@ def locate_together(group: Group | None, find: Callable[[], RunLocation]) -> Run
     return RunLocation(directory, parse_untrusted(found["config"]), checkpoint, found["file"])
 
 
-def saving_all_envs(location: RunLocation, start: StartState, group: Group | None) -> RunLocation:
+def saving_all_envs(call: Call, start: StartState) -> Call:
     """Have checkpoints hold the environments of all processes, where each has its own outside the program."""
-    stepper = start.parts.stepper
-    if group is None:
-        return location
+    stepper, location = start.parts.stepper, call.location
+    if call.group is None:
+        return call
     if not isinstance(stepper, DeviceStepper | HostStepper):
         raise ProcessesError(f"{type(stepper).__name__} is for one process")
 
@@ -74,33 +73,29 @@ def saving_all_envs(location: RunLocation, start: StartState, group: Group | Non
             state = replace(state, envs=tuple(each for groups in exchange(state.envs) for each in groups))
         save_arrays(folder, state)
 
-    return replace(location, directory=replace(location.directory, save_arrays=save))
+    return replace(call, location=replace(location, directory=replace(location.directory, save_arrays=save)))
 
 
-def rescue_of(sink: Sink[Any, Any], group: Group | None) -> Callable[[str, bool], None]:
-    """Make the function that ends this process while its main thread is stuck in an environment.
+def rescue(sink: Sink[Any, Any], group: Group | None, reason: str, requested: bool) -> NoReturn:
+    """End this process while its main thread is stuck in an environment.
 
     The first process saves, and the others write their parts of that checkpoint; another one that is stuck reports it.
     """
-
-    def rescue(reason: str, stopped: bool) -> None:
-        if isinstance(sink, RunSink):
-            if group is not None:
-                group.call_for_rescue()
-            sink.saver.rescue(reason, stopped)
-        report_failure(reason)
-        print(f"ejax: {reason}", file=sys.stderr)
-        hard_exit(1)
-
-    return rescue
+    if isinstance(sink, RunSink):
+        if group is not None:
+            group.call_for_rescue()
+        sink.saver.rescue(reason, requested)
+    report_failure(reason)
+    print(f"ejax: {reason}", file=sys.stderr)
+    hard_exit(1)
 
 
 class FollowerSink(Sink[RunState, RunResult]):
     """Sink of every process but the first: writes its part of the arrays of each checkpoint, and nothing else."""
 
-    def __init__(self, location: RunLocation, start: StartState, group: Group, started: float) -> None:
-        self._trainer, self._directory, self._group = location.config.trainer, location.directory, group
-        self._start, self._started = start, started
+    def __init__(self, call: Call, start: StartState, group: Group) -> None:
+        self._trainer, self._directory, self._group = call.location.config.trainer, call.location.directory, group
+        self._start, self._started = start, call.started
         self._complete = start.state, start.update
         self._last_evaluated = start.meta.get("last_evaluated")
         self._last_saved: int | None = None
@@ -154,8 +149,6 @@ class FollowerSink(Sink[RunState, RunResult]):
             self._last_saved = update
             self._directory.save_share(state, update * self._start.cadence.rows)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         if isinstance(error, RescueCall):  # this process's part of what the first one saves while it hangs
             self._save(*self._complete)

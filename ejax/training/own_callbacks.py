@@ -1,13 +1,12 @@
-"""Callbacks of ejax itself: count skipped updates, keep the best, log, save and record."""
+"""Callbacks of ejax itself: count skipped updates, log and record; ``saver`` has those that keep the best and save."""
 
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
-from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import memory_in_use, times
 from ejax.runtime.sharding import own_copy
@@ -15,10 +14,9 @@ from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import Callback, TrainingRun
 from ejax.training.recorder import VideoRecorder
-from ejax.training.saver import Progress, Saver
+from ejax.training.saver import Progress
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 
-Verdict = Literal["best", "not the best", "given up", "failed"]
 OnLog: TypeAlias = Callable[[int, dict[str, float]], object]
 
 
@@ -34,20 +32,6 @@ class SkippedUpdates(Callback):
         self._progress.skipped_updates += skipped_fraction(metrics)
         for text in skip_notes(run.update, metrics):
             run.note(text)
-
-
-class BestKeeper(Callback):
-    """Decide whether an evaluation is the best so far; ``Checkpoints`` saves it, once it is in the log."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        trainer, progress = run.config.trainer, self._progress
-        tag, mode = trainer.best_eval_metric, trainer.best_eval_mode
-        if improves(metrics, progress.best, tag=tag, mode=mode):
-            progress.best = Best(metrics[tag], run.step, metrics.get(REWARD))
-        progress.last_evaluated, progress.last_eval_metrics = run.update, dict(metrics)
 
 
 class MetricReporter(Callback):
@@ -89,48 +73,6 @@ class MetricReporter(Callback):
             self._writer.write(run.step, metrics, self._progress.best)
         if self._on_log is not None and self._on_log(run.step, dict(metrics)) is False:
             run.stop()
-
-
-class Checkpoints(Callback):
-    """Save along the way, and the best.
-
-    ``saved`` is called with the path of each checkpoint; ``judged`` with the verdict on each evaluation, before the
-    best is saved: other processes write their parts before this one can complete it.
-    """
-
-    def __init__(
-        self,
-        saver: Saver,
-        progress: Progress,
-        clock: Stopwatch,
-        saved: Callable[[Path], None],
-        judged: Callable[[Verdict], None],
-    ) -> None:
-        self._saver, self._progress, self._clock, self._saved, self._judged = saver, progress, clock, saved, judged
-
-    def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        del metrics
-        if run.cadence.saves(run.update):
-            self.save(run)
-
-    def save(self, run: TrainingRun) -> None:
-        """Save a periodic checkpoint, unless this update has one."""
-        if self._saver.has(run.update):
-            return
-        with self._clock.of("save"):
-            path = self._saver.save(run.state, run.update, evaluation_due=run.evaluation_due)
-        self._saved(path)
-
-    def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        del metrics
-        best = self._progress.best
-        is_best = best is not None and best.step == run.step
-        self._judged("best" if is_best else "not the best")
-        if is_best:
-            with self._clock.of("save"):
-                path = self._saver.save_best(run.state, run.update)
-            self._saved(path)
-        self._saver.mark_evaluated(run.update)
 
 
 class Videos(Callback):

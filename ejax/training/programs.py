@@ -17,34 +17,38 @@ _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
 
 
-def compiled(what: Hashable, given: Any, lower: Callable[[], jax.stages.Lowered]) -> Any:
-    """``lower().compile()``, or its result for an equal program earlier in this process.
+def key_of(what: Hashable, given: Any) -> Hashable:
+    """Make the key of a compiled program; None: it cannot be shared.
 
     Args:
-        what: everything that the program depends on besides ``given``. None or unhashable: it is compiled.
+        what: everything that the program depends on besides ``given``. None or unhashable: it is not shared.
         given: the program's arguments, or their shapes.
     """
     leaves, structure = jax.tree.flatten(given)
     forms = tuple((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves)
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
-    return _shared(None if what is None else (what, structure, forms, precision), lambda: lower().compile())
+    return None if what is None or not is_hashable(what) else (what, structure, forms, precision)
 
 
-def jitted(what: Hashable, function: Callable[..., Any]) -> Any:
-    """``jax.jit(function)``, or its result for an equal ``what`` (see ``compiled``) earlier in this process."""
-    return _shared(None if what is None else ("jitted", what), lambda: jax.jit(function))
-
-
-def _shared(key: Hashable, make: Callable[[], Any]) -> Any:
-    if key is None or not is_hashable(key):
-        return make()
+def find(key: Hashable) -> Any:
+    """Find the program that an equal part of this process keeps. None: there is none yet."""
     with _lock:
         if key in _kept:
             _kept.move_to_end(key)
-            return _kept[key]
-    program = make()  # others may compile meanwhile
-    with _lock:
-        _kept[key] = program
-        while len(_kept) > _MOST:
-            _kept.popitem(last=False)
+        return _kept.get(key)
+
+
+def keep(key: Hashable, program: Any) -> Any:
+    """Keep a program for others with its key, and return it."""
+    if key is not None:
+        with _lock:
+            _kept[key] = program
+            while len(_kept) > _MOST:
+                _kept.popitem(last=False)
     return program
+
+
+def jitted(what: Hashable, function: Callable[..., Any]) -> Any:
+    """Return ``jax.jit(function)``, or its result for an equal ``what`` (see ``key_of``) earlier in this process."""
+    key = ("jitted", what) if what is not None and is_hashable(what) else None
+    return find(key) or keep(key, jax.jit(function))

@@ -6,22 +6,25 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
 from ejax.config.models import TrainerConfig
-from ejax.logs.best import Best
+from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.process_exit import hard_exit
+from ejax.runtime.stopwatch import Stopwatch
 from ejax.store.checkpoint import rewrite_meta
 from ejax.store.run_dir import RunDirectory
 from ejax.store.schedule_file import write_schedule
+from ejax.training.callbacks import Callback, TrainingRun
 from ejax.training.steppers import Stepper
+
+Verdict = Literal["best", "not the best", "given up", "failed"]
 
 
 @dataclass
-class Progress:
+class Progress(Callback):
     """Host-side counters of a whole run, resumes included: the meta of each checkpoint keeps them."""
 
     best: Best | None = None
@@ -32,7 +35,7 @@ class Progress:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], trainer: TrainerConfig) -> tuple["Progress", list[str]]:
-        """The counters that a checkpoint's ``meta`` kept (empty: from the beginning), and messages about them.
+        """Take up the counters that a checkpoint's ``meta`` kept (empty: from the beginning), with messages about them.
 
         Values of another ``best_eval_metric`` than this trainer's are dropped.
         """
@@ -63,16 +66,33 @@ class Progress:
             "skipped_updates": self.skipped_updates,
         }
 
+    def judge(self, trainer: TrainerConfig, metrics: Mapping[str, float], update: int, step: int) -> bool:
+        """Take in an evaluation; True if it is the best so far."""
+        tag, mode = trainer.best_eval_metric, trainer.best_eval_mode
+        is_best = improves(metrics, self.best, tag=tag, mode=mode)
+        if is_best:
+            self.best = Best(metrics[tag], step, metrics.get(REWARD))
+        self.last_evaluated, self.last_eval_metrics = update, dict(metrics)
+        return is_best
 
-class Saver:
+    def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
+        """Decide if it is the best; ``Saver`` saves it, once it is in the log."""
+        self.judge(run.config.trainer, metrics, run.update, run.step)
+
+
+class Saver(Callback):
     """Saves the states of one run, each update at most once.
 
     Args:
         first: the run's state when it was started or resumed, and its update.
         rows: env steps of one update.
+        more: gives what else the meta of a checkpoint has.
+        saved: called with the path of each checkpoint that an event of the run has made.
+        judged: called with the verdict on each evaluation, before the best is saved: other processes write their parts
+            before this one can complete it.
     """
 
-    complete: tuple[RunState, int]
+    complete: tuple[Any, int]
     """The last complete state and its update: what ``rescue`` saves."""
     latest: Path | None = None
     best: Path | None
@@ -82,61 +102,80 @@ class Saver:
         config: RunConfig,
         directory: RunDirectory,
         writer: MetricWriter,
-        stepper: Stepper[Any],
         progress: Progress,
-        first: tuple[RunState, int],
+        clock: Stopwatch,
+        first: tuple[Any, int],
         rows: int,
-        num_devices: int,
         *,
-        callback_states: Callable[[], Mapping[str, Any]] = dict,
+        stepper: Stepper[Any] | None = None,
+        num_devices: int = 1,
+        more: Callable[[], Mapping[str, Any]] = dict,
+        saved: Callable[[Path], None] = lambda path: None,
+        judged: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
-        self._config, self._directory, self._writer = config, directory, writer
-        self._stepper, self._progress, self._rows = stepper, progress, rows
-        self._num_devices, self._callback_states = num_devices, callback_states
+        self._config, self._directory, self._writer, self._progress = config, directory, writer, progress
+        self._clock, self._rows, self._stepper, self._num_devices = clock, rows, stepper, num_devices
+        self._more, self._saved, self._judged = more, saved, judged
         self.complete, self._first_update = first, first[1]
         self.best = next(iter(directory.best()), None)
         self._last_saved: int | None = None
         self._schedule_sha256: str | None = None
-        self._held: tuple[RunState, dict[str, Any]] | None = None
+        self._held: tuple[Any, dict[str, Any]] | None = None
         self._lock = threading.RLock()
 
-    def has(self, update: int) -> bool:
-        """Recognize the update of the last checkpoint."""
-        return update == self._last_saved
+    def save(self, state: Any, update: int, *, evaluation_due: bool = False) -> bool:
+        """Save a periodic checkpoint, unless this update has one: then False.
 
-    def save(self, state: RunState, update: int, *, evaluation_due: bool = False) -> Path:
-        """Save a periodic checkpoint, and give its path. ``evaluation_due``: a run that goes on from here evaluates."""
-        with self._lock:
+        ``evaluation_due``: a run that goes on from here evaluates.
+        """
+        if update == self._last_saved:
+            return False
+        with self._clock.of("save"), self._lock:
             self._write_schedule(update)
             meta = self._meta(update) | {"evaluation_due": evaluation_due}
             self.latest = self._directory.save(state, meta, keep=self._config.trainer.keep_checkpoints)
             self._last_saved = update
             self._writer.note(f"saved {self.latest}")
-            return self.latest
+        return True
 
-    def save_best(self, state: RunState, update: int) -> Path:
-        """Save the best checkpoint in place of the former one. Its path."""
-        with self._lock:
+    def save_best(self, state: Any, update: int) -> Path:
+        """Save the best checkpoint in place of the former one, and give its path."""
+        with self._clock.of("save"), self._lock:
             self._write_schedule(update)
             self.best = self._directory.save_best(state, self._meta(update))
             return self.best
 
-    def hold_best(self, state: RunState, update: int) -> None:
+    def hold_best(self, state: Any, update: int) -> None:
         """``save_best``, written with ``write_held``: for who goes on from another checkpoint, which is not older."""
         self._held = state, self._meta(update)
 
     def write_held(self) -> None:
         """Write what ``hold_best`` was given last, unless it is written."""
-        with self._lock:
-            if self._held is not None:
+        if self._held is not None:
+            with self._clock.of("save"):
                 self.best = self._directory.save_best(*self._held)
-                self._held = None
+            self._held = None
 
-    def mark_evaluated(self, update: int) -> None:
-        """Note in the checkpoint of ``update``, if there is one, that its evaluation is made."""
-        if self.has(update) and self.latest is not None:
-            with self._lock:
-                rewrite_meta(self.latest, self._meta(update))
+    def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
+        del metrics
+        if run.cadence.saves(run.update):
+            self.save_now(run)
+
+    def save_now(self, run: TrainingRun) -> None:
+        """Save a run where it is."""
+        if self.save(run.state, run.update, evaluation_due=run.evaluation_due) and self.latest is not None:
+            self._saved(self.latest)
+
+    def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
+        del metrics
+        best = self._progress.best
+        is_best = best is not None and best.step == run.step
+        self._judged("best" if is_best else "not the best")
+        if is_best:
+            self._saved(self.save_best(run.state, run.update))
+        if run.update == self._last_saved and self.latest is not None:
+            with self._lock:  # from here on a run that goes on from that checkpoint need not evaluate
+                rewrite_meta(self.latest, self._meta(run.update))
 
     def rescue(self, reason: str, requested: bool) -> NoReturn:
         """Save what is complete and end the process while the main thread is stuck in an environment.
@@ -148,8 +187,7 @@ class Saver:
         code = 1
         with self._lock:  # for good: should the main thread come back after all, it saves nothing beside this
             try:
-                if not self.has(self.complete[1]):
-                    self.save(*self.complete)
+                self.save(*self.complete)
                 code = 0 if requested else 1
                 print(f"ejax: {reason}; leaving with {self.latest}", file=sys.stderr)
             except BaseException:
@@ -159,7 +197,7 @@ class Saver:
 
     def _write_schedule(self, update: int) -> None:
         """Before the checkpoint: a run that goes on from it needs the versions of the rollouts before it."""
-        versions = self._stepper.versions()
+        versions = None if self._stepper is None else self._stepper.versions()
         if versions is not None:
             written = versions[: update - self._first_update]
             self._schedule_sha256 = write_schedule(self._directory.path, self._first_update, written)
@@ -174,5 +212,5 @@ class Saver:
             "schedule_sha256": self._schedule_sha256,
             "num_devices": self._num_devices,
             "config": self._config.to_dict(),
-            **({"callbacks": states} if (states := self._callback_states()) else {}),
+            **self._more(),
         }

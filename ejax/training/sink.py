@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -12,28 +11,18 @@ from numpy.typing import NDArray
 
 from ejax.algorithms.step import RunState
 from ejax.envs.host.calls import EnvAbandoned
-from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME
-from ejax.runtime.processes import Group, count
+from ejax.runtime.processes import count
 from ejax.runtime.sharding import own_copy
-from ejax.runtime.stopwatch import Stopwatch
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
-from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
+from ejax.training.fresh import BROKEN_OFF, best_or_last, fresh_seeds, params_of, play_best_and_last, write_fresh
 from ejax.training.loop import Dispatch, Sink
-from ejax.training.own_callbacks import (
-    BestKeeper,
-    Checkpoints,
-    MetricReporter,
-    OnLog,
-    SkippedUpdates,
-    Verdict,
-    Videos,
-)
+from ejax.training.own_callbacks import MetricReporter, OnLog, SkippedUpdates, Videos
 from ejax.training.recorder import VideoRecorder
-from ejax.training.saver import Progress, Saver
-from ejax.training.start import RunLocation, StartState
+from ejax.training.saver import Progress, Saver, Verdict
+from ejax.training.start import Call, RunLocation, StartState, open_log
 from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params, Phase
 
@@ -43,62 +32,52 @@ class RunSink(Sink[RunState, RunResult]):
 
     Args:
         callbacks: of the caller; each event comes to them before it is logged and saved.
-        started: when the call began that trains, of ``time.monotonic``.
-        group: the processes that train together, of which this one writes. None: it is the only one.
     """
 
     def __init__(
-        self,
-        location: RunLocation,
-        start: StartState,
-        writer: MetricWriter,
-        clock: Stopwatch,
-        callbacks: Iterable[Callback],
-        on_log: OnLog | None,
-        *,
-        started: float,
-        group: Group | None = None,
+        self, call: Call, start: StartState, callbacks: Iterable[Callback] = (), on_log: OnLog | None = None
     ) -> None:
-        config, parts, folder = location.config, start.parts, location.directory.path
-        self._config, self._trainer, self._parts, self._writer = config, config.trainer, parts, writer
-        self._directory, self._start, self._started, self._group = location.directory, start, started, group
-        self._clock = clock
+        config, parts, directory = call.location.config, start.parts, call.location.directory
+        self._call, self._start, self._trainer, self._parts = call, start, config.trainer, parts
+        self._config, self._directory, self._clock = config, directory, call.clock
+        self._writer = writer = open_log(call, start)
         (self._device,) = parts.state.update.devices()
         self._run = TrainingRun(
-            config, folder, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
+            config, directory.path, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
         )
         self._callbacks = Callbacks(callbacks)
         self._progress, messages = Progress.of(start.meta, self._trainer)
         self.saver = Saver(
             config,
-            location.directory,
+            directory,
             writer,
-            parts.stepper,
             self._progress,
+            call.clock,
             (start.state, start.update),
             start.cadence.rows,
-            parts.num_devices,
-            callback_states=self._callbacks.states,
+            stepper=parts.stepper,
+            num_devices=parts.num_devices,
+            more=self._callbacks.meta,
+            saved=self._saved,
+            judged=self._judged,
         )
-        self._evaluator = make_evaluator(config, parts, folder / "quarantine" / "eval")
-        self._recorder = _recorder(location, start)
+        self._evaluator = make_evaluator(config, parts, directory.path / "quarantine" / "eval")
+        self._recorder = _recorder(call.location, start)
         skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
-        self._reporter = MetricReporter(writer, self._progress, clock, self._device, on_log)
-        self._checkpoints = Checkpoints(self.saver, self._progress, clock, self._saved, self._judged)
+        self._reporter = MetricReporter(writer, self._progress, call.clock, self._device, on_log)
+        # in the order of their calls: numbers that the caller adds are logged before the state is saved
         self._all: list[Callback] = [
-            SkippedUpdates(self._progress, location.directory, skips=skips),
-            BestKeeper(self._progress),
+            SkippedUpdates(self._progress, directory, skips=skips),
+            self._progress,
             *self._callbacks,
             self._reporter,
-            self._checkpoints,
+            self.saver,
             Videos(self._recorder, self._device),
         ]
-        """In the order of their calls: numbers that the caller adds are logged before the state is saved."""
         for text in [*messages, *self._callbacks.load(start.meta.get("callbacks", {}))]:
             writer.alarm(text)
         if listeners := self._callbacks.step_listeners():
             parts.stepper.watch_steps(listeners)
-        self._stack = ExitStack()
 
     @property
     def stopped(self) -> bool:
@@ -157,8 +136,8 @@ class RunSink(Sink[RunState, RunResult]):
             each.on_save(self._run, path)
 
     def _judged(self, verdict: Verdict) -> None:
-        if self._group is not None:
-            self._group.gather(verdict, "evaluate")
+        if self._call.group is not None:
+            self._call.group.gather(verdict, "evaluate")
 
     def _begin_evaluation(self, state: RunState) -> Callable[[], Metrics]:
         """With the parameters where evaluation is compiled for: learners may have them on several devices."""
@@ -178,7 +157,7 @@ class RunSink(Sink[RunState, RunResult]):
         except Exception:  # of any kind: what was trained until here is kept
             run.evaluation_due = True
             self._judged("failed")
-            self._checkpoints.save(run)
+            self.saver.save_now(run)
             raise
         run.evaluation_due = False
         for each in self._all:
@@ -200,27 +179,23 @@ class RunSink(Sink[RunState, RunResult]):
 
     def _evaluate_fresh(self, should_stop: ShouldStop) -> dict[str, dict[str, Any]]:
         trainer, last = self._trainer, self.saver.latest
-        seeds = fresh_seeds(trainer)
-        if not seeds or last is None:
+        if not fresh_seeds(trainer) or last is None:
             return {}
         if count() > 1:  # all of them would have to read a checkpoint
             self.note("several processes play no fresh episodes; python -m ejax.evaluate RUN --seed S does")
             return {}
         params = own_copy(self._run.state.train.params, self._device)
-        found: dict[str, dict[str, Any]] = {}
         best = best_or_last(self.saver.best, last, self._writer.alarm)
-        for which, checkpoint in (("best", best), ("last", last)):
-            own = params_of(checkpoint, last, params)
 
-            def play(seed: int, own: Params = own) -> dict[str, float] | None:
-                return None if should_stop() else self._results(self._evaluator.begin(own, seed))
+        def play(params: Params, seed: int) -> dict[str, float] | None:
+            return None if should_stop() else self._results(self._evaluator.begin(params, seed))
 
-            metrics = evaluate_fresh(seeds, play)
-            if metrics is None:
-                self.note(BROKEN_OFF)
-                return {}
-            found[which] = write_fresh(self._directory.path, which, checkpoint, trainer, metrics)
-        return found
+        found = play_best_and_last(trainer, params_of(best, last, params), params, play)
+        if found is None:
+            self.note(BROKEN_OFF)
+            return {}
+        folder, checkpoints = self._directory.path, {"best": best, "last": last}
+        return {which: write_fresh(folder, which, path, trainer, found[which]) for which, path in checkpoints.items()}
 
     def end(self, state: RunState, update: int, steps_per_s: float, should_stop: ShouldStop) -> RunResult:
         """A last checkpoint and evaluation, where the loop has not made them; the facts of the run."""
@@ -229,7 +204,7 @@ class RunSink(Sink[RunState, RunResult]):
         run.evaluation_due = finished and self._trainer.enable_eval and progress.last_evaluated != update
         if not finished:
             self._recorder.break_off()
-        self._checkpoints.save(run)
+        self.saver.save_now(run)
         if run.evaluation_due:
             self._evaluate_now()
         fresh = self._evaluate_fresh(should_stop) if finished else {}
@@ -245,7 +220,7 @@ class RunSink(Sink[RunState, RunResult]):
             run_dir=self._directory.path,
             global_step=run.step,
             num_updates=update,
-            elapsed_time_sec=time.monotonic() - self._started,
+            elapsed_time_sec=time.monotonic() - self._call.started,
             training_fps=steps_per_s,
             finished=finished,
             skipped_updates=progress.skipped_updates,
@@ -264,17 +239,14 @@ class RunSink(Sink[RunState, RunResult]):
         return result
 
     def __enter__(self) -> "RunSink":
-        with ExitStack() as stack:
-            stack.enter_context(self._evaluator)
-            stack.enter_context(self._recorder)
-            self._stack = stack.pop_all()
+        self._open = ExitStack()
+        self._open.enter_context(self._evaluator)
+        self._open.enter_context(self._recorder)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
-        if kind is None:
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
+        if error[0] is None:
             self._show_messages()  # the last video is finished now
 
 

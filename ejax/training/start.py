@@ -1,8 +1,8 @@
 """Begin a run: a new one, one that goes on, a fork of another, or one from another system's file."""
 
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
+from ejax.runtime.processes import Group
+from ejax.runtime.stopwatch import Stopwatch
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
@@ -26,6 +28,7 @@ from ejax.training.given import Given
 from ejax.training.loop import Cadence
 from ejax.training.parts import Parts, rows_per_update
 from ejax.training.warm_start import check_teacher, find_checkpoint, start_from_file, start_from_policy, start_from_run
+from ejax.training.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,31 @@ class RunLocation:
     alarms: tuple[str, ...] = ()
     """Messages that a person must see: damaged checkpoints, a run that starts from the beginning."""
     notes: tuple[str, ...] = ()
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Take a new folder back if what is built inside fails."""
+        try:
+            yield
+        except BaseException:
+            if self.is_new:
+                self.directory.take_back()
+            raise
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call that trains, with what its parts share."""
+
+    location: RunLocation
+    started: float
+    """``time.monotonic`` when it began."""
+    clock: Stopwatch
+    stack: ExitStack
+    """Closed when the call ends."""
+    watchdog: Watchdog
+    group: Group | None
+    """The processes that train together, of which the first writes. None: this is the only one."""
 
 
 @dataclass(frozen=True)
@@ -131,24 +159,32 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
 
 
 def build_start(location: RunLocation, given: Given | None = None) -> StartState:
-    """Build the run's parts, of ``given`` objects if any, and first state; a new folder is taken back if that fails."""
+    """Build the run's parts, of ``given`` objects if any, and first state."""
     config = location.config
-    try:
+    with location.building():
         parts = build(config, quarantine=location.directory.path / "quarantine", given=given)
         state, meta, notes = _first_state(location, parts)
         check_best_metric(config, parts)
-    except BaseException:
-        if location.is_new:
-            location.directory.take_back()
-        raise
     due = config.trainer.enable_eval and meta.get("evaluation_due", False)
     cadence = Cadence.of(config.trainer, rows_per_update(config, parts))
     return StartState(parts, state, cadence, meta, (*parts.notes, *notes), due)
 
 
-def announce_start(location: RunLocation, start: StartState, writer: MetricWriter) -> None:
-    """Put the folder in order for a run that goes on from here, and show every message of its start."""
-    directory, step = location.directory, start.update * start.cadence.rows
+def open_log(call: Call, start: StartState) -> MetricWriter:
+    """Put the folder in order for a run that begins or goes on here, and show every message of its start."""
+    location, directory, step = call.location, call.location.directory, start.update * start.cadence.rows
+    writer = call.stack.enter_context(
+        MetricWriter(
+            directory.path,
+            location.config,
+            start.meta,
+            rows=start.cadence.rows,
+            update=start.update,
+            is_new=location.is_new,
+            evaluates_again=start.evaluation_due,
+            started=call.started,
+        )
+    )
     for text in location.alarms:
         writer.alarm(text)
     for text in (*location.notes, *start.notes):
@@ -160,14 +196,14 @@ def announce_start(location: RunLocation, start: StartState, writer: MetricWrite
             writer.note(f"set aside {aside}: the run goes on from before it")
     if location.given is not None:
         record_changes(directory.config_file, location.given, step)
-    if location.checkpoint is None:
-        return
-    for problem in directory.check_sealed(start.meta["schema_version"]):
-        writer.alarm(problem)
-    if start.update and start.parts.stepper.versions() is not None:
-        for problem in check_schedule(directory.path, start.update, start.meta.get("schedule_sha256")):
+    if location.checkpoint is not None:
+        problems = directory.check_sealed(start.meta["schema_version"])
+        if start.update and start.parts.stepper.versions() is not None:
+            problems += check_schedule(directory.path, start.update, start.meta.get("schedule_sha256"))
+        for problem in problems:
             writer.alarm(problem)
-    writer.note(f"resumed from {location.checkpoint} at {step} {location.config.step_name}")
+        writer.note(f"resumed from {location.checkpoint} at {step} {location.config.step_name}")
+    return writer
 
 
 def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[str, Any], Sequence[str]]:

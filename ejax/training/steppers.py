@@ -3,29 +3,27 @@
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from types import TracebackType
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from ejax.algorithms.step import RunState, Step, repeat_step
+from ejax.algorithms.step import RunState, repeat_step
 from ejax.collectors import HostStep
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on, shard, sharded, sharded_somewhere
-from ejax.training.programs import compiled
-from ejax.types import Key, Metrics
+from ejax.training import programs
+from ejax.types import Array, Key, Metrics
 
 ShouldStop = Callable[[], bool]
 """True once a signal wants the run to end."""
 State = TypeVar("State")
-S = TypeVar("S", bound="Stepper[Any]")
 T = TypeVar("T")
 
 
-class Stepper(Protocol[State]):
+class Stepper(AbstractContextManager[Any], Protocol[State]):
     """Owns what collects; a context manager. Update number k draws from ``fold_in(key, k)``, whichever it is."""
 
     max_updates: int = 1
@@ -62,12 +60,7 @@ class Stepper(Protocol[State]):
         """Call these after each step of environments outside the program; inside there is none to see."""
         return
 
-    def __enter__(self: S) -> S:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         return
 
 
@@ -76,70 +69,82 @@ def commit_to_device(state: T) -> T:
     return cast(T, jax.tree.map(lambda x: jax.device_put(x, x.sharding) if isinstance(x, jax.Array) else x, state))
 
 
-class DeviceStepper(Stepper[RunState]):
+@dataclass(frozen=True)
+class Layout:
+    """The places of a run's arrays on several devices."""
+
+    shardings: Callable[[Any], Any]
+    """State -> the sharding of each of its arrays."""
+    key: Sharding
+    rest: Sharding
+    """Of metrics and counts."""
+    mesh: Mesh | None = None
+    """The one that the program is traced in. None: it names its own."""
+
+
+class DeviceStepper(Stepper[State]):
     """Collection and update in one program, several updates in one dispatch.
 
     Args:
-        devices: that share the environments; they must divide their number. None: where the state lies.
-        shard_parameters: they share the parameters too, and gather what they need when they need it.
-        what: all that the step depends on, for ``ejax.training.programs.compiled``.
+        step: an update of the state, ``(state, key) -> (state, metrics)``.
+        layout: of several devices. None: all is where the state lies.
+        fold: gives the key of an update from ``key``.
+        what: all that the step depends on, for ``ejax.training.programs``.
     """
 
     def __init__(
         self,
-        step: Step,
+        step: Callable[[State, Key], tuple[State, Metrics]],
         key: Key,
         max_updates: int,
         *,
-        devices: Sequence[jax.Device] | None = None,
-        shard_parameters: bool = False,
+        layout: Layout | None = None,
+        fold: Callable[[Key, Array], Key] = jax.random.fold_in,
         what: Hashable = None,
     ) -> None:
-        # the program depends on these options besides the step's own
-        self._what = None if what is None else (what, max_updates, shard_parameters)
-        self.step, self._key, self.max_updates, self.timer_name = step, key, max_updates, "train"
-        self._shard_parameters = shard_parameters
-        self._mesh = make_mesh(devices) if devices else None
+        self.step, self._key, self._layout, self._fold = step, key, layout, fold
+        self.max_updates, self.timer_name = max_updates, "train"
+        self._what = None if what is None else (what, max_updates)
 
-    def start(self, state: RunState) -> RunState:
-        if self._mesh is None:
+    def start(self, state: State) -> State:
+        if self._layout is None:
             state = commit_to_device(state)
         else:
-            state = shard(state, shardings_of(state, self._mesh, self._shard_parameters))
-            self._key = shard(self._key, replicated(self._mesh))
-        self._compiled = compiled(self._what, (state, self._key), lambda: self.lower(state, self._key))
+            state = cast(State, shard(state, self._layout.shardings(state)))
+            self._key = shard(self._key, self._layout.key)
+        program = programs.key_of(self._what, (state, self._key))
+        self._compiled = programs.find(program) or programs.keep(program, self.lower(state, self._key).compile())
         return state
 
     @property
     def program(self) -> str | None:
         return str(self._compiled.as_text())
 
-    def lower(self, state: RunState, key: Key) -> jax.stages.Lowered:
-        """The program of ``advance``, not compiled yet; ``shapes`` will do for devices that are not here."""
-        count = jax.ShapeDtypeStruct((), jnp.int32)
-        if self._mesh is None:
-            return repeat_step(self.step, self.max_updates).lower(state, key, count)
-        shardings = (shardings_of(state, self._mesh, self._shard_parameters), replicated(self._mesh))
+    def lower(self, state: State, key: Key) -> jax.stages.Lowered:
+        """Lower the program of ``advance``; ``shapes`` will do for devices that are not here."""
+        count, layout = jax.ShapeDtypeStruct((), jnp.int32), self._layout
+        placed = {} if layout is None else {"out_shardings": (layout.shardings(state), layout.rest)}
+        program = repeat_step(self.step, self.max_updates, fold=self._fold, **placed)
+        if layout is None or layout.mesh is None:
+            return program.lower(state, key, count)
         # an environment that makes arrays at its first call, as MJX does its model, makes them on one device: that
         # must be before the mesh of several is set
         jax.eval_shape(self.step, state, key)
-        with jax.set_mesh(self._mesh):
-            return repeat_step(self.step, self.max_updates, out_shardings=shardings).lower(state, key, count)
+        with jax.set_mesh(layout.mesh):
+            return program.lower(state, key, count)
 
-    def shapes(self, state: RunState, device: jax.Device) -> tuple[RunState, Key]:
-        """The shapes of state and key, and their shardings: on the devices that share the run, or on ``device``."""
-        if self._mesh is None:
+    def shapes(self, state: State, device: jax.Device) -> tuple[State, Key]:
+        """Give the shapes of state and key, with their places: on the layout's devices, or on ``device``."""
+        if self._layout is None:
             # the key is not bound to its device, as when a run starts: it goes where the state is
             return shapes_on(SingleDeviceSharding(device), state), shapes_on(None, self._key)
-        return shapes_on(shardings_of(state, self._mesh, self._shard_parameters), state), shapes_on(
-            replicated(self._mesh), self._key
-        )
+        return shapes_on(self._layout.shardings(state), state), shapes_on(self._layout.key, self._key)
 
-    def advance(self, state: RunState, count: int, should_stop: ShouldStop) -> tuple[RunState, Metrics]:
+    def advance(self, state: State, count: int, should_stop: ShouldStop) -> tuple[State, Metrics]:
         del should_stop  # between dispatches is soon enough
         number, began = jnp.int32(count), time.perf_counter()
-        if self._mesh is not None:
-            number = shard(number, replicated(self._mesh))
+        if self._layout is not None:
+            number = shard(number, self._layout.rest)
         state, metrics = self._compiled(state, self._key, number)
         # a program that calls back to the host, as the C engine's do, is not dispatched but run
         seconds = np.zeros(count)
@@ -147,10 +152,16 @@ class DeviceStepper(Stepper[RunState]):
         return state, metrics | {"time/train_s": seconds}
 
 
-def shardings_of(state: RunState, mesh: Mesh, shard_parameters: bool) -> Any:
-    """The sharding of each array of the state: environments are split over the devices, and if ``shard_parameters``
-    parameters and optimizer too; the rest is on every device."""
-    shardings = jax.tree.map(lambda _: replicated(mesh), state)
-    if shard_parameters:
-        shardings = replace(shardings, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))
-    return replace(shardings, envs=jax.tree.map(lambda _: sharded(mesh), state.envs))
+def shared_environments(devices: Sequence[jax.Device], *, shard_parameters: bool = False) -> Layout:
+    """Split the environments over the devices; and with ``shard_parameters`` the parameters, which are gathered when
+    they are needed. The rest is on every device."""
+    mesh = make_mesh(devices)
+    everywhere = replicated(mesh)
+
+    def shardings(state: RunState) -> Any:
+        places = jax.tree.map(lambda _: everywhere, state)
+        if shard_parameters:
+            places = replace(places, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))
+        return replace(places, envs=jax.tree.map(lambda _: sharded(mesh), state.envs))
+
+    return Layout(shardings, everywhere, everywhere, mesh)

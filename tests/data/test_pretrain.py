@@ -26,7 +26,7 @@ from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import VisionPolicy, patches
 from ejax.policies.with_memory import ActorCriticWithMemory
-from ejax.pretrain import run_command
+from ejax.pretrain import main
 from ejax.rollout import reset, step
 from ejax.run import train
 from ejax.store.checkpoint import CheckpointError
@@ -588,10 +588,10 @@ def test_the_command_runs_and_tells_of_samples(
 ) -> None:
     file = tmp_path / "bc.json"
     file.write_text(json.dumps(tree(recorded)))
-    code = run_command("pretrain", ["--config", str(file), "--run", str(tmp_path / "run"), "trainer.iterations=2"])
+    code = main(["--config", str(file), "--run", str(tmp_path / "run"), "trainer.iterations=2"])
     assert code == 0
     assert "samples" in capsys.readouterr().out
-    assert run_command("pretrain", ["--config", str(file), "data.chunk_size=0"]) == 2
+    assert main(["--config", str(file), "data.chunk_size=0"]) == 2
     assert "ejax.pretrain" in capsys.readouterr().err
 
 

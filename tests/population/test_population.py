@@ -16,7 +16,7 @@ import pytest
 from helpers.tiny import EVALUATED, GRPO, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig
-from ejax.algorithms.step import RunState, Step
+from ejax.algorithms.step import RunState, Step, repeat_step
 from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.logs.best import Best
 from ejax.numerics.episodes import init_episode_stats
@@ -34,7 +34,7 @@ from ejax.population.step import (
     Values,
     exploited,
     make_population_step,
-    repeat_population_step,
+    own_keys,
     with_values,
 )
 from ejax.report.__main__ import main as report
@@ -169,7 +169,7 @@ def toy_run(
 ) -> tuple[PopulationState, Metrics]:
     step = make_population_step(toy_step, lanes=lanes, stops_at_nonfinite=True, exploit=exploit)
     keys = jnp.stack([jax.random.key(seed) for seed in range(len(rates))])
-    return repeat_population_step(step, num_updates)(toy_state(rates), keys, jnp.int32(num_updates))
+    return repeat_step(step, num_updates, fold=own_keys)(toy_state(rates), keys, jnp.int32(num_updates))
 
 
 def weights(state: PopulationState) -> jax.Array:

@@ -336,7 +336,7 @@ def test_a_run_folder_runs_nothing_that_it_names(
         lambda: evaluate.main([str(own_run), "--episodes", "2"]),
         lambda: train.main(["--run", str(own_run), "--resume", "latest"]),
         lambda: train.main(["--run", str(own_run), "--resume", "latest", "--config", str(good)]),
-        lambda: train.run_command("pretrain", ["--run", str(own_run), "--resume", "latest"]),
+        lambda: train.main(["--run", str(own_run), "--resume", "latest"], "pretrain"),
         lambda: train.main(["--config", str(good), f"policy.init_from={own_run}"]),
     ]
     for command in commands:
@@ -772,7 +772,7 @@ def test_the_option_takes_names_only(capsys: pytest.CaptureFixture[str]) -> None
         evaluate.main,
         replay.main,
         record.main,
-        partial(train.run_command, "pretrain"),
+        partial(train.main, name="pretrain"),
         lambda argv: config_main(["check", *argv]),
     ],
 )

@@ -13,12 +13,17 @@ from tiny import EVALUATED, tiny
 from ejax.config import parse_config
 from ejax.run import train
 from ejax.training import programs
-from ejax.training.programs import compiled
+from ejax.training.programs import find, keep, key_of
 
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_kept", OrderedDict())
+
+
+def compiled(what: Any, given: Any, lower: "Counter") -> Any:
+    key = key_of(what, given)
+    return find(key) or keep(key, lower().compile())
 
 
 class Counter:
