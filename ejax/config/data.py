@@ -8,8 +8,6 @@ from flax.core import FrozenDict
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ejax.config.annotations import argument_problems
-from ejax.data.chunks import SamplingMode
-from ejax.data.engine_config import RefillPolicy, check_budget
 from ejax.schema.frozen import Kwargs, MayChange, StrictModel, thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import Problem
@@ -27,7 +25,7 @@ class DataConfig(StrictModel):
     """Draw windows around a frame: as many frames up to it, for a policy to remember, and ``chunk_size`` from it on, to
     be taught. What lies beyond an episode's start or end is padded, and has no part in the loss. None: draw frames that
     are all there."""
-    sampling_mode: SamplingMode = "episode"
+    sampling_mode: Literal["episode", "segment", "boundary"] = "episode"
     """Windows that are drawn: any (``episode``), those within one segment (``segment``), those across a change of
     segment (``boundary``)."""
     seed: NonNegativeInt = 0
@@ -54,7 +52,7 @@ class DataConfig(StrictModel):
     """engine: the most frames of an episode."""
     refill_threshold: PositiveInt = 50
     """engine: all episodes are replaced after ``refill_threshold · buffer_size`` windows were drawn."""
-    refill_policy: RefillPolicy = "sample_threshold"
+    refill_policy: Literal["sample_threshold", "manual"] = "sample_threshold"
     """engine: ``manual``, episodes are replaced only where ``episode_sample_budget`` is used up."""
     episode_sample_budget: PositiveInt | None = None
     """engine: windows that may be drawn of one episode. Where too few are left for a batch, it waits for new ones."""
@@ -83,6 +81,8 @@ _OF_SOURCE = {"engine": _NAMES[_TASK:_FOLDER], "recorded": _NAMES[_FOLDER:]}
 
 def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     """Find problems of the section; ``action_chunk``: actions of the policy's one decision."""
+    from ejax.data.engine_config import check_budget  # of the data wing alone
+
     needed = _OF_SOURCE[data.source][0]
     if getattr(data, needed) is None:
         yield Problem(f"data.{needed}", f"is missing: source '{data.source}' needs it")

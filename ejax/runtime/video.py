@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
@@ -106,6 +105,8 @@ def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]
 @contextmanager
 def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int | None) -> Iterator[IO[bytes]]:
     """Run ffmpeg on raw RGB frames; imageio_ffmpeg's ``write_frames`` drops its exit status and resizes odd frames."""
+    import imageio_ffmpeg  # here: a run without videos needs no ffmpeg
+
     height, width = size
     source = f"-f rawvideo -pix_fmt rgb24 -video_size {width}x{height} -framerate {fps} -i -"
     target = "-an -c:v libx264 -preset veryfast -pix_fmt yuv420p -crf 20 -movflags +faststart"

@@ -23,7 +23,6 @@ from ejax.envs.mujoco.engine import render
 from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.run import train
-from ejax.runtime import video
 from ejax.schema.registry import ENVS
 from ejax.training import recorder as module
 from ejax.training.recorder import VideoRecorder, draw, play
@@ -202,7 +201,7 @@ RENAME = os.replace
 
 
 def test_an_encoder_that_fails_is_told_of_with_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video.imageio_ffmpeg, "get_ffmpeg_exe", lambda: "/bin/false")
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: "/bin/false")
     with make_recorder(tmp_path) as recorder:
         (report,) = record(recorder)
         assert report.startswith("no video: RuntimeError: ffmpeg could not write")

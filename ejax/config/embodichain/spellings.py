@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.config.embodichain.draft import Draft
 from ejax.config.models import MAX_NAME_BYTES
-from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, embodichain_field
 from ejax.envs.manager.vocabulary import IGNORED
 from ejax.policies.mlp import NetworkConfig
 from ejax.schema.messages import short_repr
@@ -79,6 +78,10 @@ def ignore_options(draft: Draft) -> None:
 
 def ignore_engine_fields(draft: Draft) -> None:
     """Take out the fields of EmbodiChain's ``OnlineDataEngineCfg`` that ``data`` lacks."""
+    if not draft.has("data"):
+        return
+    from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, embodichain_field  # of the data wing alone
+
     for name in (*OF_EMBODICHAIN_ONLY, "lifecycle_event_capacity"):
         if not draft.has(key := f"data.{name}"):
             continue
