@@ -64,8 +64,8 @@ def train(
     if config.population is not None:
         text = "is trained by ejax.population.train_population; train trains one run"
         raise ConfigError([Problem("population", text)])
-    locate = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
-    return run_training(config, locate, partial(_begin, None, tuple(callbacks), on_log))
+    find = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
+    return run_training(config, find, partial(_begin, None, tuple(callbacks), on_log))
 
 
 class Trainer:
@@ -121,19 +121,19 @@ class Trainer:
             raw = config.to_dict()
             raw["trainer"]["total_timesteps"] = total_timesteps
             config = parse_untrusted(raw)
-        locate = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
-        return run_training(config, locate, partial(_begin, self._given, self.callbacks, on_log))
+        find = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
+        return run_training(config, find, partial(_begin, self._given, self.callbacks, on_log))
 
 
 def run_training(
     config: RunConfig,
-    locate: Callable[..., RunLocation],
+    find: Callable[..., RunLocation],
     begin: Callable[[Call], tuple[StartState, Sink[Any, R]]],
 ) -> R:
     """Train one run, or all members of a population, until it ends.
 
     Args:
-        locate: finds the folder, as ``locate_run`` does; called with ``config`` and ``locks``.
+        find: finds the folder, as ``locate_run`` does; called with ``config`` and ``locks``.
         begin: builds what is trained, and its sink.
     """
     trainer, started, clock = config.trainer, time.monotonic(), Stopwatch()
@@ -144,7 +144,7 @@ def run_training(
         ExitStack() as stack,
     ):
         group = group_of(config)
-        location = locate_together(group, partial(locate, config, locks=stack))
+        location = locate_together(group, partial(find, config, locks=stack))
         try:
             start, sink = begin(Call(location, started, clock, stack, watchdog, group))
             return Loop(

@@ -34,15 +34,15 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
     if resume == "best" or (resume is not None and is_foreign_checkpoint(resume)):
         text = f"got --resume {resume}, but a population goes on from its latest state, or from a checkpoint of all"
         raise CheckpointError(f"{text}; --run RUN/members/I --resume best goes on with one member by itself")
-    locate = partial(locate_run, resume=resume, run_dir=run_dir)
+    find = partial(locate_run, resume=resume, run_dir=run_dir)
     if config.population.separate_runs:
-        return train_separately(config, locate)
+        return train_separately(config, find)
     if count() > 1:
         text = "is trained by one process; start it on one machine, or leave population out"
         raise ConfigError([Problem("population", text)])
     # the members' numbers do not depend on the devices that share them, and a run may change them
     alone = with_value(config, "trainer.distributed", False)
-    return run_training(alone, locate, partial(_begin, config.trainer.distributed))
+    return run_training(alone, find, partial(_begin, config.trainer.distributed))
 
 
 def _begin(distributed: bool, call: Call) -> tuple[StartState, PopulationSink]:

@@ -23,13 +23,13 @@ from ejax.training.skipped import NonFiniteUpdateError
 from ejax.training.start import RunLocation
 
 
-def train_separately(config: RunConfig, locate: Callable[..., RunLocation]) -> PopulationResult:
+def train_separately(config: RunConfig, find: Callable[..., RunLocation]) -> PopulationResult:
     """Train each member as ``ejax.run.train`` does; arguments and errors as ``run_training``.
 
     A member that stops at a non-finite update is reported and passed over. A resume goes on with unfinished members.
     """
     with ExitStack() as locks:
-        location = locate(config, locks=locks)
+        location = find(config, locks=locks)
         directory = location.directory
         if location.given is not None:
             step = max(_meta(directory.member(i)).get("global_step", 0) for i in range(len(config.members)))
