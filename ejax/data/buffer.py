@@ -6,10 +6,11 @@ Source: sequence locks (Lameter, "Effective synchronization on Linux/NUMA system
 """
 
 import errno
+import math
 import mmap
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +39,12 @@ _KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 @dataclass(frozen=True)
 class Layout:
-    """The offsets of everything in the file."""
+    """The arrays of a buffer."""
 
     num_rows: int
     num_frames: int
     """T: capacity of a row, in frames."""
     spec: EpisodeSpec
-    control: tuple[tuple[str, Field], ...] = ()
-    """Further arrays, not per row, by name."""
 
     @property
     def frames(self) -> dict[str, Field]:
@@ -55,34 +54,28 @@ class Layout:
     def episode(self) -> dict[str, Field]:
         return {**EPISODE_FIELDS, **self.spec.episode}
 
-    def arrays(self) -> tuple[dict[str, tuple[int, tuple[int, ...], str]], int]:
-        """``{key: (offset, shape, dtype)}`` and the size of the file in bytes."""
-        shapes = {f"control:{name}": entry for name, entry in self.control}
-        shapes |= {"version": ((self.num_rows,), "int64")}
-        shapes |= {f"episode:{k}": ((self.num_rows, *s), d) for k, (s, d) in self.episode.items()}
-        shapes |= {f"frame:{k}": ((self.num_rows, self.num_frames, *s), d) for k, (s, d) in self.frames.items()}
-        placed, end = {}, 0
-        for key, (shape, dtype) in shapes.items():
-            placed[key] = (end, shape, dtype)
-            size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return placed, end
+    def arrays(self) -> dict[str, Field]:
+        return {
+            "version": ((self.num_rows,), "int64"),
+            **{f"episode:{path}": ((self.num_rows, *shape), dtype) for path, (shape, dtype) in self.episode.items()},
+            **{
+                f"frame:{path}": ((self.num_rows, self.num_frames, *shape), dtype)
+                for path, (shape, dtype) in self.frames.items()
+            },
+        }
 
 
 class TrajectoryBuffer:
-    """NumPy views of the file. The memory lives as long as one of them."""
+    """The arrays in the file that ``create`` made. The memory lives as long as one of them."""
 
-    def __init__(self, memory: mmap.mmap, layout: Layout) -> None:
-        placed, _ = layout.arrays()
-        views = {key: np.ndarray(shape, dtype, memory, offset) for key, (offset, shape, dtype) in placed.items()}
+    def __init__(self, path: Path, layout: Layout) -> None:
+        arrays = attach(path, layout.arrays())
         self.layout = layout
-        self.version: NDArray[np.int64] = views["version"]
-        self.frames: dict[str, NDArray[Any]] = _below("frame:", views)
+        self.version: NDArray[np.int64] = arrays["version"]
+        self.frames: dict[str, NDArray[Any]] = {name: arrays[f"frame:{name}"] for name in layout.frames}
         """[R, T, ...] by path."""
-        self.episode: dict[str, NDArray[Any]] = _below("episode:", views)
+        self.episode: dict[str, NDArray[Any]] = {name: arrays[f"episode:{name}"] for name in layout.episode}
         """[R, ...] by path."""
-        self.control: dict[str, NDArray[Any]] = _below("control:", views)
-        self._memory = memory
 
     def write(self, row: int, episode: Episode, origin: Origin, *, index: int, written_at: float) -> None:
         """Put an episode into a row; one that ``check_episode`` refuses (ValueError) leaves the row unchanged."""
@@ -144,9 +137,9 @@ class TrajectoryBuffer:
         return size * sum(array[0, 0].nbytes for array in self.frames.values())
 
 
-def create(path: Path, layout: Layout) -> None:
-    """Make the file, which lasts until its last process ends; MemoryError if shared memory is short."""
-    _, size = layout.arrays()
+def create(path: Path, arrays: Mapping[str, Field]) -> None:
+    """Make a file of arrays, zeros, which lasts until its last process ends; MemoryError if shared memory is short."""
+    _, size = _offsets(arrays)
     path.touch(0o600, exist_ok=False)
     with path.open("r+b") as file:
         try:
@@ -160,10 +153,12 @@ def create(path: Path, layout: Layout) -> None:
             ) from error
 
 
-def attach(path: Path, layout: Layout) -> TrajectoryBuffer:
-    """Map the buffer that another process made; FileNotFoundError if it no longer exists."""
+def attach(path: Path, arrays: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
+    """Map the arrays of a file; FileNotFoundError if it no longer exists."""
+    offsets, size = _offsets(arrays)
     with path.open("r+b") as file:
-        return TrajectoryBuffer(mmap.mmap(file.fileno(), layout.arrays()[1]), layout)
+        memory = mmap.mmap(file.fileno(), size)
+    return {name: np.ndarray(shape, dtype, memory, offsets[name]) for name, (shape, dtype) in arrays.items()}
 
 
 def fence() -> None:
@@ -173,5 +168,11 @@ def fence() -> None:
         os.sched_yield()
 
 
-def _below(prefix: str, views: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {key.removeprefix(prefix): view for key, view in views.items() if key.startswith(prefix)}
+def _offsets(arrays: Mapping[str, Field]) -> tuple[dict[str, int], int]:
+    """Place arrays one behind the other, aligned to a cache line; return offsets and size in bytes."""
+    offsets, end = {}, 0
+    for name, (shape, dtype) in arrays.items():
+        offsets[name] = end
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end

@@ -1,8 +1,8 @@
-"""Words in an engine's buffer: all that worker, owner and consumers share besides the episodes.
+"""Words in shared memory: all that an engine's owner, worker and consumers share besides the episodes.
 
-State of an engine, the first that holds: STOPPED by its owner, FAILED as its owner published, READY once the buffer was
-filled, else STARTING. Every word has one writer, so no lock. The log of events (arrivals and departures of episodes) is
-a ring from the worker to the owner; a full one holds the worker up, so none is lost.
+State of an engine, the first that holds: STOPPED by its owner, FAILED with a packed failure, READY once the buffer was
+filled, else STARTING. Every word has one writer at a time, so no lock. The log of events (arrivals and departures of
+episodes) is a ring from the worker to the owner; a full one holds the worker up, so none is lost.
 """
 
 import fcntl
@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -18,28 +18,17 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.buffer import Layout, fence
+from ejax.data.buffer import attach, create, fence
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.failures import CAPACITY, raise_failure
 from ejax.data.quota import counting
-from ejax.data.task import EpisodeSpec, Field
+from ejax.data.task import Field
 
-BUFFER, COUNTS, LIFE = "buffer", "counts", "traceback"
-"""Files of a run's folder: shared memory; lock of the counts; the worker's lock for life, and its traceback."""
+WORDS, BUFFER, COUNTS, LIFE = "words", "buffer", "counts", "traceback"
+"""Files of a run: these words; the episodes; lock of the counts; the worker's lock for life, and its traceback."""
 _SLOTS = 4096
 """Processes that count draws in words of their own; further ones begin again at the first."""
-_WORDS: dict[str, Field] = {
-    # the worker's
-    **dict.fromkeys(("beat", "episodes", "failures", "fills", "events_written"), ((), "int64")),
-    **dict.fromkeys(("ready_at", "generating_s"), ((), "float64")),
-    # the owner's; ``requested``: the filling of the buffer that it has requested, 0: none
-    **dict.fromkeys(("stopped", "requested", "events_taken", "failure_size"), ((), "int64")),
-    "failure": ((CAPACITY,), "uint8"),
-    # a word of each consumer's, and how many were given out, under the lock of ``ejax.data.quota``
-    "samples": ((_SLOTS,), "int64"),
-    "consumers": ((), "int64"),
-}
-_EVENT = ("published", "run_id", "index", "generation", "row", "num_frames", "monotonic_ns")
+_EVENT = "U9" + 7 * ",i8"
 
 
 class EngineState(Enum):
@@ -68,26 +57,18 @@ class LifecycleEvent:
     """``time.monotonic_ns()``, the same clock in all processes of the machine."""
 
 
-@dataclass(frozen=True)
-class Ticket:
-    """The parts by which a process finds a run."""
-
-    folder: Path
-    layout: Layout
-
-
-def make_layout(cfg: OnlineDataEngineCfg, spec: EpisodeSpec) -> Layout:
-    words = {**_WORDS, "events": ((cfg.lifecycle_event_capacity, len(_EVENT)), "int64")}
-    if cfg.episode_sample_budget is not None:
-        words["charged"] = ((cfg.buffer_size, 2), "int64")
-    return Layout(cfg.buffer_size, cfg.max_episode_steps, spec, tuple(words.items()))
+def make_words(folder: Path, cfg: OnlineDataEngineCfg) -> None:
+    """Make the files of a run that its processes share from the beginning."""
+    create(folder / WORDS, _words(cfg))
+    (folder / COUNTS).touch()
 
 
 class Control:
-    """One process's access to the words ``TrajectoryBuffer.control`` and to the run's folder."""
+    """One process's access to the words of a run. FileNotFoundError if its owner has removed them."""
 
-    def __init__(self, words: dict[str, NDArray[Any]], folder: Path) -> None:
-        self._words, self._folder = words, folder
+    def __init__(self, folder: Path, cfg: OnlineDataEngineCfg) -> None:
+        self.folder = folder
+        self._words: dict[str, NDArray[Any]] = attach(folder / WORDS, _words(cfg))
         self._life: int | None = None
         self._slot: int | None = None
         self._counting = threading.Lock()
@@ -111,11 +92,18 @@ class Control:
         """Chunks that all consumers together have drawn."""
         return int(self._words["samples"].sum())
 
+    @property
+    def charged(self) -> NDArray[np.int64]:
+        """The counts of ``ejax.data.quota``."""
+        return self._words["charged"]
+
     def publish_failure(self, failure: bytes) -> None:
-        """Set FAILED, with a packed failure. Called only in the owner."""
-        self._words["failure"][: len(failure)] = np.frombuffer(failure, np.uint8)
-        fence()  # who sees the state finds the failure
-        self["failure_size"] = len(failure)
+        """Set FAILED, with a packed failure: called in the worker, and in the owner once that is gone. The first stays:
+        what came after it followed from it."""
+        if not self["failure_size"]:
+            self._words["failure"][: len(failure)] = np.frombuffer(failure, np.uint8)
+            fence()  # who sees the state finds the failure
+            self["failure_size"] = len(failure)
 
     def raise_failure(self) -> NoReturn:
         size = self["failure_size"]
@@ -126,17 +114,14 @@ class Control:
         """Count chunks that a consumer has drawn; ConnectionError if the worker has gone."""
         with self._counting:
             if self._slot is None:
-                with counting(self._folder / COUNTS):
+                with counting(self.folder / COUNTS):
                     self._slot = self["consumers"] % _SLOTS
                     self["consumers"] += 1
             self._words["samples"][self._slot] += count
-        self._require_worker()
-
-    def _require_worker(self) -> None:
         # the kernel takes the lock from a worker that is gone: a consumer learns of it even where the owner is gone too
         try:
             if self._life is None:
-                self._life = os.open(self._folder / LIFE, os.O_RDONLY)
+                self._life = os.open(self.folder / LIFE, os.O_RDONLY)
                 weakref.finalize(self, os.close, self._life)
             fcntl.lockf(self._life, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -154,20 +139,33 @@ class Control:
         """Append an event, for which there is room. Called only in the worker."""
         log, number = self._words["events"], self["events_written"]
         if len(log):
-            fields = asdict(event) | {"published": event.kind == "published", "monotonic_ns": time.monotonic_ns()}
-            log[number % len(log)] = [fields[name] for name in _EVENT]
+            log[number % len(log)] = astuple(replace(event, sequence=number, monotonic_ns=time.monotonic_ns()))
             fence()
             self["events_written"] = number + 1
 
     def take_events(self) -> list[LifecycleEvent]:
         """Return the events since the last call. Called only in the owner."""
-        log, first, end = self._words["events"], self["events_taken"], self["events_written"]
+        log, end = self._words["events"], self["events_written"]
         fence()
-        events = []
-        for number in range(first, end):
-            fields = dict(zip(_EVENT, log[number % len(log)].tolist(), strict=True))
-            kind: Literal["published", "evicted"] = "published" if fields.pop("published") else "evicted"
-            events.append(LifecycleEvent(sequence=number, kind=kind, **fields))
-        fence()
+        events = [LifecycleEvent(*log[n % len(log)].item()) for n in range(self["events_taken"], end)]
+        fence()  # the worker may overwrite them from here on
         self["events_taken"] = end
         return events
+
+
+def _words(cfg: OnlineDataEngineCfg) -> dict[str, Field]:
+    return {
+        # the worker's; ``fills``: complete fillings of the buffer, ``beat``: attempts and waits that ended
+        **dict.fromkeys(("beat", "episodes", "failures", "fills", "events_written"), ((), "int64")),
+        **dict.fromkeys(("ready_at", "generating_s"), ((), "float64")),
+        # the owner's; ``requested``: the filling of the buffer that it has requested, 0: none
+        **dict.fromkeys(("stopped", "requested", "events_taken"), ((), "int64")),
+        # the worker's, and the owner's after its end
+        "failure_size": ((), "int64"),
+        "failure": ((CAPACITY,), "uint8"),
+        # a word of each consumer's, and how many were given out, under the lock of ``ejax.data.quota``
+        "samples": ((_SLOTS,), "int64"),
+        "consumers": ((), "int64"),
+        "charged": ((0 if cfg.episode_sample_budget is None else cfg.buffer_size, 2), "int64"),
+        "events": ((cfg.lifecycle_event_capacity,), _EVENT),
+    }

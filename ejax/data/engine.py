@@ -25,11 +25,11 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from ejax.data.chunks import Draw, check_count
-from ejax.data.control import Control, EngineState, LifecycleEvent, Ticket
+from ejax.data.control import Control, EngineState, LifecycleEvent
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.failures import OnlineDataWorkerError, raise_failure
-from ejax.data.reader import Consumer, Taken, take_episodes
+from ejax.data.failures import OnlineDataWorkerError
+from ejax.data.reader import Consumer, Taken, Ticket, take_episodes
 from ejax.data.supervisor import StartCancelledError, Supervisor
 
 _GIVE_UP_S = 10.0
@@ -57,6 +57,7 @@ class OnlineDataEngine(ChunkSource):
         self._consumer: Consumer | None = None
         self._events: list[LifecycleEvent] = []
         self._reported = False
+        """True once a failure was raised: by the draw that met it, else by ``stop``."""
 
     @property
     def state(self) -> EngineState:
@@ -98,8 +99,8 @@ class OnlineDataEngine(ChunkSource):
             self._finalizer = weakref.finalize(self, _abandon, self._supervisor, os.getpid())
             self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
             atexit.register(self._finalizer)
-            self._supervisor.bring_up(self._cancelled)
-            self._ticket, self._phase = self._supervisor.ticket, None
+            layout = self._supervisor.bring_up(self._cancelled)
+            self._ticket, self._phase = Ticket(self._supervisor.folder, layout), None
         except BaseException as error:
             if self._supervisor is not None:
                 try:
@@ -133,23 +134,20 @@ class OnlineDataEngine(ChunkSource):
             supervisor = self._supervisor
             if supervisor is None or self._phase is EngineState.STOPPED:
                 return
-            # before it is closed: an engine that failed stays one that failed
-            failed = self.state is EngineState.FAILED
             try:
-                failure = supervisor.close()
+                supervisor.close()
             except BaseException:
                 self._phase, self._reported = EngineState.FAILED, True
                 raise
             self._supervisor = self._ticket = self._consumer = None  # and with them the memory
             self._finalizer.detach()
             atexit.unregister(self._finalizer)
-            self._phase = EngineState.FAILED if failed or failure else EngineState.STOPPED
-            unreported, self._reported = failed and not self._reported, True
-        # a failure is raised once: by the draw that met it, or else here
-        if unreported and supervisor.control is not None:
+            has_failed = bool(supervisor.control["failure_size"])
+            if has_failed or self._phase is None:  # an engine that failed to start stays so
+                self._phase = EngineState.FAILED if has_failed else EngineState.STOPPED
+            unreported, self._reported = has_failed and not self._reported, True
+        if unreported:
             supervisor.control.raise_failure()
-        if failure and not failed:
-            raise_failure(failure)
 
     def request_refill(self) -> int:
         """Have all rows refilled, one by one, and return their generation; a request while one is open joins it. Raises
@@ -286,7 +284,7 @@ class OnlineDataEngine(ChunkSource):
     def _explain_the_end(self, control: Control) -> NoReturn:
         deadline = time.monotonic() + _GRACE_S
         while control.state is EngineState.READY and time.monotonic() < deadline:
-            time.sleep(0.005)
+            time.sleep(_POLL_S)
         self._require_ready()
         self._reported = True
         raise OnlineDataWorkerError("the worker is gone, and its owner gives no reason")
@@ -297,7 +295,7 @@ class OnlineDataEngine(ChunkSource):
         if consumer is None or consumer.pid != os.getpid():
             if self._ticket is None:
                 raise RuntimeError(f"the engine is in state {self.state.name}: there is no buffer")
-            self._consumer = consumer = Consumer(self._ticket, self.cfg.episode_sample_budget)
+            self._consumer = consumer = Consumer(self._ticket, self.cfg)
         return consumer
 
 

@@ -7,12 +7,13 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.buffer import Copies, TrajectoryBuffer, attach, fence
+from ejax.data.buffer import Copies, Layout, TrajectoryBuffer, fence
 from ejax.data.chunks import (
     DataBudgetExhaustedError,
     DataUnavailableError,
@@ -25,7 +26,8 @@ from ejax.data.chunks import (
     run_bounds,
     window_mask,
 )
-from ejax.data.control import BUFFER, COUNTS, Control, Ticket
+from ejax.data.control import BUFFER, COUNTS, Control
+from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.quota import Quota
 from ejax.data.task import Episode, Origin, nest
 
@@ -201,15 +203,23 @@ class Taken:
         return self.origin.seed
 
 
+@dataclass(frozen=True)
+class Ticket:
+    """The parts by which a process finds a run."""
+
+    folder: Path
+    layout: Layout
+
+
 class Consumer:
     """One process's reader; a fork needs a new one. FileNotFoundError if the owner has removed the buffer."""
 
-    def __init__(self, ticket: Ticket, budget: int | None) -> None:
+    def __init__(self, ticket: Ticket, cfg: OnlineDataEngineCfg) -> None:
         self.pid = os.getpid()
-        self.buffer = attach(ticket.folder / BUFFER, ticket.layout)
-        self.control, quota = Control(self.buffer.control, ticket.folder), None
-        if budget is not None:
-            quota = Quota(self.buffer.control["charged"], ticket.folder / COUNTS, budget)
+        self.control = Control(ticket.folder, cfg)
+        self.buffer = TrajectoryBuffer(ticket.folder / BUFFER, ticket.layout)
+        budget = cfg.episode_sample_budget
+        quota = None if budget is None else Quota(self.control.charged, ticket.folder / COUNTS, budget)
         self.reader = ChunkReader(self.buffer, quota)
         self.rng = np.random.default_rng()
 

@@ -1,29 +1,36 @@
 """The owner's side of the worker: starts it, watches over it, ends it, and removes all that the run has left.
 
+A run's folder is ``/dev/shm/ejax-data-<random>``. Its owner holds a lock on it and removes it at the end; if that is
+killed, its worker does; if both are, the next engine of the same user, which finds the lock free.
+
 It does not refer to the engine, so an engine that is no longer used is collected, and its worker ended.
 """
 
+import fcntl
 import os
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any
 
-from ejax.data.buffer import attach
-from ejax.data.control import BUFFER, COUNTS, LIFE, Control, EngineState, LifecycleEvent, Ticket, make_layout
+from ejax.data.buffer import Layout
+from ejax.data.control import LIFE, Control, EngineState, LifecycleEvent, make_words
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
-from ejax.data.leftovers import clear_leftovers, make_folder
-from ejax.data.worker import FAILURE, ORDER, POLL_S, SPEC, WorkOrder, put
+from ejax.data.failures import OnlineDataWorkerError, pack_failure
+from ejax.data.worker import ORDER, POLL_S, SPEC, WorkOrder
 
+PLACE = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+_PREFIX = "ejax-data-"
 _KILL_TIMEOUT_S = 3.0
 _TRACEBACK_S = 0.3
 _BOOTSTRAP = "import sys; sys.path[:] = {path}; from ejax.data.worker import main; main({folder!r})"
@@ -37,8 +44,6 @@ class Supervisor:
     """One worker, from its start to the removal of its buffer. ``close`` may be called any number of times."""
 
     def __init__(self, cfg: OnlineDataEngineCfg, run_id: int) -> None:
-        self.ticket: Ticket
-        self.control: Control | None = None
         self.events: list[LifecycleEvent] = []
         """Events that ``take_events`` found; readers take them out."""
         self._cfg = cfg
@@ -46,20 +51,20 @@ class Supervisor:
         self._monitor = threading.Thread(target=self._watch, name="ejax-data-monitor", daemon=True)
         self._lock, self._taking = threading.Lock(), threading.Lock()
         self._closed = False
-        self._beat, self._silent, self._looked = -1, 0.0, time.monotonic()
-        task = _pickle_task(cfg.task, cfg.task_cfg)
-        order = WorkOrder(os.getpid(), run_id, replace(cfg, task="", task_cfg={}), task)
+        self._beat, self._silent, self._looked = 0, 0.0, time.monotonic()
+        order = WorkOrder(os.getpid(), run_id, replace(cfg, task="", task_cfg={}), _pickle_task(cfg.task, cfg.task_cfg))
         clear_leftovers()
-        self._folder = make_folder()
+        self.folder, self._held = make_folder()
         try:
-            (self._folder / COUNTS).touch()
-            put(self._folder / ORDER, pickle.dumps(order))
-            self._process = _spawn(self._folder)
+            make_words(self.folder, cfg)
+            self.control = Control(self.folder, cfg)
+            (self.folder / ORDER).write_bytes(pickle.dumps(order))
+            self._process = _spawn(self.folder)
         except BaseException:
-            shutil.rmtree(self._folder)
+            self._remove_folder()
             raise
 
-    def bring_up(self, cancelled: threading.Event) -> None:
+    def bring_up(self, cancelled: threading.Event) -> Layout:
         """Wait until the task is built and the buffer full.
 
         Raises:
@@ -68,95 +73,81 @@ class Supervisor:
             Exception: the task's own error; OnlineDataWorkerError if the worker died without one.
         """
         deadline = time.monotonic() + self._cfg.initialization_timeout
-        while not (self._folder / SPEC).exists():
-            self._wait(deadline, cancelled, "to build its task")
-        layout = make_layout(self._cfg, pickle.loads(self._read(SPEC)))
-        self.ticket = Ticket(self._folder, layout)
-        self.control = Control(attach(self._folder / BUFFER, layout).control, self._folder)
         while self.control.state is EngineState.STARTING:
+            if cancelled.wait(POLL_S):
+                raise StartCancelledError("start() was cancelled by stop()")
             self.take_events()  # else a log that the first episodes fill would hold the worker up
-            self._wait(deadline, cancelled, "to fill the buffer")
+            self._look()
+            if time.monotonic() > deadline:
+                what = "to fill the buffer" if (self.folder / SPEC).exists() else "to build its task"
+                limit = f"{self._cfg.initialization_timeout} s (initialization_timeout)"
+                raise TimeoutError(
+                    f"the worker took longer than {limit} {what}; where it is only slow, raise initialization_timeout "
+                    f"(of a config: data.initialization_timeout)"
+                )
+        if self.control.state is EngineState.FAILED:
+            self.control.raise_failure()
         self._monitor.start()
+        spec = pickle.loads((self.folder / SPEC).read_bytes())
+        return Layout(self._cfg.buffer_size, self._cfg.max_episode_steps, spec)
 
     def take_events(self) -> None:
         with self._taking:
-            if self.control is not None:
-                self.events += self.control.take_events()
+            self.events += self.control.take_events()
 
-    def close(self) -> bytes:
+    def close(self) -> None:
         """End the worker, and remove the run's folder; after ``shutdown_timeout`` the worker is killed.
-
-        Returns:
-            The packed failure of a worker that raised an error, or nothing.
 
         Raises:
             OnlineDataWorkerError: it had to be killed, or outlived even that; then ``close`` may be called again.
         """
         with self._lock:
             if self._closed:
-                return b""
-            if self.control is not None and self.control.state is not EngineState.FAILED:
+                return
+            if self.control.state is not EngineState.FAILED:
                 self.control["stopped"] = 1
             self._ending.set()
             if self._monitor.is_alive():
                 self._monitor.join(_KILL_TIMEOUT_S)
             try:
-                killed = self._process.poll() is None and self._end(self._cfg.shutdown_timeout)
-                failure = self._read(FAILURE)
-                self.take_events()
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._closed = True
-                if killed:
-                    raise OnlineDataWorkerError(
-                        f"the worker did not end within {self._cfg.shutdown_timeout} s (shutdown_timeout) and was "
-                        f"killed; what its task writes elsewhere may be cut off"
-                    )
+                if self._process.poll() is None:
+                    self._end(self._cfg.shutdown_timeout)
             except OnlineDataWorkerError as error:
-                if self.control is not None:
-                    self.control["stopped"] = 0
-                    self.control.publish_failure(pack_failure(error))
+                self.control["stopped"] = 0
+                self.control.publish_failure(pack_failure(error))
                 raise
-        return failure
-
-    def _wait(self, deadline: float, cancelled: threading.Event, what: str) -> None:
-        if cancelled.wait(POLL_S):
-            raise StartCancelledError("start() was cancelled by stop()")
-        if failure := self._find_failure():
-            raise_failure(failure)
-        if time.monotonic() > deadline:
-            remedy = "where it is only slow, raise initialization_timeout (of a config: data.initialization_timeout)"
-            limit = f"{self._cfg.initialization_timeout} s (initialization_timeout)"
-            raise TimeoutError(f"the worker took longer than {limit} {what}; {remedy}")
+            finally:
+                if self._process.poll() is not None:
+                    self.take_events()
+                    self._remove_folder()
+                    self._closed = True
 
     def _watch(self) -> None:
-        while self.control is not None and not self._ending.wait(POLL_S):
-            if failure := self._find_failure():
-                self.control.publish_failure(failure)
-                return
+        while self.control.state is EngineState.READY and not self._ending.wait(POLL_S):
+            self._look()
 
-    def _find_failure(self) -> bytes | None:
-        """Return the packed failure of a worker that raised an error, ended or hangs; None: it goes on."""
-        code = self._process.poll()  # first: what it has left is there then
-        if failure := self._read(FAILURE):
-            return failure
+    def _look(self) -> None:
+        """Publish the failure of a worker that has ended, or hangs; one that raised an error did so itself."""
+        code = self._process.poll()
         if code is not None:
             signal_name = f", {signal.Signals(-code).name}" if code < 0 else ""
-            when = "stop()" if (self._folder / SPEC).exists() else "its task was built"
+            when = "stop()" if (self.folder / SPEC).exists() else "its task was built"
             text = f"the worker ended (exit code {code}{signal_name}){self._traceback()} before {when}"
-            return pack_failure(OnlineDataWorkerError(text))
-        if self._hangs():
+        elif self._hangs():
             self._process.send_signal(signal.SIGUSR1)
             time.sleep(_TRACEBACK_S)
             self._process.kill()
             text = (
                 f"the worker hangs: no attempt of its task ended for {self._cfg.worker_timeout} s (worker_timeout); "
-                "where attempts are only slow, raise worker_timeout (of a config: data.worker_timeout)"
+                f"where attempts are only slow, raise worker_timeout (of a config: data.worker_timeout)"
+                f"{self._traceback()}"
             )
-            return pack_failure(OnlineDataWorkerError(text + self._traceback()))
-        return None
+        else:
+            return
+        self.control.publish_failure(pack_failure(OnlineDataWorkerError(text)))
 
     def _hangs(self) -> bool:
-        now, beat = time.monotonic(), 0 if self.control is None else self.control["beat"]
+        now, beat = time.monotonic(), self.control["beat"]
         # a process group that was suspended did not hang meanwhile
         self._silent += min(now - self._looked, 5 * POLL_S)
         self._looked = now
@@ -164,31 +155,64 @@ class Supervisor:
             self._beat, self._silent = beat, 0.0
         return self._silent > self._cfg.worker_timeout
 
-    def _read(self, name: str) -> bytes:
-        try:
-            return (self._folder / name).read_bytes()
-        except FileNotFoundError:
-            return b""
-
     def _traceback(self) -> str:
-        text = self._read(LIFE).decode(errors="replace").strip()
-        return f"\n{text[-8192:]}\n" if text else ""
+        with suppress(FileNotFoundError):
+            text = (self.folder / LIFE).read_bytes().decode(errors="replace").strip()
+            return f"\n{text[-4096:]}\n" if text else ""
+        return ""
 
-    def _end(self, timeout: float) -> bool:
-        """End the process; True if it had to be killed."""
+    def _end(self, timeout: float) -> None:
+        """End the process. OnlineDataWorkerError: it had to be killed, or even that did not help."""
         self._process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
-            return False
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        try:
+            return
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
             raise OnlineDataWorkerError(
-                f"the worker (pid {self._process.pid}) outlived SIGKILL by {_KILL_TIMEOUT_S} s; call stop() again"
-            ) from None
-        return True
+                f"the worker did not end within {timeout} s (shutdown_timeout) and was killed; what its task writes "
+                f"elsewhere may be cut off"
+            )
+        raise OnlineDataWorkerError(
+            f"the worker (pid {self._process.pid}) outlived SIGKILL by {_KILL_TIMEOUT_S} s; call stop() again"
+        )
+
+    def _remove_folder(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._held)
+
+
+def make_folder() -> tuple[Path, int]:
+    """Make a folder that no other user can look into (mode 0700), locked as long as the descriptor is open."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=PLACE))
+        # before it was locked, another engine may have taken it for a leftover
+        if (held := _lock(folder)) is not None and folder.exists():
+            return folder, held
+
+
+def clear_leftovers() -> None:
+    """Remove folders of this user's ended engines, where it can; several processes may do so at once."""
+    for folder in PLACE.glob(f"{_PREFIX}*"):
+        if (held := _lock(folder)) is not None:
+            if os.fstat(held).st_uid == os.geteuid():
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder; None: it is gone, another user's, a link, or a living process has locked it."""
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which the kernel releases when its process ends
+    except OSError:
+        os.close(held)
+        return None
+    return held
 
 
 def _spawn(folder: Path) -> "subprocess.Popen[bytes]":

@@ -1,7 +1,7 @@
 """The worker process, a fresh interpreter: runs a task, and puts its successful episodes into the buffer.
 
 Owner and worker exchange files of the run's folder: ``order``, the WorkOrder, before the worker starts; ``spec``, the
-task's EpisodeSpec, once the buffer is made; ``failure``, the worker's packed failure.
+task's EpisodeSpec, once the buffer is made.
 """
 
 import faulthandler
@@ -14,12 +14,13 @@ import signal
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from ejax.data.buffer import TrajectoryBuffer, attach, create
-from ejax.data.control import BUFFER, LIFE, Control, LifecycleEvent, make_layout
+from ejax.data.buffer import Layout, TrajectoryBuffer, create
+from ejax.data.control import BUFFER, LIFE, Control, LifecycleEvent
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.failures import pack_failure
 from ejax.data.samplers import attempt_seeds
@@ -35,7 +36,7 @@ from ejax.data.task import (
 from ejax.schema.trust import import_trusted, trust
 
 POLL_S = 0.02
-ORDER, SPEC, FAILURE = "order", "spec", "failure"
+ORDER, SPEC = "order", "spec"
 
 
 @dataclass(frozen=True)
@@ -62,28 +63,23 @@ def _stop(number: int, frame: object) -> None:
     raise _Stop
 
 
-def put(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_bytes(data)
-    part.rename(path)
-
-
 def main(folder: str) -> None:
     """Run the worker; exit with 0 after the signal to stop, with 1 after a failure that it reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole group; the owner decides what happens
     signal.signal(signal.SIGTERM, _stop)
+    order: WorkOrder = pickle.loads(Path(folder, ORDER).read_bytes())
+    control = Control(Path(folder), order.cfg)
     try:
-        _run(Path(folder))
+        _run(order, control)
     except _Stop:
         return
-    except BaseException as error:  # SystemExit of a task too: it must be reported to the owner
-        _report(Path(folder), error)
+    except BaseException as error:  # SystemExit of a task too: it must be reported
+        control.publish_failure(pack_failure(error))
         sys.exit(1)
 
 
-def _run(folder: Path) -> None:
-    order: WorkOrder = pickle.loads((folder / ORDER).read_bytes())
+def _run(order: WorkOrder, control: Control) -> None:
+    folder = control.folder
     log = (folder / LIFE).open("w")  # open, and locked, until the process ends, however it ends
     fcntl.lockf(log, fcntl.LOCK_EX)
     faulthandler.enable(log)
@@ -96,22 +92,15 @@ def _run(folder: Path) -> None:
         spec = task.spec()
         if not isinstance(spec, EpisodeSpec):
             raise TypeError(f"spec() must return an EpisodeSpec, got {type(spec).__name__}")
-        layout = make_layout(order.cfg, spec)
-        create(folder / BUFFER, layout)
-        buffer = attach(folder / BUFFER, layout)
-        put(folder / SPEC, pickle.dumps(spec))
+        layout = Layout(order.cfg.buffer_size, order.cfg.max_episode_steps, spec)
+        create(folder / BUFFER, layout.arrays())
+        # the owner reads it once rows are filled, so it need not appear at once
+        (folder / SPEC).write_bytes(pickle.dumps(spec))
         try:
-            _Filler(order, task, buffer, Control(buffer.control, folder)).run()
-        except BaseException as error:
-            if not isinstance(error, _Stop):  # before the task is closed, which may take time, or raise too
-                _report(folder, error)
+            _Filler(order, task, TrajectoryBuffer(folder / BUFFER, layout), control).run()
+        except Exception as error:  # now: to close the task may take time, or raise too
+            control.publish_failure(pack_failure(error))
             raise
-
-
-def _report(folder: Path, error: BaseException) -> None:
-    if not (folder / FAILURE).exists():
-        with suppress(OSError, _Stop):
-            put(folder / FAILURE, pack_failure(error))
 
 
 def _watch_owner(pid: int, folder: Path) -> None:
@@ -129,8 +118,6 @@ class _Filler:
         self._order, self._task, self._buffer, self._control = order, task, buffer, control
         self._seeds = attempt_seeds(order.cfg.seed)
         self._last_failure = ""
-        self._inside: dict[int, LifecycleEvent] = {}
-        """The event by which the episode of each row came."""
 
     def run(self) -> None:
         cfg, control, counted = self._order.cfg, self._control, 0
@@ -172,13 +159,16 @@ class _Filler:
         # room for both events before the row is touched: a full log must hold the worker up while the episode is there
         while not self._control.has_room(2):
             self._wait()
-        if row in self._inside:
-            self._control.write_event(replace(self._inside[row], kind="evicted"))
+        if self._buffer.version[row]:
+            self._control.write_event(self._event("evicted", row))
         self._buffer.write(row, episode, origin, index=index, written_at=time.time())
-        length = int(self._buffer.episode["length"][row])
-        self._inside[row] = LifecycleEvent("published", origin.run_id, index, origin.generation, row, length)
-        self._control.write_event(self._inside[row])
+        self._control.write_event(self._event("published", row))
         self._control["episodes"] += 1
+
+    def _event(self, kind: Literal["published", "evicted"], row: int) -> LifecycleEvent:
+        names = ("run_id", "index", "generation", "length")
+        run_id, index, generation, length = (int(self._buffer.episode[name][row]) for name in names)
+        return LifecycleEvent(kind, run_id, index, generation, row, length)
 
     def _wait(self) -> None:
         time.sleep(POLL_S)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create
+from ejax.data.buffer import Layout, TrajectoryBuffer, create
 from ejax.data.chunks import MODES, Draw, check_request, draw_windows, find_runs, window_mask
 from ejax.data.reader import ChunkReader
 from ejax.data.task import Episode, EpisodeSpec, Origin, flatten, nest
@@ -19,8 +19,8 @@ SPEC = EpisodeSpec({"obs/x": ((2,), "float32"), "t": ((), "int64")}, {"name": ((
 @pytest.fixture
 def buffer(tmp_path: Path) -> Any:
     layout = Layout(8, 50, SPEC)
-    create(tmp_path / "buffer", layout)
-    return attach(tmp_path / "buffer", layout)
+    create(tmp_path / "buffer", layout.arrays())
+    return TrajectoryBuffer(tmp_path / "buffer", layout)
 
 
 def episode(length: int, value: float = 0.0, segment_id: Any | None = None) -> Episode:

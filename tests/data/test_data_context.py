@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ejax.data import DataUnavailableError, Episode, EpisodeSpec, OnlineDataset, Origin, SequenceSpecCfg
-from ejax.data.buffer import Layout, attach, create
+from ejax.data.buffer import Layout, TrajectoryBuffer, create
 from ejax.data.chunks import Draw, find_runs, run_bounds
 from ejax.data.lerobot.recorded import RecordedEpisodes
 from ejax.data.lerobot.write import EpisodeWriter
@@ -29,8 +29,8 @@ def episode(row: int) -> Episode:
 @pytest.fixture
 def buffer(tmp_path: Path) -> Any:
     layout = Layout(len(LENGTHS), 12, SPEC)
-    create(tmp_path / "buffer", layout)
-    buffer = attach(tmp_path / "buffer", layout)
+    create(tmp_path / "buffer", layout.arrays())
+    buffer = TrajectoryBuffer(tmp_path / "buffer", layout)
     for row in range(len(LENGTHS)):
         buffer.write(row, episode(row), Origin(row, row, 1 + row % 2, 7), index=row, written_at=1.5)
     return buffer

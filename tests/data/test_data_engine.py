@@ -32,7 +32,6 @@ from ejax.data import (
     OnlineDataset,
     OnlineDataWorkerError,
     UniformChunkSampler,
-    leftovers,
 )
 from ejax.data import supervisor as supervisor_module
 from ejax.data.engine_config import embodichain_field
@@ -55,7 +54,7 @@ def left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[lis
 
     monkeypatch.setattr(supervisor_module, "_spawn", spawn_noted)
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr(leftovers, "PLACE", tmp_path / "runs")
+    monkeypatch.setattr(supervisor_module, "PLACE", tmp_path / "runs")
     yield workers
     assert list((tmp_path / "runs").iterdir()) == []
     assert [worker.pid for worker in workers if worker.poll() is None] == []
@@ -880,8 +879,8 @@ OWNER = """
 import os, signal, sys, time
 sys.path.insert(0, {tasks!r})
 from pathlib import Path
-from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, leftovers
-leftovers.PLACE = Path({place!r})
+from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, supervisor
+supervisor.PLACE = Path({place!r})
 engine = OnlineDataEngine(OnlineDataEngineCfg("data_tasks:Toy", buffer_size=2, max_episode_steps=50))
 engine.start()
 print(engine._supervisor._process.pid, engine._ticket.folder, flush=True)
@@ -937,7 +936,7 @@ def test_what_belongs_to_a_living_process_is_left_alone() -> None:
     with OnlineDataEngine(cfg()) as engine:
         other = OnlineDataEngine(cfg())
         with other:
-            leftovers.clear_leftovers()
+            supervisor_module.clear_leftovers()
             for each in (engine, other):
                 assert each._ticket.folder.exists()
                 is_whole(each.sample_batch(2, 5))
@@ -946,52 +945,36 @@ def test_what_belongs_to_a_living_process_is_left_alone() -> None:
 
 def test_shared_memory_is_what_the_system_has_for_it() -> None:
     """The default place; the other tests of this file choose a folder on the disk."""
-    code = "from ejax.data import leftovers; print(leftovers.PLACE)"
+    code = "from ejax.data import supervisor; print(supervisor.PLACE)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "/dev/shm\n"
 
 
-def mine(**changes: Any) -> str:
-    """The name of a folder of this process, but for what is changed."""
-    parts = {"namespace": leftovers._namespace(), "pid": os.getpid(), "start": leftovers._started(os.getpid())}
-    return "ejax-data-{namespace}-{pid}-{start}-test".format(**(parts | changes))
-
-
-@pytest.mark.parametrize(
-    ("name", "cleared"),
-    [
-        ({"start": 1}, True),  # the number is in use again
-        ({"pid": 2**22 + 1}, True),  # more than Linux gives out
-        ({"pid": 1}, True),
-        ({}, False),
-        ({"namespace": 1, "pid": 2**22 + 1}, False),
-        ("ejax-data-unknown-test", False),
-        ("ejax-data-1-2-3", False),
-        ("psm_ejax-data-1-2-3-test", False),
-    ],
-)
-def test_only_what_names_a_process_that_has_ended_is_cleared(
-    tmp_path: Path, name: dict[str, int] | str, cleared: bool
-) -> None:
-    folder = tmp_path / "runs" / (name if isinstance(name, str) else mine(**name))
-    folder.mkdir()
-    (folder / "order").touch()
-    leftovers.clear_leftovers()
-    assert folder.exists() == (not cleared)
-    shutil.rmtree(folder, ignore_errors=True)
+def test_only_folders_that_no_process_has_locked_are_cleared(tmp_path: Path) -> None:
+    held, lock = supervisor_module.make_folder()
+    gone, other = tmp_path / "runs/ejax-data-gone", tmp_path / "runs/psm_ejax-data-gone"
+    for folder in (gone, other):
+        folder.mkdir()
+        (folder / "order").touch()
+    supervisor_module.clear_leftovers()
+    assert held.exists() and other.exists() and not gone.exists()
+    os.close(lock)
+    supervisor_module.clear_leftovers()
+    assert not held.exists()
+    shutil.rmtree(other)
 
 
 def test_what_another_user_left_and_links_are_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone, link = tmp_path / "runs" / mine(start=1), tmp_path / "runs" / f"{mine(start=1)}2"
+    gone, link = tmp_path / "runs/ejax-data-gone", tmp_path / "runs/ejax-data-link"
     (tmp_path / "mine").mkdir()
     gone.mkdir()
     link.symlink_to(tmp_path / "mine")
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    leftovers.clear_leftovers()
+    supervisor_module.clear_leftovers()
     assert gone.exists()
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    leftovers.clear_leftovers()
+    supervisor_module.clear_leftovers()
     assert not gone.exists() and link.is_symlink() and (tmp_path / "mine").exists()
     link.unlink()
 
@@ -999,9 +982,9 @@ def test_what_another_user_left_and_links_are_not_touched(tmp_path: Path, monkey
 def test_engines_that_start_at_once_clear_up_side_by_side(tmp_path: Path) -> None:
     place = tmp_path / "runs"
     for number in range(200):
-        (place / f"{mine(start=1)}{number}").mkdir()
-    code = "import sys; from pathlib import Path; from ejax.data import leftovers; sys.stdin.read(1); "
-    code += f"leftovers.PLACE = Path({str(place)!r}); leftovers.clear_leftovers()"
+        (place / f"ejax-data-{number}").mkdir()
+    code = "import sys; from pathlib import Path; from ejax.data import supervisor; sys.stdin.read(1); "
+    code += f"supervisor.PLACE = Path({str(place)!r}); supervisor.clear_leftovers()"
     command = [sys.executable, "-W", "error", "-c", code]
     others = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
     said = [other.communicate(b"x", timeout=60.0)[1] for other in others]
@@ -1045,7 +1028,7 @@ def test_who_waits_for_episodes_hears_that_everybody_else_is_gone(tmp_path: Path
     owner.communicate(timeout=BOUND_S)
     thread.join(BOUND_S)
     assert raised == ["the worker is gone, and its owner gives no reason"]
-    leftovers.clear_leftovers()
+    supervisor_module.clear_leftovers()
     assert not Path(folder).exists()
 
 
@@ -1079,7 +1062,7 @@ def test_a_task_of_the_main_script_is_refused_with_the_remedy(monkeypatch: pytes
 def test_a_failure_keeps_within_its_bytes() -> None:
     packed = pack_failure(ValueError("x" * 10**6))
     assert len(packed) <= CAPACITY
-    with pytest.raises(OnlineDataWorkerError, match=r"builtins\.ValueError: x+"):
+    with pytest.raises(OnlineDataWorkerError, match=r"^ValueError: x{1000,2000}$"):
         raise_failure(packed)
 
 
@@ -1091,30 +1074,24 @@ class BrokenTextError(Exception):
 @pytest.mark.parametrize(
     "error",
     [
-        ValueError("😀" * 9000),
         ValueError("x" + "😀" * 10**6),
-        ValueError("é" * 40_000),
         ValueError("\udc80" * 40_000),
-        type("N" * 40_000, (Exception,), {})("😀" * 9000),
         type("😀" * 9000, (Exception,), {"__module__": "é" * 40_000})("text"),
     ],
-    ids=["emoji", "many", "accents", "surrogates", "long name", "long names"],
+    ids=["many", "surrogates", "long names"],
 )
 def test_a_failure_of_any_text_keeps_within_its_bytes(error: Any) -> None:
-    """Bytes are what there is room for; no character is cut in two."""
     packed = pack_failure(error)
     assert len(packed) <= CAPACITY
-    said = pickle.loads(packed)["message"]
-    shown = str(error).encode(errors="backslashreplace").decode()
-    assert shown.startswith(said) and len(said.encode()) >= min(len(shown.encode()), CAPACITY // 4 - 3)
     with pytest.raises((OnlineDataWorkerError, ValueError)):
         raise_failure(packed)
 
 
-def test_a_failure_without_a_text_is_told_all_the_same() -> None:
-    said = pickle.loads(pack_failure(BrokenTextError()))
-    assert said["message"] == "<its text cannot be made: str() of a BrokenTextError fails>"
-    assert "BrokenTextError" in said["traceback"]
+def test_a_failure_without_a_text_is_reported_all_the_same() -> None:
+    error = BrokenTextError()
+    error.lock = threading.Lock()  # nor can it be pickled
+    with pytest.raises(OnlineDataWorkerError, match=r"BrokenTextError: <exception str\(\) failed>"):
+        raise_failure(pack_failure(error))
 
 
 @pytest.mark.parametrize("task_cfg", [{"build": "emoji"}, {"at": {0: "emoji"}}], ids=["when built", "when run"])
@@ -1126,7 +1103,7 @@ def test_a_worker_that_fails_with_a_long_text_of_wide_characters_says_it(task_cf
 
 
 def test_an_exit_of_the_worker_does_not_exit_a_consumer() -> None:
-    with pytest.raises(OnlineDataWorkerError, match=r"builtins\.SystemExit: 3"):
+    with pytest.raises(OnlineDataWorkerError, match=r"^SystemExit: 3"):
         raise_failure(pack_failure(SystemExit(3)))
 
 

@@ -1,26 +1,31 @@
 """The log of episodes that come and go: a ring that loses nothing."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+import pytest
 
-from ejax.data import EpisodeSpec, LifecycleEvent, OnlineDataEngineCfg
-from ejax.data.control import Control, make_layout
+from ejax.data import LifecycleEvent, OnlineDataEngineCfg
+from ejax.data.control import Control, make_words
 
 
-def log(capacity: int) -> Control:
-    cfg = OnlineDataEngineCfg("module:Task", buffer_size=max(capacity // 2, 1), lifecycle_event_capacity=capacity)
-    layout = make_layout(cfg, EpisodeSpec({"x": ((), "float32")}))
-    return Control({name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.control}, Path("nowhere"))
+@pytest.fixture
+def log(tmp_path: Path) -> Callable[[int], Control]:
+    def make(capacity: int) -> Control:
+        cfg = OnlineDataEngineCfg("module:Task", buffer_size=max(capacity // 2, 1), lifecycle_event_capacity=capacity)
+        make_words(tmp_path, cfg)
+        return Control(tmp_path, cfg)
+
+    return make
 
 
 def event(index: int, kind: str = "published") -> LifecycleEvent:
     return LifecycleEvent(kind, run_id=2**62, index=index, generation=1, row=index % 4, num_frames=7)  # type: ignore[arg-type]
 
 
-def test_events_come_out_as_they_went_in_numbered_and_timed() -> None:
-    ring, before = log(3), time.monotonic_ns()
+def test_events_come_out_as_they_went_in_numbered_and_timed(log: Callable[[int], Control]) -> None:
+    ring, before = log(4), time.monotonic_ns()
     taken = []
     for index in range(0, 10, 2):
         ring.write_event(event(index))
@@ -35,7 +40,7 @@ def test_events_come_out_as_they_went_in_numbered_and_timed() -> None:
     assert times == sorted(times)
 
 
-def test_a_full_log_has_no_room_until_some_are_taken() -> None:
+def test_a_full_log_has_no_room_until_some_are_taken(log: Callable[[int], Control]) -> None:
     ring = log(4)
     for index in range(3):
         ring.write_event(event(index))
@@ -44,7 +49,7 @@ def test_a_full_log_has_no_room_until_some_are_taken() -> None:
     assert ring.has_room(4) and not ring.has_room(5)
 
 
-def test_without_a_capacity_nothing_is_kept_or_waited_for() -> None:
+def test_without_a_capacity_nothing_is_kept_or_waited_for(log: Callable[[int], Control]) -> None:
     ring = log(0)
     ring.write_event(event(0))
     assert ring.has_room(2) and ring.take_events() == []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ejax.data import DataBudgetExhaustedError, Episode, EpisodeSpec, Origin
-from ejax.data.buffer import Layout, attach, create
+from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create
 from ejax.data.chunks import Draw
 from ejax.data.quota import Quota, counting, draw_rows
 from ejax.data.reader import ChunkReader
@@ -27,12 +27,19 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def buffer(tmp_path: Path) -> Any:
-    layout = Layout(NUM_ROWS, 5, EpisodeSpec({"x": ((), "float32")}), (("charged", ((NUM_ROWS, 2), "int64")),))
-    create(tmp_path / "buffer", layout)
-    buffer = attach(tmp_path / "buffer", layout)
+    layout = Layout(NUM_ROWS, 5, EpisodeSpec({"x": ((), "float32")}))
+    create(tmp_path / "buffer", layout.arrays())
+    buffer = TrajectoryBuffer(tmp_path / "buffer", layout)
     for index in range(NUM_ROWS):
         write(buffer, index)
     return buffer
+
+
+@pytest.fixture
+def charged(tmp_path: Path) -> Any:
+    arrays = {"charged": ((NUM_ROWS, 2), "int64")}
+    create(tmp_path / "words", arrays)
+    return attach(tmp_path / "words", arrays)["charged"]
 
 
 def write(buffer: Any, index: int) -> None:
@@ -59,8 +66,10 @@ def test_without_a_row_used_up_the_draw_is_the_usual_one() -> None:
     np.testing.assert_array_equal(draw_rows(np.array([0, 99, 99]), 9, np.random.default_rng(4)), usual)
 
 
-def test_an_episode_is_drawn_as_often_as_it_may_be_and_a_new_one_begins_anew(buffer: Any, path: Path) -> None:
-    reader, rng = ChunkReader(buffer, Quota(buffer.control["charged"], path, 3)), np.random.default_rng(0)
+def test_an_episode_is_drawn_as_often_as_it_may_be_and_a_new_one_begins_anew(
+    buffer: Any, charged: Any, path: Path
+) -> None:
+    reader, rng = ChunkReader(buffer, Quota(charged, path, 3)), np.random.default_rng(0)
     assert reader.chunks_left() == 12
     total = np.sum([counts(reader.draw(5, Draw("episode", 2), rng)) for _ in range(2)], axis=0)
     assert reader.chunks_left() == 2 and total.max() <= 3
@@ -75,10 +84,12 @@ def test_an_episode_is_drawn_as_often_as_it_may_be_and_a_new_one_begins_anew(buf
     assert reader.chunks_left() == 0
 
 
-def test_a_batch_that_is_not_delivered_costs_nothing(buffer: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_not_delivered_costs_nothing(
+    buffer: Any, charged: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Singly, each chunk is charged as it is chosen: the fifth finds nothing left."""
     monkeypatch.setattr("ejax.data.reader._LARGE", 0)
-    reader = ChunkReader(buffer, Quota(buffer.control["charged"], path, 1))
+    reader = ChunkReader(buffer, Quota(charged, path, 1))
     with pytest.raises(DataBudgetExhaustedError):
         reader.draw(5, Draw("episode", 2), np.random.default_rng(0))
     assert reader.chunks_left() == 4
@@ -86,7 +97,7 @@ def test_a_batch_that_is_not_delivered_costs_nothing(buffer: Any, path: Path, mo
 
 
 def test_a_torn_copy_does_not_cost_the_episode_that_tore_it(
-    buffer: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+    buffer: Any, charged: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, torn = buffer.gather, []
 
@@ -99,14 +110,14 @@ def test_a_torn_copy_does_not_cost_the_episode_that_tore_it(
         return result
 
     monkeypatch.setattr(buffer, "gather", interrupted)
-    reader = ChunkReader(buffer, Quota(buffer.control["charged"], path, 2))
+    reader = ChunkReader(buffer, Quota(charged, path, 2))
     chunks = reader.draw(8, Draw("episode", 2), np.random.default_rng(0))
     assert reader.redrawn == 8 and sorted(set(chunks["episode"]["index"])) == [4, 5, 6, 7]
     assert reader.chunks_left() == 0
 
 
-def test_who_knows_an_older_episode_of_a_row_cannot_draw_from_it(buffer: Any, path: Path) -> None:
-    quota, rng = Quota(buffer.control["charged"], path, 2), np.random.default_rng(0)
+def test_who_knows_an_older_episode_of_a_row_cannot_draw_from_it(buffer: Any, charged: Any, path: Path) -> None:
+    quota, rng = Quota(charged, path, 2), np.random.default_rng(0)
     able = np.array([True, False, False, False])
     assert quota.reserve(able, np.array([4, 1, 2, 3]), 1, rng) is not None
     assert quota.reserve(able, np.array([0, 1, 2, 3]), 1, rng) is None
@@ -121,16 +132,16 @@ def draw_all(charged: Any, path: Path, results: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
-def test_processes_that_draw_at_once_share_one_budget(buffer: Any, path: Path) -> None:
+def test_processes_that_draw_at_once_share_one_budget(buffer: Any, charged: Any, path: Path) -> None:
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
-    children = [context.Process(target=draw_all, args=(buffer.control["charged"], path, results)) for _ in range(3)]
+    children = [context.Process(target=draw_all, args=(charged, path, results)) for _ in range(3)]
     for child in children:
         child.start()
     drawn = [results.get() for _ in children]
     for child in children:
         child.join()
-    assert sum(drawn) == 200 * NUM_ROWS and buffer.control["charged"][:, 1].tolist() == [200] * NUM_ROWS
+    assert sum(drawn) == 200 * NUM_ROWS and charged[:, 1].tolist() == [200] * NUM_ROWS
 
 
 def hold(path: Path, held: Any) -> None:
@@ -140,7 +151,7 @@ def hold(path: Path, held: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
-def test_a_consumer_that_is_killed_while_it_counts_holds_nobody_up(buffer: Any, path: Path) -> None:
+def test_a_consumer_that_is_killed_while_it_counts_holds_nobody_up(buffer: Any, charged: Any, path: Path) -> None:
     context = multiprocessing.get_context("fork")
     held = context.SimpleQueue()
     child = context.Process(target=hold, args=(path, held))
@@ -148,12 +159,12 @@ def test_a_consumer_that_is_killed_while_it_counts_holds_nobody_up(buffer: Any, 
     held.get()
     os.kill(child.pid, signal.SIGKILL)
     child.join()
-    reader = ChunkReader(buffer, Quota(buffer.control["charged"], path, 1))
+    reader = ChunkReader(buffer, Quota(charged, path, 1))
     assert counts(reader.draw(4, Draw("episode", 2), np.random.default_rng(0))) == [1] * 4
 
 
-def test_a_run_that_has_ended_is_found_so(buffer: Any, path: Path) -> None:
-    reader = ChunkReader(buffer, Quota(buffer.control["charged"], path, 1))
+def test_a_run_that_has_ended_is_found_so(buffer: Any, charged: Any, path: Path) -> None:
+    reader = ChunkReader(buffer, Quota(charged, path, 1))
     path.unlink()
     with pytest.raises(ConnectionError, match="is gone, and the run with it"):
         reader.draw(1, Draw("episode", 2), np.random.default_rng(0))

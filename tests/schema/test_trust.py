@@ -857,6 +857,6 @@ def test_a_workers_order_is_in_a_folder_of_its_owner_only() -> None:
     cfg = OnlineDataEngineCfg("data_tasks:Toy", {}, buffer_size=2, max_episode_steps=50)
     with OnlineDataEngine(cfg) as engine:
         assert engine._supervisor is not None
-        ticket = engine._supervisor.ticket
-        assert stat.S_IMODE(ticket.folder.stat().st_mode) == 0o700
-        assert stat.S_IMODE((ticket.folder / "buffer").stat().st_mode) == 0o600
+        folder = engine._supervisor.folder
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "buffer").stat().st_mode) == 0o600
