@@ -17,7 +17,7 @@ from host_tasks import Drift
 from rude_runs import config, in_workers
 from rude_tasks import Rude, Stop, end
 
-from ejax.envs.adapters.worker import Contained, make_in_worker
+from ejax.envs.adapters.gymnasium import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.play.saved_policy import evaluate_run

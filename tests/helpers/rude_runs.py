@@ -9,8 +9,7 @@ from gymnasium.vector import AsyncVectorEnv
 from rude_tasks import Rude
 
 from ejax.config import RunConfig, parse_config
-from ejax.envs.adapters.gymnasium import GymnasiumVector
-from ejax.envs.adapters.worker import make_in_worker
+from ejax.envs.adapters.gymnasium import GymnasiumVector, make_in_worker
 
 
 def config(folder: Path, *overrides: str, name: str = "rude_tasks:Rude", **cfg: Any) -> RunConfig:

@@ -813,7 +813,10 @@ _ALLOWED = {
         "find_spec",
     ): "a package that carries files: a top-level name, which imports nothing",
     ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",
-    ("ejax/envs/adapters/worker.py", "pickle.loads"): "what the worker has pickled itself, to see whether that can be",
+    (
+        "ejax/envs/adapters/gymnasium.py",
+        "pickle.loads",
+    ): "what the worker has pickled itself, to see whether that can be",
     ("ejax/data/worker.py", "pickle.loads"): "the order, in a folder of mode 700 that its owner made",
     ("ejax/data/supervisor.py", "pickle.loads"): "the worker's spec, in the same folder",
     ("ejax/data/failures.py", "pickle.loads"): "a worker's error, from shared memory of mode 600",

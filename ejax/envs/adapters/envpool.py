@@ -25,7 +25,7 @@ class EnvPoolVector(VectorEnv):
 
     def __init__(
         self,
-        make_pool: Callable[[list[int]], Any],
+        make_pool: Callable[..., Any],
         num_envs: int,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
@@ -39,7 +39,9 @@ class EnvPoolVector(VectorEnv):
         mask = None if options is None else options["reset_mask"]
         if self._pool is None or mask is None or mask.all():
             self.close()
-            self._pool = self._make_pool([each % 2**31 for each in seed])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Gymnasium's, of bounds that float32 rounds
+                self._pool = self._make_pool(env_seed=[each % 2**31 for each in seed])  # a C++ int
             self._obs = self._pool.reset()[0]
         else:
             rows = np.flatnonzero(mask).astype(np.int32)
@@ -70,20 +72,13 @@ def make(name: str, *, num_envs: int, clip_actions: bool = True, **options: Any)
     envpool = import_library("envpool", "envpool")
     check_name("envpool", name, envpool.list_all_envs())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Gymnasium's, of bounds that float32 rounds
+        warnings.simplefilter("ignore")
         try:
             spec = envpool.make_spec(name, **options)
         except (TypeError, AssertionError) as error:
             raise ValueError(f"envpool refuses the options of '{name}': {error}") from error
         observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
-    vector = EnvPoolVector(
-        partial(_make_pool, envpool, name, num_envs, options), num_envs, observation_space, action_space
-    )
+    make_pool = partial(envpool.make, name, env_type="gymnasium", num_envs=num_envs, **options)
+    vector = EnvPoolVector(make_pool, num_envs, observation_space, action_space)
     limit = int(spec.config.max_episode_steps)
     return GymnasiumVector(vector, clip_actions=clip_actions, max_episode_steps=limit)
-
-
-def _make_pool(envpool: Any, name: str, num_envs: int, options: dict[str, Any], seed: list[int]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return envpool.make(name, env_type="gymnasium", num_envs=num_envs, env_seed=seed, **options)

@@ -1,9 +1,11 @@
 """Gymnasium environments as a ``HostEnv``: ``gymnasium:HalfCheetah-v5``, or any vector environment that exists."""
 
 import os
+import pickle
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import gymnasium
 import jax
@@ -13,14 +15,15 @@ from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 
 from ejax.envs.adapters.library import check_name
-from ejax.envs.adapters.worker import make_in_worker
 from ejax.envs.host.answers import answering, check_choices, check_flags_and_reward, check_success
-from ejax.envs.host.calls import call_env
+from ejax.envs.host.calls import EnvExit, call_env, described
 from ejax.envs.host.rows import as_rows, choose_rows, into_space, next_seed, put_rows, rows_space
 from ejax.envs.spaces import chunk_space, part_space
 from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Rows = NDArray[np.bool_]
 _FPS = 30  # for an environment that does not give its own
 _OF_OLD_GYM = ("GymV21Environment-v0", "GymV26Environment-v0")
@@ -201,6 +204,26 @@ class ChunkedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, total, terminated, truncated, info
 
 
+def make_in_worker(make_one: Callable[[], Any], owner: int) -> "Contained":
+    """Make one in a process of its own, which leaves Ctrl-C to the owner, who ends the run in order."""
+    if os.getpid() != owner:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return Contained(_arriving(make_one))
+
+
+class Contained(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose owner hears of exits too, and of exceptions that Gymnasium's workers cannot send."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return _arriving(self.env.reset, seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        return _arriving(self.env.step, action)
+
+    def close(self) -> None:
+        _arriving(self.env.close)
+
+
 def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
     """Turn ``make_one()``'s result into a ``HostEnv``: a single environment ``num_envs`` times, in one process."""
     if isinstance(made, gymnasium.Env):
@@ -230,3 +253,23 @@ def _make_row(name: str, action_chunk: int, indices: Sequence[int] | None, kwarg
         part = part_space(env.observation_space, indices)
         env = gymnasium.wrappers.TransformObservation(env, lambda obs: obs[chosen], part)
     return env if action_chunk == 1 else ChunkedSteps(env, action_chunk)
+
+
+def _arriving(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call the function; raise Python's own exceptions as they are, any other as a ``RuntimeError`` with its text."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        if _arrives(error):
+            raise
+        raise RuntimeError(described(error)) from error
+    except BaseException as error:
+        raise RuntimeError(EnvExit("", "", error).raised) from error
+
+
+def _arrives(error: Exception) -> bool:
+    # Gymnasium sends a class and its instance, and makes the owner's exception as ``class(instance)``
+    try:
+        return type(error).__module__ == "builtins" and bool(type(error)(pickle.loads(pickle.dumps(error))))
+    except Exception:
+        return False

@@ -9,15 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.envs.adapters.library import (
-    LibraryEnv,
-    as_vectors,
-    check_name,
-    check_options,
-    import_library,
-    resolve_dtypes,
-    vector_space,
-)
+from ejax.envs.adapters import library
+from ejax.envs.adapters.library import LibraryEnv, as_vectors, resolve_dtypes
 from ejax.types import Array, Key, PyTree, Timestep
 
 
@@ -38,12 +31,14 @@ class GymnaxEnv(LibraryEnv):
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
         obs, after, reward, terminated, info = self.env.step_env(key, state, self._native(action), self.params)
+        scalars = {name: jnp.asarray(x) for name, x in info.items() if jnp.ndim(x) == 0}
+        metrics = {name: x for name, x in scalars.items() if name != "discount"}  # which repeats ``terminated``
         timestep = Timestep(
             obs=self._observe(obs),
             reward=jnp.asarray(reward, jnp.float32),
             terminated=jnp.asarray(terminated, bool),
             truncated=jnp.asarray(self.env.is_truncated(after, self.params), bool),
-            info={"metrics": {name: jnp.asarray(x) for name, x in info.items() if _is_metric(name, x)}},
+            info={"metrics": metrics},
         )
         return resolve_dtypes(after, like=state), timestep
 
@@ -77,8 +72,8 @@ def make(
 
     Raises ModuleNotFoundError: Gymnax is not installed; ValueError: an unknown name or parameter, or other spaces.
     """
-    gymnax = import_library("gymnax", "gymnax")
-    check_name("gymnax", name, gymnax.registered_envs)
+    gymnax = library.import_library("gymnax", "gymnax")
+    library.check_name("gymnax", name, gymnax.registered_envs)
     with jax.ensure_compile_time_eval():  # constants, even if called while a program is traced
         try:
             env, defaults = gymnax.make(name, **(env_kwargs or {}))
@@ -87,7 +82,7 @@ def make(
     if differentiable:
         env = env.with_transition_gradients()
     changes = dict(params) if max_episode_steps is None else params | {"max_steps_in_episode": max_episode_steps}
-    check_options(f"gymnax:{name}", "parameter", changes, (item.name for item in fields(defaults)))
+    library.check_options(f"gymnax:{name}", "parameter", changes, (item.name for item in fields(defaults)))
     settings = defaults.replace(**changes)
     limit = int(settings.max_steps_in_episode)
     if limit <= 0:
@@ -104,14 +99,10 @@ def make(
     )
 
 
-def _is_metric(name: str, x: Any) -> bool:
-    return name != "discount" and jnp.ndim(x) == 0  # Gymnax's discount repeats ``terminated``
-
-
 def _observation_space(space: Any, obs: PyTree) -> gymnasium.Space:
     if hasattr(space, "n"):
         return gymnasium.spaces.Box(0.0, 1.0, (int(space.n),), np.float32)
-    return _bounded(space, obs.shape) if hasattr(space, "low") else vector_space(obs)
+    return _bounded(space, obs.shape) if hasattr(space, "low") else library.vector_space(obs)
 
 
 def _action_space(space: Any) -> gymnasium.Space:

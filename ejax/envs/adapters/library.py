@@ -28,7 +28,7 @@ class LibraryEnv:
     action_space: gymnasium.Space = field(repr=False, compare=False)
 
     def check_action(self, action: Array) -> None:
-        """Raises ValueError: another shape than the space's."""
+        """Raise ValueError for another shape than the space's."""
         if action.shape != self.action_space.shape:
             raise ValueError(f"{self.name} takes an action of shape {self.action_space.shape}, got {action.shape}")
 
@@ -46,7 +46,7 @@ def import_library(module: str, extra: str) -> Any:
 
 
 def check_name(family: str, name: str, known: Iterable[str]) -> None:
-    """Raises ValueError: ``name`` is not in ``known``; the message gives the nearest names, or all."""
+    """Raise ValueError unless ``name`` is in ``known``; the message gives the nearest names, or all."""
     by_fold = {candidate.casefold(): candidate for candidate in known}
     if name in by_fold.values():
         return
@@ -56,7 +56,7 @@ def check_name(family: str, name: str, known: Iterable[str]) -> None:
 
 
 def check_options(name: str, kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raises ValueError: an option that is not allowed."""
+    """Raise ValueError for an option that is not allowed."""
     allowed = list(allowed)
     if unknown := sorted(set(given) - set(allowed)):
         raise ValueError(f"{name} has no {kind} {', '.join(unknown)}; it has {', '.join(allowed)}")

@@ -1,12 +1,12 @@
 """MuJoCo Playground environments: ``playground:CartpoleBalance``. They have Brax's interface."""
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from ejax.envs.adapters.brax import BraxEnv, adapt
 from ejax.envs.adapters.library import check_name, check_options, import_library
@@ -38,18 +38,15 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
     if name not in library.dm_control_suite.ALL_ENVS:
         _check_models(name)
     config = registry.get_default_config(name)
-    options = dict(_flatten(overrides)) | ({"impl": impl} if "impl" in config else {})
-    check_options(f"playground:{name}", "config entry", options, dict(_flatten(config.to_dict())))
+    options = flatten_dict(overrides, sep=".") | ({"impl": impl} if "impl" in config else {})
+    check_options(f"playground:{name}", "config entry", options, flatten_dict(config.to_dict(), sep="."))
     config.update_from_flattened_dict(options)
     with jax.ensure_compile_time_eval():  # constants, even if called while a program is traced
         env = registry.load(name, config=config)
-        if impl == "warp":
-            env = _WarpEnv(env)
+    env = _WarpEnv(env) if impl == "warp" else env
     repeat = config.get("action_repeat", 1)
-    if max_episode_steps is None:
-        max_episode_steps = math.ceil(config.episode_length / repeat)
-    name = f"playground:{name}"
-    return adapt(name, env, max_episode_steps=max_episode_steps, action_repeat=repeat, options=options)
+    limit = math.ceil(config.episode_length / repeat) if max_episode_steps is None else max_episode_steps
+    return adapt(f"playground:{name}", env, max_episode_steps=limit, action_repeat=repeat, options=options)
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,7 @@ class _WarpEnv:
         return self._rows(self.env.reset(key))
 
     def step(self, state: Any, action: Any) -> Any:
+        # what rows share is left out of their states, and made blank again for the step, which fills it first
         blank = jax.eval_shape(self.env.reset, jax.random.PRNGKey(0)).data
         leaves, structure = jax.tree_util.tree_flatten_with_path(blank)
         rows = iter(state.data)
@@ -101,11 +99,3 @@ def _check_models(name: str) -> None:
             "network, fetch them once by python -c 'from mujoco_playground._src import mjx_env; "
             "mjx_env.ensure_menagerie_exists()'. Environments of the DM Control Suite need none"
         )
-
-
-def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in nested.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from traceback import walk_tb
 from typing import ParamSpec, TypeVar
@@ -62,37 +62,20 @@ def call_env(name: str, what: str, function: Callable[P, R], *args: P.args, **kw
         EnvExit: anything else that the environment raised, except the user's Ctrl-C, which passes through.
         EnvOverdue, EnvAbandoned: cut off by the watchdog.
     """
-    thread = threading.get_ident()
-    outer = _UNDER_WAY.get(thread)
-    _UNDER_WAY[thread] = Call(name, what, time.monotonic())
-    try:
-        return function(*args, **kwargs)
-    except (Exception, EnvAbandoned):
-        raise
-    except CutOff as cut:
-        raise EnvOverdue(str(cut)) from cut
-    except BaseException as error:
-        if _is_the_users(error):
+    with _recorded(Call(name, what, time.monotonic())):
+        try:
+            return function(*args, **kwargs)
+        except (Exception, CutOff, EnvAbandoned):
             raise
-        raise EnvExit(name, what, error) from error
-    finally:
-        if outer is None:
-            del _UNDER_WAY[thread]
-        else:
-            _UNDER_WAY[thread] = outer
+        except BaseException as error:
+            if _is_the_users(error):
+                raise
+            raise EnvExit(name, what, error) from error
 
 
-@contextmanager
-def waiting_for(threads: Sequence[threading.Thread]) -> Iterator[None]:
+def waiting_for(threads: Sequence[threading.Thread]) -> AbstractContextManager[None]:
     """Count the calls of these threads as this thread's own. Raises EnvOverdue, EnvAbandoned: cut off; they go on."""
-    thread = threading.get_ident()
-    _UNDER_WAY[thread] = tuple(threads)
-    try:
-        yield
-    except CutOff as cut:
-        raise EnvOverdue(str(cut)) from cut
-    finally:
-        del _UNDER_WAY[thread]
+    return _recorded(tuple(threads))
 
 
 def under_way(thread: int) -> Call | None:
@@ -124,10 +107,27 @@ def described(error: BaseException) -> str:
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}… ({len(text)} characters)"
 
 
+@contextmanager
+def _recorded(entry: Call | tuple[threading.Thread, ...]) -> Iterator[None]:
+    thread = threading.get_ident()
+    outer = _UNDER_WAY.get(thread)
+    _UNDER_WAY[thread] = entry
+    try:
+        yield
+    except CutOff as cut:
+        raise EnvOverdue(str(cut)) from cut
+    finally:
+        if outer is None:
+            del _UNDER_WAY[thread]
+        else:
+            _UNDER_WAY[thread] = outer
+
+
 def _is_the_users(error: BaseException) -> bool:
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
-        return False
+        return False  # Python raises Ctrl-C in the main thread only
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return True
+    # ejax's own handler raises it too, in ``process_exit``; any other frame is the environment's code
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__") == "ejax.runtime.process_exit"

@@ -12,7 +12,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.host.rows import choose_rows
-from ejax.types import Array, Env, HostTimestep, Key, PyTree, Timestep, persist
+from ejax.types import Array, Env, HostTimestep, PyTree, Timestep, persist
 
 
 @struct.dataclass(kw_only=True)
@@ -79,23 +79,18 @@ def _reset(env: Env, rows: _Rows, seed: Array, chosen: Array) -> _Rows:
 
 @partial(jax.jit, static_argnames="env")
 def _step(env: Env, rows: _Rows, action: Array) -> tuple[_Rows, Timestep]:
-    keys = jax.vmap(_step_key)(rows.seed, rows.num_steps)
+    # an episode's own seed and step: what a row draws depends neither on the other rows nor on the rollout
+    keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step + 1))(rows.seed, rows.num_steps)
     state, timestep = jax.vmap(env.step)(rows.state, action, keys)
     ended = replace(rows, state=state, obs=timestep.obs, num_steps=rows.num_steps + 1)
     done = timestep.terminated | timestep.truncated
 
     def reset_done(ended: _Rows) -> _Rows:
-        fresh = _fresh(env, jax.vmap(_next_seed)(ended.seed, ended.num_steps))
+        keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), -step))(ended.seed, ended.num_steps)
+        fresh = _fresh(env, jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
         state, obs = jax.vmap(partial(persist, env))(ended.state, fresh.state, fresh.obs)
         return choose_rows(done, replace(fresh, state=state, obs=obs), ended, numpy=jnp)
 
+    # one reset of all rows costs about as much as their step: only where a row needs it
     following = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)
     return following, replace(timestep, obs=following.obs, final_obs=timestep.obs)
-
-
-def _step_key(seed: Array, num_steps: Array) -> Key:
-    return jax.random.fold_in(jax.random.key(seed), num_steps + 1)
-
-
-def _next_seed(seed: Array, num_steps: Array) -> Array:
-    return jax.random.bits(jax.random.fold_in(jax.random.key(seed), -num_steps), (), jnp.uint32)

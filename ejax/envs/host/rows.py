@@ -51,11 +51,10 @@ def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
     if isinstance(space, spaces.Tuple):
         return {str(i): as_rows(part, obs[i]) for i, part in enumerate(space.spaces)}
     array = np.asarray(obs)
-    if isinstance(space, spaces.Discrete):
-        return (array.reshape(-1, 1) - space.start == np.arange(int(space.n))).astype(np.float32)
-    if isinstance(space, spaces.MultiDiscrete):
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         columns = (array - space.start).reshape(len(array), -1).T
-        parts = [column[:, None] == np.arange(n) for column, n in zip(columns, space.nvec.reshape(-1), strict=True)]
+        parts = [column[:, None] == np.arange(count) for column, count in zip(columns, counts, strict=True)]
         return np.concatenate(parts, axis=1).astype(np.float32)
     return np.array(array.reshape(len(array), -1), np.float32)  # a copy: vector environments write into their own
 
@@ -67,11 +66,9 @@ def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         return spaces.Dict({name: rows_space(part) for name, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
         return spaces.Dict({str(i): rows_space(part) for i, part in enumerate(space.spaces)})
-    if isinstance(space, spaces.Box):
-        return spaces.Box(space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32))
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        size = int(space.n) if isinstance(space, spaces.Discrete) else gymnasium.spaces.utils.flatdim(space)
-        return spaces.Box(0.0, 1.0, (size,), np.float32)
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        flat: Any = spaces.flatten_space(space)
+        return spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
     raise ValueError(
         f"observations of {space} are not vectors; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
     )
@@ -79,6 +76,7 @@ def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
 def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the seeds of the next episodes: a bijection of 32 bits, so that no two rows ever meet."""
+    # a linear congruence and steps of Murmur's mixing, each of which can be undone
     x = seed * np.uint32(1664525) + np.uint32(1013904223)
     x ^= x >> np.uint32(16)
     return x * np.uint32(0x85EBCA6B)

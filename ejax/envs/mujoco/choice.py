@@ -83,8 +83,7 @@ def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool 
             raise ValueError(f"got '{engine}', but {unsensed[where]}; give {instead}")
         return Choice(engine, "as the config says")
     platform = platform or _platform()
-    where = f"JAX computes on {_TITLES.get(platform, platform)}"
-    objection = ""
+    where, objection = f"JAX computes on {_TITLES.get(platform, platform)}", ""
     preferred = {name: record for name, record in ENGINES.items() if record.chosen_on}
     for name, record in preferred.items():
         if platform not in record.chosen_on:
@@ -94,6 +93,7 @@ def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool 
         elif how := how_to_install(cast(Engine, name)):
             objection = f"and {record.title} is not installed: {how}"
         else:
+            # the last package is the engine's own: its version is the one to know
             own = [f", and {each} {_installed(each)} is installed" for each in record.packages]
             return Choice(cast(Engine, name), where + (own[-1] if own else ""))
     (rest,) = ENGINES.keys() - preferred.keys()

@@ -4,7 +4,7 @@ MuJoCo's own frame sensors lag one physics step behind qpos; a further step cost
 This costs a hundredth, needs no engine at reset, and is differentiable.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import jax
@@ -38,6 +38,7 @@ def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:
     pose = jnp.asarray(transform(model.site_pos[site_id], model.site_quat[site_id]), qpos.dtype)
     body = int(model.site_bodyid[site_id])
     while body != 0:
+        # a body's joints turn it one after the other, so from the site inwards the last comes first
         for joint in reversed(_joints(model, body)):
             if model.jnt_type[joint] not in (_HINGE, _SLIDE):
                 name = model.joint(joint).name
@@ -59,10 +60,7 @@ def body_poses(model: mujoco.MjModel, qpos: Array, mocap_pos: Mapping[str, Array
     T·J = T + sin q·(T·K) + (1 − cos q)·(T·K²), from the base outwards: no product of two batches but for ball joints.
     ``qpos``: m, rad, quaternions (w x y z), which are normalized. ``mocap_pos``: body name -> position [3], m.
     """
-    poses: dict[int, Pose] = {0: np.eye(4)}
-    for body in range(1, model.nbody):
-        poses[body] = _pose_on(model, body, poses, qpos, mocap_pos or {})
-    return list(poses.values())
+    return list(_poses(model, range(1, model.nbody), qpos, mocap_pos or {}).values())
 
 
 def body_pose(model: mujoco.MjModel, body: int, qpos: Array, mocap_pos: Mapping[str, Array] | None = None) -> Array:
@@ -70,10 +68,7 @@ def body_pose(model: mujoco.MjModel, body: int, qpos: Array, mocap_pos: Mapping[
     chain = [body]
     while chain[0] != 0:
         chain.insert(0, int(model.body_parentid[chain[0]]))
-    poses: dict[int, Pose] = {0: np.eye(4)}
-    for each in chain[1:]:
-        poses[each] = _pose_on(model, each, poses, qpos, mocap_pos or {})
-    return jnp.asarray(poses[body], qpos.dtype)
+    return jnp.asarray(_poses(model, chain[1:], qpos, mocap_pos or {})[body], qpos.dtype)
 
 
 def solve_site_pose(
@@ -131,7 +126,9 @@ def rate_of_qpos(model: mujoco.MjModel, qpos: Array, qvel: Array) -> Array:
             rates.append(qvel[start : start + 3])
             at, start = at + 3, start + 3
         if kind in (_FREE, _BALL):
-            rates.append(_quaternion_rate(qpos[at : at + 4], qvel[start : start + 3]))
+            (w, x, y, z), (a, b, c) = qpos[at : at + 4], qvel[start : start + 3]
+            turned = -x * a - y * b - z * c, w * a + y * c - z * b, w * b + z * a - x * c, w * c + x * b - y * a
+            rates.append(0.5 * jnp.stack(turned))
         else:
             rates.append(qvel[start : start + 1])
     return jnp.concatenate(rates) if rates else jnp.zeros_like(qpos)
@@ -153,23 +150,10 @@ def transform(position: NDArray[np.float64], quaternion: NDArray[np.float64]) ->
 
 
 def _damped_step(pose: Callable[[Array], Array], angles: Array, error: Array, damping: float) -> Array:
-    jac = _jacobian(pose, angles)
-    return jac.T @ jnp.linalg.solve(jac @ jac.T + damping**2 * jnp.eye(6), error)
-
-
-def _jacobian(pose: Callable[[Array], Array], angles: Array) -> Array:
-    """[6, joints]: linear and angular velocity by joint; ω is read off Ṙ·Rᵀ."""
     slope, now = jax.jacfwd(pose)(angles), pose(angles)
-    spin = jnp.einsum("ijq,kj->ikq", slope[:3, :3], now[:3, :3])
-    return jnp.concatenate([slope[:3, 3], jnp.stack([spin[2, 1], spin[0, 2], spin[1, 0]])])
-
-
-def _quaternion_rate(quaternion: Array, turning: Array) -> Array:
-    w, x, y, z = quaternion
-    a, b, c = turning
-    return 0.5 * jnp.stack(
-        [-x * a - y * b - z * c, w * a + y * c - z * b, w * b + z * a - x * c, w * c + x * b - y * a]
-    )
+    spin = jnp.einsum("ijq,kj->ikq", slope[:3, :3], now[:3, :3])  # Ṙ·Rᵀ by joint: ω's cross product
+    jac = jnp.concatenate([slope[:3, 3], jnp.stack([spin[2, 1], spin[0, 2], spin[1, 0]])])  # [6, joints]
+    return jac.T @ jnp.linalg.solve(jac @ jac.T + damping**2 * jnp.eye(6), error)
 
 
 def _joints(model: mujoco.MjModel, body: int) -> range:
@@ -177,23 +161,26 @@ def _joints(model: mujoco.MjModel, body: int) -> range:
     return range(first, first + int(model.body_jntnum[body]))
 
 
-def _pose_on(
-    model: mujoco.MjModel, body: int, poses: Mapping[int, Pose], qpos: Array, mocap_pos: Mapping[str, Array]
-) -> Pose:
-    local, joints = transform(model.body_pos[body], model.body_quat[body]), _joints(model, body)
-    if model.body(body).name in mocap_pos:
-        return jnp.asarray(local, qpos.dtype).at[:3, 3].set(mocap_pos[model.body(body).name])
-    if joints and model.jnt_type[joints[0]] == _FREE:
-        start = int(model.jnt_qposadr[joints[0]])
-        return _turn(qpos[start + 3 : start + 7]).at[:3, 3].set(qpos[start : start + 3])
-    pose = times(poses[int(model.body_parentid[body])], local)
-    for joint in joints:
-        pose = _moved(model, joint, qpos, pose)
-    return pose
+def _poses(
+    model: mujoco.MjModel, bodies: Iterable[int], qpos: Array, mocap_pos: Mapping[str, Array]
+) -> dict[int, Pose]:
+    poses: dict[int, Pose] = {0: np.eye(4)}
+    for body in bodies:
+        local, joints = transform(model.body_pos[body], model.body_quat[body]), _joints(model, body)
+        if model.body(body).name in mocap_pos:
+            poses[body] = jnp.asarray(local, qpos.dtype).at[:3, 3].set(mocap_pos[model.body(body).name])
+        elif joints and model.jnt_type[joints[0]] == _FREE:
+            start = int(model.jnt_qposadr[joints[0]])
+            poses[body] = _turn(qpos[start + 3 : start + 7]).at[:3, 3].set(qpos[start : start + 3])
+        else:
+            poses[body] = times(poses[int(model.body_parentid[body])], local)
+            for joint in joints:
+                poses[body] = _moved(model, joint, qpos, poses[body])
+    return poses
 
 
 def _moved(model: mujoco.MjModel, joint: int, qpos: Array, pose: Pose) -> Array:
-    if model.jnt_type[joint] == _BALL:
+    if model.jnt_type[joint] == _BALL:  # about its anchor, which need not be the body's origin
         start, there, back = int(model.jnt_qposadr[joint]), np.eye(4), np.eye(4)
         there[:3, 3], back[:3, 3] = model.jnt_pos[joint], -model.jnt_pos[joint]
         at_anchor = jnp.asarray(times(pose, there), qpos.dtype)
@@ -207,7 +194,7 @@ def _moved(model: mujoco.MjModel, joint: int, qpos: Array, pose: Pose) -> Array:
 
 
 def _motion(model: mujoco.MjModel, joint: int, qpos: Array) -> tuple[Array, NDArray[np.float64]]:
-    """The travel q − q0 of a hinge or slide, and its twist K [4, 4]."""
+    """Return the travel q − q0 of a hinge or slide, and its twist K [4, 4]."""
     axis, start, twist = model.jnt_axis[joint], int(model.jnt_qposadr[joint]), np.zeros((4, 4))
     if model.jnt_type[joint] == _SLIDE:
         twist[:3, 3] = axis

@@ -7,6 +7,7 @@ import copy
 import functools
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -20,14 +21,14 @@ from ejax.schema.plain_files import check_plain, read_text
 
 ASSETS = Path(__file__).parents[1] / "assets"
 _SENSOR = mujoco.mjtSensor
-_SEEING = (
-    *(_SENSOR.mjSENS_RANGEFINDER, _SENSOR.mjSENS_GEOMDIST, _SENSOR.mjSENS_GEOMNORMAL, _SENSOR.mjSENS_GEOMFROMTO),
-)
+_SEEING = _SENSOR.mjSENS_RANGEFINDER, _SENSOR.mjSENS_GEOMDIST, _SENSOR.mjSENS_GEOMNORMAL, _SENSOR.mjSENS_GEOMFROMTO
 """Sensors that read geoms which collide with nothing, too."""
 _DISTANCE = 1  # a rangefinder's ``data`` of nothing else
 _MAX_XML = 16 << 20
 _MAX_ASSET = 1 << 30  # bytes of a mesh, a texture or a height field
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors of the places where a file may be: most are not there, which MuJoCo reports itself."""
 
 
 def load_model(asset: str) -> mujoco.MjModel:
@@ -54,7 +55,7 @@ def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel
     if "dof_frictionloss" not in names:
         return model
     model = copy.copy(model)
-    model.dof_frictionloss[:] = 1.0
+    model.dof_frictionloss[:] = 1.0  # so that they make a row of the solver for each joint's friction, 0 or not
     return model
 
 
@@ -71,6 +72,7 @@ def mocap_bodies(model: Any) -> NDArray[np.int_]:
 @functools.cache
 def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.MjModel:
     spec = _read_spec(asset)
+    # warm starts and sleep would make a step depend on the steps before it
     for field, flag, _ in _unset_flags(spec):
         setattr(spec.option, field, flag)
     spec.compiler.discardvisual = not visual and all(each.type not in _SEEING for each in spec.sensors)
@@ -90,15 +92,20 @@ def check_model_files(model: Path | str) -> None:
     MuJoCo would wait for a named pipe for ever. Missing files and broken XML are left to it. Files of MJCF text are
     looked for from the working directory.
     """
+    try:
+        _check_files(model)
+    except OSError as error:
+        raise ValueError(f"the model's file {error.filename} {error.strerror}") from None
+
+
+def _check_files(model: Path | str) -> None:
     texts, folders, seen = [model], {Path() if isinstance(model, str) else model.parent}, set[Path]()
     while texts:
         given = texts.pop()
         try:
             root = ET.fromstring(given if isinstance(given, str) else read_text(given, _MAX_XML))
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnicodeDecodeError, ET.ParseError):
-            continue  # of the places where a file may be, most are not
-        except OSError as error:
-            raise _refused(error) from None
+        except (*_ABSENT, UnicodeDecodeError, ET.ParseError):
+            continue
         folders |= {given.parent} if isinstance(given, Path) else set()
         folders |= {
             folder / each.get(name, "") for folder in folders for each in root.iter("compiler") for name in _FOLDERS
@@ -107,10 +114,11 @@ def check_model_files(model: Path | str) -> None:
         for tag, name in named:
             for path in {folder / part for folder in folders for part in (name, os.path.basename(name))} - seen:
                 seen.add(path)
-                if tag in ("include", "model"):
+                if tag in ("include", "model"):  # MJCF again
                     texts.append(path)
-                else:
-                    _check_asset(path)
+                    continue
+                with suppress(*_ABSENT):
+                    check_plain(path, _MAX_ASSET)
 
 
 def _read_spec(asset: str) -> mujoco.MjSpec:
@@ -131,7 +139,7 @@ def _unset_flags(spec: mujoco.MjSpec) -> Iterator[tuple[str, int, str]]:
 
 
 def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
-    """Raises ValueError: an element whose state is not in qpos and qvel."""
+    """Refuse, by a ValueError, an element whose state is not in qpos and qvel."""
     named = "the MJCF text" if asset.lstrip().startswith("<") else asset
     if model.na:
         which = ", ".join(repr(model.actuator(i).name or i) for i in np.flatnonzero(model.actuator_actnum > 0))
@@ -143,16 +151,3 @@ def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
         what = "a plugin with a state" if model.npluginstate else "a delay of an actuator or sensor"
         text = "take it out; delay_action and delay_observation (docs/randomization.md) are delays of ejax's own"
         raise ValueError(f"{named}: a step must depend on qpos, qvel and ctrl alone, but the model has {what}; {text}")
-
-
-def _check_asset(path: Path) -> None:
-    try:
-        check_plain(path, _MAX_ASSET)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return
-    except OSError as error:
-        raise _refused(error) from None
-
-
-def _refused(error: OSError) -> ValueError:
-    return ValueError(f"the model's file {error.filename} {error.strerror}")

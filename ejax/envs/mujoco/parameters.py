@@ -37,7 +37,7 @@ def parameter(model: mujoco.MjModel, name: str) -> NDArray[np.float64]:
 
 
 def check_parameters(model: mujoco.MjModel, parameters: Mapping[str, Any]) -> None:
-    """Raises ValueError: no such field, or another shape than the model's."""
+    """Raise ValueError for a field that there is not, or another shape than the model's."""
     for name, value in parameters.items():
         if name not in FIELDS:
             raise ValueError(
@@ -72,10 +72,10 @@ class ModelRows:
     def __init__(self, model: mujoco.MjModel, names: Sequence[str]) -> None:
         self._model, self._names = model, names
         self._data = mujoco.MjData(model)
-        self._base = np.concatenate([parameter(model, name).ravel() for name in names]) if names else np.zeros(0)
-        self._must_be_positive = np.concatenate(
-            [(parameter(model, name) > 0.0).ravel() & (name in _POSITIVE) for name in names] or [np.zeros(0, bool)]
-        )
+        values = [parameter(model, name).ravel() for name in names] or [np.zeros(0)]
+        positive = [(value > 0.0) & (name in _POSITIVE) for name, value in zip(names, values, strict=False)]
+        self._base = np.concatenate(values)
+        self._must_be_positive = np.concatenate(positive or [np.zeros(0, bool)])
         self._known: dict[bytes, mujoco.MjModel] = {}
         self._rows = np.zeros((0, 0))
         self._keys: list[bytes] = []
@@ -87,21 +87,20 @@ class ModelRows:
         num_rows = len(rows)
         if not self._names:
             return [self._model] * num_rows, np.ones(num_rows, bool)
-        if rows.shape != self._rows.shape or rows.dtype != self._rows.dtype:
-            changed = np.arange(num_rows)
+        if (rows.shape, rows.dtype) != (self._rows.shape, self._rows.dtype):
+            self._rows = np.full_like(rows, np.nan)  # all are new
             self._keys, self._sound = [b""] * num_rows, np.zeros(num_rows, bool)
             self._most = max(self._most, num_rows)
-        else:
-            changed = np.flatnonzero((rows != self._rows).any(axis=1))
+        changed = np.flatnonzero((rows != self._rows).any(axis=1))
         if len(changed):
             self._rows = rows.copy()
             self._learn(changed, rows[changed])
         return [self._known[key] if key else self._model for key in self._keys], self._sound
 
     def _learn(self, changed: NDArray[np.int_], rows: NDArray[Any]) -> None:
+        # what equals the MJCF's number in float32 is meant to be that number, in float64
         exact = np.where(rows == self._base.astype(rows.dtype), self._base, rows)
         sound = np.isfinite(exact).all(axis=1) & (exact[:, self._must_be_positive] > 0.0).all(axis=1)
-        self._sound = self._sound.copy()
         self._sound[changed] = sound
         for i, row, is_sound in zip(changed, exact, np.atleast_1d(sound), strict=True):
             self._keys[i] = row.tobytes() if is_sound else b""
@@ -113,6 +112,7 @@ class ModelRows:
                 self._known[key] = self._make(np.frombuffer(key))
 
     def _make(self, row: NDArray[np.float64]) -> mujoco.MjModel:
+        # twice as many as rows: in a step in which all change, none that is still needed makes room
         model = copy(self._model) if len(self._known) < 2 * self._most else self._known.pop(next(iter(self._known)))
         start = 0
         for name in self._names:
@@ -147,7 +147,6 @@ def constants(model: Any, data: Any) -> dict[str, Array]:
     apart for translation and rotation, and as a mean over the axes of a free or ball joint. MJX's model, blank data.
     """
     from mujoco import mjx
-    from mujoco.mjx._src.support import jac
 
     data = mjx.com_pos(model, mjx.kinematics(model, data.replace(qpos=model.qpos0)))
     data = mjx.crb(model, data)
@@ -156,29 +155,21 @@ def constants(model: Any, data: Any) -> dict[str, Array]:
 
     def weights(body: Array) -> Array:
         """[2]: of translation and of rotation."""
-        there, about = jac(model, data, data.xipos[body], body)  # [nv, 3] each
+        there, about = mjx.jac(model, data, data.xipos[body], body)  # [nv, 3] each
         return jnp.stack([jnp.einsum("ia,ij,ja->", x, inverse, x, precision="highest") for x in (there, about)]) / 3.0
 
-    moves = jnp.asarray(model.body_weldid != 0)[:, None]
-    return {
-        "dof_M0": jnp.diagonal(mass),
-        "dof_invweight0": _axis_means(model, jnp.diagonal(inverse)),
-        "body_invweight0": jnp.where(moves, jax.vmap(weights)(jnp.arange(model.nbody)), 0.0),
-        "body_subtreemass": jnp.asarray(_is_below(model), model.body_mass.dtype) @ model.body_mass,
-    }
-
-
-def _axis_means(model: Any, weight: Array) -> Array:
-    mean = np.eye(model.nv)
+    axis_mean = np.eye(model.nv)
     for kind, start in zip(model.jnt_type, model.jnt_dofadr, strict=True):
         free, ball = kind == mujoco.mjtJoint.mjJNT_FREE, kind == mujoco.mjtJoint.mjJNT_BALL
         for first in [start, start + 3] if free else [start] if ball else []:
-            mean[first : first + 3, first : first + 3] = 1.0 / 3.0
-    return jnp.matmul(jnp.asarray(mean, weight.dtype), weight, precision="highest")
-
-
-def _is_below(model: Any) -> NDArray[np.bool_]:
-    below = np.eye(model.nbody, dtype=bool)
-    for body in range(model.nbody - 1, 0, -1):
-        below[model.body_parentid[body]] |= below[body]
-    return below
+            axis_mean[first : first + 3, first : first + 3] = 1.0 / 3.0
+    is_below = np.eye(model.nbody, dtype=bool)
+    for body in range(model.nbody - 1, 0, -1):  # children have greater numbers than their parents
+        is_below[model.body_parentid[body]] |= is_below[body]
+    weight, moves = jnp.diagonal(inverse), jnp.asarray(model.body_weldid != 0)[:, None]
+    return {
+        "dof_M0": jnp.diagonal(mass),
+        "dof_invweight0": jnp.matmul(jnp.asarray(axis_mean, weight.dtype), weight, precision="highest"),
+        "body_invweight0": jnp.where(moves, jax.vmap(weights)(jnp.arange(model.nbody)), 0.0),
+        "body_subtreemass": jnp.asarray(is_below, model.body_mass.dtype) @ model.body_mass,
+    }
