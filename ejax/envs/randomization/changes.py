@@ -69,7 +69,7 @@ def base(model: mujoco.MjModel, changes: Sequence[Change]) -> dict[str, NDArray[
 
 
 def keep_written(change: Change, ended: PhysicsState, started: PhysicsState) -> PhysicsState:
-    """A new episode's state with what the change wrote in an earlier one."""
+    """Return a new episode's state with what the change wrote in an earlier one."""
     kept = {
         name: jnp.where(mask, ended.parameters[name], started.parameters[name]) for name, mask in change.writes.items()
     }

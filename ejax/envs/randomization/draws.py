@@ -29,7 +29,7 @@ class Draw(NamedTuple):
     operation: Operation
 
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Array:
-        """x, of a shape that the range's ends broadcast to."""
+        """Draw x, of a shape that the range's ends broadcast to."""
         low, high = (jnp.asarray(end, jnp.float32) for end in (self.low, self.high))
         if self.distribution == "gaussian":
             return low + high * jax.random.truncated_normal(key, -_CUT, _CUT, shape)
@@ -38,13 +38,13 @@ class Draw(NamedTuple):
         return jax.random.uniform(key, shape, minval=low, maxval=high)
 
     def value(self, nominal: NDArray[np.float64], x: Array, level: Array | None) -> Array:
-        """The value that ``x`` makes of the MJCF's; at a curriculum's ``level`` so far on the way from the latter."""
+        """Return what ``x`` makes of the MJCF's value; at a curriculum's ``level`` so far on the way from the latter."""
         start = jnp.asarray(nominal, jnp.float32)
         value = {"abs": jnp.broadcast_to(x, start.shape), "scale": start * x, "add": start + x}[self.operation]
         return value if level is None else start + level * (value - start)
 
     def ends(self, nominal: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The lowest and the highest value, with the MJCF's own among them: a curriculum starts there."""
+        """Return the lowest and the highest value, with the MJCF's own among them: a curriculum starts there."""
         low, high = self.low, self.high
         if self.distribution == "gaussian":
             low, high = self.low - _CUT * self.high, self.low + _CUT * self.high
@@ -52,7 +52,7 @@ class Draw(NamedTuple):
             {"abs": end + 0.0 * nominal, "scale": end * nominal, "add": end + nominal}[self.operation]
             for end in (low, high)
         ]
-        return np.minimum(*made), np.maximum(*made)
+        return np.minimum(*made), np.maximum(*made)  # a negative value of the MJCF's turns them round
 
 
 def read_draw(
@@ -86,6 +86,6 @@ def read_draw(
 
 
 def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
-    """Raises ValueError: none of the allowed words."""
+    """Raise ValueError unless it is one of the allowed words."""
     if given not in allowed:
         raise ValueError(f"{name}: got {given!r}; allowed: {', '.join(allowed)}{did_you_mean(str(given), allowed)}")

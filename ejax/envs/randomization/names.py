@@ -6,14 +6,16 @@ from typing import Any
 from flax.core import FrozenDict
 
 CURRICULUM = "curriculum"
-_PHYSICS = (
+PHYSICS_EVENTS = (
     *(f"randomize_rigid_object_{what}" for what in ("mass", "center_of_mass", "inertia", "scale", "friction")),
     *("randomize_articulation_mass", "randomize_joint_parameters", "randomize_drive_gains", "randomize_gravity"),
     *("push_rigid_object_by_setting_velocity", "push_joints_by_setting_velocity"),
 )
 _SENSING = ("add_observation_noise", "add_action_noise", "delay_observation", "delay_action")
 _MODES = {
-    **{name: ("interval",) if name.startswith("push_") else ("reset", "startup", "interval") for name in _PHYSICS},
+    **{
+        name: ("interval",) if name.startswith("push_") else ("reset", "startup", "interval") for name in PHYSICS_EVENTS
+    },
     **dict.fromkeys(_SENSING, ("reset", "startup")),
     CURRICULUM: ("reset",),
 }
@@ -32,7 +34,7 @@ REFUSED: dict[str, str] = {
 
 def modes_of(func: str) -> tuple[str, ...]:
     """List what ``mode`` may be, the default first."""
-    return _MODES.get(func, _MODES[_PHYSICS[0]])
+    return _MODES.get(func, _MODES[PHYSICS_EVENTS[0]])  # an unknown one is refused for its name, not for its mode
 
 
 def split_events(entries: Mapping[str, Any]) -> tuple[dict[str, Any], FrozenDict]:

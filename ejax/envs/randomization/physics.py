@@ -7,7 +7,7 @@ used; a scaled object keeps its density; a mass that is not positive, and the li
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +20,12 @@ from ejax.envs.mujoco.parameters import parameter
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.randomization.changes import Change, write_drawn, write_parameters
 from ejax.envs.randomization.draws import Draw, read_draw
-from ejax.envs.task.entities import (
-    Entity,
-    drives_of_joints,
-    joint_dofs,
-    matching_names,
-    object_body,
-    robot_links,
-)
+from ejax.envs.randomization.names import PHYSICS_EVENTS
+from ejax.envs.task.entities import Entity, drives_of_joints, joint_dofs, matching_names, object_body, robot_links
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, Key
+
+Names: TypeAlias = str | Sequence[str] | None
 
 
 def randomize_rigid_object_mass(
@@ -44,16 +40,15 @@ def randomize_rigid_object_mass(
 ) -> Change:
     """Draw an object's mass, kg, at least ``min_mass``; its inertia follows in proportion unless ``recompute_inertia``
     is False. ``relative``: the range is added to the MJCF's mass, another way to give ``operation``."""
-    operation = operation or ("add" if relative else "abs")
     bodies = {object_body(model, entity_cfg): mass_range}
-    return _masses(model, bodies, operation, distribution, recompute_inertia, min_mass)
+    return _masses(model, bodies, operation, relative, distribution, recompute_inertia, min_mass)
 
 
 def randomize_articulation_mass(
     model: mujoco.MjModel,
     entity_cfg: Entity,
     mass_range: Any,
-    link_names: str | Sequence[str] | None = None,
+    link_names: Names = None,
     relative: bool = False,
     recompute_inertia: bool = True,
     min_mass: float = 1e-6,
@@ -63,16 +58,13 @@ def randomize_articulation_mass(
     """Draw the mass of each of a robot's links, kg, as ``randomize_rigid_object_mass``. ``mass_range`` is of all links,
     or ``{name: range}``; ``link_names`` None: all links that have a mass."""
     names = {model.body(body).name: body for body in robot_links(model, entity_cfg)}
-    if isinstance(mass_range, Mapping):
-        ranges = dict(mass_range)
-    else:
-        ranges = dict.fromkeys(matching_names("link", link_names, names), mass_range)
+    by_name = isinstance(mass_range, Mapping)
+    ranges = mass_range if by_name else dict.fromkeys(matching_names("link", link_names, names), mass_range)
     if missing := [name for name in ranges if name not in names]:
         there = f"there is {', '.join(names)}{did_you_mean(missing[0], names)}"
         raise ValueError(f"mass_range: no link '{missing[0]}'; {there}")
     bodies = {names[name]: each for name, each in ranges.items()}
-    operation = operation or ("add" if relative else "abs")
-    return _masses(model, bodies, operation, distribution, recompute_inertia, min_mass)
+    return _masses(model, bodies, operation, relative, distribution, recompute_inertia, min_mass)
 
 
 def randomize_rigid_object_center_of_mass(
@@ -124,11 +116,11 @@ def randomize_rigid_object_scale(
         )
     if model.geom_dataid[geoms].max() >= 0:
         raise ValueError(f"{entity_cfg['uid']} has a mesh; only primitives can be scaled")
-    powers = {"geom_size": 1, "geom_rbound": 1, "geom_aabb": 1, "geom_pos": 1, "body_ipos": 1}
-    rows: dict[str, Any] = {name: body if name == "body_ipos" else geoms for name in powers}
+    powers = dict.fromkeys(("geom_size", "geom_rbound", "geom_aabb", "geom_pos", "body_ipos"), 1)
+    powers |= {"body_mass": 3, "body_inertia": 5}  # of the same density
+    rows: dict[str, Any] = {name: body if name.startswith("body_") else geoms for name in powers}
+    # a place at the origin stays there: a parameter that is not written costs nothing
     rows = {name: row for name, row in rows.items() if parameter(model, name)[row].any()}
-    rows |= {"body_mass": body, "body_inertia": body}
-    powers |= {"body_mass": 3, "body_inertia": 5}
     nominal = {name: jnp.asarray(parameter(model, name)[row], jnp.float32) for name, row in rows.items()}
 
     def values(key: Key, level: Array | None) -> dict[str, Array]:
@@ -152,9 +144,9 @@ def randomize_rigid_object_friction(
     pairs = np.flatnonzero(np.isin(model.pair_geom1, geoms) | np.isin(model.pair_geom2, geoms))
     if not len(pairs) and not (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
         raise ValueError(f"{entity_cfg['uid']} touches nothing in this model: it has no friction")
-    rows: dict[str, Any] = {"geom_friction": (geoms, 0)}
-    if len(pairs):
-        rows["pair_friction"] = (pairs[:, None], np.arange(2))
+    # a pair has two sliding directions of its own, and takes nothing from its geoms
+    rows: dict[str, Any] = {"geom_friction": (geoms, 0), "pair_friction": (pairs[:, None], np.arange(2))}
+    rows = rows if len(pairs) else {"geom_friction": rows["geom_friction"]}
     for name, row in rows.items():
         _check_positive("friction_range", draw, parameter(model, name)[row])
     return write_drawn(model, draw, (), **rows)
@@ -163,7 +155,7 @@ def randomize_rigid_object_friction(
 def randomize_joint_parameters(
     model: mujoco.MjModel,
     entity_cfg: Entity,
-    joint_names: str | Sequence[str] | None = None,
+    joint_names: Names = None,
     damping_range: Any = None,
     armature_range: Any = None,
     friction_range: Any = None,
@@ -176,7 +168,7 @@ def randomize_joint_parameters(
     given = {"damping": damping_range, "armature": armature_range, "friction": friction_range}
     fields = {"damping": "dof_damping", "armature": "dof_armature", "friction": "dof_frictionloss"}
     draws = _read_ranges(given, operation, distribution)
-    nominal = {name: parameter(model, fields[name])[dofs].copy() for name in draws}
+    nominal = {name: parameter(model, fields[name])[dofs] for name in draws}
     for name, draw in draws.items():
         _check_positive(f"{name}_range", draw, nominal[name], or_zero=True)
         if operation == "scale" and not nominal[name].any():
@@ -196,7 +188,7 @@ def randomize_joint_parameters(
 def randomize_drive_gains(
     model: mujoco.MjModel,
     entity_cfg: Entity,
-    joint_names: str | Sequence[str] | None = None,
+    joint_names: Names = None,
     stiffness_range: Any = None,
     damping_range: Any = None,
     operation: str = "scale",
@@ -221,13 +213,12 @@ def randomize_drive_gains(
             text = "leave its joint out by joint_names"
             raise ValueError(f"{name}_range: drive '{which}' of {entity_cfg['uid']} has no {name} in the MJCF; {text}")
         _check_positive(f"{name}_range", draw, nominal[name], or_zero=name == "damping")
-    rows: dict[str, Any] = {}
-    if "stiffness" in draws:
-        rows["actuator_gainprm"] = (drives, 0)
-    if "stiffness" in draws or in_drive:
-        rows["actuator_biasprm"] = (drives[:, None], np.arange(3))
-    if "damping" in draws and not in_drive:
-        rows["dof_damping"] = driven
+    # stiffness is a drive's gain and part of its bias, damping another part or the joint's own
+    rows: dict[str, Any] = {
+        **({"actuator_gainprm": (drives, 0)} if "stiffness" in draws else {}),
+        **({"actuator_biasprm": (drives[:, None], np.arange(3))} if "stiffness" in draws or in_drive else {}),
+        **({"dof_damping": driven} if "damping" in draws and not in_drive else {}),
+    }
     gain, bias = model.actuator_gainprm[drives, 0].copy(), model.actuator_biasprm[drives, :3].copy()
 
     def values(key: Key, level: Array | None) -> dict[str, Array]:
@@ -279,7 +270,7 @@ def push_rigid_object_by_setting_velocity(
 
 
 def push_joints_by_setting_velocity(
-    model: mujoco.MjModel, entity_cfg: Entity, velocity_range: Any, joint_names: str | Sequence[str] | None = None
+    model: mujoco.MjModel, entity_cfg: Entity, velocity_range: Any, joint_names: Names = None
 ) -> Change:
     """Push a robot: velocities (m/s, rad/s) are added to its joints', independently."""
     dofs = joint_dofs(model, entity_cfg, joint_names)
@@ -292,65 +283,43 @@ def push_joints_by_setting_velocity(
     return Change(apply)
 
 
-PHYSICS: dict[str, Callable[..., Change]] = {
-    each.__name__: each
-    for each in (
-        randomize_rigid_object_mass,
-        randomize_rigid_object_center_of_mass,
-        randomize_rigid_object_inertia,
-        randomize_rigid_object_scale,
-        randomize_rigid_object_friction,
-        randomize_articulation_mass,
-        randomize_joint_parameters,
-        randomize_drive_gains,
-        randomize_gravity,
-        push_rigid_object_by_setting_velocity,
-        push_joints_by_setting_velocity,
-    )
-}
+PHYSICS: dict[str, Callable[..., Change]] = {name: globals()[name] for name in PHYSICS_EVENTS}
 
 
 def _read_ranges(given: Mapping[str, Any], operation: str, distribution: str) -> dict[str, Draw]:
-    draws = {
-        name: read_draw(f"{name}_range", each, operation, distribution)
-        for name, each in given.items()
-        if each is not None
-    }
-    if not draws:
+    if not (chosen := {name: each for name, each in given.items() if each is not None}):
         raise ValueError(f"gives no range; there is {', '.join(f'{name}_range' for name in given)}")
-    return draws
+    return {name: read_draw(f"{name}_range", each, operation, distribution) for name, each in chosen.items()}
 
 
 def _masses(
     model: mujoco.MjModel,
     ranges: Mapping[int, Any],
-    operation: str,
+    operation: str | None,
+    relative: bool,
     distribution: str,
     recompute_inertia: bool,
     min_mass: float,
 ) -> Change:
+    operation = operation or ("add" if relative else "abs")
     draws = [read_draw("mass_range", each, operation, distribution) for each in ranges.values()]
     if not min_mass > 0.0:
         raise ValueError(f"min_mass: got {min_mass}; must be > 0")
-    bodies = list(ranges)
-    nominal, inertia = model.body_mass[bodies].copy(), model.body_inertia[bodies].copy()
-    for body, draw in zip(bodies, draws, strict=True):
-        _check_positive("mass_range", draw, model.body_mass[[body]])
+    bodies = np.array(list(ranges))
+    nominal, inertia = model.body_mass[bodies], model.body_inertia[bodies]
+    for draw, mass in zip(draws, nominal, strict=True):
+        _check_positive("mass_range", draw, mass)
 
     def values(key: Key, level: Array | None) -> dict[str, Array]:
-        keys = jax.random.split(key, len(bodies))
-        mass = [
-            draw.value(nominal[i], draw.sample(each), level)
-            for i, (each, draw) in enumerate(zip(keys, draws, strict=True))
-        ]
-        heavy = jnp.maximum(jnp.stack(mass), min_mass)
-        if not recompute_inertia:
-            return {"body_mass": heavy}
-        ratio = heavy / jnp.asarray(nominal, jnp.float32)
-        return {"body_mass": heavy, "body_inertia": jnp.asarray(inertia, jnp.float32) * ratio[:, None]}
+        drawn = zip(nominal, draws, jax.random.split(key, len(bodies)), strict=True)
+        mass = jnp.stack([draw.value(each, draw.sample(own), level) for each, draw, own in drawn])
+        mass = jnp.maximum(mass, min_mass)
+        # a solid of the same shape: its density changes, and with it all moments
+        ratio = mass / jnp.asarray(nominal, jnp.float32)
+        return {"body_mass": mass, "body_inertia": jnp.asarray(inertia, jnp.float32) * ratio[:, None]}
 
-    rows = np.array(bodies)
-    return write_parameters(model, values, body_mass=rows, **({"body_inertia": rows} if recompute_inertia else {}))
+    written = ("body_mass", "body_inertia") if recompute_inertia else ("body_mass",)
+    return write_parameters(model, values, **dict.fromkeys(written, bodies))
 
 
 def _check_positive(name: str, draw: Draw, nominal: NDArray[np.float64], *, or_zero: bool = False) -> None:

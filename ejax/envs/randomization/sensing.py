@@ -88,7 +88,7 @@ SENSING: dict[str, Callable[..., Sensing]] = {
 
 
 def first(x: PyTree, longest: int) -> PyTree:
-    """The past of an episode that begins: ``x`` all along. Leaves [longest + 1, ...], the newest first."""
+    """Make the past of an episode that begins: ``x`` all along. Leaves [longest + 1, ...], the newest first."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (longest + 1, *leaf.shape)), x)
 
 
@@ -101,7 +101,7 @@ def late(past: PyTree, steps: Array | None) -> PyTree:
 
     def mixed(leaf: Array) -> Array:
         if steps is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf[0]
+            return leaf[0]  # text and pictures, of which there is no mixture
         n = jnp.floor(steps).astype(jnp.int32)
         share = (steps - n).astype(leaf.dtype)
         return (1.0 - share) * leaf[n] + share * leaf[jnp.minimum(n + 1, len(leaf) - 1)]
@@ -123,27 +123,25 @@ def _noise(space: Any, noise: Any, bias_range: Any, distribution: Any) -> tuple[
 
     def add(x: Array, drawn: PyTree, key: Key, level: Array | None) -> Array:
         if size.any():
-            shape = {"gaussian": jax.random.normal, "uniform": _symmetric}[distribution](key, x.shape)
-            reach = jnp.asarray(size, jnp.float32) * shape
+            gaussian = distribution == "gaussian"
+            unit = jax.random.normal(key, x.shape) if gaussian else jax.random.uniform(key, x.shape, minval=-1.0)
+            reach = jnp.asarray(size, jnp.float32) * unit
             x = x + (reach if level is None else level * reach).astype(x.dtype)
         return x if bias is None else x + drawn.astype(x.dtype)
 
     return draw, add
 
 
-def _symmetric(key: Key, shape: tuple[int, ...]) -> Array:
-    return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0)
-
-
 def _delay(side: Side, steps_range: Any, whole: bool) -> Sensing:
     draw = read_draw("steps_range", steps_range)
     if draw.low < 0.0 or (whole and (draw.low % 1.0 or draw.high % 1.0)):
         raise ValueError(f"steps_range: got {steps_range!r}; must be {'whole numbers ' if whole else ''}>= 0")
+    # floored, the last whole number needs an interval of its own to be as likely as the others
     ends = Draw(draw.low, draw.high + (1.0 if whole else 0.0), "uniform", "abs")
 
     def steps(key: Key, level: Array | None) -> Array:
         drawn = ends.sample(key)
-        drawn = jnp.minimum(jnp.floor(drawn), float(draw.high)) if whole else drawn
+        drawn = jnp.minimum(jnp.floor(drawn), float(draw.high)) if whole else drawn  # float32 may round up to the end
         drawn = drawn if level is None else level * drawn
         return jnp.round(drawn) if whole else drawn
 

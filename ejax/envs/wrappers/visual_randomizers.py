@@ -4,9 +4,12 @@ Refused is what a directional light, a camera that looks at a point and a plain 
 own, from its episode's key; most of EmbodiChain's functors draw one for all.
 """
 
+import functools
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +19,7 @@ from flax import struct
 from ejax.envs.mujoco.drawing import default_view
 from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model_lights, place_camera, scenery
 from ejax.envs.randomization.draws import Draw, read_draw
+from ejax.schema.messages import short_repr
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, CameraView, Key
 
@@ -37,27 +41,9 @@ class _Functor(NamedTuple):
     ranges: dict[str, Draw]  # by parameter
 
 
-_VECTOR, _NUMBER = (3,), ()
-_PARAMETERS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-    "randomize_camera_extrinsics": {"eye_range": _VECTOR, "target_range": _VECTOR, "up_range": _VECTOR},
-    "randomize_camera_intrinsics": dict.fromkeys(("focal_x_range", "focal_y_range", "cx_range", "cy_range"), _NUMBER),
-    "randomize_light": {"color_range": _VECTOR, "intensity_range": _NUMBER, "direction_range": _VECTOR},
-    "randomize_emission_light": {"color_range": _VECTOR, "intensity_range": _NUMBER},
-    "randomize_visual_material": {"base_color_range": _VECTOR},
-}
-"""Functor -> parameter -> shape of one end of its range."""
-_REFUSED: Mapping[str, str] = {
-    "randomize_indirect_lighting": "there are no HDR pictures of surroundings; use randomize_emission_light",
-    "set_rigid_object_visual_material": "nothing is random in it; use a base_color_range of one colour",
-    "set_rigid_object_group_visual_material": "there are no groups; name each geom in randomize_visual_material",
-    "pos_range": "the camera looks at a point; use eye_range and target_range",
-    "euler_range": "the camera looks at a point; use target_range and up_range",
-    "position_range": "the lights are directional and have no place; use direction_range",
-    **dict.fromkeys(
-        ("metallic_range", "roughness_range", "ior_range"), "surfaces are matt with a highlight; use base_color_range"
-    ),
-    **dict.fromkeys(("texture_path", "random_texture_prob"), "geoms have plain colours; use base_color_range"),
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_PARAMETERS: Mapping[str, Mapping[str, int]] = _TABLES["parameters"]
+_REFUSED: Mapping[str, str] = _TABLES["refused"]
 
 
 @dataclass(frozen=True)
@@ -81,34 +67,33 @@ class Randomizers:
             if functor.func == "randomize_camera_extrinsics" and self.view is None:
                 raise ValueError(f"{functor.key}: only a camera with camera_eye can be moved; give camera_eye")
 
-    @property
+    @functools.cached_property
     def _functors(self) -> list[_Functor]:
         return [_read(f"randomizers.{name}", entry) for name, entry in self.entries.items()]
 
     def draw(self, key: Key, asset: str) -> Look:
         """Draw the look of an episode. Raises ValueError: a light or geom that the model lacks."""
-        lights, rgba = model_lights(asset), {}
-        eyes: dict[str, Array] = {}
-        lit = False
+        given = model_lights(asset)
+        lights, rgba, moved = given, dict[str, Array](), dict[str, Any]()
         for i, functor in enumerate(self._functors):
-            own = jax.random.fold_in(key, i)
+            own = jax.random.fold_in(key, i)  # by number, so that a later functor changes no earlier one's draws
             drawn = {
                 name: draw.sample(jax.random.fold_in(own, j), draw.low.shape)
                 for j, (name, draw) in enumerate(sorted(functor.ranges.items()))
             }
             if functor.func in ("randomize_light", "randomize_emission_light"):
-                lit = True
                 lights = _relit(functor, drawn, lights, scenery(asset).light_names)
             elif functor.func == "randomize_visual_material":
                 rgba[functor.uid] = _recoloured(functor, drawn["base_color_range"], asset)
             else:
-                eyes |= {name: eyes.get(name, 0.0) + value for name, value in drawn.items()}
-        return Look(camera=self._camera(eyes, asset) if eyes else None, lights=lights if lit else None, rgba=rgba)
+                moved |= {name: moved.get(name, 0.0) + value for name, value in drawn.items()}
+        camera = self._camera(moved, asset) if moved else None
+        return Look(camera=camera, lights=None if lights is given else lights, rgba=rgba)
 
     def _camera(self, moved: Mapping[str, Array], asset: str) -> Camera:
         """Add the ranges' values to the camera: m, and pixels."""
         aspect, model = self.width / self.height, scenery(asset).model
-        view = self.view or default_view(asset)
+        view = self.view or default_view(asset)  # None: the model has ``main``, which has a place and frame of its own
         fovy = model.cam_fovy[model.camera("main").id] if view is None else view.fovy
         tan_x, tan_y = half_angles(math.radians(fovy), None, aspect)
         centre = (0.5, 0.5) if view is None else view.center
@@ -129,42 +114,34 @@ class Randomizers:
 
 
 def _read(key: str, entry: Any) -> _Functor:
-    if not isinstance(entry, Mapping) or "func" not in entry:
-        raise ValueError(f"{key} takes {{func: …, params: {{…}}}}, got {entry!r}")
-    func, params = entry["func"], dict(entry.get("params", {}))
-    if extra := set(entry) - {"func", "mode", "params"}:
-        raise ValueError(f"{key} takes func, mode and params, got {', '.join(sorted(extra))} as well")
-    if func not in _PARAMETERS:
-        why = _REFUSED.get(func, f"there is {', '.join(_PARAMETERS)}{did_you_mean(str(func), _PARAMETERS)}")
-        raise ValueError(f"{key}.func: {func} is not supported: {why}")
-    if entry.get("mode", "reset") != "reset":
-        text = f"got {entry['mode']!r}: a picture's look is drawn once per episode"
-        raise ValueError(f"{key}.mode must be 'reset', {text}")
-    uid = _uid(key, func, params.pop("entity_cfg", None))
-    known = _PARAMETERS[func]
-    for name in (name for name in params if name not in known):
-        why = _REFUSED.get(name, f"{func} takes {', '.join(known)}{did_you_mean(str(name), known)}")
-        raise ValueError(f"{key}.params.{name} is not supported: {why}")
-    given = {name: value for name, value in params.items() if value is not None}
-    if not given:
-        raise ValueError(f"{key}.params gives no range; {func} takes {', '.join(known)}")
-    ranges = {name: read_draw(f"{key}.params.{name}", value, shape=known[name]) for name, value in given.items()}
-    return _Functor(key, func, uid, ranges)
-
-
-def _uid(key: str, func: str, entity: Any) -> str:
-    camera = func.startswith("randomize_camera")
-    if func == "randomize_emission_light":
-        if entity is not None:
-            raise ValueError(f"{key}.params.entity_cfg: {func} takes none")
-        return ""
-    if entity is None and camera:
-        return CAMERA
-    if not isinstance(entity, Mapping) or set(entity) != {"uid"}:
-        raise ValueError(f"{key}.params.entity_cfg takes {{uid: …}}, got {entity!r}")
-    if camera and entity["uid"] != CAMERA:
+    if not isinstance(entry, Mapping) or "func" not in entry or set(entry) - {"func", "mode", "params"}:
+        raise ValueError(f"{key} takes {{func: …, mode: reset, params: {{…}}}}, got {short_repr(entry)}")
+    func, mode = entry["func"], entry.get("mode", "reset")
+    known = _known(f"{key}.func", func, _PARAMETERS)
+    if mode != "reset":
+        raise ValueError(f"{key}.mode must be 'reset', got {mode!r}: a picture's look is drawn once per episode")
+    params = {name: value for name, value in entry.get("params", {}).items() if value is not None}
+    entity = params.pop("entity_cfg", {"uid": CAMERA} if func.startswith("randomize_camera") else None)
+    if func == "randomize_emission_light" and entity is None:
+        entity = {"uid": ""}  # the light that is everywhere
+    elif not isinstance(entity, Mapping) or set(entity) != {"uid"} or func == "randomize_emission_light":
+        takes = "none" if func == "randomize_emission_light" else "{uid: …}"
+        raise ValueError(f"{key}.params.entity_cfg takes {takes}, got {entity!r}")
+    if func.startswith("randomize_camera") and entity["uid"] != CAMERA:
         raise ValueError(f"{key}.params.entity_cfg.uid: the one camera is '{CAMERA}', got {entity['uid']!r}")
-    return str(entity["uid"])
+    sizes = {name: _known(f"{key}.params", name, known) for name in params}
+    if not params:
+        raise ValueError(f"{key}.params gives no range; {func} takes {', '.join(known)}")
+    shapes = {name: () if size == 1 else (size,) for name, size in sizes.items()}
+    ranges = {name: read_draw(f"{key}.params.{name}", value, shape=shapes[name]) for name, value in params.items()}
+    return _Functor(key, func, str(entity["uid"]), ranges)
+
+
+def _known(key: str, name: Any, table: Mapping[str, Any]) -> Any:
+    if name not in table:
+        why = _REFUSED.get(name, f"there is {', '.join(table)}{did_you_mean(str(name), table)}")
+        raise ValueError(f"{key}: {name} is not supported: {why}")
+    return table[name]
 
 
 def _relit(functor: _Functor, drawn: Mapping[str, Array], lights: Lights, names: tuple[str, ...]) -> Lights:
