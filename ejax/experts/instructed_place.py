@@ -8,13 +8,12 @@ import numpy as np
 from ejax.envs.tasks.instructed_place import SCENE, InstructedPlaceRL
 from ejax.envs.tasks.place_instructions import ZONES
 from ejax.envs.text import as_text
-from ejax.experts.pick_place import CARE, RANGES, SEGMENTS, follow_plan
+from ejax.experts.pick_place import CARE, PLAN, RANGES, SEGMENTS, follow_plan
 from ejax.experts.task import Expert, Rows, ScriptedTask
 from ejax.types import CameraView
 
-CAMERA = CameraView(eye=(-1.3, -0.15, 0.9), target=(-0.645, -0.15, 0.04), fovy=42.0, effects=False)
-"""View from across the robot, so that the arm hides nothing; the left zone is on the right. Shadows render slowly."""
-
+CAMERA = CameraView(**PLAN["instructed_camera"])
+_RANGES = {**RANGES, "carry_height": (0.12, 0.18, 1)}  # a held cube passes 2 cm above the other one, at least
 _TARGET_CUBE, _TARGET_ZONE = SCENE.index("target cube index"), SCENE.index("target zone index")
 
 
@@ -22,7 +21,7 @@ class InstructedPlaceExpert(Expert):
     """The plan of ``PickPlaceExpert`` for the meant cube and zone of ``scene``, even under a wrong instruction."""
 
     make_env, segments, care = InstructedPlaceRL, SEGMENTS, CARE
-    ranges = RANGES | {"carry_height": (0.12, 0.18, 1)}  # a held cube passes 2 cm above the other one, at least
+    ranges = _RANGES
 
     def act(self, obs: Mapping[str, Rows], segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         scene, row = obs["scene"], np.arange(len(segment))

@@ -7,28 +7,13 @@ import numpy as np
 
 from ejax.envs.tasks.grasp_scene import HALF_EDGE
 from ejax.envs.tasks.pick_place import PickPlaceRL
-from ejax.experts.task import Expert, Rows, ScriptedTask, limit_length, phrase
+from ejax.experts.task import Expert, Rows, ScriptedTask, limit_length, phrase, read_plan
 from ejax.types import CameraView
 
-CAMERA = CameraView(eye=(-1.35, -0.75, 0.65), target=(-0.62, -0.12, 0.08), fovy=38.0, effects=False)
-"""View without shadows, which are slow in software rendering."""
-SEGMENTS = ("approach", "descend", "grasp", "lift", "carry", "lower", "release")
-WORDINGS = (
-    "put the cube into the zone on the {place}",
-    "pick up the cube and set it down at the {place}",
-    "move the orange block to the green zone, {place}",
-    "bring the cube to the {place} goal",
-)
-
-CARE = np.array([1.0, 0.4, 0.1, 0.5, 1.0, 0.4, 0.1])[:, None] * np.array([1.0, 1.0, 1.0, 0.0])
+PLAN = read_plan(__file__)
+CAMERA, SEGMENTS, RANGES = CameraView(**PLAN["camera"]), tuple(PLAN["segments"]), PLAN["ranges"]
+CARE = np.array(list(PLAN["segments"].values()))[:, None] * np.array([1.0, 1.0, 1.0, 0.0])
 """[segments, 4]; a noisy grip would drop the cube."""
-RANGES = {
-    "speed": (0.6, 1.0, 1),  # of the largest step
-    "hover": (0.08, 0.14, 1),  # m above the cube
-    "carry_height": (0.10, 0.18, 1),  # m
-    "place": (-0.012, 0.012, 2),  # m from the middle of the goal
-}
-"""Variation of ``follow_plan``, see ``draw_ranges``."""
 
 _ABOVE = 0.015  # horizontal distance to the cube or goal, m, below which the tool goes down, and lets go
 _AT_GRASP = 0.006  # m between the tool and the cube's centre
@@ -44,7 +29,7 @@ class PickPlaceExpert(Expert):
         return follow_plan(robot, cube, goal, segment, variation, self.env.action_scale)
 
     def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
-        return phrase(rng, WORDINGS, obs[:, 14:16] - np.array(self.env.goal_position))
+        return phrase(rng, PLAN["wordings"], obs[:, 14:16] - np.array(self.env.goal_position))
 
 
 def follow_plan(
@@ -62,7 +47,7 @@ def follow_plan(
     lifted[:, 2] = above_goal[:, 2] = variation["carry_height"]
     held_at = goal + (tool - cube)  # the tool's position that puts the held cube at the goal
     above_goal[:, :2] = held_at[:, :2]
-    aside, aside_of_goal = _across(hover - tool), _across(above_goal - tool)
+    aside, aside_of_goal = (np.linalg.norm((place - tool)[:, :2], axis=1) for place in (hover, above_goal))
     done = np.stack(
         [
             (aside < _ABOVE) & (tool[:, 2] > cube[:, 2] + HALF_EDGE),
@@ -81,10 +66,6 @@ def follow_plan(
     move = limit_length(way, variation["speed"] * action_scale) / action_scale
     grip = np.where((segment >= 2) & (segment <= 5), 1.0, -1.0)
     return np.concatenate([move, grip[:, None]], axis=1), segment
-
-
-def _across(vector: Rows) -> Rows:
-    return np.linalg.norm(vector[:, :2], axis=1)
 
 
 make_task = partial(ScriptedTask, PickPlaceExpert, camera=CAMERA)

@@ -6,9 +6,11 @@ Noise drives episodes off and the expert brings them back, so a cloned policy ha
 recorded too. Source: Laskey et al. 2017, "DART: noise injection for robust imitation learning".
 """
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from ejax.data.task import Episode, EpisodeSpec, Failure, Field
 from ejax.envs.mujoco.pictures import Renderer
-from ejax.envs.wrappers.rendered import WristCamera, check_renderer, check_wrist, draw_state, draw_wrist
+from ejax.envs.wrappers.rendered import WristCamera, check_renderer, draw_state, draw_wrist
 from ejax.schema.frozen import freeze
 from ejax.types import CameraView, PyTree, RenderableEnv
 
@@ -122,8 +124,8 @@ class ScriptedTask:
             raise TypeError(f"experts act in a gymnasium.spaces.Box, got {space}")
         self._space, self._num_envs, self._noise, self._image_size = space, num_envs, noise, image_size
         self._camera = CameraView(**freeze(camera)) if isinstance(camera, Mapping) else camera
-        self._renderer = check_renderer(self.env, renderer)
-        self._wrist = check_wrist(self.env, renderer, None if wrist is None else WristCamera(**freeze(wrist)))
+        self._renderer, self._wrist = renderer, None if wrist is None else WristCamera(**freeze(wrist))
+        check_renderer(self.env, renderer, self._wrist)
         self._reset, self._step = jax.jit(jax.vmap(self.env.reset)), jax.jit(jax.vmap(self.env.step))
 
     def spec(self) -> EpisodeSpec:
@@ -142,14 +144,25 @@ class ScriptedTask:
 
     def generate(self, seed: int) -> list[Episode | Failure]:
         """Return an outcome for each environment; a failed attempt is a Failure that names its last segment."""
-        attempts = self.attempt(seed)
+        attempts, outcomes = self.attempt(seed), list[Episode | Failure]()
         kept = np.flatnonzero(attempts.success).tolist()
         pictures = {path: self._draw(attempts, kept, draw) for path, draw in self._drawn.items()}
-        episodes = {
-            row: self._episode(attempts, row, {path: each[i] for path, each in pictures.items()})
-            for i, row in enumerate(kept)
-        }
-        return [episodes[row] if row in episodes else self._failure(attempts, row) for row in range(self._num_envs)]
+        for row, length in enumerate(attempts.length):
+            segment = attempts.segment[:length, row]
+            if row not in kept:
+                text = f"no success in {length} steps; the last segment was '{self._expert.segments[segment[-1]]}'"
+                outcomes.append(Failure(f"environment {row}: {text}"))
+                continue
+            frames = {
+                **{path: values[:length, row] for path, values in _parts(attempts.obs).items()},
+                "actions": attempts.action[:length, row],
+                "expert_actions": attempts.intended[:length, row],
+                "rewards": attempts.reward[:length, row],
+                **{path: each[kept.index(row)] for path, each in pictures.items()},
+            }
+            fields = {"instruction": attempts.instruction[row].encode(), "row": row}
+            outcomes.append(Episode(frames, segment_id=segment, fields=fields))
+        return outcomes
 
     def start(self, seed: int) -> tuple[PyTree, Rows]:
         """Make states and first observations of the episodes of ``seed``, leaves [N, ...]."""
@@ -175,15 +188,9 @@ class ScriptedTask:
             action = action.astype(np.float32)
             # noise that lasts some steps drives the arm off its way; white noise would only make it tremble
             noise = _CARRIED_OVER * noise + np.sqrt(1.0 - _CARRIED_OVER**2) * rng.standard_normal(noise.shape)
-            now = {
-                "state": jax.device_get(state),
-                "obs": obs,
-                "action": action,
-                "intended": intended,
-                "segment": segment,
-            }
+            now = {"state": jax.device_get(state), "obs": obs, "action": action, "intended": intended}
             state, timestep = self._step(state, action, keys)
-            frames.append({**now, "reward": np.asarray(timestep.reward)})
+            frames.append({**now, "segment": segment, "reward": np.asarray(timestep.reward)})
             obs = jax.tree.map(np.asarray, timestep.obs)
             length += going
             success |= going & np.asarray(timestep.info["success"])
@@ -191,23 +198,6 @@ class ScriptedTask:
             going &= ~np.asarray(timestep.terminated | timestep.truncated)
         arrays = jax.tree.map(lambda *x: np.stack(x), *frames)
         return Attempts(**arrays, length=length, success=success, instruction=instruction)
-
-    def _episode(self, attempts: Attempts, row: int, pictures: Mapping[str, Rows]) -> Episode:
-        length = attempts.length[row]
-        frames = {
-            **{path: values[:length, row] for path, values in _parts(attempts.obs).items()},
-            "actions": attempts.action[:length, row],
-            "expert_actions": attempts.intended[:length, row],
-            "rewards": attempts.reward[:length, row],
-            **pictures,
-        }
-        fields = {"instruction": attempts.instruction[row].encode(), "row": row}
-        return Episode(frames, segment_id=attempts.segment[:length, row], fields=fields)
-
-    def _failure(self, attempts: Attempts, row: int) -> Failure:
-        length = attempts.length[row]
-        name = self._expert.segments[attempts.segment[length - 1, row]]
-        return Failure(f"environment {row}: no success in {length} steps; the last segment was '{name}'")
 
     @cached_property
     def _drawn(self) -> dict[str, Callable[[PyTree], Any]]:
@@ -233,6 +223,11 @@ class ScriptedTask:
                 drawn = draw(jax.tree.map(lambda x: x[t, row], attempts.state))  # noqa: B023
                 pictures += list(np.asarray(drawn)[: len(part)])
         return [np.stack(pictures[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+
+def read_plan(module: str) -> Mapping[str, Any]:
+    """Read the numbers and words of an expert's plan, from the TOML beside its module; lists become tuples."""
+    return freeze(tomllib.loads(Path(module).with_suffix(".toml").read_text()))
 
 
 def limit_length(vector: Rows, bound: Rows) -> Rows:

@@ -149,7 +149,7 @@ def test_an_episode_keeps_its_look_and_the_next_has_another() -> None:
         ({**entry("randomize_light", "key"), "mode": "interval"}, "mode must be 'reset', got 'interval'"),
         (
             {**entry("randomize_light", "key"), "interval_step": 3},
-            r"one takes {func: …, mode: reset, params: {…}}, got .*interval_step",
+            r"one takes .*mode: reset.*got .*interval_step",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def _enter_ball(origin: Vec, direction: Vec, radius: Array | float) -> tuple[Arr
 
 def _enter_ellipsoid(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
     (x, y, z), (u, v, w), (a, b, c) = origin, direction, size
-    return _enter_ball((x / a, y / b, z / c), (u / a, v / b, w / c), 1.0)
+    return _enter_ball((x / a, y / b, z / c), (u / a, v / b, w / c), 1.0)  # t is the same in the scaled space
 
 
 def _enter_cylinder(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
@@ -90,7 +90,7 @@ def _enter_capsule(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array
 
 
 def _endless(origin: Vec, direction: Vec, radius: Array) -> tuple[Array, Array, Array]:
-    """Depths at which the ray enters and leaves the cylinder about z, and a number > 0 where it does."""
+    """Return depths at which the ray enters and leaves the cylinder about z, and a number > 0 where it does."""
     (x, y, _), (u, v, _) = origin, direction
     a = u * u + v * v + _TINY
     b = x * u + y * v

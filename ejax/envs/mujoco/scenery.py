@@ -152,9 +152,13 @@ def _solid(model: mujoco.MjModel, what: Literal["geom", "site"], index: int) -> 
     name = f"site {own!r}" if what == "site" else own or f"geom {index} of body {model.body(body).name!r}"
     kind = mujoco.mjtGeom(int(of("type"))).name.removeprefix("mjGEOM_").lower()
     if kind not in KINDS:
-        raise ValueError(
-            f"the ray caster draws {', '.join(KINDS)}; {name} is a {kind}. Draw this model with renderer: mujoco"
-        )
+        raise _refused(f"draws {', '.join(KINDS)}; {name} is a {kind}")
+    rgba, surface, texture, material = of("rgba"), (0.0, 0.5, 0.5), None, int(of("matid"))
+    if material >= 0:
+        rgba = rgba if tuple(rgba.tolist()) != _GREY else model.mat_rgba[material]
+        surface = model.mat_emission[material], model.mat_specular[material], model.mat_shininess[material]
+        texture = _texture(model, material, kind, name)
+    emission, specular, shininess = map(float, surface)
     return Solid(
         name=name,
         kind=kind,
@@ -162,35 +166,23 @@ def _solid(model: mujoco.MjModel, what: Literal["geom", "site"], index: int) -> 
         body=body,
         size=triple(of("size")),
         local=transform(of("pos"), of("quat")),
-        **_material(model, int(of("matid")), of("rgba"), kind, name),
+        rgba=cast(Any, tuple(map(float, rgba))),
+        emission=emission,
+        specular=specular,
+        shininess=shininess,
+        texture=texture,
     )
-
-
-def _material(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32], kind: str, name: str) -> dict[str, Any]:
-    if material < 0:
-        return {"rgba": tuple(map(float, rgba)), "emission": 0.0, "specular": 0.5, "shininess": 0.5, "texture": None}
-    own = tuple(rgba.tolist()) != _GREY
-    return {
-        "rgba": tuple(map(float, rgba if own else model.mat_rgba[material])),
-        "emission": float(model.mat_emission[material]),
-        "specular": float(model.mat_specular[material]),
-        "shininess": float(model.mat_shininess[material]),
-        "texture": _texture(model, material, kind, name),
-    }
 
 
 def _texture(model: mujoco.MjModel, material: int, kind: str, name: str) -> Texture | None:
     roles = model.mat_texid[material]
     index = int(roles[mujoco.mjtTextureRole.mjTEXROLE_RGB])
     if (roles >= 0).sum() > (index >= 0):
-        raise ValueError(f"the ray caster knows textures of colour only; {name} has another. Use renderer: mujoco")
+        raise _refused(f"knows textures of colour only; {name} has another")
     if index < 0:
         return None
     if kind != "plane" or model.tex_type[index] != mujoco.mjtTexture.mjTEXTURE_2D or not model.mat_texuniform[material]:
-        raise ValueError(
-            f"the ray caster draws textures on planes, of type 2d with texuniform; {name} has another one. "
-            "Use renderer: mujoco"
-        )
+        raise _refused(f"draws textures on planes, of type 2d with texuniform; {name} has another one")
     x, y = 0.5 * model.mat_texrepeat[material]
     return Texture(_texels(model, index), (float(x), float(y)))
 
@@ -225,12 +217,13 @@ def _lights(model: mujoco.MjModel) -> tuple[tuple[str, ...], Lights]:
     for i in np.flatnonzero(model.light_active):
         name = model.light(i).name
         if model.light_type[i] != mujoco.mjtLightType.mjLIGHT_DIRECTIONAL or model.light_bodyid[i] != 0:
-            raise ValueError(
-                f"the ray caster knows directional lights that are fixed in the world; light {name!r} is another. "
-                "Use renderer: mujoco"
-            )
+            raise _refused(f"knows directional lights that are fixed in the world; light {name!r} is another")
         shine = model.light_diffuse[i], model.light_specular[i], model.light_ambient[i]
         rows.append((name, model.light_dir[i], *shine))
     names, *arrays = zip(*rows, strict=True)
     direction, diffuse, specular, ambient = (cast(Any, np.asarray(each, np.float32)) for each in arrays)
     return names, Lights(direction=direction, diffuse=diffuse, specular=specular, ambient=ambient.sum(axis=0))
+
+
+def _refused(text: str) -> ValueError:
+    return ValueError(f"the ray caster {text}. Draw this model with renderer: mujoco")

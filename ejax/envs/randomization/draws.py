@@ -38,7 +38,7 @@ class Draw(NamedTuple):
         return jax.random.uniform(key, shape, minval=low, maxval=high)
 
     def value(self, nominal: NDArray[np.float64], x: Array, level: Array | None) -> Array:
-        """Return what ``x`` makes of the MJCF's value; at a curriculum's ``level`` so far on the way from the latter."""
+        """Return what ``x`` makes of the MJCF's value; at a curriculum's ``level``, so far on the way to it."""
         start = jnp.asarray(nominal, jnp.float32)
         value = {"abs": jnp.broadcast_to(x, start.shape), "scale": start * x, "add": start + x}[self.operation]
         return value if level is None else start + level * (value - start)

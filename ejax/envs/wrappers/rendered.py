@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from flax.core import FrozenDict
-from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, describe
 from ejax.envs.mujoco.drawing import Appearance, AppearingEnv
@@ -99,26 +98,19 @@ class RenderedEnv(EnvWrapper):
         space = self.drawn.observation_space
         if not isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Dict)):
             raise ValueError(f"RenderedEnv: the observation of {self.env} is neither a vector nor a dict")
-        for name in ("image", *(() if self.wrist is None else ("wrist",))):
-            if isinstance(space, gymnasium.spaces.Dict) and name in space.spaces:
-                raise ValueError(f"RenderedEnv: the observation of {self.env} has an '{name}' of its own already")
-        check_renderer(self.drawn, self.renderer)
-        check_wrist(self.drawn, self.renderer, self._wrist)
+        for name in self._sizes.keys() & _parts(space).keys():
+            raise ValueError(f"RenderedEnv: the observation of {self.env} has an '{name}' of its own already")
+        check_renderer(self.drawn, self.renderer, self._wrist)
         if self.renderer == "mujoco" and self.randomizers:
-            raise ValueError(
-                f"RenderedEnv: randomizers ({', '.join(self.randomizers)}) need renderer: raycast; "
-                "mujoco draws all environments alike"
-            )
+            text = f"randomizers ({', '.join(self.randomizers)}) need renderer: raycast"
+            raise ValueError(f"RenderedEnv: {text}; mujoco draws all environments alike")
         if self.renderer == "raycast" and self.effects:
             raise ValueError("RenderedEnv: renderer: raycast draws no effects; use effects: false or renderer: mujoco")
         _ = self._randomizers  # which checks them
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
-        sizes = {"image": (self.height, self.width)}
-        if self._wrist is not None:
-            sizes["wrist"] = (self._wrist.height, self._wrist.width)
-        pictures = {name: gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in sizes.items()}
+        pictures = {name: gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in self._sizes.items()}
         return gymnasium.spaces.Dict({**pictures, **_parts(self.drawn.observation_space)})
 
     @property
@@ -144,9 +136,8 @@ class RenderedEnv(EnvWrapper):
 
     def persist(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
         """Keep the pictures: nothing that is carried over can be seen."""
-        space = self.drawn.observation_space
-        is_dict = isinstance(space, gymnasium.spaces.Dict)
-        inner = {name: obs[name] for name in _parts(space)} if is_dict else obs["state"]
+        parts = {name: obs[name] for name in _parts(self.drawn.observation_space)}
+        inner = parts if isinstance(self.drawn.observation_space, gymnasium.spaces.Dict) else parts["state"]
         state, inner = super().persist(self.inner_state(ended), self.inner_state(started), inner)
         return _with_inner(started, state), {**obs, **_parts(inner)}
 
@@ -172,8 +163,7 @@ class RenderedEnv(EnvWrapper):
         """Return the environment inside as it is drawn: by actions."""
         env = with_events(resolve("env", self.env)(**thaw(self.env_cfg)), self.events)
         if isinstance(env, RandomizedEnv) and "geom_size" in env.read.parameters:
-            text = "pictures show the sizes of the MJCF; randomize_rigid_object_scale needs another"
-            raise ValueError(f"RenderedEnv: {text}")
+            raise ValueError("RenderedEnv: pictures show the sizes of the MJCF; leave out randomize_rigid_object_scale")
         return env
 
     @functools.cached_property
@@ -192,16 +182,20 @@ class RenderedEnv(EnvWrapper):
         return None if self.wrist is None else WristCamera(**self.wrist)
 
     @functools.cached_property
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        wrist = self._wrist
+        return {"image": (self.height, self.width)} | ({} if wrist is None else {"wrist": (wrist.height, wrist.width)})
+
+    @functools.cached_property
     def _randomizers(self) -> Randomizers:
         return Randomizers(self.randomizers, self._view, self.width, self.height)
 
     def _pictures(self, state: PyTree) -> dict[str, Array]:
         if self.blank:
-            spaces = self.observation_space
-            names = ("image",) if self._wrist is None else ("image", "wrist")
-            return {name: jnp.full(spaces[name].shape or (), BLANK, jnp.uint8) for name in names}
+            return {name: jnp.full((*size, 3), BLANK, jnp.uint8) for name, size in self._sizes.items()}
         if self.renderer == "mujoco":
-            return {"image": picture_on_host(self._draw, state, self.width, self.height)}
+            draw = functools.partial(self.drawn.render, width=self.width, height=self.height, camera=self._view)
+            return {"image": picture_on_host(draw, state, self.width, self.height)}
         # MuJoCo draws on the host and knows no looks; the ray caster is a part of the program
         inner, look = self.inner_state(state), state.look if isinstance(state, RenderedState) else _PLAIN
         pictures = {"image": draw_state(self.drawn, inner, self.width, self.height, self._view, look)}
@@ -209,29 +203,18 @@ class RenderedEnv(EnvWrapper):
             pictures["wrist"] = draw_wrist(self.drawn, inner, self._wrist, look)
         return pictures
 
-    def _draw(self, state: PyTree) -> NDArray[np.uint8]:
-        return self.drawn.render(state, self.width, self.height, self._view)
 
-
-def check_renderer(env: Any, renderer: Renderer) -> Renderer:
-    """Return the renderer. Raises ValueError: no such renderer, or the environment cannot be drawn by it."""
+def check_renderer(env: Any, renderer: Renderer, wrist: WristCamera | None) -> None:
+    """Raise ValueError for a renderer that is not there or cannot draw the environment, with a camera at its tool."""
     check_renderer_name(renderer)
     if renderer == "raycast" and not isinstance(env, AppearingEnv):
         raise ValueError(f"renderer: raycast: {type(env).__name__} has no appearance(state). Use renderer: mujoco")
-    return renderer
-
-
-def check_wrist(env: Any, renderer: Renderer, wrist: WristCamera | None) -> WristCamera | None:
-    """Return the camera. Raises ValueError: it is at a tool that is not there, or not drawn by the ray caster."""
-    if wrist is None:
-        return None
-    if renderer != "raycast":
+    if wrist is not None and renderer != "raycast":
         raise ValueError("wrist: a camera at the tool is drawn by renderer: raycast only")
-    if not hasattr(innermost(env), "tool_position"):
+    if wrist is not None and not hasattr(innermost(env), "tool_position"):
         raise ValueError(f"wrist: {type(env).__name__} has no tool_position(state)")
-    if wrist.width < 1 or wrist.height < 1:
+    if wrist is not None and min(wrist.width, wrist.height) < 1:
         raise ValueError(f"wrist: width and height must be >= 1, got {wrist.width} and {wrist.height}")
-    return wrist
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3, 4))

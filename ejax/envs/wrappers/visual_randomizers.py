@@ -19,6 +19,7 @@ from flax import struct
 from ejax.envs.mujoco.drawing import default_view
 from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model_lights, place_camera, scenery
 from ejax.envs.randomization.draws import Draw, read_draw
+from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, CameraView, Key
@@ -115,7 +116,7 @@ class Randomizers:
 
 def _read(key: str, entry: Any) -> _Functor:
     if not isinstance(entry, Mapping) or "func" not in entry or set(entry) - {"func", "mode", "params"}:
-        raise ValueError(f"{key} takes {{func: …, mode: reset, params: {{…}}}}, got {short_repr(entry)}")
+        raise ValueError(f"{key} takes {{func: …, mode: reset, params: {{…}}}}, got {short_repr(thaw(entry))}")
     func, mode = entry["func"], entry.get("mode", "reset")
     known = _known(f"{key}.func", func, _PARAMETERS)
     if mode != "reset":
