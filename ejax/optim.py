@@ -19,6 +19,7 @@ from pydantic import (
     PositiveInt,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from ejax.numerics.finite import all_finite
@@ -66,8 +67,17 @@ class _SGD(StrictModel):
     def direction(self) -> optax.GradientTransformation:
         links = _decay(self)
         if is_active(self.momentum):
-            links.append(_torch_momentum(self.momentum, self.dampening, self.nesterov))
+            # torch does not dampen the first gradient, and optax.trace none
+            if is_array(self.dampening) or self.dampening:
+                links.append(optax.scale_by_schedule(lambda count: jnp.where(count > 0, 1.0 - self.dampening, 1.0)))
+            links.append(optax.trace(self.momentum, self.nesterov))
         return optax.chain(*links) if links else optax.identity()
+
+    @model_validator(mode="after")
+    def _dampens_or_looks_ahead(self) -> "_SGD":
+        if self.nesterov and self.dampening:
+            raise ValueError(f"nesterov needs dampening 0, as in torch; got {self.dampening}")
+        return self
 
 
 class _RMSprop(StrictModel):
@@ -343,24 +353,3 @@ def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
 def _keywords(model: type[Any], given: Any) -> Any:
     given = dict(given)
     return model.model_construct(**given) if any(map(is_array, given.values())) else model(**given)
-
-
-class _Momentum(NamedTuple):
-    buffer: PyTree
-    started: Array
-
-
-def _torch_momentum(momentum: float, dampening: float, nesterov: bool) -> optax.GradientTransformation:
-    """bₜ = μ·bₜ₋₁ + (1 − dampening)·g, with b₁ = g: torch does not dampen the first step, and optax.trace none."""
-
-    def init(params: PyTree) -> _Momentum:
-        return _Momentum(optax.tree_utils.tree_zeros_like(params), jnp.zeros((), bool))
-
-    def update(updates: PyTree, state: _Momentum, params: PyTree = None) -> tuple[PyTree, _Momentum]:
-        del params
-        gain = jnp.where(state.started, 1.0 - dampening, 1.0)
-        buffer = jax.tree.map(lambda b, g: momentum * b + gain * g, state.buffer, updates)
-        direction = jax.tree.map(lambda b, g: g + momentum * b, buffer, updates) if nesterov else buffer
-        return direction, _Momentum(buffer, jnp.ones((), bool))
-
-    return optax.GradientTransformation(init, update)

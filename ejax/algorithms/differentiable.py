@@ -93,7 +93,7 @@ def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], boo
                 state.train, state.envs, key, policy=policy, env=env, optimizer=optimizer, config=config
             )
             episodes = drop_current_episodes(state.episodes) if starts_afresh(config) else state.episodes
-            return finish(state, train, trajectory, losses, envs=envs, episodes=episodes)
+            return finish(replace(state, train=train, envs=envs, episodes=episodes), trajectory, losses)
 
         return step
 

@@ -162,11 +162,10 @@ def make_distill_step(
             optimizer=optimizer,
             config=config,
         )
-        memory = envs.memory
-        state = replace(state, own=replace(own, memory=memory["teacher"]))
         losses |= {"beta": beta} if actor.mixes else {}
-        envs = replace(envs, memory=memory["student"])
-        return finish(state, train, rollout, losses, envs=envs, episodes=state.episodes)
+        own = replace(own, memory=envs.memory["teacher"])
+        envs = replace(envs, memory=envs.memory["student"])
+        return finish(replace(state, train=train, envs=envs, own=own), rollout, losses)
 
     return step
 

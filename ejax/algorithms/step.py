@@ -155,7 +155,7 @@ def make_rollout_step(
         )
         state, scaled = _scaled(state, rollout, config)
         train, losses = update(state.train, scaled, key_update, policy=policy, optimizer=optimizer, config=config)
-        return finish(state, train, rollout, losses, envs=envs, episodes=state.episodes, valid=rollout.valid)
+        return finish(replace(state, train=train, envs=envs), rollout, losses, rollout.valid)
 
     return step
 
@@ -168,7 +168,7 @@ def make_learn(
     def learn(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
         state, scaled = _scaled(drop_episodes(state) if resets.restart else state, rollout, config)
         train, losses = update(state.train, scaled, key, policy=policy, optimizer=optimizer, config=config)
-        return finish(state, train, rollout, losses, envs=state.envs, episodes=state.episodes, valid=rollout.valid)
+        return finish(replace(state, train=train), rollout, losses, rollout.valid)
 
     return learn
 
@@ -183,16 +183,9 @@ def _scaled(state: RunState, rollout: Rollout, config: Any) -> tuple[RunState, R
 
 
 def finish(
-    state: RunState,
-    train: TrainState,
-    seen: Rollout | Timestep,
-    losses: Metrics,
-    *,
-    envs: PyTree,
-    episodes: EpisodeStats,
-    valid: Array | None = None,
+    state: RunState, seen: Rollout | Timestep, losses: Metrics, valid: Array | None = None
 ) -> tuple[RunState, Metrics]:
-    """Make the new run state, and all metrics of the step under their tags.
+    """Count the update and its episodes; return all metrics of the step under their tags.
 
     Args:
         seen: leaves [T, N, ...].
@@ -200,16 +193,14 @@ def finish(
         valid: [T, N] bool, the steps that count. None: all.
     """
     success = seen.info.get("success", jnp.full(seen.reward.shape, jnp.nan))
-    episodes = track_episodes(episodes, seen.reward, seen.done, success, valid)
+    episodes = track_episodes(state.episodes, seen.reward, seen.done, success, valid)
     metrics = {f"train/{name}": value for name, value in losses.items()}
-    metrics |= episode_metrics(episodes) | step_metrics(seen.info, valid)
-    state = replace(state, update=state.update + 1, train=train, envs=envs, episodes=episodes)
-    return state, metrics
+    metrics |= episode_metrics(episodes) | _step_metrics(seen.info, valid)
+    return replace(state, update=state.update + 1, episodes=episodes), metrics
 
 
-def step_metrics(info: dict[str, Any], valid: Array | None = None) -> Metrics:
-    """Average what the env reports at each step, ``rewards/<term>`` and ``metrics/<name>``, over the rollout.
-    ``valid``: [T, N] bool, the steps that count. None: all."""
+def _step_metrics(info: dict[str, Any], valid: Array | None) -> Metrics:
+    """Average what the env reports at each step, ``rewards/<term>`` and ``metrics/<name>``, over the rollout."""
     return {
         f"{group}/{name}": x.mean(where=valid)
         for group in ("rewards", "metrics")

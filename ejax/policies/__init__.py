@@ -4,8 +4,7 @@ from functools import partial
 
 import jax
 
-from ejax.policies.actor_critic import ActorCritic
-from ejax.policies.actor_only import ActorOnly
+from ejax.policies.actor_critic import ActorCritic, ActorOnly
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.types import Array, Key, Params, Policy, PyTree
 

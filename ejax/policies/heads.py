@@ -7,21 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from ejax.policies.mlp import MLP
-from ejax.policies.normalize import ObsNormalizer
-from ejax.policies.observations import select_observation
-from ejax.types import Array, PyTree
-
-
-def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe: bool | Array) -> Any:
-    """Make the action distribution of a module with ``ActorOnly``'s fields; its parameters become the module's own."""
-    x = select_observation(obs, module.actor_obs_groups)
-    if module.actor_obs_normalization:
-        x = ObsNormalizer(name="actor_obs_normalizer")(x, observe=observe)
-    return action_head(module, x, dropout_seed=dropout_seed)
+from ejax.types import Array
 
 
 def action_head(module: Any, x: Array, *, dropout_seed: Array | None) -> Any:
-    """Apply the head to features [..., F]."""
+    """Make the distribution for features [..., F], with fields and parameters of ``module``, such as ``ActorOnly``."""
     output = MLP(module.actor, module.action_spec.num_outputs, name="actor")(x, dropout_seed=dropout_seed)
     if not module.action_spec.continuous:
         return module.action_spec.distribution(output, None)

@@ -1,5 +1,6 @@
 """``ActorCritic`` and ``ActorOnly`` with a memory between the observation and their networks."""
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -71,35 +72,26 @@ class ActorCriticWithMemory(nn.Module):
             memory = {name: jnp.zeros((*batch, size)) for name, size in self.memory_sizes.items()}
         after = {}
 
-        def features_of(name: str, config: MemoryConfig, x: Array, normalizer: ObsNormalizer | None) -> Array:
+        def features_of(name: str, config: MemoryConfig) -> Array:
+            x = select_observation(obs, getattr(self, f"{name}_obs_groups"))
+            normalizes = getattr(self, f"{name}_obs_normalization")
+            normalizer = ObsNormalizer(name=f"{name}_obs_normalizer") if normalizes else None
             if config.type == "history":
-                features, after[name] = _window(config, x, memory[name], first, normalizer, observe=observe)
-            else:
-                x = x if normalizer is None else normalizer(x, observe=observe)
+                x, after[name] = _window(config, x, memory[name], first, normalizer, observe=observe)
+                return x
+            x = x if normalizer is None else normalizer(x, observe=observe)
+            if config.remembers:
                 recurrence = Recurrence(config, name=f"{name}_memory")
-                features, after[name] = recurrence(x, memory[name], first, dropout_seed)
-            return features
+                x, after[name] = recurrence(x, memory[name], first, dropout_seed)
+            return x
 
-        known = features_of(
-            "actor", self.actor_memory, select_observation(obs, self.actor_obs_groups), self._normalizer("actor")
-        )
+        known = features_of("actor", self.actor_memory)
         distribution = action_head(self, known, dropout_seed=dropout_seed)
         if self.critic is None:
             return distribution, jnp.zeros(rows), after
-        if self.critic_memory.type == "actor":
-            known = jax.lax.stop_gradient(known)
-        else:
-            known = select_observation(obs, self.critic_obs_groups)
-            normalizer = self._normalizer("critic")
-            if self.critic_memory.remembers:
-                known = features_of("critic", self.critic_memory, known, normalizer)
-            elif normalizer is not None:
-                known = normalizer(known, observe=observe)
+        reads_actors = self.critic_memory.type == "actor"
+        known = jax.lax.stop_gradient(known) if reads_actors else features_of("critic", self.critic_memory)
         return distribution, MLP(self.critic, 1, name="critic")(known, dropout_seed=dropout_seed)[..., 0], after
-
-    def _normalizer(self, name: str) -> ObsNormalizer | None:
-        wanted = self.actor_obs_normalization if name == "actor" else self.critic_obs_normalization
-        return ObsNormalizer(name=f"{name}_obs_normalizer") if wanted else None
 
 
 def _window(
@@ -112,10 +104,7 @@ def _window(
     observe: bool | Array,
 ) -> tuple[Array, Array]:
     """Return the last K observations, normalized, in one vector [..., K·F], and the memory after them."""
-
-    def step(x: Array, memory: Array) -> tuple[Array, Array]:
-        return history_step(x, memory, length=config.length or 0)
-
+    step = partial(history_step, length=config.length or 0)
     window, memory = step(x, memory) if first is None else in_sequence(step, x, memory, first)
     if normalizer is not None:
         # the statistics take x alone: in windows each observation would count K times

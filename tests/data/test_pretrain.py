@@ -21,7 +21,7 @@ from ejax.data.lerobot.write import EpisodeWriter
 from ejax.distributions import ActionSpec
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.optim import OptimizerConfig, make_optimizer
-from ejax.policies.actor_only import ActorOnly
+from ejax.policies.actor_critic import ActorOnly
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import VisionPolicy, patches

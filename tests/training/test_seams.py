@@ -79,8 +79,7 @@ def make_remembering_step(
         rollout, envs = unroll(policy, env, state.train.params, state.envs, key, num_steps=num_steps)
         ring = state.own["reward"].at[state.update % config.capacity].set(rollout.reward.mean())
         losses = {"kept": (ring != 0.0).sum().astype(jnp.float32)}
-        state, metrics = finish(state, state.train, rollout, losses, envs=envs, episodes=state.episodes)
-        return replace(state, own={"reward": ring}), metrics
+        return finish(replace(state, envs=envs, own={"reward": ring}), rollout, losses)
 
     return step
 
