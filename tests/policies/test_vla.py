@@ -71,8 +71,8 @@ class LinearGaussian:
         alpha = (tau * self.std**2 - (1.0 - tau)) / variance
         return alpha, self.mean - alpha * tau * self.mean
 
-    def __call__(self, variables: PyTree, context: PyTree, x: Array, tau: Array) -> Array:
-        del variables, context
+    def apply(self, variables: PyTree, context: PyTree, x: Array, tau: Array, method: str) -> Array:
+        del variables, context, method
         alpha, beta = self.slope(tau[:, None, None])
         return alpha * x + beta
 

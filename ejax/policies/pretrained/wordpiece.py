@@ -8,6 +8,7 @@ BERT, tokenization.py. Python's Unicode classes 503 rare characters otherwise th
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,9 @@ _MAX_WORD_CHARS = 100
 """Characters; a longer word is unknown."""
 MAX_TOKENS = 1 << 20
 """Most tokens of a vocabulary; the largest published have a quarter of it."""
-_CJK = (
-    *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
-    *((0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
+_CJK = re.compile(
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
+    "\U0002b920-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
 _FORM = {
     ("model", "type"): "WordPiece",
@@ -56,25 +57,18 @@ class WordPiece:
         missing = [token for token in _SPECIAL if token not in self.vocabulary]
         if missing:
             raise ValueError(f"the vocabulary of {len(self.vocabulary)} tokens lacks {', '.join(missing)}")
-        seen: dict[int, str] = {}
+        count = Counter(map(repr, self.vocabulary.values()))
         for token, i in self.vocabulary.items():
-            if type(i) is not int or not 0 <= i < MAX_TOKENS:
-                allowed = f"ids are whole numbers of 0 to {MAX_TOKENS - 1}"
-                raise ValueError(
-                    f"the vocabulary gives the token {short_repr(token)} the id {short_repr(i)}; {allowed}"
-                )
-            if i in seen:
-                raise ValueError(f"the vocabulary gives {short_repr(seen[i])} and {short_repr(token)} the same id, {i}")
-            seen[i] = token
+            if type(i) is not int or not 0 <= i < MAX_TOKENS or count[repr(i)] > 1:
+                text = f"the vocabulary gives {short_repr(token)} the id {short_repr(i)}"
+                raise ValueError(f"{text}; ids are whole numbers of 0 to {MAX_TOKENS - 1}, each of one token")
 
     def ids(self, text: str) -> list[int]:
         """Return ``[CLS] … [SEP]``, without padding; special tokens spelled out in the text count as such."""
-        pieces = (
-            piece
-            for part in _SPLIT.split(text)
-            for piece in ((part,) if part in _SPECIAL else self._pieces_of_text(part))
-        )
-        return [self.vocabulary[piece] for piece in ("[CLS]", *pieces, "[SEP]")]
+        pieces = ["[CLS]"]
+        for part in _SPLIT.split(text):
+            pieces += [part] if part in _SPECIAL else self._pieces_of_text(part)
+        return [self.vocabulary[piece] for piece in (*pieces, "[SEP]")]
 
     def batch(self, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return ``(token int32 [N, L], valid bool [N, L])``, padded with [PAD] to L, by default that of the longest
@@ -95,7 +89,8 @@ class WordPiece:
         return token, valid
 
     def _pieces_of_text(self, text: str) -> Iterator[str]:
-        for word in "".join(map(_spaced, _normalized(text, self.lowercase, self.strip_accents))).split():
+        text = _normalized(text, self.lowercase, self.strip_accents)
+        for word in "".join(f" {c} " if _is_punctuation(c) else c for c in text).split():
             yield from self._pieces_of_word(word)
 
     def _pieces_of_word(self, word: str) -> list[str]:
@@ -116,11 +111,9 @@ class WordPiece:
 def read_wordpiece(folder: Path) -> WordPiece:
     """Read a model folder's ``tokenizer.json``, or else ``vocab.txt`` with one token a line (uncased). Raises
     ValueError if it has neither, or another kind of tokenizer."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        file = folder / "vocab.txt"
-        if not file.is_file():
-            raise ValueError(f"{folder} has neither tokenizer.json nor vocab.txt, one of which belongs to the weights")
+    file = next((path for name in ("tokenizer.json", "vocab.txt") if (path := folder / name).is_file()), None)
+    if file is None:
+        raise ValueError(f"{folder} has neither tokenizer.json nor vocab.txt, one of which belongs to the weights")
     try:
         if file.suffix == ".txt":
             tokens = read_text(file).splitlines()
@@ -128,9 +121,9 @@ def read_wordpiece(folder: Path) -> WordPiece:
                 raise ValueError("has a token twice")
             return WordPiece({token: i for i, token in enumerate(tokens)})
         content = read_json(file)
-        vocabulary, form = _vocabulary(content), content["normalizer"]
-        lowercase, strip = form["lowercase"], form["strip_accents"]
-        return WordPiece(vocabulary, lowercase, lowercase if strip is None else strip)
+        _check_form(content)
+        lowercase, strip = (content["normalizer"][name] for name in ("lowercase", "strip_accents"))
+        return WordPiece(dict(content["model"]["vocab"].items()), lowercase, lowercase if strip is None else strip)
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} is not the file of a BERT tokenizer: {error!r}") from error
     except OSError as error:
@@ -139,34 +132,25 @@ def read_wordpiece(folder: Path) -> WordPiece:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _vocabulary(content: Any) -> dict[str, int]:
+def _check_form(content: Any) -> None:
     for (part, key), wanted in _FORM.items():
         if content[part][key] != wanted:
             raise ValueError(f"has {part}.{key} {short_repr(content[part][key])}; a BERT tokenizer's is {wanted!r}")
     added = {token["content"] for token in content.get("added_tokens", ())} - {*_SPECIAL}
     if added:
         raise ValueError(f"adds tokens to BERT's, which is not supported: {short_repr(sorted(added))}")
-    return dict(content["model"]["vocab"].items())
 
 
 def _normalized(text: str, lowercase: bool, strip_accents: bool) -> str:
     text = "".join(" " if c.isspace() else c for c in text if not _is_dropped(c))
-    text = "".join(f" {c} " if _is_cjk(c) else c for c in text)
+    text = _CJK.sub(r" \g<0> ", text)
     if strip_accents:
         text = "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
     return "".join(c.lower() for c in text) if lowercase else text  # one by one: no final sigma
 
 
-def _spaced(c: str) -> str:
-    return f" {c} " if _is_punctuation(c) else c
-
-
 def _is_dropped(c: str) -> bool:
     return c in "\0\ufffd" or (c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf", "Co", "Cs"))
-
-
-def _is_cjk(c: str) -> bool:
-    return any(first <= ord(c) <= last for first, last in _CJK)
 
 
 def _is_punctuation(c: str) -> bool:

@@ -17,7 +17,7 @@ A sample is a *decision* [D]: the chunk that the environment gets, ``env_action`
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +30,12 @@ from ejax.types import Array, Distribution, Key, PyTree
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class Velocity(Protocol):
-    """``(variables, context, x [B, K, A], τ [B]) -> v [B, K, A]``. Hashable."""
-
-    def __call__(self, variables: PyTree, context: PyTree, x: Array, tau: Array) -> Array: ...
-
-
 @dataclass(frozen=True)
 class FlowSpec:
     """Constants of a flow for chunks [K, A]; hashable."""
 
-    velocity: Velocity
+    network: Any
+    """``apply(variables, context, x [B, K, A], tau [B], method="velocity") -> v [B, K, A]``; hashable."""
     horizon: int
     action_dim: int
     head: HeadConfig
@@ -158,7 +153,7 @@ class FlowChunk(Distribution):
         return jax.vmap(at_one_time)(keys).mean(axis=0).reshape(target.shape)
 
     def _velocity(self, x: Array, tau: Array) -> Array:
-        return self.spec.velocity(self.variables, self.context, x, tau)
+        return self.spec.network.apply(self.variables, self.context, x, tau, method="velocity")
 
     def _step(self, x: Array, number: Array) -> tuple[Array, Array, Array]:
         """Compute ``(μ, σ·√Δ, x + Δ·v)`` of step ``number`` [B]; x: [B, K, A]."""

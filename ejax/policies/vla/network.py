@@ -310,8 +310,4 @@ class SentenceTokens(nn.Module):
 
 _normal = nn.initializers.normal(0.02)
 _scaled = nn.initializers.lecun_normal()
-
-
-def _zeros(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    del key
-    return jnp.zeros(shape, dtype)
+_zeros = nn.initializers.zeros

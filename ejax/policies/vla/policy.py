@@ -103,14 +103,10 @@ class VLAPolicy:
 
     def adopt(self, params: Params, own: Params) -> Params:
         """Take variables of ``without_lora()`` for those that are frozen here; A and B stay as in ``own``."""
-        given = traverse_util.flatten_dict(params)
-
-        def find(path: tuple[str, ...], mine: Any) -> Any:
-            if path[-1] in _LORA:
-                return mine
-            return given[path if path in given else ("params", *path[1:])]
-
-        flat = {path: find(path, mine) for path, mine in traverse_util.flatten_dict(own).items()}
+        given, flat = traverse_util.flatten_dict(params), traverse_util.flatten_dict(own)
+        for path in flat:
+            if path[-1] not in _LORA:
+                flat[path] = given[path if path in given else ("params", *path[1:])]
         return dict(traverse_util.unflatten_dict(flat))
 
     def merge(self, params: Params) -> Params:
@@ -133,20 +129,16 @@ class VLAPolicy:
 
     def _distribution(self, params: Params, context: Context, batch: tuple[int, ...]) -> Any:
         if self.model.head.type == "flow":
-            spec = FlowSpec(_VelocityOf(self.network), self.horizon, self.action_dim, self.model.head)
+            spec = FlowSpec(self.network, self.horizon, self.action_dim, self.model.head)
             return FlowChunk(params, context, spec, batch)
         mean, log_std = self.network.apply(params, context, method="gaussian")
         mean = mean.reshape(*batch, -1)
         return Normal(mean, jnp.broadcast_to(clip_like_torch(log_std, *LOG_STD_RANGE), mean.shape))
 
     def _flat(self, obs: PyTree) -> tuple[dict[str, Array], tuple[int, ...]]:
-        """Return the parts that are read, leaves [B, ...], and their leading axes; ValueError if one is missing."""
+        """Return the parts that are read, leaves [B, ...], and their leading axes."""
         c = self.model
         wanted = (*c.images, *c.numbers, *((c.text,) if self.instruction is None else ()))
-        missing = [name for name in wanted if not isinstance(obs, Mapping) or name not in obs]
-        if missing:
-            there = sorted(obs) if isinstance(obs, Mapping) else "one array without names"
-            raise ValueError(f"the vla policy reads {', '.join(missing)}, but the observation has {there}")
         batch = obs[c.numbers[0]].shape[:-1] if c.numbers else obs[c.images[0]].shape[:-3]
         rows = {name: jnp.asarray(obs[name]).reshape(-1, *obs[name].shape[len(batch) :]) for name in wanted}
         if self.instruction is not None:
@@ -166,14 +158,6 @@ class VLAPolicy:
                     f"the environment's {len(self.sentences)} instructions, such as {self.sentences[0]!r}; give one of "
                     "them, let the environment's description list it and train again, or use text_encoder.type: words"
                 )
-
-
-@dataclass(frozen=True)
-class _VelocityOf:
-    network: Any
-
-    def __call__(self, variables: PyTree, context: PyTree, x: Array, tau: Array) -> Any:
-        return self.network.apply(variables, context, x, tau, method="velocity")
 
 
 def _touch_all(network: VLANetwork, obs: PyTree) -> None:

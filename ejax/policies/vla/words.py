@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.policies.mlp import widen
 from ejax.types import Array, Key
 
 PADDING, UNKNOWN = 0, 1
@@ -53,10 +54,9 @@ class Words:
     def tokens_of(self, text: Array) -> Array:
         """Encode texts as bytes, uint8 [..., L] in UTF-8 padded with zeros, to int32 [..., max_words]."""
         byte, inside, starts, word = _read(text)
-        place = jnp.arange(text.shape[-1])
-        place = place.reshape((1,) * (text.ndim - 1) + place.shape)
-        # the byte's place in its word
-        began = _running_max(jnp.where(starts, place, 0))
+        place = widen(jnp.arange(text.shape[-1]), text)
+        # of each byte the place that its word begins at
+        began = jax.lax.cummax(jnp.where(starts, place, 0), axis=text.ndim - 1)
         powers = np.array([pow(_PRIME, i, 2**32) for i in range(text.shape[-1])], np.uint32)
         share = jnp.where(inside, byte * jnp.asarray(powers)[place - began], jnp.uint32(0))
         number = jnp.arange(self.max_words).reshape((1,) * (text.ndim - 1) + (-1, 1))
@@ -110,12 +110,3 @@ def _read(text: Array) -> tuple[Array, Array, Array, Array]:
 
 def _hash(word: str) -> int:
     return sum(byte * pow(_PRIME, i, 2**32) for i, byte in enumerate(word.encode())) % 2**32
-
-
-def _running_max(x: Array) -> Array:
-    """Return the largest number so far along the last axis."""
-    size = 1
-    while size < x.shape[-1]:
-        behind = jnp.concatenate([jnp.zeros_like(x[..., :size]), x[..., :-size]], axis=-1)
-        x, size = jnp.maximum(x, behind), 2 * size
-    return x
