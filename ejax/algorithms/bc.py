@@ -25,7 +25,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from ejax.algorithms.options import GradientOptions
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
+from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
 from ejax.optim import get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.schema.problems import Problem
@@ -73,7 +73,7 @@ _MASKS = ("valid", "loss_mask")
 @partial(jax.jit, static_argnames=("policy", "optimizer", "config", "dropout"))
 def bc_update(
     state: TrainState,
-    batch: dict[str, PyTree],
+    batch: Batch,
     key: Key,
     *,
     policy: Policy,
@@ -92,7 +92,7 @@ def bc_update(
         The new state (``step`` + 1) and scalar metrics.
     """
     key_dropout, key_order = jax.random.split(key)
-    rows: dict[str, PyTree] = {name: batch[name] for name in ("obs", "action", *_MASKS) if name in batch}
+    rows: Batch = {name: batch[name] for name in ("obs", "action", *_MASKS) if name in batch}
     num_windows, num_frames = batch["action"].shape[:2]
     if config.frames_per_window is not None and config.frames_per_window < num_frames:
         rows |= _choose_frames(rows, jax.random.fold_in(key, 2), config.frames_per_window)
@@ -107,7 +107,7 @@ def bc_update(
         rows["noise_seed"] = jax.random.bits(jax.random.fold_in(key, 3), (num_windows,), jnp.uint32)
     if "loss_mask" in rows:
         rows["mask"] = _num_taught(policy, state.params, rows)
-    state = replace(state, params=update_normalizer(policy, state.params, rows["obs"], _taught_frames(rows)))
+    state = replace(state, params=update_normalizer(policy, state.params, rows["obs"], _taught(rows)))
     state, metrics = sgd_epochs(
         state,
         rows,
@@ -125,20 +125,20 @@ def bc_update(
     return state, metrics | {"learning_rate": get_learning_rate(state.opt_state)}
 
 
-def _choose_frames(rows: dict[str, PyTree], key: Key, count: int) -> dict[str, PyTree]:
+def _choose_frames(rows: Batch, key: Key, count: int) -> Batch:
     """Draw ``count`` frames of each window, the first among them: their observations and numbers, [R, count, ...]."""
     num_windows, num_frames = rows["action"].shape[:2]
     others = 1 + jnp.argsort(jax.random.uniform(key, (num_windows, num_frames - 1)), axis=1)
     frame = jnp.concatenate([jnp.zeros((num_windows, 1), others.dtype), others[:, : count - 1]], axis=1)
-    return {"obs": jax.tree.map(lambda x: _frames(x, frame), rows["obs"]), "frame": frame}
+    return {"obs": jax.tree.map(lambda x: _at(x, frame), rows["obs"]), "frame": frame}
 
 
-def _frames(x: Array, frame: Array) -> Array:
-    """Take frames of each window: [B, C, ...] -> [B, F, ...]."""
-    return x[jnp.arange(len(x))[:, None], frame]
+def _at(x: Array, frame: Array | None) -> Array:
+    """Take frames of each window: [B, C, ...] -> [B, F, ...]. None: all."""
+    return x if frame is None else x[jnp.arange(len(x))[:, None], frame]
 
 
-def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: BCConfig) -> tuple[Array, Metrics]:
+def bc_loss(params: Params, batch: Batch, *, policy: Policy, config: BCConfig) -> tuple[Array, Metrics]:
     """Compute the loss of one minibatch (or of a part of it), and metrics: weighted means over single actions.
 
     Args:
@@ -151,40 +151,37 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
         ValueError: a loss that is not for these actions or this policy; a policy whose actions are no whole number of
             these.
     """
-    frame = batch.get("frame")
-    seed: dict[str, Array] = {}
-    if "dropout_seed" in batch:
-        seed["dropout_seed"] = batch["dropout_seed"] if frame is None else _frames(batch["dropout_seed"], frame)
+    action, frame, loss_mask, taught = batch["action"], batch.get("frame"), batch.get("loss_mask"), _taught(batch)
+    seed = {"dropout_seed": _at(batch["dropout_seed"], frame)} if "dropout_seed" in batch else {}
     distribution, predicted = _in_windows(policy, params, batch["obs"], seed, batch.get("valid"))
-    action, loss_mask, taught = batch["action"], batch.get("loss_mask"), _taught_frames(batch)
-    continuous = jnp.issubdtype(action.dtype, jnp.floating)
-    is_flow = distribution.is_flow
+    continuous, is_flow = jnp.issubdtype(action.dtype, jnp.floating), distribution.is_flow
     if config.loss == "mse" and not continuous:
         raise ValueError(f"loss 'mse' needs continuous actions, got {action.dtype}; give algorithm.cfg.loss: nll")
     if is_flow != (config.loss == "flow"):
-        fitting = "flow" if is_flow else "nll or mse"
-        raise ValueError(
-            f"loss '{config.loss}' is not for this policy's distribution; give algorithm.cfg.loss: {fitting}"
-        )
-    if is_flow:
-        loss, known = _flow_matching(distribution, batch, frame)
-    elif continuous:
-        distribution, action, known = _by_action(distribution, action, frame, loss_mask)
+        text = f"loss '{config.loss}' is not for this policy's distribution"
+        raise ValueError(f"{text}; give algorithm.cfg.loss: {'flow' if is_flow else 'nll or mse'}")
+    if continuous:
+        each = action.shape[-1]
+        size = _chunk_size(distribution.spec.size if is_flow else distribution.mode().shape[-1], each)
+        target, known = chunk_targets(action, size, frame, loss_mask)
     else:
-        action = action if frame is None else _frames(action, frame)
-        known = jnp.ones((*action.shape[:2], 1))
-        known = known if taught is None else known * taught[..., None]
+        target = _at(action, frame)
+        known = jnp.ones((*target.shape[:2], 1)) if taught is None else taught[..., None].astype(jnp.float32)
     weight, share = _shares(batch, known)
 
     def mean(x: Array) -> Array:
         return jnp.sum(share * x.reshape(known.shape))
 
     if is_flow:
-        metrics = {"flow": mean(loss)}
+        # a minibatch's noise is that of its first row: rows are drawn in a new order each time
+        key = jax.random.key(batch["noise_seed"][0])
+        metrics = {"flow": mean(distribution.matching_loss(target, key).mean(axis=-1))}
     else:
-        metrics = {"nll": mean(-distribution.log_prob(action)), "entropy": mean(distribution.entropy())}
+        if continuous:  # a distribution over chunks [B, F, K·A] is one over their actions [B, F, K, A]
+            distribution = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], size, each), distribution)
+        metrics = {"nll": mean(-distribution.log_prob(target)), "entropy": mean(distribution.entropy())}
         if continuous:
-            metrics["mse"] = mean(jnp.square(distribution.mode() - action).mean(axis=-1))
+            metrics["mse"] = mean(jnp.square(distribution.mode() - target).mean(axis=-1))
     loss = metrics[config.loss]
     if predicted:
         metrics["prediction"] = _prediction_error(predicted, batch["obs"], weight, taught)
@@ -192,7 +189,14 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
     return loss, jax.lax.stop_gradient(metrics)
 
 
-def _shares(batch: dict[str, PyTree], known: Array) -> tuple[Array, Array]:
+def _chunk_size(width: int, each: int) -> int:
+    if width % each:
+        text = f"the policy has actions of {width} numbers, which is no multiple of the demonstrations' {each}"
+        raise ValueError(text)
+    return width // each
+
+
+def _shares(batch: Batch, known: Array) -> tuple[Array, Array]:
     """Share the weight of each window [B] among the single actions that are ``known`` [B, F, K]."""
     num_rows, num_frames = batch["action"].shape[:2]
     if "loss_mask" not in batch:
@@ -203,17 +207,16 @@ def _shares(batch: dict[str, PyTree], known: Array) -> tuple[Array, Array]:
     return weight, weight[:, None, None] * known / jnp.maximum(num_taught, 1.0)[:, None, None]
 
 
-def _taught_frames(rows: dict[str, PyTree]) -> Array | None:
+def _taught(rows: Batch) -> Array | None:
     """Mark the frames of ``obs`` that are taught, [B, F] bool. None: all."""
-    mask, frame = rows.get("loss_mask"), rows.get("frame")
-    return mask if mask is None or frame is None else _frames(mask, frame)
+    return _at(rows["loss_mask"], rows.get("frame")) if "loss_mask" in rows else None
 
 
-def _num_taught(policy: Policy, params: Params, rows: dict[str, PyTree]) -> Array:
+def _num_taught(policy: Policy, params: Params, rows: Batch) -> Array:
     """Count the single actions that each window teaches, [R]."""
     action, frame, mask = rows["action"], rows.get("frame"), rows["loss_mask"]
     if not jnp.issubdtype(action.dtype, jnp.floating):
-        return (mask if frame is None else _frames(mask, frame)).sum(axis=1).astype(jnp.float32)
+        return _at(mask, frame).sum(axis=1).astype(jnp.float32)
 
     def decision(params: Params, obs: PyTree) -> Any:
         return _in_windows(policy, params, obs, {})[0].mode()
@@ -261,22 +264,6 @@ def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | fl
     return float(left[0] + (known.shape[1] - 1) * left[1:].mean())
 
 
-def _flow_matching(distribution: Any, batch: dict[str, PyTree], frame: Array | None) -> tuple[Array, Array]:
-    """Compute the loss of each action [B, F, K] of a flow's chunks, and which are known."""
-    action = batch["action"]
-    size = distribution.spec.size
-    if size % action.shape[-1]:
-        raise ValueError(_no_multiple(size, action.shape[-1]))
-    target, known = chunk_targets(action, size // action.shape[-1], frame, batch.get("loss_mask"))
-    # a minibatch's noise is that of its first row: rows are drawn in a new order each time
-    key = jax.random.key(batch["noise_seed"][0])
-    return distribution.matching_loss(target, key).mean(axis=-1), known
-
-
-def _no_multiple(width: int, each: int) -> str:
-    return f"the policy has actions of {width} numbers, which is no multiple of the demonstrations' {each}"
-
-
 def chunk_targets(
     action: Array, size: int, frame: Array | None = None, loss_mask: Array | None = None
 ) -> tuple[Array, Array]:
@@ -299,20 +286,8 @@ def chunk_targets(
     rows, at = jnp.arange(num_rows)[:, None, None], jnp.minimum(each, num_frames - 1)
     known = (each < num_frames).astype(jnp.float32)
     if loss_mask is not None:
-        known = known * (loss_mask[rows, at] & _frames(loss_mask, frame)[..., None])
+        known = known * (loss_mask[rows, at] & _at(loss_mask, frame)[..., None])
     return action[rows, at], known
-
-
-def _by_action(
-    distribution: Any, action: Array, frame: Array | None, loss_mask: Array | None
-) -> tuple[Any, Array, Array]:
-    """Split a distribution over chunks [B, F, K·A] into actions [B, F, K, A]; with targets, and those that count."""
-    width, each = distribution.mode().shape[-1], action.shape[-1]
-    if width % each:
-        raise ValueError(_no_multiple(width, each))
-    target, known = chunk_targets(action, width // each, frame, loss_mask)
-    split = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], width // each, each), distribution)
-    return split, target, known
 
 
 def _env_problems(options: BCConfig, env: Env | HostEnv) -> Iterator[Problem]:

@@ -85,11 +85,11 @@ def flow(rows: int, **head: Any) -> FlowChunk:
 def steps_of(chunk: FlowChunk) -> list[tuple[float, float, float]]:
     """x' = A·x + b + s·n of each stochastic step, in float64."""
     head, found = chunk.spec.head, []
-    velocity = chunk.spec.velocity
-    assert isinstance(velocity, LinearGaussian)
+    network = chunk.spec.network
+    assert isinstance(network, LinearGaussian)
     for number in range(head.num_steps):
         step, tau = 1.0 / head.num_steps, number / head.num_steps
-        alpha, beta = velocity.slope(tau)
+        alpha, beta = network.slope(tau)
         half = 0.5 * head.noise_level**2
         slope = 1.0 + step * alpha - step * half * (1.0 - tau * alpha)
         found.append((slope, step * beta + step * half * tau * beta, head.noise_level * math.sqrt((1.0 - tau) * step)))
@@ -140,7 +140,8 @@ def test_samples_are_distributed_as_the_flow_is_made_for(stochastic_steps: str) 
 class Learned:
     """A velocity with parameters."""
 
-    def __call__(self, variables: PyTree, context: PyTree, x: Array, tau: Array) -> Array:
+    def apply(self, variables: PyTree, context: PyTree, x: Array, tau: Array, method: str) -> Array:
+        del method
         return jnp.tanh(x * variables["w"][None] + context[:, None, None] + tau[:, None, None]) @ variables["m"]
 
 
