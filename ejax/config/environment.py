@@ -78,20 +78,20 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
             problems += _refusals(make, build, section, section, "interval_events")
             continue
         text = (
-            f"{env.id} takes no events from outside. Environments in manager form do (trainer.gym_config with "
-            "env.observations, rewards and actions), and a class of your own with an argument interval_events"
+            f"{env.id} takes no events from outside. Tasks on MuJoCo models and environments in manager form do, and a "
+            "class of your own with an argument interval_events"
         )
         problems += [Problem(f"{section}.{name}", text) for name in specs]
     return problems
 
 
 def _unknown_functors(specs: Mapping[str, Any], section: str) -> list[Problem]:
-    from ejax.envs.manager.functors.registry import FUNCTORS  # imports MuJoCo
+    from ejax.envs.terms.registry import TERMS  # imports MuJoCo
 
     problems = []
-    allowed = [*dict.fromkeys([*FUNCTORS["events"], *KINDS]), *RECORDERS[:1]]
+    allowed = [*dict.fromkeys([*TERMS["events"], *KINDS]), *RECORDERS[:1]]
     for name, spec in specs.items():
-        if (func := spec["func"]) not in FUNCTORS["events"] and ":" not in func:
+        if (func := spec["func"]) not in TERMS["events"] and ":" not in func:
             text = f"no events functor '{func}'; there is {', '.join(allowed)}, or package.module:function"
             problems.append(Problem(f"{section}.{name}.func", text + did_you_mean(func, allowed)))
     return problems

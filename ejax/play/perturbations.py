@@ -14,8 +14,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.locomotion.commands import Command, hold
 from ejax.envs.mujoco.engine import PhysicsState
+from ejax.envs.terms.commands import Command, hold
 from ejax.types import PyTree
 
 StatePatch: TypeAlias = Callable[[PyTree], PyTree]

@@ -13,9 +13,9 @@ import jax
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.description import caption_of
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.envs.locomotion.commands import Command
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.viewer import Window
+from ejax.envs.terms.commands import Command
 from ejax.play.perturbations import HeldCommand, StatePatch, add_velocity, make_blows, parts_of
 from ejax.play.player import Moment, Score, count, play_host, play_pure
 from ejax.play.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy

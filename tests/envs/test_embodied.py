@@ -18,9 +18,12 @@ from ejax.config import ConfigError, load_config
 from ejax.config.__main__ import main
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
-from ejax.envs.manager.tasks import OUTCOMES, register_task, scene_only
 from ejax.envs.mujoco.engine import Physics, PhysicsState
+from ejax.envs.task.step import Outcome
+from ejax.envs.task.world import World
 from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.terms.registry import TERMS, register_functor
+from ejax.envs.terms.terminations import scene_only
 from ejax.policies.observations import flatten_observation
 from ejax.rollout import reset, step
 from ejax.types import Array, Timestep
@@ -209,7 +212,29 @@ def test_an_observation_is_clipped_then_scaled_then_noisy() -> None:
     )
     np.testing.assert_allclose(sharp, 10.0 * np.clip(plain, -0.7, 0.0))
     assert (np.abs(noisy - sharp) <= 0.1).all() and (noisy != sharp).all()
-    assert "clip must be (lowest, highest)" in refusal(changed(shaped, f"{key}.clip", [1.0, 0.0]))
+    assert "got [1.0, 0.0]; must be [lowest, highest]" in refusal(changed(shaped, f"{key}.clip", [1.0, 0.0]))
+
+
+def test_an_observation_has_its_history_and_forgets_it_with_the_episode() -> None:
+    config = changed(PUSH_CUBE, "env.observations.eef", {"func": "get_robot_eef_pose", "name": "robot/eef"})
+    config["env"]["observations"]["eef"] |= {"mode": "add", "scale": 2.0, "params": {"position_only": True}}
+    now, past = (
+        EmbodiedEnv(each, physics="mujoco")
+        for each in (config, changed(config, "env.observations.eef.history_length", 3))
+    )
+    step = jax.jit(past.step)
+    state, obs = past.reset(KEY)
+    assert past.observation_space["robot"]["eef"].shape == obs["robot"]["eef"].shape == (9,)
+    seen = [now.reset(KEY)[1]["robot"]["eef"]] * 3
+    np.testing.assert_array_equal(obs["robot"]["eef"], np.concatenate(seen))  # the start stands for what was before
+    for i in range(4):
+        state, timestep = step(state, jnp.full(8, 0.5), KEY)
+        seen = [*seen[1:], timestep.obs["robot"]["eef"][6:]]
+        np.testing.assert_array_equal(timestep.obs["robot"]["eef"], np.concatenate(seen), err_msg=str(i))
+    assert (seen[0] != seen[2]).any()
+    np.testing.assert_array_equal(seen[2], 2.0 * past.world(state).eef_pose()[:3, 3])
+    jax.tree.map(np.testing.assert_array_equal, past.reset(KEY)[1], obs)
+    assert "got 0; must be an integer >= 1" in refusal(changed(config, "env.observations.eef.history_length", 0))
 
 
 def test_interval_events_fire_at_their_steps() -> None:
@@ -333,7 +358,7 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
             {"uid": "c"},
             "randomize_cube: no rigid object 'c'; there is cube",
         ),
-        ("env.events.randomize_cube.mode", "step", "allowed: startup, reset, interval"),
+        ("env.events.randomize_cube.mode", "step", "allowed: reset, startup, interval"),
         (
             "env.observations.robot_qpos.name",
             "robot/qpo",
@@ -598,9 +623,12 @@ def test_an_unknown_id_is_refused_and_its_neighbour_named() -> None:
 
 
 def test_a_task_of_ones_own_has_its_id_and_its_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.envs.manager.tasks.OUTCOMES", tasks := dict(OUTCOMES))
-    monkeypatch.setattr("ejax.envs.manager.manager_spec.OUTCOMES", tasks)
-    register_task("PushFar", lambda world: replace(scene_only(world), success=jnp.array(True)), ("reach",))
+    monkeypatch.setitem(TERMS, "terminations", dict(TERMS["terminations"]))
+
+    @register_functor("terminations", "PushFar")
+    def far(world: World, reach: float = 1.0) -> Outcome:
+        return replace(scene_only(world), success=jnp.array(reach > 1.5))
+
     env = EmbodiedEnv({**changed(PUSH_CUBE, "env.extensions.reach", 2.0), "id": "PushFar"}, physics="mujoco")
     assert env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)[1].terminated
     assert {note.key: note.status for note in env.spec.notes}["env.extensions.reach"] == "used"
@@ -765,7 +793,7 @@ def test_overrides_reach_a_gym_configs_keys(tmp_path: Path) -> None:
     config = load_config(train_file(tmp_path, PUSH_CUBE), [override, "env.cfg.physics=mujoco"])
     env = EmbodiedEnv(**config.env.cfg)
     assert env.spec.extensions["success_threshold"] == 0.05 and env.physics == "mujoco"
-    assert env.spec.rewards == ENV.spec.rewards
+    assert env.of("rewards") == ENV.of("rewards")
 
 
 @pytest.mark.usefixtures("nothing_trusted")

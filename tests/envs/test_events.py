@@ -14,9 +14,9 @@ from damages import same, what_is_left
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
-from ejax.envs.manager.functors.registry import FUNCTORS
 from ejax.envs.mujoco.engine import Physics
 from ejax.envs.task.world import World
+from ejax.envs.terms.registry import TERMS
 from ejax.play.saved_policy import evaluate_run
 from ejax.rollout import reset, step
 from ejax.run import train
@@ -45,7 +45,7 @@ def count(world: World, key: Key, store_key: str = "fired") -> World:
 
 @pytest.fixture(autouse=True)
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FUNCTORS["events"], "count", count)
+    monkeypatch.setitem(TERMS["events"], "count", count)
 
 
 def raw(output_dir: Path, events: object, updates: int = 2, **trainer: object) -> dict:
@@ -197,10 +197,69 @@ def test_a_wrong_event_is_refused_by_name(change: dict, message: str, tmp_path: 
         parse_config(raw(tmp_path, {"eval": {"tilt": {**TILT, **change}}}))
 
 
-@pytest.mark.parametrize("name", [name for name in ENVS if name not in ("EmbodiedEnv", "RenderedEnv", "AsymmetricEnv")])
-def test_an_environment_with_tasks_of_its_own_takes_no_events(name: str, tmp_path: Path) -> None:
+SHOVE = {  # turns the first joint by 0.1 rad, after each second step
+    "func": "randomize_robot_qpos",
+    "mode": "interval",
+    "interval_step": 2,
+    "params": {"qpos_range": [[0.1], [0.1]], "joint_ids": [0]},
+}
+STAY = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+TOSS = {"func": "randomize_rigid_object_pose", "params": {"entity_cfg": {"uid": "cube"}, "position_range": STAY}}
+PURE = [name for name in ENVS if name.endswith("RL") and name not in ("PointMassRL", "PlanarReachRL")]
+
+
+@pytest.mark.parametrize("name", ["PointMassRL", "PlanarReachRL"])
+def test_an_environment_without_physics_takes_no_events(name: str, tmp_path: Path) -> None:
     data = raw(tmp_path, {"train": {"tilt": TILT}}) | {"env": {"id": name}}
     with pytest.raises(ConfigError, match=rf"events\.train\.tilt: {name} takes no events from outside. .*manager form"):
+        parse_config(data)
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_events_happen_in_every_task_on_physics(name: str, tmp_path: Path) -> None:
+    """After the second step, before its observation, as in manager form; not in the other phase."""
+    data = raw(tmp_path, {"train": {"shove": SHOVE}}) | {"env": {"id": name, "cfg": {"physics": "mujoco"}}}
+    config = parse_config(data)
+    states, seen = {}, {}
+    for phase in ("train", "eval"):
+        env = build_env(config, phase=phase)
+        state, _ = jax.jit(env.reset)(KEY)
+        one = jax.jit(env.step)
+        states[phase] = []
+        for _ in range(3):
+            state, timestep = one(state, jnp.zeros(env.action_space.shape), KEY)
+            states[phase].append(env.world(state).physics.qpos)
+        seen[phase] = timestep.obs
+    np.testing.assert_allclose(states["train"][0], states["eval"][0], atol=1e-5)
+    change = np.asarray(states["train"][1] - states["eval"][1])
+    assert change.max() == pytest.approx(0.1, abs=1e-5) and (np.abs(change) > 1e-4).sum() == 1
+    assert not jax.tree.all(jax.tree.map(np.array_equal, seen["train"], seen["eval"]))
+
+
+def test_an_event_puts_the_cube_of_push_cube_back(tmp_path: Path) -> None:
+    data = raw(tmp_path, {"train": {"toss": TOSS}}) | {"env": {"id": "PushCubeRL", "cfg": {"physics": "mujoco"}}}
+    env = build_env(parse_config(data))
+    state, _ = env.reset(KEY)
+    moved = env.world(state).with_object_pose("cube", jnp.eye(4).at[:3, 3].set(jnp.array([0.5, 0.5, 0.05]))).state
+    _, timestep = jax.jit(env.step)(moved, jnp.zeros(6), KEY)
+    start = env.world(state).initial_pose("cube")[:3, 3]
+    np.testing.assert_allclose(timestep.obs[9:12], start, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ({**TOSS, "params": {"entity_cfg": {"uid": "cub"}}}, r"toss: no body 'cub'; there is .*Did you mean 'cube'"),
+        ({**TOSS, "params": {}}, r"toss\.params\.entity_cfg: is missing"),
+        (
+            {"func": "randomize_target_pose", "params": {"position_range": STAY}},
+            "toss: this task stores no numbers, nor target_pose",
+        ),
+    ],
+)
+def test_an_event_that_a_task_cannot_have_is_refused(event: dict, message: str, tmp_path: Path) -> None:
+    data = raw(tmp_path, {"eval": {"toss": event}}) | {"env": {"id": "PushCubeRL", "cfg": {"physics": "mujoco"}}}
+    with pytest.raises(ConfigError, match=rf"trainer\.events\.eval\.{message}"):
         parse_config(data)
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from ejax.envs.manager.embodied import EmbodiedEnv
-from ejax.envs.manager.functors import actions, events, observations, rewards
-from ejax.envs.manager.functors.registry import FUNCTORS, find_functor, register_functor
 from ejax.envs.manager.vocabulary import CONTRACTS
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
 from ejax.envs.task.world import World
+from ejax.envs.terms import actions, events, observations, rewards
+from ejax.envs.terms.registry import TERMS, find_functor, register_functor
 from ejax.schema.trust import trust
 from ejax.types import Array
 
@@ -530,8 +530,8 @@ def euler(rotation: Array) -> Array:
 
 def test_names_are_those_of_embodichain_and_ones_own() -> None:
     assert find_functor("rewards", "success_reward") is rewards.success_reward
-    trust("ejax.envs.manager.functors.rewards:success_reward", "json:nothing")
-    assert find_functor("rewards", "ejax.envs.manager.functors.rewards:success_reward") is rewards.success_reward
+    trust("ejax.envs.terms.rewards:success_reward", "json:nothing")
+    assert find_functor("rewards", "ejax.envs.terms.rewards:success_reward") is rewards.success_reward
     with pytest.raises(ValueError, match=r"no rewards functor 'succes_reward'.*Did you mean 'success_reward'"):
         find_functor("rewards", "succes_reward")
     with pytest.raises(ValueError, match=r"it belongs under env\.actions"):
@@ -542,11 +542,11 @@ def test_names_are_those_of_embodichain_and_ones_own() -> None:
 
 def test_each_contract_is_a_functor_of_actions() -> None:
     assert len(CONTRACTS) == 9
-    assert set(CONTRACTS.values()) <= set(FUNCTORS["actions"])
+    assert set(CONTRACTS.values()) <= set(TERMS["actions"])
 
 
 def test_a_functor_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FUNCTORS, "rewards", dict(FUNCTORS["rewards"]))
+    monkeypatch.setitem(TERMS, "rewards", dict(TERMS["rewards"]))
 
     @register_functor("rewards", "one")
     def one(*given: object) -> Array:

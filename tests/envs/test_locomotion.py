@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
-from ejax.envs.locomotion.commands import Command, CommandRanges, draw_command, next_command, steer
 from ejax.envs.locomotion.contacts import FootTimers, follow_contacts, start_timers
 from ejax.envs.locomotion.model import PLACE, LeggedModel, make_model
 from ejax.envs.locomotion.motion import heading, observe_motion
@@ -17,6 +16,7 @@ from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.task.entities import per_joint
+from ejax.envs.terms.commands import Command, CommandRanges
 from ejax.types import Array
 
 QUADRUPED = velocity_task("quadruped").robot
@@ -190,7 +190,7 @@ def test_self_contacts_count_physics_steps_above_the_threshold() -> None:
 
 def test_commands_are_drawn_within_their_ranges_and_shares() -> None:
     ranges = CommandRanges(lin_vel_x=(-1.0, 2.0), standing=0.1, heading=0.3, forward=0.2)
-    draw = jax.vmap(lambda key: draw_command(ranges, key, 0.02))
+    draw = jax.vmap(lambda key: ranges.draw(key, 0.02))
     command = draw(jax.random.split(jax.random.key(0), 4000))
     for axis, (low, high) in enumerate((ranges.lin_vel_x, ranges.lin_vel_y, ranges.ang_vel_z)):
         assert low <= command.velocity[:, axis].min() < command.velocity[:, axis].max() <= high
@@ -228,21 +228,21 @@ def test_a_command_turns_towards_its_heading_the_short_way_and_within_its_range(
     """ψ* = 3, ψ = −3: the way is −0.283 rad, and 0.5/s of it −0.142 rad/s; at ψ = 0 the rate is cut to 0.5."""
     ranges = CommandRanges()
     follows = command_of(follows_heading=jnp.array(True))
-    turned = steer(follows, ranges, jnp.array(-3.0))
+    turned = ranges.steer(follows, jnp.array(-3.0))
     np.testing.assert_allclose(turned.velocity, [0.5, 0.1, 0.5 * (6.0 - 2.0 * np.pi)], atol=1e-6)
-    np.testing.assert_allclose(steer(follows, ranges, jnp.array(0.0)).velocity, [0.5, 0.1, 0.5], atol=1e-6)
-    np.testing.assert_allclose(steer(command_of(), ranges, jnp.array(0.0)).velocity, [0.5, 0.1, 0.2], atol=1e-6)
-    standing = steer(command_of(stands=jnp.array(True)), ranges, jnp.array(0.0))
+    np.testing.assert_allclose(ranges.steer(follows, jnp.array(0.0)).velocity, [0.5, 0.1, 0.5], atol=1e-6)
+    np.testing.assert_allclose(ranges.steer(command_of(), jnp.array(0.0)).velocity, [0.5, 0.1, 0.2], atol=1e-6)
+    standing = ranges.steer(command_of(stands=jnp.array(True)), jnp.array(0.0))
     np.testing.assert_array_equal(standing.velocity, 0.0)
 
 
 def test_a_command_is_replaced_when_its_time_is_up() -> None:
     ranges, key = CommandRanges(), jax.random.key(3)
-    kept = next_command(command_of(), ranges, key, 0.02)
+    kept = ranges.after(command_of(), key, 0.02)
     np.testing.assert_allclose(kept.velocity, [0.5, 0.1, 0.2])
     assert kept.steps_left == 1
-    new = next_command(kept, ranges, key, 0.02)
-    np.testing.assert_array_equal(new.velocity, draw_command(ranges, key, 0.02).velocity)
+    new = ranges.after(kept, key, 0.02)
+    np.testing.assert_array_equal(new.velocity, ranges.draw(key, 0.02).velocity)
     assert new.steps_left > 1
 
 

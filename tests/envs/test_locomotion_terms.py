@@ -9,10 +9,12 @@ import pytest
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.contacts import Contacts
-from ejax.envs.locomotion.motion import Motion
-from ejax.envs.locomotion.terms import OBSERVATIONS, REWARDS, LeggedState
+from ejax.envs.locomotion.motion import LeggedState, Motion
 from ejax.envs.task.terms import Term
 from ejax.envs.task.terms import observe as observe_terms
+from ejax.envs.task.world import World
+from ejax.envs.terms.legged import OBSERVATIONS, REWARDS
+from ejax.envs.terms.registry import TERMS
 
 QUADRUPED = velocity_task("quadruped").robot
 
@@ -72,8 +74,12 @@ MEAN_BENT = (4 * 0.3**2 + 4 * 0.2**2) / 12
 FAST = replace(BENT, command=jnp.array([1.2, 0.9, 0.0]))
 
 
+def world_of(legged: LeggedState) -> World:
+    return World(asset="", control_period=0.02, state=None, legs=legged)
+
+
 def observe(view: LeggedState, names: tuple[str, ...]) -> Any:
-    return observe_terms([Term(name=name, func=OBSERVATIONS[name]) for name in names], view)
+    return observe_terms([Term(name=name, func=OBSERVATIONS[name]) for name in names], world_of(view))
 
 
 @pytest.mark.parametrize(
@@ -124,12 +130,26 @@ def observe(view: LeggedState, names: tuple[str, ...]) -> Any:
     ],
 )
 def test_a_reward_is_its_formula(name: str, view: LeggedState, params: dict[str, Any], expected: float) -> None:
-    np.testing.assert_allclose(REWARDS[name](view, **params), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(TERMS["rewards"][name](world_of(view), **params), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_every_reward_has_a_test() -> None:
     (cases,) = (mark.args[1] for mark in test_a_reward_is_its_formula.pytestmark if mark.name == "parametrize")
-    assert {case[0] for case in cases} == set(REWARDS)
+    assert {case[0] for case in cases} == {each.__name__ for each in REWARDS}
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "fails"),
+    [
+        ("bad_orientation", 0.52, True),  # cos⁻¹ √0.75 = 0.5236
+        ("bad_orientation", 0.53, False),
+        ("illegal_contact", 0.0, False),
+        ("root_height_below_minimum", 0.31, True),
+        ("root_height_below_minimum", 0.29, False),
+    ],
+)
+def test_an_end_is_beyond_its_limit(name: str, limit: float, fails: bool) -> None:
+    assert bool(TERMS["terminations"][name](world_of(VIEW), limit).fail) is fails
 
 
 PHASE = 2.0 * np.pi * (0.75 / 0.6 - 1.0)

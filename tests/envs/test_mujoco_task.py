@@ -14,6 +14,9 @@ from tiny import tiny
 from ejax import MuJoCoTask, World, check_env
 from ejax.config import ConfigError, parse_config
 from ejax.envs.description import WHOLE, Feature, describe
+from ejax.envs.task.step import Outcome
+from ejax.envs.task.terms import Term
+from ejax.envs.terms.registry import TERMS
 from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.play.saved_policy import record_video
@@ -23,6 +26,7 @@ from ejax.training.environments import build_env
 from ejax.types import Array, Key
 
 KEY = jax.random.key(0)
+ENTITIES = {"source_entity_cfg": {"uid": "cart"}, "target_entity_cfg": {"uid": "goal"}}
 MODEL = """<mujoco><option timestep="0.01"/><default><geom contype="0" conaffinity="0"/></default><worldbody>
   <geom type="plane" size="2 2 0.1"/>
   <body name="cart" pos="0 0 0.5"><joint name="rail" type="slide" axis="1 0 0" range="-1 1" limited="true"/>
@@ -216,6 +220,25 @@ def test_a_broken_simulation_is_cut_off_and_no_failure() -> None:
     broken = replace(state, physics=replace(state.physics, qvel=jnp.full(2, jnp.nan)))
     _, timestep = Reach().step(broken, jnp.zeros(2), KEY)
     assert timestep.truncated and not timestep.terminated
+
+
+class OfTerms(Reach):
+    terms = (
+        Term(name="apart", func=TERMS["rewards"]["distance_between_objects"], weight=3.0, params=ENTITIES),
+        Term(name="over", kind="terminations", func=lambda world: Outcome(truncated=world.time > 0.03)),
+        Term(name="shove", kind="events", mode="interval", func=lambda world, key: world.with_joint("rail", 0.5)),
+    )
+
+
+def test_terms_of_the_table_join_the_tasks_own() -> None:
+    task = OfTerms(start_noise=0.0, weights={"apart": 2.0})
+    state, _ = task.reset(KEY)
+    state, first = task.step(state, jnp.zeros(2), KEY)
+    assert state.physics.qpos[0] == 0.5 and not first.truncated
+    apart = jnp.linalg.norm(task.world(state).body("cart").position - task.world(state).body("goal").position)
+    assert first.info["rewards"]["apart"] == pytest.approx(-2.0 * float(apart), rel=1e-5)
+    assert first.info["rewards"].keys() == {"near", "effort", "apart"}
+    assert task.step(state, jnp.zeros(2), KEY)[1].truncated
 
 
 class Steered(Reach):

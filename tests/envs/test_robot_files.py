@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ejax.envs.locomotion.catalog import read_task, robot_names, velocity_task
-from ejax.envs.locomotion.commands import CommandRanges
 from ejax.envs.locomotion.robots import Foot
 from ejax.envs.locomotion.tasks import Push
+from ejax.envs.terms.commands import CommandRanges
 
 HOPPER = """
 source = "hopper.xml"
@@ -25,7 +25,7 @@ actor = ["joint_pos", "action", "command"]
 critic = ["joint_pos"]
 noise = {joint_pos = 0.1}
 encoder_bias = 0.0
-max_tilt = false
+terminations = {}
 command = {standing = 0.5}
 push = {}
 
@@ -61,7 +61,7 @@ def test_one_file_makes_a_robot_and_its_task(tmp_path: Path) -> None:
     assert robot.drives.action_scale == pytest.approx(
         (10.0 / (4 * 3.9478417604357432), 20.0 / (4 * 3.9478417604357432))
     )
-    assert (task.command, task.push, task.max_tilt) == (CommandRanges(standing=0.5), Push(), None)
+    assert (task.command, task.push, task.terminations) == (CommandRanges(standing=0.5), Push(), {})
     assert task.actor == ("joint_pos", "action", "command")
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
+from ejax.envs.task.world import World
+from ejax.envs.terms.registry import TERMS, register_functor
 from ejax.types import Timestep
 
 QUADRUPED = velocity_task("quadruped").robot
@@ -165,6 +167,19 @@ def test_a_robot_on_rough_ground_starts_above_it_and_ends_at_its_edge() -> None:
     assert outside.truncated
 
 
+def test_a_reward_of_ones_own_is_one_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TERMS, "rewards", dict(TERMS["rewards"]))
+
+    @register_functor("rewards", "height")
+    def height(world: World, obs: Any, action: Any, info: Any, times: float) -> Any:
+        return times * world.legged.motion.position[2]
+
+    env = VelocityRL(physics="mujoco", rewards={"height": {"weight": 0.5, "times": 2.0}}, push=None)
+    state, timestep = env.step(start(), jnp.zeros(12), KEY)
+    expected = 0.5 * 2.0 * state.physics.qpos[2] * env.control_period
+    assert timestep.info["rewards"]["height"] == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
     env = VelocityRL(rewards={"upright": {"weight": 0.0}, "pose": {"weight": 3.0}, "is_terminated": {"weight": -5.0}})
     own = velocity_task("quadruped").rewards
@@ -182,7 +197,7 @@ def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
         ({"command": {"lin_vel": [0, 1]}}, "command has no 'lin_vel'; there is lin_vel_x"),
         ({"command": {"lin_vel_x": 1.0}}, "command.lin_vel_x must be two numbers"),
         ({"command": {"standing": [0, 1]}}, "command.standing must be a number"),
-        ({"rewards": {"walk": {"weight": 1.0}}}, "rewards has no 'walk'"),
+        ({"rewards": {"walk": {"weight": 1.0}}}, "no rewards functor 'walk'"),
         ({"rewards": {"upright": 1.0}}, "rewards.upright must be {weight: …"),
         ({"rewards": {"upright": {"sdt": 1.0}}}, "rewards.upright has no 'sdt'; there is weight, std"),
         ({"rewards": {"foot_gait": {"weight": 1.0}}}, "rewards.foot_gait needs period, offset, threshold"),

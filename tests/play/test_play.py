@@ -20,10 +20,10 @@ from tiny import EPISODE, tiny
 from ejax.config import parse_config
 from ejax.distributions import Normal
 from ejax.envs.adapters.gymnasium import vectorize
-from ejax.envs.locomotion.commands import Command, CommandRanges, draw_command, next_command
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco import viewer
 from ejax.envs.mujoco.engine import PhysicsState, load_model
+from ejax.envs.terms.commands import Command, CommandRanges
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
@@ -127,10 +127,10 @@ def test_a_patch_changes_the_state_that_is_stepped() -> None:
 
 def test_a_command_holds_against_drawn_ones_until_a_key_changes_it() -> None:
     ranges, held = CommandRanges(resampling_time=(0.01, 0.01), standing=1.0), HeldCommand((1.0, 0.0, 0.5))
-    state = {"inside": draw_command(ranges, KEY, 0.02)}
+    state = {"inside": ranges.draw(KEY, 0.02)}
     assert HeldCommand()(state) is state
     commanded = held(state)["inside"]
-    after = next_command(commanded, ranges, KEY, 0.02)
+    after = ranges.after(commanded, KEY, 0.02)
     assert isinstance(after, Command) and not after.stands and not after.follows_heading
     np.testing.assert_allclose(after.velocity, [1.0, 0.0, 0.5])
     for key in (265, ord("7"), 262, ord("Z")):  # up, 7, right; the last has no meaning

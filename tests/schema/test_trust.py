@@ -28,8 +28,8 @@ from ejax.config.__main__ import main as config_main
 from ejax.config.embodichain.check import check
 from ejax.data import record, worker
 from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
-from ejax.envs.manager.functors.registry import find_functor
 from ejax.envs.manager.manager_spec import read_manager_spec
+from ejax.envs.terms.registry import find_functor
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.play import __main__ as play
 from ejax.play.saved_policy import elsewhere
@@ -52,7 +52,7 @@ from ejax.envs.tasks.point_mass import PointMassRL as Env
 MODULE = f"""{PACKAGE}
 from ejax.policies.actor_critic import ActorCritic as Policy
 from ejax.algorithms.ppo import ALGORITHM as algorithm
-from ejax.envs.manager.functors.actions import delta_qpos as action
+from ejax.envs.terms.actions import delta_qpos as action
 import jax.numpy as jnp
 import gymnasium
 def functor(world, *args, **params): return jnp.zeros(())

@@ -16,23 +16,18 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from ejax.envs.locomotion.commands import CommandRanges
 from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Shape
-from ejax.envs.locomotion.tasks import Push, VelocityTask
+from ejax.envs.locomotion.tasks import Push, T, VelocityTask, check_names
 from ejax.envs.task.entities import per_joint
+from ejax.envs.terms.commands import CommandRanges
 from ejax.schema.frozen import freeze
 from ejax.schema.plain_files import read_text
-from ejax.schema.registry import did_you_mean
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _FOLDER = Path(__file__).parents[1] / "assets" / "robots"
 _OMEGA = 2.0 * math.pi * 10.0
 _ZETA = 2.0
-T = TypeVar("T", bound="DataclassInstance")
 
 
 @functools.cache
@@ -120,10 +115,7 @@ def _of_joints(joints: tuple[str, ...], given: Any) -> tuple[float, ...]:
 
 
 def _filled(kind: type[T], table: Mapping[str, Any], where: str) -> T:
-    names = [field.name for field in fields(kind)]
-    for name in table:
-        if name not in names:
-            raise ValueError(f"{where} has no '{name}'; there is {', '.join(names)}{did_you_mean(name, names)}")
+    check_names(where, table, [field.name for field in fields(kind)])
     needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [name for name in needed if name not in table]:
         raise ValueError(f"{where} gives no {', '.join(missing)}")

@@ -2,19 +2,24 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flax.core import FrozenDict
 
-from ejax.envs.locomotion.commands import CommandRanges, Range
 from ejax.envs.locomotion.robots import LeggedRobot
-from ejax.envs.locomotion.terms import REWARDS
 from ejax.envs.task.entities import per_joint
+from ejax.envs.task.terms import Shaping, Term
+from ejax.envs.terms.commands import CommandRanges, Range
+from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
 from ejax.schema.registry import did_you_mean
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 
 
@@ -65,17 +70,43 @@ class VelocityTask:
     """m: an episode starts at x and y within ± this."""
     turn: float = math.pi
     """rad: an episode starts looking within ± this of the world's x."""
-    max_tilt: float | None = math.radians(70.0)
-    """rad: an episode ends beyond it. None: never."""
-    max_guarded_force: float | None = None
-    """N: an episode ends when a guarded geom touches the ground with more. None: never."""
-    min_height: float | None = None
-    """m: an episode ends when the base is lower. None: never."""
+    terminations: Mapping[str, Mapping[str, Any]] = FrozenDict(bad_orientation=FrozenDict(limit=math.radians(70.0)))
+    """Term -> its parameters: each ends an episode as a failure."""
     phase_period: float = 0.6
     """s, of the gait that is observed."""
     timestep: float = 0.005
     """s, of a physics step."""
     sim_steps_per_control: int = 4
+
+    def terms(self, control_period: float) -> tuple[Term, ...]:
+        """Give all terms: rewards weighted for a control step, s; those of the observations ``policy`` and ``critic``,
+        by their path; ends."""
+        rewards = [
+            Term(
+                name=name,
+                func=find_reward(name),
+                params={key: value for key, value in spec.items() if key != "weight"},
+                weight=control_period * spec["weight"],
+            )
+            for name, spec in self.rewards.items()
+        ]
+        # the critic sees the same robot without noise
+        observations = [
+            Term(
+                name=name,
+                func=find_functor("observations", name),
+                kind="observations",
+                shaping=Shaping(noise=noise.get(name, 0.0)),
+                path=(group,),
+            )
+            for group, names, noise in (("policy", self.actor, self.noise), ("critic", self.critic, FrozenDict()))
+            for name in names
+        ]
+        ends = [
+            Term(name=name, func=find_functor("terminations", name), kind="terminations", params=params)
+            for name, params in self.terminations.items()
+        ]
+        return (*rewards, *observations, *ends)
 
 
 def change_task(
@@ -88,55 +119,50 @@ def change_task(
 ) -> VelocityTask:
     """Change numbers of the task; what is not named stays. ``rewards``: term -> {weight, parameter: …}; weight 0 takes
     the term out. ``push`` None: no pushes. Raises ValueError: an unknown name, or a value that cannot be."""
-    _check_names("command", command, [field.name for field in fields(CommandRanges)])
-    _check_names("noise", noise, task.actor)
-    _check_names("rewards", rewards, REWARDS)
-    _check_names("push", push or {}, [field.name for field in fields(Push)])
-    merged = {name: {**task.rewards.get(name, {}), **_as_mapping(name, change)} for name, change in rewards.items()}
+    check_names("noise", noise, task.actor)
+    if wrong := [name for name, change in rewards.items() if not isinstance(change, Mapping)]:
+        raise ValueError(f"rewards.{wrong[0]} must be {{weight: …, parameter: …}}, got {rewards[wrong[0]]!r}")
+    merged = {name: {**task.rewards.get(name, {}), **change} for name, change in rewards.items()}
     kept = {name: spec for name, spec in {**task.rewards, **merged}.items() if spec.get("weight")}
-    for name, spec in kept.items():
+    for name, spec in {**kept, **{name: rewards[name] for name in rewards.keys() - kept}}.items():
         _check_reward(task.robot, name, spec)
     return replace(
         task,
-        command=replace(task.command, **_as_ranges("command", command)),
+        command=_changed("command", task.command, command),
         rewards=freeze(kept),
         noise=FrozenDict({**task.noise, **noise}),
-        push=None if push is None else replace(task.push or Push(), **_as_ranges("push", push)),
+        push=None if push is None else _changed("push", task.push or Push(), push),
     )
 
 
-def _check_names(where: str, given: Mapping[str, Any], allowed: Any) -> None:
+def check_names(where: str, given: Iterable[str], allowed: Collection[str]) -> None:
+    """Raise ValueError at a name that is not allowed."""
     for name in given:
         if name not in allowed:
             raise ValueError(f"{where} has no '{name}'; there is {', '.join(allowed)}{did_you_mean(name, allowed)}")
 
 
 def _check_reward(robot: LeggedRobot, name: str, spec: Mapping[str, Any]) -> None:
-    parameters = list(inspect.signature(REWARDS[name]).parameters.values())[1:]
-    _check_names(f"rewards.{name}", spec, ["weight", *(each.name for each in parameters)])
+    parameters = list(inspect.signature(find_reward(name)).parameters.values())[1:]
+    check_names(f"rewards.{name}", spec, ["weight", *(each.name for each in parameters)])
     missing = [each.name for each in parameters if each.default is each.empty and each.name not in spec]
-    if missing:
+    if missing and spec.get("weight"):
         raise ValueError(f"rewards.{name} needs {', '.join(missing)}")
     for parameter, value in spec.items():
         if isinstance(value, Mapping) and 0.0 in per_joint(robot.joints, value):
             raise ValueError(f"rewards.{name}.{parameter} must give a number > 0 for each joint")
 
 
-def _as_mapping(name: str, change: Any) -> Mapping[str, Any]:
-    if not isinstance(change, Mapping):
-        raise ValueError(f"rewards.{name} must be {{weight: …, parameter: …}}, got {change!r}")
-    return change
-
-
-def _as_ranges(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(where: str, old: T, given: Mapping[str, Any]) -> T:
+    """Change numbers and ranges of ``old``, each into one of its kind, as floats."""
+    check_names(where, given, [field.name for field in fields(old)])
+    new: dict[str, Any] = {}
     for name, value in given.items():
+        pair = isinstance(getattr(old, name), tuple)
         numbers = value if isinstance(value, list | tuple) else [value]
-        pair = isinstance(value, list | tuple) and len(value) == 2
-        single = name in ("standing", "heading", "forward", "heading_stiffness")
-        if pair == single or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
-            wanted = "a number" if single else "two numbers, [lowest, highest]"
+        fits = isinstance(value, list | tuple) == pair and len(numbers) == 1 + pair
+        if not fits or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
+            wanted = "two numbers, [lowest, highest]" if pair else "a number"
             raise ValueError(f"{where}.{name} must be {wanted}, got {value!r}")
-    return {
-        name: tuple(float(each) for each in value) if isinstance(value, list | tuple) else float(value)
-        for name, value in given.items()
-    }
+        new[name] = tuple(map(float, numbers)) if pair else float(value)
+    return replace(old, **new)

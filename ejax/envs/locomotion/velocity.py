@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
-from ejax.envs.locomotion.commands import Command, draw_command, next_command, steer
 from ejax.envs.locomotion.contacts import Contacts, FootTimers, follow_contacts, no_contacts, start_timers
 from ejax.envs.locomotion.model import LeggedModel, make_model
-from ejax.envs.locomotion.motion import Motion, drive_torque, heading, link_masses, observe_motion
+from ejax.envs.locomotion.motion import LeggedState, Motion, drive_torque, heading, link_masses, observe_motion
 from ejax.envs.locomotion.robots import FILE, robot_file
 from ejax.envs.locomotion.tasks import Push, VelocityTask, change_task
-from ejax.envs.locomotion.terms import OBSERVATIONS, REWARDS, LeggedState, describe_terms
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.task.physics_task import PhysicsTask
-from ejax.envs.task.terms import Shaping, Term, observe
+from ejax.envs.task.step import conclude
+from ejax.envs.task.terms import Term, observe, weigh
 from ejax.envs.task.world import World
+from ejax.envs.terms.commands import Command
+from ejax.envs.terms.legged import describe_terms
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze
 from ejax.types import Array, Key, Timestep
@@ -89,6 +90,7 @@ class VelocityRL(PhysicsTask):
     terrain: Mapping[str, Any] = FrozenDict()
     physics: Engine = "auto"
     sim_steps_per_control: int | None = None
+    interval_events: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
         if self.robot not in robot_names():
@@ -110,6 +112,10 @@ class VelocityRL(PhysicsTask):
     @property
     def task(self) -> VelocityTask:
         return _changed_task(self)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return self.task.terms(self.control_period)
 
     @property
     def ground(self) -> Terrain:
@@ -149,7 +155,7 @@ class VelocityRL(PhysicsTask):
         bias = task.encoder_bias
         state = VelocityState(
             physics=physics,
-            command=draw_command(task.command, key_command, self.control_period),
+            command=task.command.draw(key_command, self.control_period),
             action=jnp.zeros(len(robot.joints)),
             joint_vel=jnp.zeros(len(robot.joints)),
             encoder_bias=jax.random.uniform(key_bias, (len(robot.joints),), minval=-bias, maxval=bias),
@@ -159,9 +165,9 @@ class VelocityRL(PhysicsTask):
             episode_step=jnp.zeros((), jnp.int32),
         )
         motion = observe_motion(robot, self.legged, physics)
-        state = replace(state, command=steer(state.command, task.command, heading(motion)))
+        state = replace(state, command=task.command.steer(state.command, heading(motion)))
         legged = self._legged_state(state, state, motion, no_contacts(robot), jnp.zeros(len(robot.joints)))
-        return state, self._see(replace(self.world(state), legged=legged), key_noise)
+        return state, self._see(replace(self.world(state), legs=legged), key_noise)
 
     def control(self, world: World, action: Array) -> Array:
         robot = self.task.robot
@@ -179,22 +185,22 @@ class VelocityRL(PhysicsTask):
         target = self.control(self.world(state), action)
         physics, readings = self.simulation.step_sensing(state.physics, target)
         state = replace(state, physics=physics, action=action, episode_step=state.episode_step + 1)
-        state = self._push(state, key_push)
+        state = self.happen(key, self.world(self._push(state, key_push))).state
         feet, contacts = follow_contacts(state.feet, self.legged, readings, task.timestep)
         motion = observe_motion(robot, self.legged, state.physics)
         height = motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos)
         peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
         state = replace(state, feet=feet, swing_peak=peak)
         legged = self._legged_state(state, before, motion, contacts, drive_torque(robot, motion, target))
-        rewards = self._rewards(legged)
-        command = next_command(state.command, task.command, key_command, self.control_period)
+        rewards = weigh(self.of("rewards"), replace(self.world(state), legs=legged))
+        command = task.command.after(state.command, key_command, self.control_period)
         state = replace(
             state,
-            command=steer(command, task.command, heading(motion)),
+            command=task.command.steer(command, heading(motion)),
             joint_vel=motion.joint_vel,
             swing_peak=jnp.where(contacts.landed, 0.0, peak),
         )
-        obs = self._see(replace(self.world(state), legged=legged), key_noise)
+        obs = self._see(replace(self.world(state), legs=legged), key_noise)
         out_of_field = (self.ground.kind == "rough") & (jnp.abs(motion.position[:2]).max() > self.ground.half_size)
         return state, Timestep(
             obs=obs,
@@ -203,18 +209,6 @@ class VelocityRL(PhysicsTask):
             truncated=(state.episode_step >= self.max_episode_steps) | out_of_field | ~all_finite(state),
             info={"metrics": _metrics(legged), "rewards": rewards},
         )
-
-    def _rewards(self, legged: LeggedState) -> dict[str, Array]:
-        terms = [
-            Term(
-                name=name,
-                func=REWARDS[name],
-                params={key: value for key, value in spec.items() if key != "weight"},
-                weight=self.control_period * spec["weight"],
-            )
-            for name, spec in self.task.rewards.items()
-        ]
-        return {term.name: term.weight * term(legged) for term in terms}
 
     def caption(self, state: VelocityState) -> str:
         forward, left, turn = (float(x) for x in state.command.velocity)
@@ -263,15 +257,12 @@ class VelocityRL(PhysicsTask):
         self, state: VelocityState, before: VelocityState, motion: Motion, contacts: Contacts, torque: Array
     ) -> LeggedState:
         task = self.task
-        fell = jnp.zeros((), bool) if task.max_tilt is None else -motion.gravity_b[2] < jnp.cos(task.max_tilt)
-        if task.max_guarded_force is not None:
-            fell |= contacts.guarded_force > task.max_guarded_force
-        if task.min_height is not None:
-            fell |= motion.position[2] < task.min_height
-        return LeggedState(
-            robot=task.robot,
-            motion=motion,
-            contacts=contacts,
+        seen = LeggedState(robot=task.robot, motion=motion, contacts=contacts)
+        world = replace(self.world(state), legs=seen)
+        fell = conclude(term(world) for term in self.of("terminations")).fail
+        return replace(
+            seen,
+            terminated=jnp.zeros((), bool) if fell is None else fell,
             command=before.command.velocity,
             action=state.action,
             last_action=before.action,
@@ -281,7 +272,6 @@ class VelocityRL(PhysicsTask):
             swing_peak=state.swing_peak,
             air_time=state.feet.air_time,
             encoder_bias=state.encoder_bias,
-            terminated=fell,
             time=state.episode_step * self.control_period,
             phase_period=task.phase_period,
             soft_limits=jnp.asarray(_soft_limits(task, self.legged)),
@@ -289,16 +279,12 @@ class VelocityRL(PhysicsTask):
         )
 
     def _see(self, world: World, key: Key) -> dict[str, Array]:
-        task, legged = self.task, replace(world.legged, command=world.state.command.velocity)
-
-        def terms(names: tuple[str, ...], noise: Mapping[str, float]) -> list[Term]:
-            shaped = {name: Shaping(noise=noise.get(name, 0.0)) for name in names}
-            return [
-                Term(name=name, func=OBSERVATIONS[name], kind="observation", shaping=shaped[name]) for name in names
-            ]
-
-        noisy = observe(terms(task.actor, task.noise), legged, key)
-        return {"policy": noisy, "critic": observe(terms(task.critic, {}), legged)}
+        world = replace(world, legs=replace(world.legged, command=world.state.command.velocity))
+        groups = {
+            name: [each for each in self.of("observations") if each.path == (name,)] for name in ("policy", "critic")
+        }
+        noisy = observe(groups["policy"], world, key)
+        return {"policy": noisy, "critic": observe(groups["critic"], world)}
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,6 +1,7 @@
 """The manager environment: a task that is written in an EmbodiChain gym config."""
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,17 +13,17 @@ from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ejax.envs.description import EnvDescription
-from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
 from ejax.envs.manager.scene import Scene
 from ejax.envs.mujoco.engine import Engine, check_physics
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.changes import Change, base, keep_written, refuse_overlaps
-from ejax.envs.task.physics_task import PhysicsTask
+from ejax.envs.task.physics_task import PhysicsTask, try_call
 from ejax.envs.task.states import SceneState
-from ejax.envs.task.step import Outcome
+from ejax.envs.task.step import Outcome, conclude
 from ejax.envs.task.terms import Term, as_world, compute, fire
 from ejax.envs.task.world import World
+from ejax.envs.terms.events import PhysicsEvent
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.types import Array, Key
@@ -65,6 +66,13 @@ class EmbodiedEnv(PhysicsTask):
     def spec(self) -> ManagerSpec:
         return read_manager_spec(self.gym_config, self.interval_events)
 
+    first_event = 0
+    _events = ()  # the config's reader takes them, whose robot may have a name of its own
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return self.spec.terms
+
     @property
     def max_episode_steps(self) -> int:
         """0: no limit."""
@@ -88,36 +96,34 @@ class EmbodiedEnv(PhysicsTask):
 
     @property
     def action_space(self) -> gymnasium.spaces.Box:
-        low = np.concatenate([term.low for term in self.spec.terms]).astype(np.float32)
-        high = np.concatenate([term.high for term in self.spec.terms]).astype(np.float32)
+        low = np.concatenate([term.low for term in self.spec.actions]).astype(np.float32)
+        high = np.concatenate([term.high for term in self.spec.actions]).astype(np.float32)
         return gymnasium.spaces.Box(low, high, low.shape, np.float32)
 
     def reset(self, key: Key) -> tuple[SceneState, Obs]:
-        spec, world = self.spec, self.world(self._start())
+        world = self.world(self._start())
         for mode, key_mode in (("startup", jax.random.key(0)), ("reset", key)):
 
             def key_of(number: int, event: Term, key_mode: Key = key_mode) -> Key:
                 # each row draws the physics of its startup for itself
                 return jax.random.fold_in(key if isinstance(event.func, PhysicsEvent) else key_mode, number)
 
-            world = fire(spec.events, world, mode, key_of)
-        return world.state, self.sense(world, key)
+            world = fire(self.of("events"), world, mode, key_of)
+        world = self.sense(world, key)
+        return world.state, world.obs
 
     def persist(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
         """Keep in the new episode the parameters drawn at startup."""
-        for event, change in _changes(self.spec.scene, self.spec.events):
+        for event, change in _changes(self.spec.scene, self.terms):
             if event.mode == "startup":
                 started = replace(started, physics=keep_written(change, ended.physics, started.physics))
         return started, obs
 
-    def update(self, key: Key, world: World, before: World) -> World:
-        return fire(self.spec.events, world, "interval", lambda number, event: jax.random.fold_in(key, number))
-
     def outcome(self, world: World) -> Outcome:
-        return self.spec.outcome(world)
+        return conclude(term(world) for term in self.of("terminations"))
 
     def total(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
-        return compute(self.spec.rewards, world, outcome.reward, weighted=False)
+        return compute(self.of("rewards"), world, outcome.reward)
 
     def extras(self, world: World) -> dict[str, Array]:
         return {"fail": world.info["fail"], "elapsed_steps": world.state.episode_step}
@@ -131,7 +137,7 @@ class EmbodiedEnv(PhysicsTask):
     def act(self, world: World, action: Array) -> World:
         """Set the drives' targets by the action terms, each from its own numbers, and advance the physics."""
         start = 0
-        for term in self.spec.terms:
+        for term in self.spec.actions:
             world = as_world(world, term.apply(world, action[start : start + term.width]))
             start += term.width
         world = world.advance(self.spec.num_substeps)
@@ -143,12 +149,12 @@ class EmbodiedEnv(PhysicsTask):
     def _start(self) -> SceneState:
         spec = self.spec
         start = spec.scene.initial_state()
-        parameters = base(spec.scene.model, [change for _, change in _changes(spec.scene, spec.events)])
+        parameters = base(spec.scene.model, [change for _, change in _changes(spec.scene, spec.terms)])
         return replace(
             start,
             physics=replace(start.physics, parameters={name: jnp.asarray(x) for name, x in parameters.items()}),
-            action=jnp.zeros(sum(term.width for term in spec.terms)),
-            poses={name: jnp.zeros((4, 4)) for event in spec.events for name in stored_keys(event)},
+            action=jnp.zeros(sum(term.width for term in spec.actions)),
+            poses={name: jnp.zeros((4, 4)) for term in spec.terms for name in stored_keys(term)},
         )
 
     def world(self, state: SceneState) -> World:
@@ -165,12 +171,17 @@ class EmbodiedEnv(PhysicsTask):
             engine=self.physics,
         )
 
-    def sense(self, world: World, key: Key) -> Obs:
-        obs = self._sensors(world)
-        for number, each in enumerate(self.spec.observations):
+    def sense(self, world: World, key: Key) -> World:
+        obs, history = self._sensors(world), {}
+        for number, term in enumerate(self.of("observations")):
             # apart from the events' keys, which are folded from the same one by their places
-            obs = _put(obs, each, world, jax.random.fold_in(key, _NOISE + number) if each.shaping.noise else None)
-        return jax.tree.map(_as_numbers, obs)
+            key_noise = jax.random.fold_in(key, _NOISE + number) if term.shaping.noise else None
+            obs = _put(obs, term, world, key_noise)
+            if term.shaping.history_length > 1:
+                # a start's state has none yet: its first numbers stand for those before
+                past = term.shaping.remember(_at(obs, term.path), world.state.history.get(term.name))
+                obs, history[term.name] = unflatten_dict({**flatten_dict(obs), term.path: past}), past
+        return replace(world, obs=jax.tree.map(_as_numbers, obs), state=replace(world.state, history=history))
 
     def _sensors(self, world: World) -> Obs:
         seen = world.appearance()
@@ -192,6 +203,10 @@ def _changes(scene: Scene, events: Iterable[Term]) -> list[tuple[Term, Change]]:
 
 def _as_numbers(leaf: Array) -> Array:
     return leaf if leaf.dtype == jnp.uint8 else leaf.reshape(-1).astype(jnp.float32)
+
+
+def _at(obs: Any, path: tuple[str, ...]) -> Any:
+    return functools.reduce(lambda part, name: part[name], path, obs)
 
 
 def _put(obs: Obs, functor: Term, world: World, key: Key | None = None) -> Obs:
@@ -218,19 +233,12 @@ def _try_functors(env: EmbodiedEnv) -> None:
     spec = env.spec
     report = KeyReport({note.key: note for note in spec.notes})
 
-    def attempt(key: str, call: Callable[..., Any], *shapes: Any) -> Any:
-        try:
-            return jax.eval_shape(call, *shapes)
-        except (TypeError, ValueError, KeyError, IndexError, ArithmeticError) as error:
-            report.refuse(key, str(error).splitlines()[0])
-            return None
-
     def world(state: SceneState, **given: Any) -> World:
         # traced by C MuJoCo, a callback: MJX would be traced at length for every event that advances
         return replace(env.world(state), engine="mujoco", before=env.world(state), **given)
 
     changes: list[tuple[str, Change]] = []
-    for event in spec.events:
+    for event in env.of("events"):
         try:
             changes += [(event.key, change) for _, change in _changes(spec.scene, [event])]
         except (TypeError, ValueError) as error:
@@ -242,14 +250,19 @@ def _try_functors(env: EmbodiedEnv) -> None:
             report.refuse(key, "pictures show the sizes of the config; leave out this event, or sensor")
     report.raise_if_refused(SOURCE)
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
-    for event in spec.events:
-        attempt(event.key, lambda state, key, event=event: event(world(state), key), state, key)
-    obs: Obs = attempt("sensor", lambda state: env._sensors(world(state)), state) or {}
-    for each in spec.observations:
+    for event in env.of("events"):
+        try_call(report, event.key, lambda state, key, event=event: event(world(state), key), state, key)
+    obs: Obs = try_call(report, "sensor", lambda state: env._sensors(world(state)), state) or {}
+    for each in env.of("observations"):
         # after a refusal the next one is tried on what there was, so that all are reported at once
-        obs = attempt(each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state) or obs
-    outcome = attempt("id", lambda state: vars(spec.outcome(world(state))), state)
+        put = try_call(report, each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
+        obs = put or obs
+    outcome = try_call(report, "id", lambda state: vars(env.outcome(world(state))), state)
     info = {name: outcome[name] for name in ("success", "fail")} if outcome else {}
-    for term in spec.rewards:
-        attempt(term.key, lambda obs, state, info, term=term: term(world(state, obs=obs, info=info)), obs, state, info)
+    for term in env.of("rewards"):
+
+        def reward(obs: Obs, state: SceneState, info: Obs, term: Term = term) -> Any:
+            return term(world(state, obs=obs, info=info))
+
+        try_call(report, term.key, reward, obs, state, info)
     report.raise_if_refused(SOURCE)

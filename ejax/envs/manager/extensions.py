@@ -7,11 +7,10 @@ one of them is in the first form.
 Source: ``RLEnv`` and the tasks of v0.1.0 and v0.1.1; ``EmbodiedEnv`` and ``EnvCfg`` of the later ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ejax.envs.manager.tasks import Task
 from ejax.envs.manager.vocabulary import ACTION_TYPES, IGNORED, SETTINGS_ELSEWHERE
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
@@ -36,8 +35,9 @@ class Extensions:
     ignore_terminations: bool
 
 
-def read_extensions(root: Section, env: Section, task: Task | None) -> Extensions:
-    """Read ``env.extensions``, ``env.actions`` and ``max_episode_steps``. A missing task is reported elsewhere."""
+def read_extensions(root: Section, env: Section, task: Collection[str] | None) -> Extensions:
+    """Read ``env.extensions``, ``env.actions`` and ``max_episode_steps``. ``task``: the entries that the task reads;
+    None: there is no task, as is reported elsewhere."""
     actions = env.open("actions")
     with env.open("extensions") as section:
         first_form = not actions.data and any(name in section for name in _FIRST_FORM)
@@ -101,11 +101,11 @@ def _first_actions(section: Section, path: str) -> Section:
     return Section({kind: {"func": func, "params": params}}, path, KeyReport())
 
 
-def _note_other(section: Section, name: str, task: Task | None) -> None:
+def _note_other(section: Section, name: str, task: Collection[str] | None) -> None:
     if name in SETTINGS_ELSEWHERE:
         instead = f"which ejax reads elsewhere; give {SETTINGS_ELSEWHERE[name]}"
         section.problem(name, f"replaces EmbodiChain's setting {name}, {instead}")
-    elif task is not None and name in task.extensions:
+    elif task is not None and name in task:
         section.take(name)
         if name == "success_threshold" and not is_positive(section.data[name]):
             section.problem(name, f"got {section.data[name]!r}; must be a number > 0, in m")

@@ -11,15 +11,17 @@ from flax.core import FrozenDict
 from ejax.envs.manager.bodies import read_objects
 from ejax.envs.manager.cameras import names_camera, read_cameras
 from ejax.envs.manager.extensions import Extensions, read_extensions
-from ejax.envs.manager.functors.actions import ActionTerm
-from ejax.envs.manager.functors.observations import OF_CAMERAS
 from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.robots import Vector
 from ejax.envs.manager.scene import RigidObject, Scene, make_scene
-from ejax.envs.manager.specs import read_specs
-from ejax.envs.manager.tasks import OUTCOMES, SCENE_ONLY, OutcomeFn, Task, missing_task
-from ejax.envs.manager.vocabulary import IGNORED
+from ejax.envs.manager.vocabulary import IGNORED, OTHER_TASKS, TASKS_ELSEWHERE
 from ejax.envs.task.terms import Term
+from ejax.envs.terms.actions import ActionTerm
+from ejax.envs.terms.observations import OF_CAMERAS
+from ejax.envs.terms.reading import read_specs
+from ejax.envs.terms.registry import TERMS
+from ejax.envs.terms.terminations import FIRST_FORM, SCENE_ONLY
+from ejax.schema.frozen import freeze
 from ejax.schema.problems import ConfigError, KeyNote, KeyReport
 from ejax.schema.registry import did_you_mean
 from ejax.schema.sections import Section
@@ -36,11 +38,9 @@ class ManagerSpec:
 
     scene: Scene
     active: tuple[int, ...]
-    outcome: OutcomeFn
-    terms: tuple[ActionTerm, ...]
-    events: tuple[Term, ...]
-    observations: tuple[Term, ...]
-    rewards: tuple[Term, ...]
+    actions: tuple[ActionTerm, ...]
+    terms: tuple[Term, ...]
+    """Events, observations, rewards, and the ends of the ``id``."""
     extensions: Mapping[str, Any]
     max_episode_steps: int
     ignore_terminations: bool
@@ -59,9 +59,7 @@ class _Physics(NamedTuple):
 
 
 class _Env(NamedTuple):
-    events: tuple[Term, ...]
-    observations: tuple[Term, ...]
-    rewards: tuple[Term, ...]
+    terms: tuple[Term, ...]
     actions: tuple[Term, ...]
     extensions: Extensions
     control_parts: Any
@@ -95,22 +93,19 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         raise ConfigError(report.problems, SOURCE, report.notes)
     _check_names({"floor", *(each.get("name") for each in placed.robot.body.iter())}, objects, report)
     report.raise_if_refused(SOURCE)
-    events = read.events + more
-    markers = tuple(dict.fromkeys(key for event in events for key in stored_keys(event)))
+    terms = (*read.terms, *more, _read_ends(task, read.extensions))
+    markers = tuple(dict.fromkeys(key for term in terms for key in stored_keys(term)))
     seen = cameras if sensing else ()
     scene = make_scene(placed, objects, physics.gravity, physics.timestep, markers=markers, cameras=seen)
     active = _active(scene, read.control_parts, report)
-    terms = _make_terms(read.actions, scene, active, report)
+    actions = _make_actions(read.actions, scene, active, report)
     report.raise_if_refused(SOURCE)
     extensions = read.extensions
     return ManagerSpec(
         scene=scene,
         active=active,
-        outcome=task.first_outcome if extensions.first_success and task.first_outcome else task.outcome,
+        actions=actions,
         terms=terms,
-        events=events,
-        observations=read.observations,
-        rewards=read.rewards,
         extensions=extensions.values,
         max_episode_steps=extensions.max_episode_steps,
         ignore_terminations=extensions.ignore_terminations,
@@ -120,21 +115,51 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
     )
 
 
-def stored_keys(event: Term) -> tuple[str, ...]:
+def stored_keys(term: Term) -> tuple[str, ...]:
     """Return the poses that an event stores, by its parameter ``store_key``."""
-    parameter = inspect.signature(event.func).parameters.get("store_key")
-    return () if parameter is None else (event.params.get("store_key", parameter.default),)
+    parameter = inspect.signature(term.func).parameters.get("store_key") if term.kind == "events" else None
+    return () if parameter is None else (term.params.get("store_key", parameter.default),)
 
 
-def _read_task(root: Section) -> Task | None:
+def _read_task(root: Section) -> str | None:
     name = root.take("id")
-    task = OUTCOMES.get(name) if isinstance(name, str) else None
-    if task is None:
-        root.problem("id", missing_task(name) if isinstance(name, str) else f"got {name!r}; must name a task")
-    elif name == SCENE_ONLY:
+    if not isinstance(name, str) or name not in TERMS["terminations"]:
+        root.problem("id", _missing_task(name) if isinstance(name, str) else f"got {name!r}; must name a task")
+        return None
+    if name == SCENE_ONLY:
         text = "has no success and no failure: an episode ends by its time limit only, and success is always 0"
         root.note("id", text)
-    return task
+    return name
+
+
+def _missing_task(name: str) -> str:
+    """Explain why there are no ends for an ``id``, and the remedy."""
+    there = ", ".join(TERMS["terminations"])
+    remedy = (
+        f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
+        "register a function of its ends: register_functor('terminations', name) (ejax.envs.terms.registry)"
+    )
+    if own := TASKS_ELSEWHERE.get(name.partition("-")[0]):
+        return f"'{name}' is no task of EmbodiedEnv, but of a class: {own}. trainer.gym_config finds it"
+    if name.partition("-")[0] in OTHER_TASKS:
+        return (
+            f"'{name}' is a class of EmbodiChain's, which ejax does not have: when an episode succeeds, fails or ends, "
+            f"and everything else that the class computes, such as its actions, is not known here. ejax has {there}; "
+            f"{remedy}"
+        )
+    return f"no task '{name}'; there is {there}; else {remedy}{did_you_mean(name, TERMS['terminations'])}"
+
+
+def _parameters(task: str | None) -> tuple[str, ...] | None:
+    """List the entries of ``env.extensions`` that a task's ends read."""
+    return None if task is None else tuple(inspect.signature(TERMS["terminations"][task]).parameters)[1:]
+
+
+def _read_ends(task: str, extensions: Extensions) -> Term:
+    first = FIRST_FORM.format(task)
+    name = first if extensions.first_success and first in TERMS["terminations"] else task
+    params = {name: extensions.values[name] for name in _parameters(task) or () if name in extensions.values}
+    return Term(name=task, func=TERMS["terminations"][name], kind="terminations", params=freeze(params), key="id")
 
 
 def _read_physics(root: Section, env: Section) -> _Physics:
@@ -162,7 +187,7 @@ def _read_physics(root: Section, env: Section) -> _Physics:
 def _read_env(
     root: Section,
     env: Section,
-    task: Task | None,
+    task: str | None,
     robot_uid: str,
     uids: tuple[Sequence[str], Sequence[str]],
     *,
@@ -171,7 +196,7 @@ def _read_env(
     env.take("num_envs")
     env.ignore_all(IGNORED["env"])
     control_parts = env.take("control_parts")
-    extensions = read_extensions(root, env, task)
+    extensions = read_extensions(root, env, _parameters(task))
     events = read_specs(env.open("events"), "events", robot_uid)
     observations = read_specs(env.open("observations"), "observations", robot_uid)
     if not sensing:
@@ -185,7 +210,7 @@ def _read_env(
         _check_uids(each, uids[1] if each.func in OF_CAMERAS else uids[0], root.report)
     rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
     actions = read_specs(extensions.actions, "actions", robot_uid)
-    return _Env(events, observations, rewards, actions, extensions, control_parts)
+    return _Env((*events, *observations, *rewards), actions, extensions, control_parts)
 
 
 def _check_uids(term: Term, uids: Sequence[str], report: KeyReport) -> None:
@@ -219,7 +244,7 @@ def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, .
         return everything
 
 
-def _make_terms(
+def _make_actions(
     specs: tuple[Term, ...], scene: Scene, active: tuple[int, ...], report: KeyReport
 ) -> tuple[ActionTerm, ...]:
     terms: list[ActionTerm] = []

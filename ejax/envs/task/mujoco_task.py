@@ -94,6 +94,7 @@ class MuJoCoTask(PhysicsTask):
     weights: Mapping[str, float] = FrozenDict()
     randomization: Mapping[str, Any] = FrozenDict()
     physics: Engine = "auto"
+    interval_events: Mapping[str, Any] = FrozenDict()
     clips_actions = True
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -135,6 +136,7 @@ class MuJoCoTask(PhysicsTask):
             _ = self._observed
         except Exception as error:  # any error here is the subclass's own
             raise ValueError(f"{kind}: {describe_error(error)}") from error
+        self._try_events()
 
     def observe(self, world: World) -> Mapping[str, Array] | Array:
         """Give the policy's observation: numbers by name, ``"tip to goal [m]"``, which become one vector in this order,
@@ -247,8 +249,8 @@ class MuJoCoTask(PhysicsTask):
         )
         return replace(world, state=replace(state, readings=readings[0]))
 
-    def sense(self, world: World, key: Key) -> Array:
-        return self._observe(world)[0]
+    def sense(self, world: World, key: Key) -> World:
+        return replace(world, obs=self._observe(world)[0])
 
     def _observe(self, world: World) -> tuple[Array, tuple[Feature, ...] | None]:
         seen = self.observe(world)
@@ -278,8 +280,10 @@ class MuJoCoTask(PhysicsTask):
         return replace(outcome, metrics={name: jnp.asarray(x, jnp.float32) for name, x in outcome.metrics.items()})
 
     def total(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
-        kind, weights = type(self).__name__, self.weights
-        terms = {name: jnp.asarray(x, jnp.float32) for name, x in self.rewards(world, before).items()}
+        kind, own = type(self).__name__, self.of("rewards")
+        weights = {**{term.name: term.weight for term in own}, **self.weights}
+        given = {**self.rewards(world, before), **{term.name: term(world) for term in own}}
+        terms = {name: jnp.asarray(x, jnp.float32) for name, x in given.items()}
         if not terms:
             raise ValueError(f"{kind}.rewards gave no terms")
         if odd := [f"{name} {x.shape}" for name, x in terms.items() if x.shape]:

@@ -48,6 +48,8 @@ class SceneState:
     """[A]: the policy's last action, as it gave it; zeros before the first step."""
     episode_step: Array
     """Control steps done, int32."""
+    history: dict[str, Array] = struct.field(default_factory=dict)
+    """Observation with a history -> its last values, [history_length, ...], the newest at the end."""
 
     @property
     def kept(self) -> dict[str, Array]:

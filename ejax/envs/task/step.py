@@ -1,16 +1,18 @@
 """The order of a step, of every task but ``VelocityRL``, which gives its reason.
 
     1  act          the action becomes the control of drives or actuators, and moves the physics for one control period
-    2  update       what else happens then: kept numbers, markers, pushes, interval events, the next command
-    3  sense        the observation of the world after it
-    4  outcome      success, failure, an early end; of a world that is not finite neither success nor failure
-    5  total        Σ weight·term, of the world before and after
-    6  end          terminated: success or failure; truncated: an early end, the time limit, a world that is not finite
+    2  update       what else happens then: kept numbers, markers, pushes, the next command
+    3  happen       interval events that are due
+    4  sense        the observation of the world after it
+    5  outcome      success, failure, an early end; of a world that is not finite neither success nor failure
+    6  total        Σ weight·term, of the world before and after
+    7  end          terminated: success or failure; truncated: an early end, the time limit, a world that is not finite
 
 Differs from mjlab: interval events come before the ends, so that a fall by a push ends its own step.
 """
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,14 +44,31 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
+    """How a step ends, in whole or by one term of kind ``terminations``."""
+
     success: Array | None = None
     """bool; ends the episode, with no value after it, as does ``fail``. None: the task has no notion of success."""
-    fail: Array
+    fail: Array | None = None
+    """None: never."""
     truncated: Array | None = None
     """bool: an early end with a value after it; the time limit is not included. None: never."""
     reward: Array | None = None
     """Base reward, to which the terms are added. None: 0."""
     metrics: dict[str, Array] = field(default_factory=dict)
+
+
+def conclude(outcomes: Iterable[Outcome]) -> Outcome:
+    """Join outcomes: any of them ends the episode; base rewards add up."""
+    whole = Outcome()
+    for each in outcomes:
+        whole = Outcome(
+            success=_joined(whole.success, each.success),
+            fail=_joined(whole.fail, each.fail),
+            truncated=_joined(whole.truncated, each.truncated),
+            reward=_joined(whole.reward, each.reward, operator.add),
+            metrics={**whole.metrics, **each.metrics},
+        )
+    return whole
 
 
 def step_terms(task: "Task", state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
@@ -61,12 +80,11 @@ def step_terms(task: "Task", state: Any, action: Array, key: Key) -> tuple[Any, 
     world = task.act(before, action)
     counted = replace(world.state, episode_step=state.episode_step + 1)
     world = task.update(key, replace(world, state=counted, before=before), before)
-    obs = task.sense(world, key)
-    world = replace(world, obs=obs)
+    world = task.sense(task.happen(key, world), key)
 
     outcome = task.outcome(world)
     finite = all_finite(world.state)
-    fail = outcome.fail & finite
+    fail = (jnp.zeros((), bool) if outcome.fail is None else outcome.fail) & finite
     success = None if outcome.success is None else outcome.success & finite
     info: dict[str, Any] = {} if success is None else {"success": success}
     world = replace(world, info={**info, "fail": fail})
@@ -81,4 +99,8 @@ def step_terms(task: "Task", state: Any, action: Array, key: Key) -> tuple[Any, 
         truncated |= world.state.episode_step >= task.max_episode_steps
     if outcome.truncated is not None:
         truncated |= outcome.truncated
-    return world.state, Timestep(obs=obs, reward=reward, terminated=terminated, truncated=truncated, info=info)
+    return world.state, Timestep(obs=world.obs, reward=reward, terminated=terminated, truncated=truncated, info=info)
+
+
+def _joined(one: Array | None, other: Array | None, join: Callable[..., Array] = operator.or_) -> Array | None:
+    return other if one is None else one if other is None else join(one, other)

@@ -7,11 +7,13 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import gymnasium
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.task.step import Outcome, Snapshot, step_terms
+from ejax.envs.task.step import Outcome, Snapshot, conclude, step_terms
+from ejax.envs.task.terms import Kind, Term, fire, weigh
 from ejax.types import Array, Key, PyTree, Timestep
 
 
@@ -32,6 +34,10 @@ class Task:
     """The field that actions are within ± of. Empty: they are within ±1."""
     positive: ClassVar[tuple[str, ...]] = ()
     """Fields that must be above 0."""
+    terms: Any = ()
+    """``Term``s beside the methods below: rewards, terminations and interval events of ``ejax.envs.terms``."""
+    first_event: ClassVar[int] = 0x5EE70000
+    """Folded into a step's key, with an event's place: apart from the keys that ``update`` may split it into."""
     ends_on_success: Any = True
     ends_on_failure: Any = True
     episode_length: int
@@ -86,14 +92,24 @@ class Task:
         return {}
 
     def rewards(self, world: Any, before: Any) -> Mapping[str, Array]:
-        """Give the weighted terms of the reward: scalars by name, logged as ``rewards/<name>``."""
+        """Give weighted terms of the reward: scalars by name, logged as ``rewards/<name>``. Default: none."""
         del world, before
-        raise NotImplementedError(f"{type(self).__name__} has no rewards(self, world, before); give it one")
+        return {}
 
     def total(self, world: Any, before: Any, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         """Give the reward and its terms. Default: their sum."""
-        terms = dict(self.rewards(world, before))
+        terms = {**self.rewards(world, before), **weigh(self.of("rewards"), world)}
         return sum(terms.values(), jnp.zeros(())), terms
+
+    def of(self, kind: Kind) -> tuple[Term, ...]:
+        """Give the terms of a kind, in their order."""
+        return tuple(each for each in self.terms if each.kind == kind)
+
+    def happen(self, key: Key, world: Any) -> Any:
+        """Apply the interval events that are due."""
+        return fire(
+            self.of("events"), world, "interval", lambda i, event: jax.random.fold_in(key, self.first_event + i)
+        )
 
     def limited(self, action: Array) -> Array:
         return jnp.clip(action, -1.0, 1.0) if self.clips_actions else action
@@ -146,10 +162,10 @@ class Task:
         action = self.limited(action)
         return replace(world, state=self.advance(world, action), executed=action)
 
-    def sense(self, world: Any, key: Key) -> PyTree:
-        """Observe, with noise in tasks that have it."""
+    def sense(self, world: Any, key: Key) -> Any:
+        """Give the world with its observation, with noise in tasks that have it."""
         del key
-        return self.observe(world)
+        return replace(world, obs=self.observe(world))
 
     def outcome(self, world: Any) -> Outcome:
         kind = type(self).__name__
@@ -157,7 +173,8 @@ class Task:
         if type(self).succeeds is not Task.succeeds:
             success = as_truth(f"{kind}.succeeds", self.succeeds(world))
             success = success if type(self).fails is Task.fails else success & ~fail
-        return Outcome(success=success, fail=fail, truncated=self.leaves(world), metrics=dict(self.metrics(world)))
+        own = Outcome(success=success, fail=fail, truncated=self.leaves(world), metrics=dict(self.metrics(world)))
+        return conclude((own, *(term(world) for term in self.of("terminations"))))
 
     def extras(self, world: Any) -> dict[str, Array]:
         """Further entries of ``info``."""

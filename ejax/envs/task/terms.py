@@ -1,10 +1,14 @@
 """Terms: named functions of a ``World`` that make up a task, and how each kind of them is computed.
 
-    kind         func(world, …, **params) ->
-    reward       scalar; the total is Σ weight·term, and a term of mode ``replace`` starts the sum again
-    observation  the numbers, then clipped, scaled, noisy (``Shaping``)
-    action       ``ejax.envs.manager.functors.actions``
-    event        func(world, key): the world after it; mode ``startup``, ``reset`` or ``interval``
+    kind          func(…, **params) ->
+    rewards       (world): scalar; the total is Σ weight·term, and a term of mode ``replace`` starts the sum again
+    observations  (world, obs): the numbers, then clipped, scaled, noisy, with their history (``Shaping``). ``obs`` is
+                  the observation so far, or under mode ``modify`` the value to modify
+    actions       (scene, active): ``ejax.envs.terms.actions.ActionTerm``
+    events        (world, key): the world after it; mode ``startup``, ``reset`` or ``interval``
+    terminations  (world): ``Outcome``, success, failure or an early end
+    commands      (): what draws commands, ``ejax.envs.terms.commands``
+    curricula     (): what raises and lowers a row's level, ``ejax.envs.randomization.events``
 
 EmbodiChain's functors of rewards take (world, obs, action, info): ``as_term`` adapts them.
 """
@@ -13,16 +17,20 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
-from ejax.envs.task.world import World
+from ejax.envs.task.step import Snapshot
 from ejax.types import Array, Key
 
-Kind: TypeAlias = Literal["reward", "observation", "action", "event"]
+if TYPE_CHECKING:  # it imports MuJoCo, which not every task needs
+    from ejax.envs.task.world import World
+
+Kind: TypeAlias = Literal["rewards", "observations", "actions", "events", "terminations", "commands", "curricula"]
+"""Named as the sections of a gym config's ``env``."""
 KeyOf: TypeAlias = Callable[[int, "Term"], Key]
 """The key of an event, by its place and itself."""
 
@@ -35,12 +43,8 @@ class Shaping:
     scale: float | tuple[float, ...] | None = None
     noise: float = 0.0
     """Half the width of uniform noise, in the scaled numbers' unit."""
-
-    def __post_init__(self) -> None:
-        if self.clip is not None and self.clip[0] > self.clip[1]:
-            raise ValueError(f"clip must be (lowest, highest), got {self.clip}")
-        if not self.noise >= 0.0:
-            raise ValueError(f"noise must be >= 0, got {self.noise}")
+    history_length: int = 1
+    """Control steps whose numbers are observed together, the last one's at the end; 1: the present ones alone."""
 
     def limit(self, values: Array) -> Array:
         if self.clip is not None:
@@ -54,6 +58,12 @@ class Shaping:
             return values
         return values + self.noise * jax.random.uniform(key, values.shape, minval=-1.0, maxval=1.0)
 
+    def remember(self, values: Array, kept: Array | None) -> Array:
+        """Add the shaped numbers to those of the steps before, [history_length, ...]; without such they count for all
+        of them, as at an episode's start."""
+        row = values[None]
+        return jnp.repeat(row, self.history_length, axis=0) if kept is None else jnp.concatenate([kept[1:], row])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
@@ -61,7 +71,7 @@ class Term:
 
     name: str
     func: Callable[..., Any]
-    kind: Kind = "reward"
+    kind: Kind = "rewards"
     params: Mapping[str, Any] = FrozenDict()
     weight: float = 1.0
     mode: str = ""
@@ -79,18 +89,21 @@ class Term:
         return self.func(*given, **self.params)
 
 
-def compute(
-    terms: Iterable[Term], world: Any, start: Array | None = None, *, weighted: bool = True
-) -> tuple[Array, dict[str, Array]]:
-    """Add up the terms of a reward, in their order: r = start + Σ weight·term, start by default 0. Returns it, float32,
-    and the terms by name, weighted or alone."""
+def weigh(terms: Iterable[Term], world: Any) -> dict[str, Array]:
+    """Compute the weighted terms of a reward, by name."""
+    return {term.name: term.weight * term(world) for term in terms}
+
+
+def compute(terms: Iterable[Term], world: Any, start: Array | None = None) -> tuple[Array, dict[str, Array]]:
+    """Add up the terms of a reward, in their order: r = start + Σ weight·term, start by default 0. Return it, float32,
+    and the terms by name, without their weights."""
     total = jnp.zeros(()) if start is None else start
     values: dict[str, Array] = {}
     for term in terms:
         value = jnp.asarray(term(world), jnp.float32)
         share = term.weight * value
         total = share if term.mode == "replace" else total + share
-        values[term.name] = share if weighted else value
+        values[term.name] = value
     return total, values
 
 
@@ -98,7 +111,7 @@ def observe(terms: Iterable[Term], world: Any, key: Key | None = None) -> Array:
     """Join the terms of an observation into one vector, float32. Without a key there is no noise."""
     values, half_widths = [], []
     for term in terms:
-        values.append(term.shaping.limit(jnp.asarray(term(world)).reshape(-1).astype(jnp.float32)))
+        values.append(term.shaping.limit(jnp.asarray(term(world, {})).reshape(-1).astype(jnp.float32)))
         half_widths.append(jnp.full(len(values[-1]), term.shaping.noise))
     joined = jnp.concatenate(values)
     if key is None:
@@ -107,7 +120,7 @@ def observe(terms: Iterable[Term], world: Any, key: Key | None = None) -> Array:
     return joined + jnp.concatenate(half_widths) * jax.random.uniform(key, joined.shape, minval=-1.0, maxval=1.0)
 
 
-def fire(events: Sequence[Term], world: World, mode: str, key_of: KeyOf) -> World:
+def fire(events: Sequence[Term], world: Any, mode: str, key_of: KeyOf) -> Any:
     """Apply the events of one mode in their order; of ``interval``, those that are due: after each ``interval_step``-th
     control step of an episode."""
     for number, event in enumerate(events):
@@ -129,13 +142,13 @@ def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
     world, *rest = signature.parameters.values()
 
     @functools.wraps(func)
-    def term(world: World, **params: Any) -> Array:
+    def term(world: "World", **params: Any) -> Array:
         return func(world, world.obs, world.action, world.info, **params)
 
     term.__signature__ = signature.replace(parameters=[world, *rest[3:]])  # type: ignore[attr-defined]  # inspect's own
     return term
 
 
-def as_world(world: World, made: Any) -> World:
+def as_world(world: Any, made: Any) -> Any:
     """Complete the result of a functor, which may give the state alone."""
-    return made if isinstance(made, World) else replace(world, state=made)
+    return made if isinstance(made, Snapshot) else replace(world, state=made)

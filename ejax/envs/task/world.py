@@ -29,10 +29,12 @@ from ejax.envs.task.entities import (
     position_names,
     velocity_names,
 )
+from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.step import Snapshot
 from ejax.types import Array
 
 if TYPE_CHECKING:
+    from ejax.envs.locomotion.motion import LeggedState
     from ejax.envs.manager.scene import Scene
 
 
@@ -74,8 +76,8 @@ class World(Snapshot):
 
     asset: str = struct.field(pytree_node=False)
     control_period: float = struct.field(pytree_node=False)
-    legged: Any = None
-    """Motion, contacts and command of a legged robot: ``ejax.envs.locomotion``. None: the robot is no such."""
+    legs: "LeggedState | None" = None
+    """Motion, contacts and command of a legged robot. None: the robot is no such."""
     layout: "Scene | None" = struct.field(pytree_node=False, default=None)
     """A gym config's scene. None: the task is an MJCF alone."""
     selected: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
@@ -117,7 +119,15 @@ class World(Snapshot):
 
     @property
     def kept(self) -> dict[str, Array]:
-        return self.state.kept
+        """What ``keep`` stored; of a task that stores nothing, nothing."""
+        return self.state.kept if isinstance(self.state, TaskState | SceneState) else {}
+
+    @property
+    def legged(self) -> "LeggedState":
+        """The legged robot. Raises ValueError: it is none."""
+        if self.legs is None:
+            raise ValueError("only VelocityRL has a legged robot; this task has none")
+        return self.legs
 
     @property
     def scene(self) -> "Scene":
@@ -312,6 +322,8 @@ class World(Snapshot):
     def keep(self, **values: ArrayLike) -> "World":
         """Remember these numbers in ``kept``. An episode's start sets all that there will be, in the shapes that they
         will have."""
+        if not isinstance(self.state, TaskState | SceneState):
+            raise ValueError(f"this task stores no numbers, nor {', '.join(values)}; a gym config and MuJoCoTask do")
         return replace(self, state=self.state.keeping({name: jnp.asarray(x) for name, x in values.items()}))
 
     def advance(self, num_substeps: int) -> "World":

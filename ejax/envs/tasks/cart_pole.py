@@ -1,11 +1,14 @@
 """A cart balances a pole; both joints are driven. Source: EmbodiChain's CartPoleRL."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core import FrozenDict
 
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import Engine, PhysicsState, load_model
@@ -54,6 +57,7 @@ class CartPoleRL(PhysicsTask):
     reset_range: float = 0.0
     physics: Engine = "auto"
     sim_steps_per_control: int = 4
+    interval_events: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,11 +1,13 @@
 """A UR10 with a two-finger gripper sets one of two cubes down in one of three zones, as an instruction says."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
 from ejax.envs.description import EnvDescription, Feature
 from ejax.envs.mujoco.choice import Engine
@@ -86,6 +88,7 @@ class InstructedPlaceRL(GraspTask):
     sim_steps_per_control: int = 4
     zone_offset: float = 0.02
     cube_turn: float = 0.2
+    interval_events: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,9 +1,12 @@
 """A UR10 with a two-finger gripper picks up a cube and sets it down in a goal zone. A task of ejax's own."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
 from ejax.envs.mujoco.choice import Engine
 from ejax.envs.task.world import World
@@ -57,6 +60,7 @@ class PickPlaceRL(GraspTask):
     cube_position_range: tuple[float, float] = (0.1, 0.08)
     goal_position_range: tuple[float, float] = (0.15, 0.12)
     cube_turn: float = 0.2
+    interval_events: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,10 +1,12 @@
 """A UR10 pushes a cube to a goal on the floor. Source: the first version of EmbodiChain's PushCubeRL."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
 from ejax.envs.description import Feature, features
 from ejax.envs.mujoco.choice import Engine
@@ -65,6 +67,7 @@ class PushCubeRL(PhysicsTask):
     cube_position_range: Range = _FIXED
     goal_position_range: Range = _FIXED
     joint_limits: float = 0.5
+    interval_events: Mapping[str, Any] = FrozenDict()
 
     def start(self, key: Key) -> PushCubeState:
         key_cube, key_goal = jax.random.split(key)

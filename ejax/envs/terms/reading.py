@@ -2,58 +2,42 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from ejax.envs.manager.functors.events import PhysicsEvent
-from ejax.envs.manager.functors.registry import FunctorKind, find_functor
-from ejax.envs.manager.functors.rewards import REWARDS
 from ejax.envs.manager.vocabulary import CONTRACTS, IGNORED
 from ejax.envs.task.entities import ROBOT
-from ejax.envs.task.terms import Kind, Shaping, Term, as_term
+from ejax.envs.task.terms import Kind, Shaping, Term
+from ejax.envs.terms.events import PhysicsEvent
+from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
 from ejax.schema.sections import Section
 
-
-class _Form(NamedTuple):
-    kind: Kind
-    given: int
-    modes: tuple[str, ...] = ()
-    default_mode: str = ""
-
-
-_FORMS: dict[FunctorKind, _Form] = {
-    "events": _Form("event", 2, ("startup", "reset", "interval"), "reset"),
-    "observations": _Form("observation", 2, ("add", "modify"), "modify"),
-    "rewards": _Form("reward", 1, ("add", "replace"), "add"),
-    "actions": _Form("action", 2),
+_GIVEN: dict[Kind, int] = {"events": 2, "observations": 2, "rewards": 1, "actions": 2}
+"""Arguments that a functor gets beside its parameters."""
+_MODES: dict[Kind, tuple[str, ...]] = {
+    "events": ("reset", "startup", "interval"),
+    "observations": ("modify", "add"),
+    "rewards": ("add", "replace"),
 }
+"""The default first."""
 
 
-def read_specs(
-    section: Section, kind: FunctorKind, robot_uid: str, modes: tuple[str, ...] | None = None
-) -> tuple[Term, ...]:
-    """Read the functors of a section of ``env``, in the config's order; ``modes``: those allowed, None: all."""
-    form = _FORMS[kind]
-    if modes is not None:
-        form = form._replace(modes=modes, default_mode=modes[0])
-    terms = [_read_term(name, each, kind, form, robot_uid) for name, each in section.sections()]
+def read_specs(section: Section, kind: Kind, robot_uid: str, modes: tuple[str, ...] = ()) -> tuple[Term, ...]:
+    """Read the functors of a section of ``env``, in the config's order. ``modes``: those allowed, by default all."""
+    modes = modes or _MODES.get(kind, ())
+    terms = [_read_term(name, each, kind, modes, robot_uid) for name, each in section.sections()]
     return tuple(term for term in terms if term is not None)
 
 
-def _read_term(name: str, section: Section, kind: FunctorKind, form: _Form, robot_uid: str) -> Term | None:
+def _read_term(name: str, section: Section, kind: Kind, modes: tuple[str, ...], robot_uid: str) -> Term | None:
     func_name = section.take("func")
     if kind == "actions":
         func_name = _read_contract(section, func_name)
-    params = section.open("params")
-    mode = ""
-    if form.modes:
-        mode = section.choice("mode", form.modes, form.default_mode)
-    else:
         section.ignore("mode", "no effect: an action term acts before physics")
-    fields: dict[str, Any] = {}
+    params = section.open("params")
+    fields: dict[str, Any] = {"mode": section.choice("mode", modes, modes[0])} if modes else {}
     if kind == "observations":
-        fields["path"] = tuple(str(section.take("name", name)).split("/"))
-        fields["shaping"] = _read_shaping(section)
+        fields |= {"path": tuple(str(section.take("name", name)).split("/")), "shaping": _read_shaping(section)}
     if kind == "rewards":
         fields["weight"] = section.number("weight", 1.0)
     if kind == "events":
@@ -64,8 +48,8 @@ def _read_term(name: str, section: Section, kind: FunctorKind, form: _Form, robo
     if func is None:
         params.skip("its functor is not there")
         return None
-    checked = _read_params(params, func, form.given, robot_uid)
-    return Term(name=name, func=func, kind=form.kind, params=checked, mode=mode, key=section.path, **fields)
+    checked = _read_params(params, func, _GIVEN[kind], robot_uid)
+    return Term(name=name, func=func, kind=kind, params=checked, key=section.path, **fields)
 
 
 def _read_contract(section: Section, func_name: Any) -> Any:
@@ -84,25 +68,25 @@ def _read_contract(section: Section, func_name: Any) -> Any:
 
 def _read_shaping(section: Section) -> Shaping:
     clip = section.numbers("clip", (), 2) if "clip" in section else ()
-    scale = section.number("scale", 1.0) if "scale" in section else None
-    noise = section.number("noise", 0.0, at_least=0.0)
-    try:
-        return Shaping(clip=(clip[0], clip[1]) if clip else None, scale=scale, noise=noise)
-    except ValueError as error:
-        section.problem("clip", str(error))
-        return Shaping()
+    if clip and clip[0] > clip[1]:
+        section.problem("clip", f"got {list(clip)}; must be [lowest, highest]")
+    return Shaping(
+        clip=(clip[0], clip[1]) if clip else None,
+        scale=section.number("scale", 1.0) if "scale" in section else None,
+        noise=section.number("noise", 0.0, at_least=0.0),
+        history_length=section.integer("history_length", 1, at_least=1),
+    )
 
 
-def _find(section: Section, kind: FunctorKind, name: Any) -> Callable[..., Any] | None:
+def _find(section: Section, kind: Kind, name: Any) -> Callable[..., Any] | None:
     if not isinstance(name, str):
         section.problem("func", f"got {name!r}; must name a functor")
         return None
     try:
-        func = find_functor(kind, name)
+        return find_reward(name) if kind == "rewards" else find_functor(kind, name)
     except (ValueError, ImportError) as error:
         section.problem("func", str(error))
         return None
-    return as_term(func) if kind == "rewards" and func not in REWARDS else func
 
 
 def _read_params(params: Section, func: Callable[..., Any], num_given: int, robot_uid: str) -> Mapping[str, Any]:

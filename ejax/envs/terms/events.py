@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.envs.manager.functors.observations import Entity
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
 from ejax.envs.randomization.changes import Change
 from ejax.envs.task.world import World
+from ejax.envs.terms.observations import Entity
 from ejax.types import Array, Key
 
 Range = Sequence[Sequence[float]]
@@ -99,12 +99,13 @@ def randomize_robot_qpos(
     """
     if qpos_range is None:
         return world
-    joints = world.joints if joint_ids is None else tuple(joint_ids)
+    joints = world.joints if joint_ids is None else tuple(world.joints[i] for i in joint_ids)
     low, high = (jnp.array(bound, jnp.float32) for bound in qpos_range)
     if low.shape != (len(joints),) or high.shape != (len(joints),):
         raise ValueError(f"qpos_range has {low.size} and {high.size} numbers, but moves {len(joints)} joints")
     drawn = jax.random.uniform(key, (len(joints),), minval=low, maxval=high)
-    return world.with_qpos(joints, drawn + world.physics.qpos[jnp.array(joints)] if relative_qpos else drawn)
+    places = jnp.array(world.model.jnt_qposadr[list(joints)])
+    return world.with_qpos(joints, drawn + world.physics.qpos[places] if relative_qpos else drawn)
 
 
 EVENTS = (randomize_rigid_object_pose, randomize_target_pose, randomize_robot_qpos)

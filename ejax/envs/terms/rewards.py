@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from ejax.envs.manager.functors.observations import Entity
 from ejax.envs.task.world import World
+from ejax.envs.terms.observations import Entity
 from ejax.types import Array
 
 

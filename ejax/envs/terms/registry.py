@@ -1,28 +1,33 @@
-"""Names of functors: EmbodiChain's, those registered here, and ``package.module:function``."""
+"""The one table of terms by name: EmbodiChain's, those of legged robots, those registered here, and
+``package.module:function``."""
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
-from ejax.envs.manager.functors import actions, events, observations, rewards, tool_actions
 from ejax.envs.manager.vocabulary import REFUSED_FUNCTORS
-from ejax.envs.randomization.names import REFUSED
+from ejax.envs.randomization.events import Curriculum
+from ejax.envs.randomization.names import CURRICULUM, REFUSED
 from ejax.envs.randomization.physics import PHYSICS
+from ejax.envs.task.terms import Kind, as_term
+from ejax.envs.terms import actions, commands, events, legged, observations, rewards, terminations, tool_actions
 from ejax.schema.registry import did_you_mean
 from ejax.schema.trust import import_trusted
 
-FunctorKind = Literal["observations", "rewards", "events", "actions"]
 F = TypeVar("F", bound=Callable[..., Any])
 
-FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
+
+def _by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    return {each.__name__: each for each in functions}
+
+
+TERMS: dict[Kind, dict[str, Callable[..., Any]]] = {
     "observations": {
-        **{each.__name__: each for each in (*observations.OF_WORLD, *observations.OF_CAMERAS)},
+        **_by_name((*observations.OF_WORLD, *observations.OF_CAMERAS)),
         "get_object_pose": observations.get_rigid_object_pose,  # its newer name
+        **legged.OBSERVATIONS,
     },
-    "rewards": {each.__name__: each for each in rewards.REWARDS},
-    "events": {
-        **{each.__name__: each for each in events.EVENTS},
-        **{name: events.PhysicsEvent(change) for name, change in PHYSICS.items()},
-    },
+    "rewards": _by_name((*rewards.REWARDS, *legged.REWARDS)),
+    "events": _by_name((*events.EVENTS, *map(events.PhysicsEvent, PHYSICS.values()))),
     "actions": {
         "DeltaQposTerm": actions.delta_qpos,
         "QposTerm": actions.qpos,
@@ -42,22 +47,26 @@ FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
         "ParallelGripperAction": tool_actions.parallel_gripper,
         "DefaultJointPositionTerm": actions.unbounded_default_joint_position,
     },
+    "terminations": {**terminations.TASKS, **_by_name(legged.TERMINATIONS)},
+    "commands": {"velocity": commands.CommandRanges},
+    "curricula": {CURRICULUM: Curriculum},
 }
+"""See ``ejax.envs.task.terms`` on what each kind takes and gives."""
 
 
-def register_functor(kind: FunctorKind, name: str, *, override: bool = False) -> Callable[[F], F]:
+def register_functor(kind: Kind, name: str, *, override: bool = False) -> Callable[[F], F]:
     """Add a function: ``@register_functor("rewards", "lift_height")``. Raises ValueError: the name is taken."""
 
     def register(function: F) -> F:
-        if name in FUNCTORS[kind] and not override:
+        if name in TERMS[kind] and not override:
             raise ValueError(f"{kind} functor '{name}' is registered already; pass override=True to replace it")
-        FUNCTORS[kind][name] = function
+        TERMS[kind][name] = function
         return function
 
     return register
 
 
-def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
+def find_functor(kind: Kind, name: str) -> Callable[..., Any]:
     """Return the function of a name.
 
     Raises:
@@ -65,8 +74,8 @@ def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
         UntrustedCodeError: ``package.module:function`` that only a file names (``ejax.schema.trust``).
         ImportError: ``package.module:function`` does not exist.
     """
-    if name in FUNCTORS[kind]:
-        return FUNCTORS[kind][name]
+    if name in TERMS[kind]:
+        return TERMS[kind][name]
     module_name, colon, attribute = name.partition(":")
     if colon:
         module = import_trusted(name)
@@ -75,8 +84,12 @@ def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
         return vars(module)[attribute]
     if reason := (REFUSED_FUNCTORS.get(kind, {}) | (REFUSED if kind == "events" else {})).get(name):
         raise ValueError(f"no {kind} functor '{name}': {reason}")
-    elsewhere = next((other for other in FUNCTORS if name in FUNCTORS[other]), None)
-    hint = f"; it belongs under env.{elsewhere}" if elsewhere else did_you_mean(name, FUNCTORS[kind])
-    raise ValueError(
-        f"no {kind} functor '{name}'; there is {', '.join(FUNCTORS[kind])}, or package.module:function{hint}"
-    )
+    elsewhere = next((other for other in TERMS if name in TERMS[other]), None)
+    hint = f"; it belongs under env.{elsewhere}" if elsewhere else did_you_mean(name, TERMS[kind])
+    raise ValueError(f"no {kind} functor '{name}'; there is {', '.join(TERMS[kind])}, or package.module:function{hint}")
+
+
+def find_reward(name: str) -> Callable[..., Any]:
+    """Return a reward as f(world, **params); functions that are not ejax's have EmbodiChain's signature."""
+    function = find_functor("rewards", name)
+    return function if function in (*rewards.REWARDS, *legged.REWARDS) else as_term(function)

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.manager.functors.actions import ActionTerm, Joints, Scale, check_scale, with_targets
 from ejax.envs.manager.robots import matching_joints
 from ejax.envs.manager.scene import Scene
 from ejax.envs.mujoco.kinematics import site_step, solve_site_pose
@@ -18,6 +17,7 @@ from ejax.envs.mujoco.rotations import (
 )
 from ejax.envs.task.states import SceneState
 from ejax.envs.task.world import World
+from ejax.envs.terms.actions import ActionTerm, Joints, Scale, check_scale, with_targets
 from ejax.schema.values import is_positive
 from ejax.types import Array
 

@@ -1,0 +1,1 @@
+"""Functions of the world that tasks are made of, by name: rewards, observations, actions, events, ends, commands."""

@@ -1,0 +1,99 @@
+"""Velocity commands, drawn every few seconds:
+
+    v_x, v_y, ω_z ~ uniform;   heading rows: ω_z = clip(k·wrap(ψ* − ψ), range of ω_z);   standing rows: 0
+    forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
+
+Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: no curriculum widens the ranges.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ejax.types import Array, Key
+
+Range: TypeAlias = tuple[float, float]
+
+_SLOWEST_FORWARD = 0.3
+"""m/s"""
+
+
+@struct.dataclass(kw_only=True)
+class Command:
+    velocity: Array
+    """[3]: v_x, v_y (m/s), ω_z (rad/s), in the base's frame."""
+    heading: Array
+    """rad"""
+    follows_heading: Array
+    stands: Array
+    """bool"""
+    steps_left: Array
+    """Control steps until the next, int32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandRanges:
+    """Ranges of commands: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on."""
+
+    lin_vel_x: Range = (-1.0, 1.0)
+    lin_vel_y: Range = (-1.0, 1.0)
+    ang_vel_z: Range = (-0.5, 0.5)
+    resampling_time: Range = (3.0, 8.0)
+    standing: float = 0.1
+    heading: float = 0.3
+    forward: float = 0.2
+    heading_stiffness: float = 0.5
+    """1/s"""
+
+    def __post_init__(self) -> None:
+        for name in ("lin_vel_x", "lin_vel_y", "ang_vel_z", "resampling_time"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"command.{name} must be [lowest, highest], got {[low, high]}")
+        if self.resampling_time[0] <= 0.0:
+            raise ValueError(f"command.resampling_time must be > 0, got {list(self.resampling_time)}")
+        for name in ("standing", "heading", "forward"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"command.{name} must be a part, from 0 to 1, got {getattr(self, name)}")
+
+    def draw(self, key: Key, control_period: float) -> Command:
+        """Draw a command; ``steer`` turns it towards its heading, or stops it."""
+        names = ("velocity", "time", "heading", "follows", "stands", "forward")
+        keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
+        low, high = jnp.array([self.lin_vel_x, self.lin_vel_y, self.ang_vel_z]).T
+        velocity = jax.random.uniform(keys["velocity"], (3,), minval=low, maxval=high)
+        straight = jnp.zeros(3).at[0].set(jnp.maximum(jnp.abs(velocity[0]), _SLOWEST_FORWARD))
+        first, last = self.resampling_time
+        seconds = jax.random.uniform(keys["time"], (), minval=first, maxval=last)
+        return Command(
+            velocity=jnp.where(jax.random.bernoulli(keys["forward"], self.forward), straight, velocity),
+            heading=jax.random.uniform(keys["heading"], (), minval=-jnp.pi, maxval=jnp.pi),
+            follows_heading=jax.random.bernoulli(keys["follows"], self.heading),
+            stands=jax.random.bernoulli(keys["stands"], self.standing),
+            steps_left=jnp.ceil(seconds / control_period).astype(jnp.int32),
+        )
+
+    def after(self, command: Command, key: Key, control_period: float) -> Command:
+        """Keep the command for one control step more, or draw a new one if its time is up."""
+        waiting = replace(command, steps_left=command.steps_left - 1)
+        new = self.draw(key, control_period)
+        return jax.tree.map(lambda new, old: jnp.where(waiting.steps_left <= 0, new, old), new, waiting)
+
+    def steer(self, command: Command, heading: Array) -> Command:
+        """Turn the command's yaw rate towards its heading, or stop. ``heading``: the robot's, rad."""
+        error = command.heading - heading
+        error = jnp.arctan2(jnp.sin(error), jnp.cos(error))
+        rate = jnp.clip(self.heading_stiffness * error, *self.ang_vel_z)
+        velocity = jnp.where(command.follows_heading, command.velocity.at[2].set(rate), command.velocity)
+        return replace(command, velocity=jnp.where(command.stands, 0.0, velocity))
+
+
+def hold(command: Command, velocity: Array) -> Command:
+    """Replace the command by ``velocity`` [..., 3], for as long as an episode may last."""
+    no = jnp.zeros_like(command.stands)
+    longest = jnp.full_like(command.steps_left, jnp.iinfo(command.steps_left.dtype).max)
+    velocity = jnp.broadcast_to(jnp.asarray(velocity, command.velocity.dtype), command.velocity.shape)
+    return replace(command, velocity=velocity, follows_heading=no, stands=no, steps_left=longest)
