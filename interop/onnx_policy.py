@@ -42,8 +42,6 @@ def load_policy(directory: Path | str) -> OnnxVLA:
     Raises:
         FileNotFoundError: one of them is missing. ValueError: one is not an export's, or of a policy without text.
     """
-    import onnxruntime
-
     directory = Path(directory)
     spec = load_spec(directory / "policy.json")
     if not isinstance(spec, VLASpec):
@@ -54,8 +52,18 @@ def load_policy(directory: Path | str) -> OnnxVLA:
     file = directory / "policy.onnx"
     if not file.is_file():
         raise FileNotFoundError(f"there is no {file}: export with --formats onnx")
+    return OnnxVLA(spec, vla_tokenizer(directory, spec), open_session(file))
+
+
+def open_session(file: Path) -> Any:
+    """Open a model in ONNX Runtime, on the CPU.
+
+    Raises:
+        FileNotFoundError, ValueError: see ``read_bytes``.
+    """
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors: it warns of an input that may be left out
     # from its bytes: weights in other files, which ONNX allows, have no digest
-    session = onnxruntime.InferenceSession(read_bytes(file, MAX_ARTEFACT), options, providers=["CPUExecutionProvider"])
-    return OnnxVLA(spec, vla_tokenizer(directory, spec), session)
+    return onnxruntime.InferenceSession(read_bytes(file, MAX_ARTEFACT), options, providers=["CPUExecutionProvider"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
-NEEDS = {"07_export": ("torch", "onnxruntime")}
+NEEDS = {"07_export": ("torch", "onnxruntime", "onnxscript")}
 """Extras, without which a tutorial is left to ``tests/check.sh --torch``."""
 
 

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,9 @@ from numpy.typing import NDArray
 from interop.artefacts.parity import ParityError, Run
 from interop.plain_files import MAX_ARTEFACT, check_plain, read_bytes
 from interop.twin.kinds import Spec
-from interop.twin.spec import MEMORY, PolicySpec
-from interop.twin.vla_spec import VLASpec
+from interop.twin.spec import MEMORY
 
-_LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime")
+_LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime", "onnxscript")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,23 @@ class Trained:
     """The state_dict with EmbodiChain's keys, see ``interop.checkpoints.weights``."""
     global_step: int
     """Environment steps it was trained for."""
+
+    @cached_property
+    def twin(self) -> Any:
+        """The deployed actor in torch: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
+        from interop.policy import deployed
+
+        return deployed(self.spec, self.state_dict).eval()
+
+    @cached_property
+    def program(self) -> Any:
+        """The twin's ``torch.export.ExportedProgram``, of any batch, of which two formats are made."""
+        import torch
+
+        leaves = example_leaves(self.spec)
+        batch = torch.export.Dim("batch", min=1)
+        shapes = (tuple({0: batch} for _ in leaves),)  # one entry for the variadic argument
+        return torch.export.export(self.twin, leaves, dynamic_shapes=shapes)
 
 
 @dataclass(frozen=True)
@@ -112,13 +129,9 @@ def _load_safetensors(path: Path, spec: Spec) -> Run:
 
 
 def _write_pt2(path: Path, trained: Trained) -> None:
-    """``torch.export`` of the deployed actor."""
     import torch
 
-    leaves = _example_leaves(trained.spec)
-    batch = torch.export.Dim("batch", min=1)
-    shapes = (tuple({0: batch} for _ in leaves),)  # one entry for the variadic argument
-    torch.export.save(torch.export.export(_deployed_twin(trained), leaves, dynamic_shapes=shapes), path)
+    torch.export.save(trained.program, path)
 
 
 def _load_pt2(path: Path, spec: Spec) -> Run:
@@ -129,13 +142,7 @@ def _load_pt2(path: Path, spec: Spec) -> Run:
     return _run_torch(torch.export.load(path).module())
 
 
-def _deployed_twin(trained: Trained) -> Any:
-    from interop.policy import deployed
-
-    return deployed(trained.spec, trained.state_dict).eval()
-
-
-def _example_leaves(spec: Spec) -> tuple[Any, ...]:
+def example_leaves(spec: Spec) -> tuple[Any, ...]:
     """Make a batch of 3: a size of 1 would be taken for a constant."""
     import torch
 
@@ -168,7 +175,7 @@ def _write_torchscript(path: Path, trained: Trained) -> None:
     import torch
 
     with _torchscript_still_works():
-        torch.jit.trace(_deployed_twin(trained), _example_leaves(trained.spec)).save(path)
+        torch.jit.trace(trained.twin, example_leaves(trained.spec)).save(path)
 
 
 def _load_torchscript(path: Path, spec: Spec) -> Run:
@@ -181,21 +188,15 @@ def _load_torchscript(path: Path, spec: Spec) -> Run:
 
 
 def _write_onnx(path: Path, trained: Trained) -> None:
-    from interop.artefacts.onnx_graph import make_onnx
-    from interop.artefacts.onnx_vla import make_vla_onnx
+    from interop.artefacts.onnx_model import make_onnx
 
-    makers: dict[type, Callable[..., Any]] = {PolicySpec: make_onnx, VLASpec: make_vla_onnx}
-    model = makers[type(trained.spec)](trained.spec, trained.state_dict)
-    path.write_bytes(model.SerializeToString())
+    path.write_bytes(make_onnx(trained.program, trained.spec).SerializeToString())
 
 
 def _load_onnx(path: Path, spec: Spec) -> Run:
-    import onnxruntime
+    from interop.onnx_policy import open_session
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors: it warns of an input that may be left out
-    # from its bytes: weights in other files, which ONNX allows, have no digest
-    session = onnxruntime.InferenceSession(read_bytes(path, MAX_ARTEFACT), options, providers=["CPUExecutionProvider"])
+    session = open_session(path)
     return lambda leaves: session.run(list(spec.outputs), dict(zip(spec.inputs, leaves, strict=True)))
 
 
@@ -255,7 +256,7 @@ FORMATS: dict[str, Format] = {
     "pt": Format("policy.pt", _load_pt, _write_pt, ("torch",)),
     "safetensors": Format("policy.safetensors", _load_safetensors, _write_safetensors, ("safetensors", "torch")),
     "pt2": Format("policy.pt2", _load_pt2, _write_pt2, ("torch",), runs_code=True),
-    "onnx": Format("policy.onnx", _load_onnx, _write_onnx, ("onnxruntime",), written_with=("onnx",)),
+    "onnx": Format("policy.onnx", _load_onnx, _write_onnx, ("onnxruntime",), ("torch", "onnx", "onnxscript")),
     "torchscript": Format(
         "policy.torchscript",
         _load_torchscript,

@@ -353,7 +353,7 @@ ORIGIN = {"checkpoint": "none", "global_step": 0, "env": {"id": "Scene", "cfg": 
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every format that can be written here."""
     if not HERE:
-        pytest.skip("no format can be written here: pip install -e '.[torch,onnx]'")
+        pytest.skip("no format can be written here: pip install -e '.[export]'")
     policy, params = make(ENV, **EXPORTED)
     directory = tmp_path_factory.mktemp("vision") / "exported"
     with pytest.MonkeyPatch.context() as patch:
@@ -488,7 +488,7 @@ def test_an_environment_outside_jax_shows_the_same_images() -> None:
 
 def test_a_policy_of_images_alone_ignores_its_normalizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not HERE:
-        pytest.skip("no format can be written here: pip install -e '.[torch,onnx]'")
+        pytest.skip("no format can be written here: pip install -e '.[export]'")
     env, _ = POLICIES["alone"]
     policy, params = make(env, actor_obs_normalization=True)
     image = np.asarray(observations(env)["image"])
@@ -506,7 +506,7 @@ def test_a_run_with_drawn_pictures_and_chunks_of_actions_is_exported(
     monkeypatch.setattr("interop.artefacts.cases._IMAGE_BYTES", 128 * 10 * 12 * 3)
     monkeypatch.setattr("interop.export.reference_episode", lambda *_: None)
     if not HERE:
-        pytest.skip("no format can be written here: pip install -e '.[torch,onnx]'")
+        pytest.skip("no format can be written here: pip install -e '.[export]'")
     pictures = ["env.cfg.width=12", "env.cfg.height=10", "policy.cfg.channels=[4,4,4]"]
     cloning = load_config(ROOT / "configs/push_cube/bc_images.yaml", pictures).to_dict()
     network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}}

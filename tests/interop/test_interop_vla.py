@@ -115,7 +115,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 ENVS = {"gaussian": Talk((8, 12, 3))}
 FORMATS_OF = {
-    "averaged": [name for name in HERE if name in ("pt", "onnx")],
+    "averaged": [name for name in HERE if name == "pt"],
     "pretrained": [name for name in HERE if name in ("safetensors", "onnx")],
 }
 """Not all, which would take long to trace."""
@@ -158,7 +158,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def export(name: str, folder: Path) -> Path:
     formats = FORMATS_OF.get(name, HERE)
     if not formats:
-        pytest.skip("no format can be written here: pip install -e '.[torch,onnx]'")
+        pytest.skip("no format can be written here: pip install -e '.[export]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
         patch.setattr("interop.artefacts.cases._IMAGE_BYTES", 32 * 9 * 8 * 3)
