@@ -6,6 +6,7 @@ The thread makes rollout k as soon as the schedule allows a published version fo
 delivered, in order, once. Source of the bound: staleness-limited asynchronous PPO (AReaL, Fu et al. 2025).
 """
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -88,8 +89,7 @@ class AsyncCollector:
         stop_timeout_s: float = 10.0,
         env_timeout_s: float = 300.0,
     ) -> None:
-        self.collector, self.key, self.schedule = collector, key, schedule
-        self.first = 0
+        self.collector, self.key, self.schedule, self.first = collector, key, schedule, 0
         self.stop_timeout_s, self.env_timeout_s = stop_timeout_s, env_timeout_s
         self.versions: list[int] = []  # the version of every delivered rollout, for ``Schedule.recorded``
         self.account = Account()
@@ -200,7 +200,7 @@ class AsyncCollector:
         self._thread.join(self.stop_timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"not stopped within {self.stop_timeout_s:.0f} s; at {self.collector.doing}")
-        error, self._closing_error = self._closing_error, None
+        error, self._closing_error = self._closing_error, None  # raised once
         if error is not None:
             raise error
 
@@ -225,9 +225,8 @@ class AsyncCollector:
 
     def _run(self) -> None:
         try:
-            index = self.first
-            while self._make_rollout(index):
-                index += 1
+            for index in itertools.count(self.first):
+                self._make_rollout(index)
         except CollectionStopped:
             pass
         except BaseException as error:
@@ -240,11 +239,9 @@ class AsyncCollector:
         except BaseException as error:
             self._closing_error = error
 
-    def _make_rollout(self, index: int) -> bool:
-        begun = self._begin(index)
-        if begun is None:
-            return False
-        version, params = begun
+    def _make_rollout(self, index: int) -> None:
+        version, params = self._begin(index)
+        # the first half: the other is the update's, which has the same index
         key, _ = jax.random.split(jax.random.fold_in(self.key, index))
         try:
             collected = self.collector.collect(params, key, index=index, gate=self._gate)
@@ -256,9 +253,8 @@ class AsyncCollector:
             self._queue.append((version, collected))
             self.account.queued += 1
             self._changed.notify_all()
-        return True
 
-    def _begin(self, index: int) -> tuple[int, Params] | None:
+    def _begin(self, index: int) -> tuple[int, Params]:
         began = time.perf_counter()
         with self._changed:
             while not self._stopping:
@@ -268,7 +264,7 @@ class AsyncCollector:
                     self._wait_s += time.perf_counter() - began
                     return version, self._published[version]
                 self._changed.wait()  # for the learner, whose ``close`` notifies as ``publish`` does
-        return None
+        raise CollectionStopped
 
     @contextmanager
     def _gate(self) -> Iterator[bool]:

@@ -152,18 +152,13 @@ class HostCollector:
         rollout = self._assemble(params if self.mesh else settled[0], steps, rows)
         compile_s = time.perf_counter() - began if self._is_first else 0.0  # the computation is not waited for
         self._is_first = False
-        guarded = [group for group in self.groups if isinstance(group, GuardedEnv)]
-        failures = {
-            "collector/quarantined": float(sum(each.num_quarantined for each in guarded)),
-            "collector/env_restarts": float(sum(each.num_restarts for each in guarded)),
-        }
+        facts: dict[str, float] = {}
+        if guarded := [group for group in self.groups if isinstance(group, GuardedEnv)]:
+            facts["collector/quarantined"] = float(sum(each.num_quarantined for each in guarded))
+            facts["collector/env_restarts"] = float(sum(each.num_restarts for each in guarded))
+        policy_s, env_s = (sum(getattr(each, name) for each in played) for name in ("policy_s", "env_s"))
         return Collected(
-            rollout=rollout,
-            envs=self.state(),
-            policy_s=sum(each.policy_s for each in played),
-            env_s=sum(each.env_s for each in played),
-            compile_s=compile_s,
-            facts=failures if guarded else {},
+            rollout=rollout, envs=self.state(), policy_s=policy_s, env_s=env_s, compile_s=compile_s, facts=facts
         )
 
     def _settled(self, params: Params) -> list[Params]:
@@ -189,17 +184,17 @@ class HostCollector:
 
         Raises the first exception of a group, the others as notes, or TimeoutError: a thread is still in one.
         """
-        problems: list[Exception] = []
+        problem: Exception | None = None
         for i, player in enumerate(self.players):
             self.doing = f"closing group {i}: {player.name}"
             try:
                 player.close(_LAST_STEP_S)
             except Exception as error:
-                problems.append(error)
-        if problems:
-            for other in problems[1:]:
-                problems[0].add_note(f"while closing: {other}")
-            raise problems[0]
+                if problem is not None:
+                    problem.add_note(f"while closing: {error}")
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def __enter__(self) -> "HostCollector":
         return self
@@ -215,16 +210,16 @@ class HostCollector:
         devices, parts = self.mesh.local_devices, []
         size = self.num_envs // len(devices)
         for i, device in enumerate(devices):
-            mine = slice(i * size, (i + 1) * size)
-            own_steps, own_rows = jax.tree.map(lambda x: x[:, mine], (steps, rows))  # noqa: B023  (used at once)
+            own_steps, own_rows = jax.tree.map(lambda x, i=i: x[:, i * size : (i + 1) * size], (steps, rows))
             parts.append(assemble(self.policy, own_copy(params, device), *own_steps, own_rows))
         return join(parts, sharded(self.mesh, axis=1), axis=1)
 
     def _start(self, index: int) -> None:
         self.doing = f"rollout {index}: reset"
-        draw = np.random.SeedSequence([self.seed, index])
+        # drawn for all groups of the run, as ``dropout_seed`` is
         num_seeds = self.groups[0].num_envs * self._num_groups // self.group_size
-        seed = np.repeat(draw.generate_state(num_seeds), self.group_size).astype(np.uint32)
+        draw = np.random.SeedSequence([self.seed, index]).generate_state(num_seeds)
+        seed = np.repeat(draw, self.group_size).astype(np.uint32)
         for player, part in zip(self.players, np.split(seed, self._num_groups)[self._own], strict=True):
             player.reset(part)
         self._has_begun = True
@@ -239,43 +234,38 @@ class HostCollector:
             with gate() as stop:
                 yield stop or failed.is_set()
 
-        def fulfil(future: "Future[Played]", i: int) -> None:
+        futures: list[Future[Played]] = [Future() for _ in self.groups]
+
+        def fulfil(i: int) -> None:
             try:
-                future.set_result(play(i, gate_of_all))
+                futures[i].set_result(play(i, gate_of_all))
             except BaseException as error:
                 failed.set()
-                future.set_exception(error)
+                futures[i].set_exception(error)
 
         # daemons: a step that never returns must not keep the process from ending, as a pool's threads do
-        futures: list[Future[Played]] = [Future() for _ in self.groups]
-        threads = []
-        for i, (player, future) in enumerate(zip(self.players, futures, strict=True)):
-            thread = threading.Thread(target=fulfil, args=(future, i), name=f"ejax-group-{i}", daemon=True)
-            thread.start()
+        threads = [
+            threading.Thread(target=fulfil, args=(i,), name=f"ejax-group-{i}", daemon=True) for i in range(len(futures))
+        ]
+        for player, thread in zip(self.players, threads, strict=True):
             player.thread = thread
-            threads.append(thread)
+            thread.start()
         try:
             with waiting_for(threads):  # so that the watchdog, or ``AsyncCollector``, bounds it
                 errors = [error for future in futures if (error := future.exception()) is not None]
         except BaseException:  # cut off: a thread that returns must not step again
             failed.set()
             raise
-        for error in errors:
-            if not isinstance(error, CollectionStopped):
-                raise error
+        # a group that failed stops the others, whose errors say nothing
+        if errors:
+            raise next((error for error in errors if not isinstance(error, CollectionStopped)), errors[0])
         return [future.result() for future in futures]
 
 
 @partial(jax.jit, static_argnames="policy")
 def assemble(
-    policy: Policy,
-    params: Params,
-    obs: PyTree,
-    action: Array,
-    memory: tuple[PyTree, PyTree],
-    timestep: HostTimestep,
-    rows: dict[str, Array],
+    policy: Policy, params: Params, obs: PyTree, action: Array, memory: Any, timestep: HostTimestep, rows: Any
 ) -> Rollout:
-    """Make a rollout of recorded steps, with the policy's log-probabilities and values; leaves [T, N, ...]."""
-    seed = rows.get("dropout_seed")
-    return make_rollout(policy, params, obs, action, timestep, memory=memory, dropout_seed=seed)
+    """Make a rollout of recorded steps, with the policy's log-probabilities and values; leaves [T, N, ...].
+    ``memory``: before and after each step. ``rows``: arguments of the policy by name."""
+    return make_rollout(policy, params, obs, action, timestep, memory=memory, dropout_seed=rows.get("dropout_seed"))

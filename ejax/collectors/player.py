@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -42,8 +42,7 @@ class HostStep:
     """``reward``, ``terminated``, ``truncated``, ``info``, and ``obs`` after the step."""
 
 
-@dataclass
-class Played:
+class Played(NamedTuple):
     """A group's part of a rollout."""
 
     steps: tuple[PyTree, NDArray[Any], tuple[PyTree, PyTree], HostTimestep]
@@ -73,6 +72,12 @@ class GroupPlayer:
         function = getattr(self.env, what)
         return function(*args) if isinstance(self.env, GuardedEnv) else call_env(self.name, what, function, *args)
 
+    @property
+    def savable(self) -> SavableHostEnv | None:
+        """The environments whose state can be saved, outside any guard. None: theirs cannot."""
+        bare = self.env.inner if isinstance(self.env, GuardedEnv) else self.env
+        return bare if isinstance(bare, SavableHostEnv) else None
+
     def reset(self, seed: NDArray[np.uint32]) -> None:
         self.obs, self.memory = self.call("reset", seed), first_memory(self.policy, self.env.num_envs)
 
@@ -96,7 +101,8 @@ class GroupPlayer:
         Raises CollectionStopped: ``gate`` was true.
         """
         key, policy_s, env_s = jax.random.fold_in(key, self.number), 0.0, 0.0
-        before, after = _Pages(num_steps), _Pages(num_steps)
+        before: Any = None
+        after: Any = None
         for t in range(num_steps):
             with self.turns:
                 began = time.perf_counter()
@@ -107,7 +113,7 @@ class GroupPlayer:
                 given = action if part is None else np.asarray(part)
                 policy_s += time.perf_counter() - began
             # before the step: an environment may write the next observation over this one
-            before.write(t, (self.obs, action, (self.memory, remembered)))
+            before = _write(before, t, num_steps, (self.obs, action, (self.memory, remembered)))
             with gate() as stop:
                 if stop:
                     raise CollectionStopped
@@ -115,9 +121,9 @@ class GroupPlayer:
                 began = time.perf_counter()
                 timestep = self.call("step", given)
                 env_s += time.perf_counter() - began
-            after.write(t, timestep)
+            after = _write(after, t, num_steps, timestep)
             if listeners:
-                seen = jax.tree.map(lambda page: page[t], before.pages[0])  # noqa: B023  (used at once)
+                seen = jax.tree.map(lambda page, t=t: page[t], before[0])
                 step = HostStep(update=update, group=self.number, obs=seen, action=given, timestep=timestep)
                 with self.turns:
                     for listener in listeners:
@@ -126,7 +132,7 @@ class GroupPlayer:
             ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
             self.obs, self.memory = timestep.obs, forget_outside(self.policy, remembered, ended)
             self.num_steps = t + 1
-        return Played((*before.pages, after.pages), policy_s, env_s)
+        return Played((*before, after), policy_s, env_s)
 
     def compile(self, params: Params, row: dict[str, NDArray[Any]]) -> None:
         """Compile the policy, on zeros, and what ``play`` calls of a ``PureHostEnv``; nothing moves."""
@@ -140,20 +146,19 @@ class GroupPlayer:
 
     def state(self) -> PyTree:
         """Return the environments' state, with the policy's memory where it has one; None: none to save."""
-        if not isinstance(_bare(self.env), SavableHostEnv):
+        if self.savable is None:
             return None
-        env = call_env(self.name, "get_state", _bare(self.env).get_state)
+        env = call_env(self.name, "get_state", self.savable.get_state)
         if not isinstance(self.policy, PolicyWithMemory):
             return env
         return {"env": env, "memory": jax.tree.map(np.asarray, self.memory)}
 
     def restore(self, state: PyTree) -> None:
-        if not isinstance(_bare(self.env), SavableHostEnv):
-            name = type(self.env).__name__
-            raise ValueError(f"{name} has no state to set; the environments of a run must not change")
+        if self.savable is None:
+            raise ValueError(f"{self.name} has no state to set; the environments of a run must not change")
         if isinstance(self.policy, PolicyWithMemory):
             self.memory, state = jax.tree.map(jnp.asarray, state["memory"]), state["env"]
-        self.obs = call_env(self.name, "set_state", _bare(self.env).set_state, state)
+        self.obs = call_env(self.name, "set_state", self.savable.set_state, state)
         if isinstance(self.env, GuardedEnv):
             self.env.adopt(self.obs)
 
@@ -166,21 +171,12 @@ class GroupPlayer:
         self.call("close")
 
 
-class _Pages:
-    """A copy of one pytree for each of T steps, in arrays [T, ...]."""
-
-    def __init__(self, num_steps: int) -> None:
-        self._num_steps = num_steps
-        self.pages: Any = None
-
-    def write(self, t: int, tree: PyTree) -> None:
-        if self.pages is None:
-            self.pages = jax.tree.map(lambda x: np.empty((self._num_steps, *np.shape(x)), np.asarray(x).dtype), tree)
-        jax.tree.map(lambda page, x: page.__setitem__(t, x), self.pages, tree)
-
-
-def _bare(env: HostEnv) -> Any:
-    return env.inner if isinstance(env, GuardedEnv) else env
+def _write(pages: PyTree, t: int, num_steps: int, tree: PyTree) -> PyTree:
+    """Copy a tree into row ``t`` of arrays [T, ...], which the first step makes."""
+    if t == 0:
+        pages = jax.tree.map(lambda x: np.empty((num_steps, *np.shape(x)), np.asarray(x).dtype), tree)
+    jax.tree.map(lambda page, x: page.__setitem__(t, x), pages, tree)
+    return pages
 
 
 @partial(jax.jit, static_argnames="policy")

@@ -20,34 +20,30 @@ Engine: TypeAlias = Literal["auto", "mujoco", "mjx", "warp"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRecord:
-    """Facts about an engine, known before it is imported; its file in ``engines`` has ``step``."""
+    """Facts about an engine, known before it is imported; its module in ``engines`` has ``step``."""
 
     title: str
-    file: str
     chosen_on: tuple[str, ...] = ()
     """Platforms where ``auto`` means it. Empty: wherever it means no other."""
     on_host: bool = False
     """It steps on the host, on any platform of JAX."""
-    packages: Mapping[str, str] = field(default_factory=dict)
-    """Packages beyond ejax's own -> the extra that brings them; its own comes last."""
+    packages: tuple[str, ...] = ()
+    """Packages beyond ejax's own, which the extra of the engine's name brings; its own comes last."""
     unsensed: Mapping[str, str] = field(default_factory=dict)
     """Platform -> why a task that reads contact sensors is not for it there."""
 
 
 ENGINES: dict[str, EngineRecord] = {
-    "mujoco": EngineRecord(title="the C engine", file="c", chosen_on=("cpu",), on_host=True),
-    "mjx": EngineRecord(title="MJX", file="mjx", packages={"mujoco-mjx": "mjx"}),
+    "mujoco": EngineRecord(title="the C engine", chosen_on=("cpu",), on_host=True),
+    "mjx": EngineRecord(title="MJX", packages=("mujoco-mjx",)),
     "warp": EngineRecord(
         title="Warp",
-        file="warp",
         chosen_on=("cuda",),
-        packages={"mujoco-mjx": "warp", "warp-lang": "warp"},
+        packages=("mujoco-mjx", "warp-lang"),
         unsensed={"cuda": "Warp's contact sensors read 0 throughout a training on an H100 (docs/gpu.md)"},
     ),
 }
 """A new engine is a file and a row. Exactly one has no ``chosen_on``: ``auto`` means it where no other fits."""
-
-
 _TITLES = {"cpu": "the CPU", "cuda": "CUDA"}
 
 
@@ -66,7 +62,7 @@ def check_engine(engine: Engine) -> None:
 
 def load_engine(engine: Engine) -> Any:
     """Import the module of an engine."""
-    return importlib.import_module(f"ejax.envs.mujoco.engines.{ENGINES[engine].file}")
+    return importlib.import_module(f"ejax.envs.mujoco.engines.{engine}")
 
 
 def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool = False) -> Choice:
@@ -102,9 +98,9 @@ def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool 
 
 def how_to_install(engine: Engine) -> str | None:
     """Return the command that brings what an engine lacks here; None: nothing."""
-    packages = ENGINES[engine].packages if engine in ENGINES else {}
-    lacking = [extra for package, extra in packages.items() if _installed(package) is None]
-    return f"pip install -e '.[{lacking[0]}]' in ejax's folder" if lacking else None
+    packages = ENGINES[engine].packages if engine in ENGINES else ()
+    lacks = any(_installed(package) is None for package in packages)
+    return f"pip install -e '.[{engine}]' in ejax's folder" if lacks else None
 
 
 def _installed(package: str) -> str | None:

@@ -73,7 +73,7 @@ class Physics:
         -> its place [3], m, in these steps; the others are where the model puts them.
         """
         check_parameters(self.model, state.parameters)
-        if mocap_pos:  # one array: see ``engines.c.step``
+        if mocap_pos:  # one array: see ``engines.mujoco.step``
             bodies = [self.model.body(i) for i in mocap_bodies(self.model)]
             places = [jnp.asarray(mocap_pos.get(body.name, body.pos), ctrl.dtype) for body in bodies]
             ctrl = jnp.concatenate([ctrl, *places])

@@ -10,6 +10,7 @@ observation, or no action: zeros.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import gymnasium
@@ -38,52 +39,69 @@ class Sensing:
     """Steps that a latency reaches back at most, a broken one counted whole."""
 
 
-def add_observation_noise(
+def add_noise(
+    side: Side,
     spaces: Mapping[Side, gymnasium.Space[Any]],
     noise: Any = 0.0,
     bias_range: Any = None,
     distribution: NoiseKind = "gaussian",
     part: str | None = None,
 ) -> Sensing:
-    """Add noise and bias to an observation. ``noise``: standard deviation (gaussian) or largest value (uniform), of all
-    numbers or of each; ``bias_range``: (low, high), uniform, each number's drawn by itself; ``part``: of an observation
-    that is a dict."""
-    space = _array(spaces["observation"], part)
-    draw, add = _noise(space, noise, bias_range, distribution)
+    """Add noise and bias to an observation, or an action. ``noise``: standard deviation (gaussian) or largest value
+    (uniform), of all numbers or of each; ``bias_range``: (low, high), uniform, each number's drawn by itself; ``part``:
+    of an observation that is a dict."""
+    check_choice("distribution", distribution, get_args(NoiseKind))
+    space, size = _array(spaces[side], part), np.asarray(noise, np.float64)
+    if size.shape not in ((), space.shape) or not np.isfinite(size).all() or (size < 0.0).any():
+        raise ValueError(f"noise: got {noise!r}; must be a number >= 0, or {space.shape} of them")
+    bias = None if bias_range is None else read_draw("bias_range", bias_range)
+    if bias is None and not size.any():
+        raise ValueError("gives neither noise nor bias_range: it would do nothing")
 
-    def add_to_part(obs: PyTree, drawn: PyTree, key: Key, level: Array | None) -> PyTree:
-        if part is None:
-            return add(obs, drawn, key, level)
-        return {**obs, part: add(obs[part], drawn, key, level)}
+    def draw(key: Key, level: Array | None) -> PyTree:
+        return () if bias is None else bias.value(np.zeros(space.shape), bias.sample(key, space.shape), level)
 
-    return Sensing("observation", draw, add_to_part)
+    def add(x: PyTree, drawn: PyTree, key: Key, level: Array | None) -> PyTree:
+        if part is not None:
+            return {**x, part: add_to_array(x[part], drawn, key, level)}
+        return add_to_array(x, drawn, key, level)
 
+    def add_to_array(x: Array, drawn: PyTree, key: Key, level: Array | None) -> Array:
+        if size.any():
+            gaussian = distribution == "gaussian"
+            unit = jax.random.normal(key, x.shape) if gaussian else jax.random.uniform(key, x.shape, minval=-1.0)
+            reach = jnp.asarray(size, jnp.float32) * unit
+            x = x + (reach if level is None else level * reach).astype(x.dtype)
+        return x if bias is None else x + drawn.astype(x.dtype)
 
-def add_action_noise(
-    spaces: Mapping[Side, gymnasium.Space[Any]],
-    noise: Any = 0.0,
-    bias_range: Any = None,
-    distribution: NoiseKind = "gaussian",
-) -> Sensing:
-    """Add noise and bias to an action, as ``add_observation_noise``."""
-    return Sensing("action", *_noise(_array(spaces["action"], None), noise, bias_range, distribution))
-
-
-def delay_observation(spaces: Mapping[Side, gymnasium.Space[Any]], steps_range: Any, whole: bool = False) -> Sensing:
-    """Delay the numbers of an observation by control steps, uniform in (low, high); text and pictures come at once.
-    ``whole``: whole numbers of steps only, each as likely."""
-    del spaces
-    return _delay("observation", steps_range, whole)
+    return Sensing(side, draw, add)
 
 
-def delay_action(spaces: Mapping[Side, gymnasium.Space[Any]], steps_range: Any, whole: bool = False) -> Sensing:
-    """Delay actions, as ``delay_observation``."""
-    _array(spaces["action"], None)
-    return _delay("action", steps_range, whole)
+def delay(side: Side, spaces: Mapping[Side, gymnasium.Space[Any]], steps_range: Any, whole: bool = False) -> Sensing:
+    """Delay actions, or the numbers of an observation, by control steps, uniform in (low, high); text and pictures come
+    at once. ``whole``: whole numbers of steps only, each as likely."""
+    if side == "action":
+        _array(spaces["action"], None)
+    draw = read_draw("steps_range", steps_range)
+    if draw.low < 0.0 or (whole and (draw.low % 1.0 or draw.high % 1.0)):
+        raise ValueError(f"steps_range: got {steps_range!r}; must be {'whole numbers ' if whole else ''}>= 0")
+    # floored, the last whole number needs an interval of its own to be as likely as the others
+    ends = Draw(draw.low, draw.high + (1.0 if whole else 0.0), "uniform", "abs")
+
+    def steps(key: Key, level: Array | None) -> Array:
+        drawn = ends.sample(key)
+        drawn = jnp.minimum(jnp.floor(drawn), float(draw.high)) if whole else drawn  # float32 may round up to the end
+        drawn = drawn if level is None else level * drawn
+        return jnp.round(drawn) if whole else drawn
+
+    return Sensing(side, steps, None, math.ceil(float(draw.high)))
 
 
 SENSING: dict[str, Callable[..., Sensing]] = {
-    each.__name__: each for each in (add_observation_noise, add_action_noise, delay_observation, delay_action)
+    "add_observation_noise": partial(add_noise, "observation"),
+    "add_action_noise": partial(add_noise, "action"),
+    "delay_observation": partial(delay, "observation"),
+    "delay_action": partial(delay, "action"),
 }
 
 
@@ -107,45 +125,6 @@ def late(past: PyTree, steps: Array | None) -> PyTree:
         return (1.0 - share) * leaf[n] + share * leaf[jnp.minimum(n + 1, len(leaf) - 1)]
 
     return jax.tree.map(mixed, past)
-
-
-def _noise(space: Any, noise: Any, bias_range: Any, distribution: Any) -> tuple[Any, Any]:
-    check_choice("distribution", distribution, get_args(NoiseKind))
-    size = np.asarray(noise, np.float64)
-    if size.shape not in ((), space.shape) or not np.isfinite(size).all() or (size < 0.0).any():
-        raise ValueError(f"noise: got {noise!r}; must be a number >= 0, or {space.shape} of them")
-    bias = None if bias_range is None else read_draw("bias_range", bias_range)
-    if bias is None and not size.any():
-        raise ValueError("gives neither noise nor bias_range: it would do nothing")
-
-    def draw(key: Key, level: Array | None) -> PyTree:
-        return () if bias is None else bias.value(np.zeros(space.shape), bias.sample(key, space.shape), level)
-
-    def add(x: Array, drawn: PyTree, key: Key, level: Array | None) -> Array:
-        if size.any():
-            gaussian = distribution == "gaussian"
-            unit = jax.random.normal(key, x.shape) if gaussian else jax.random.uniform(key, x.shape, minval=-1.0)
-            reach = jnp.asarray(size, jnp.float32) * unit
-            x = x + (reach if level is None else level * reach).astype(x.dtype)
-        return x if bias is None else x + drawn.astype(x.dtype)
-
-    return draw, add
-
-
-def _delay(side: Side, steps_range: Any, whole: bool) -> Sensing:
-    draw = read_draw("steps_range", steps_range)
-    if draw.low < 0.0 or (whole and (draw.low % 1.0 or draw.high % 1.0)):
-        raise ValueError(f"steps_range: got {steps_range!r}; must be {'whole numbers ' if whole else ''}>= 0")
-    # floored, the last whole number needs an interval of its own to be as likely as the others
-    ends = Draw(draw.low, draw.high + (1.0 if whole else 0.0), "uniform", "abs")
-
-    def steps(key: Key, level: Array | None) -> Array:
-        drawn = ends.sample(key)
-        drawn = jnp.minimum(jnp.floor(drawn), float(draw.high)) if whole else drawn  # float32 may round up to the end
-        drawn = drawn if level is None else level * drawn
-        return jnp.round(drawn) if whole else drawn
-
-    return Sensing(side, steps, None, math.ceil(float(draw.high)))
 
 
 def _array(space: gymnasium.Space[Any], part: str | None) -> Any:

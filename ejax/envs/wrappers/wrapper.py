@@ -1,8 +1,8 @@
 """The base of environments around another one."""
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, caption_of, describe
@@ -26,22 +26,11 @@ class EnvWrapper:
         """Return the inner environment's part of the state; by default all of it."""
         return state
 
-    @property
-    def observation_space(self) -> gymnasium.Space[Any]:
-        return self.inner.observation_space
-
-    @property
-    def action_space(self) -> gymnasium.Space[Any]:
-        return self.inner.action_space
-
-    @property
-    def max_episode_steps(self) -> int:
-        return self.inner.max_episode_steps
-
-    @property
-    def control_period(self) -> float:
-        """Return the duration of one step, s; of an environment that can be drawn."""
-        return self.inner.control_period
+    observation_space = property(attrgetter("inner.observation_space"))
+    action_space = property(attrgetter("inner.action_space"))
+    max_episode_steps = property(attrgetter("inner.max_episode_steps"))
+    control_period = property(attrgetter("inner.control_period"))
+    """Duration of one step, s; of an environment that can be drawn."""
 
     @property
     def description(self) -> EnvDescription:
