@@ -15,9 +15,9 @@ from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 
 from ejax.envs.adapters.library import check_name
-from ejax.envs.host.answers import answering, check_choices, check_flags_and_reward, check_success
+from ejax.envs.host.answers import answering, check_flags_and_reward, check_success
 from ejax.envs.host.calls import EnvExit, call_env, described
-from ejax.envs.host.rows import as_rows, choose_rows, into_space, next_seed, put_rows, rows_space
+from ejax.envs.host.rows import as_rows, into_space, next_seed, put_rows, rows_space
 from ejax.envs.spaces import chunk_space, part_space
 from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
@@ -25,7 +25,6 @@ from ejax.types import HostTimestep, PyTree
 P = ParamSpec("P")
 R = TypeVar("R")
 Rows = NDArray[np.bool_]
-_FPS = 30  # for an environment that does not give its own
 _OF_OLD_GYM = ("GymV21Environment-v0", "GymV26Environment-v0")
 """Gymnasium's ids for environments of gym, which name theirs as ``env_id``."""
 
@@ -44,15 +43,12 @@ class GymnasiumVector:
     def __init__(self, env: VectorEnv, *, clip_actions: bool = True, max_episode_steps: int = 0) -> None:
         mode = env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
-            raise ValueError(
-                f"{type(env).__name__} has no metadata['autoreset_mode'], so what its step returns after an episode's "
-                "end is not known; set it to a member of gymnasium.vector.AutoresetMode"
-            )
+            text = "so that it is not known what its step returns after an episode's end; set it to an AutoresetMode"
+            raise ValueError(f"{type(env).__name__} has no metadata['autoreset_mode'], {text}")
         self.env, self.mode, self.clip_actions = env, mode, clip_actions
-        self.num_envs: int = env.num_envs
+        self.num_envs, self.max_episode_steps = int(env.num_envs), max_episode_steps
         self.observation_space = rows_space(env.single_observation_space)
         self.action_space = env.single_action_space
-        self.max_episode_steps = max_episode_steps
         self.seeds_rows = mode is AutoresetMode.DISABLED
         self._takes_seeds = bool(env.metadata.get("takes_seeds", self.seeds_rows))
         self.row_seed = np.zeros(self.num_envs, np.uint32)
@@ -68,12 +64,13 @@ class GymnasiumVector:
         given = into_space(self.action_space, action, clip=self.clip_actions)
         raw, reward, terminated, truncated, info = self.env.step(given)
         check_flags_and_reward(reward, terminated, truncated, self.num_envs)
-        obs = final_obs = self._as_rows(raw)
+        obs = final_obs = as_rows(self.env.single_observation_space, raw)
         done = terminated | truncated
         valid = ~self._resets_next
         if self.mode is AutoresetMode.NEXT_STEP:
             self._resets_next = done.copy()
         elif done.any() and self.mode is AutoresetMode.DISABLED:
+            # of one seed the whole series of episodes follows, so each can be played again
             self.row_seed = np.where(done, next_seed(self.row_seed), self.row_seed)
             obs = self._reset(done)
         elif done.any():
@@ -95,7 +92,7 @@ class GymnasiumVector:
 
     @property
     def frames_per_second(self) -> float:
-        return float(self.env.metadata.get("render_fps") or _FPS)
+        return float(self.env.metadata.get("render_fps") or 30)  # for an environment that does not give its own
 
     def pictures(self) -> NDArray[np.uint8]:
         """Draw every row: [N, height, width, 3] RGB. Raises ValueError: there are none, as without ``render_mode``."""
@@ -123,25 +120,17 @@ class GymnasiumVector:
             raw, _ = self.env.reset(seed=seeds if self._takes_seeds else seeds[0])
         else:
             raw, _ = self.env.reset(seed=seeds, options={"reset_mask": rows.copy()})
-        return self._as_rows(raw)
-
-    def _as_rows(self, raw: Any) -> PyTree:
-        space = self.env.single_observation_space
-        if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
-            check_choices(raw, space)
-        return as_rows(space, raw)
+        return as_rows(self.env.single_observation_space, raw)
 
     def _final_obs(self, obs: PyTree, info: Mapping[str, Any]) -> PyTree:
         if "final_obs" not in info:
             raise ValueError(f"{type(self.env).__name__} resets in the same step, but gave no info['final_obs']")
-        space = self.env.single_observation_space
-        given = info["_final_obs"]
+        space, ended = self.env.single_observation_space, np.flatnonzero(info["_final_obs"])
         if isinstance(info["final_obs"], Mapping):  # one array of all rows for each name
-            return choose_rows(given, as_rows(space, info["final_obs"]), obs)
-        for i in np.flatnonzero(given):
-            one = jax.tree.map(lambda x: np.asarray(x)[None], info["final_obs"][i])
-            obs = put_rows([i], as_rows(space, one), obs)
-        return obs
+            final_obs = jax.tree.map(lambda x: np.asarray(x)[ended], info["final_obs"])
+        else:  # an observation for each row
+            final_obs = jax.tree.map(lambda *rows: np.stack(rows), *info["final_obs"][ended])
+        return put_rows(ended, as_rows(space, final_obs), obs)
 
 
 def make(
@@ -169,7 +158,12 @@ def make(
     """
     if vectorization not in ("sync", "async"):
         raise ValueError(f"vectorization must be 'sync' or 'async', got '{vectorization}'")
-    registered = _import_its_module(name)
+    registered = name.partition(":")[2] or name
+    try:
+        if registered != name:
+            import_trusted(name)
+    except ImportError as error:
+        raise ValueError(f"'{name}' cannot be imported: {error}") from error
     check_name("gymnasium", registered, gymnasium.registry)
     spec = gymnasium.spec(registered)
     if spec.id in _OF_OLD_GYM and ":" in str(wrapped := env_kwargs.get("env_id")):
@@ -234,16 +228,6 @@ def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
             max_episode_steps=(made.spec and made.spec.max_episode_steps) or 0,
         )
     return GymnasiumVector(made) if isinstance(made, VectorEnv) else made
-
-
-def _import_its_module(name: str) -> str:
-    if ":" not in name:
-        return name
-    try:
-        import_trusted(name)
-    except ImportError as error:
-        raise ValueError(f"'{name}' cannot be imported: {error}") from error
-    return name.partition(":")[2]
 
 
 def _make_row(name: str, action_chunk: int, indices: Sequence[int] | None, kwargs: dict[str, Any], row: int) -> Any:

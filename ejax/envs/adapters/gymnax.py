@@ -30,7 +30,11 @@ class GymnaxEnv(LibraryEnv):
         return resolve_dtypes(state), self._observe(obs)
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
-        obs, after, reward, terminated, info = self.env.step_env(key, state, self._native(action), self.params)
+        self.check_action(action)
+        space = self.action_space
+        if isinstance(space, gymnasium.spaces.Box):
+            action = jnp.clip(action, space.low, space.high).reshape(self.env.action_space(self.params).shape)
+        obs, after, reward, terminated, info = self.env.step_env(key, state, action, self.params)
         scalars = {name: jnp.asarray(x) for name, x in info.items() if jnp.ndim(x) == 0}
         metrics = {name: x for name, x in scalars.items() if name != "discount"}  # which repeats ``terminated``
         timestep = Timestep(
@@ -45,13 +49,6 @@ class GymnaxEnv(LibraryEnv):
     def _observe(self, obs: PyTree) -> PyTree:
         num_values = getattr(self.env.observation_space(self.params), "n", None)
         return as_vectors(obs if num_values is None else jax.nn.one_hot(obs, num_values))
-
-    def _native(self, action: Array) -> Array:
-        self.check_action(action)
-        space = self.action_space
-        if isinstance(space, gymnasium.spaces.Box):
-            return jnp.clip(action, space.low, space.high).reshape(self.env.action_space(self.params).shape)
-        return action
 
 
 def make(

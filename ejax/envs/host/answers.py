@@ -55,14 +55,6 @@ def check_success(name: str, given: Any) -> None:
             _check(f"info['{name}'] of row {row}", value, (), _NUMBER)
 
 
-def check_choices(obs: Any, space: Any) -> None:
-    """Raise ValueError unless observations [N, ...] of a Discrete or MultiDiscrete space are among its choices."""
-    count = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
-    for row, choice in enumerate(np.asarray(obs)):
-        if not ((choice >= space.start) & (choice < space.start + count)).all():
-            raise ValueError(f"the observation of row {row} is {short_repr(choice.tolist())}; must be of {space}")
-
-
 def check_obs(obs: PyTree, space: gymnasium.Space[Any], num_envs: int, what: str = "obs") -> None:
     """Raise ValueError unless each leaf of ``obs`` is numbers [N, ...] of the shape that ``space`` has."""
     if not isinstance(space, gymnasium.spaces.Dict):

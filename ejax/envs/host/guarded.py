@@ -102,6 +102,7 @@ class GuardedEnv:
         obs, final_obs = timestep.obs, timestep.final_obs
         if broken.any():
             self._quarantine(broken, seed, timestep)
+            # a broken row that ended has been reset by the environment itself
             forced = broken & ~(done & finite_rows(obs, numpy=np))
             if forced.any():
                 obs = self._reset_inner(_new_seeds(seed, self.num_steps), forced)
@@ -159,7 +160,7 @@ class GuardedEnv:
             raise HostEnvError(f"{where}: {described(error)}") from error
 
     def _remember(self, action: NDArray[Any]) -> None:
-        if len(self._actions) >= 2 * _MAX_ACTIONS:
+        if len(self._actions) >= 2 * _MAX_ACTIONS:  # half at once, so that a step costs a constant on average
             drop = len(self._actions) - _MAX_ACTIONS
             del self._actions[:drop]
             self._began -= drop
@@ -186,7 +187,11 @@ class GuardedEnv:
             with _new_file(self._folder, f"step{self.num_steps}_row{row}") as file:
                 np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
                 path = file.name
-            remedy = _why_not_again(facts, path) or f"replay it with python -m ejax.replay {path}"
+            remedy = f"replay it with python -m ejax.replay {path}"
+            if not (facts["seeded"] and facts["complete"]):
+                late = "the episode began before the first of them"
+                why = late if facts["seeded"] else "the environment does not seed rows one by one"
+                remedy = f"its steps are in {path}, but cannot be replayed: {why}"
             where = f"row {row} of env '{self.name}' at its step {self.num_steps}"
             self._reports.append(f"quarantined {where}: not finite; {remedy}")
         if self.num_quarantined > self._max_quarantined:
@@ -208,6 +213,7 @@ class GuardedEnv:
             self._env = call_env(self.name, "make", self._make)
         except Exception as again:
             raise HostEnvError(f"{where}; recreating it failed: {described(again)}") from again
+        # other seeds than the first time: it might raise at the same step again
         obs = self.reset(_new_seeds(np.arange(self.num_envs, dtype=np.uint32), self.num_steps))
         nothing = np.zeros(self.num_envs, bool)
         return HostTimestep(
@@ -221,30 +227,22 @@ class GuardedEnv:
 
     def _finite_start(self, obs: PyTree, rows: NDArray[np.bool_]) -> PyTree:
         """Reset again the rows whose first observation is not finite. Raises HostEnvError: they stay so."""
-        attempt = 0
-        while (broken := rows & ~finite_rows(obs, numpy=np)).any():
-            if attempt == _RESET_ATTEMPTS:
-                where = f"rows {np.flatnonzero(broken).tolist()}, after {self.num_steps} steps"
-                text = f"starts with observations that are not finite, {_RESET_ATTEMPTS} times in a row"
-                raise HostEnvError(f"env '{self.name}' {text}, {where}")
-            obs = self._reset_inner(_new_seeds(self.row_seed, self.num_steps + attempt), broken)
-            attempt += 1
-        return obs
-
-
-def _why_not_again(facts: Mapping[str, Any], path: str) -> str | None:
-    if facts["seeded"] and facts["complete"]:
-        return None
-    late = "the episode began before the first of them"
-    why = late if facts["seeded"] else "the environment does not seed rows one by one"
-    return f"its steps are in {path}, but cannot be replayed: {why}"
+        for attempt in range(_RESET_ATTEMPTS + 1):
+            broken = rows & ~finite_rows(obs, numpy=np)
+            if not broken.any():
+                return obs
+            if attempt < _RESET_ATTEMPTS:
+                obs = self._reset_inner(_new_seeds(self.row_seed, self.num_steps + attempt), broken)
+        text = f"starts with observations that are not finite, {_RESET_ATTEMPTS} times in a row"
+        where = f"rows {np.flatnonzero(broken).tolist()}, after {self.num_steps} steps"
+        raise HostEnvError(f"env '{self.name}' {text}, {where}")
 
 
 def _new_file(folder: Path, stem: str) -> IO[bytes]:
     """Open ``<stem>.npz``, or ``<stem>_2.npz`` and so on where the name is taken."""
     number, name = 1, f"{stem}.npz"
     while True:
-        try:
+        try:  # of several runs and groups in one folder, one makes each name
             return (folder / name).open("xb")
         except FileExistsError:
             number += 1

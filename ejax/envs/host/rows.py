@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.schema.messages import short_repr
 from ejax.types import PyTree
 
 
@@ -43,7 +44,8 @@ def into_space(space: gymnasium.Space[Any], action: NDArray[Any], *, clip: bool)
 
 def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
     """Turn batched observations of ``space`` into float32 vectors [N, F] by leaf.
-    Boxes are flattened row by row; Discrete, MultiDiscrete and MultiBinary become ones and zeros.
+    Boxes are flattened row by row; Discrete, MultiDiscrete and MultiBinary become ones and zeros. Raises ValueError:
+    a choice that the space does not have.
     """
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Dict):
@@ -55,7 +57,11 @@ def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
         counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         columns = (array - space.start).reshape(len(array), -1).T
         parts = [column[:, None] == np.arange(count) for column, count in zip(columns, counts, strict=True)]
-        return np.concatenate(parts, axis=1).astype(np.float32)
+        ones = np.concatenate(parts, axis=1)
+        if (missing := ones.sum(axis=1) < len(counts)).any():
+            row = int(np.argmax(missing))
+            raise ValueError(f"the observation of row {row} is {short_repr(array[row].tolist())}; must be of {space}")
+        return ones.astype(np.float32)
     return np.array(array.reshape(len(array), -1), np.float32)  # a copy: vector environments write into their own
 
 

@@ -5,6 +5,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import gymnasium
@@ -62,8 +63,8 @@ class Curriculum:
         return jnp.where(ended, jnp.clip(level + change, 0.0, 1.0), level).astype(jnp.float32)
 
 
-FUNCS: dict[str, Callable[..., Any]] = {**PHYSICS, **SENSING, CURRICULUM: Curriculum}
-"""Everything that a ``RandomizedEnv`` can do, by name."""
+FUNCS = (*PHYSICS, *SENSING, CURRICULUM)
+"""Names of everything that a ``RandomizedEnv`` can do."""
 SOURCE = "events"
 
 
@@ -94,7 +95,9 @@ def read_events(
     """Read the entries. ``model`` None: there is none to change, for the reason ``why_none``. Raises ConfigError:
     everything that is wrong, by key."""
     report = KeyReport()
-    read = [_read(name, data, model, spaces, why_none, report) for name, data in thaw(entries).items()]
+    physical = {} if model is None else {name: partial(make, model) for name, make in PHYSICS.items()}
+    funcs = physical | {name: partial(make, spaces) for name, make in SENSING.items()} | {CURRICULUM: Curriculum}
+    read = [_read(name, data, funcs, why_none, report) for name, data in thaw(entries).items()]
     events = [event for event in read if event is not None]
     # events that would undo each other
     refuse_overlaps(((event.name, event.does) for event in events if isinstance(event.does, Change)), report)
@@ -113,12 +116,7 @@ def read_events(
 
 
 def _read(
-    name: str,
-    data: Any,
-    model: mujoco.MjModel | None,
-    spaces: Mapping[Side, gymnasium.Space[Any]],
-    why_none: str,
-    report: KeyReport,
+    name: str, data: Any, funcs: Mapping[str, Callable[..., Any]], why_none: str, report: KeyReport
 ) -> Event[Any] | None:
     with Section(data, name, report) as section:
         func = section.take("func")
@@ -132,30 +130,25 @@ def _read(
             return None
         if mode not in modes_of(func):
             section.problem("mode", f"got {mode!r}; {func} takes {', '.join(modes_of(func))}")
-        if func in PHYSICS and model is None:
+        if func not in funcs:
             section.problem("func", f"{func}: {why_none}")
             return None
-        given = () if func == CURRICULUM else (spaces,) if func in SENSING else (model,)
-        if not _fits(params, func, len(given), report):
+        if not _fits(params, func, funcs[func]):
             return None
         try:
-            return Event(name, func, mode, interval_step, FUNCS[func](*given, **params.data))
+            return Event(name, func, mode, interval_step, funcs[func](**params.data))
         except (TypeError, ValueError) as error:
             # a functor's error begins with the parameter that it is about
-            about, colon, rest = str(error).partition(": ")
-            if colon and about in params.data:
-                params.problem(about, rest)
-            else:
-                params.report.refuse(params.path, str(error))
+            about, _, rest = str(error).partition(": ")
+            known = about in params.data
+            report.refuse(params.key(about) if known else params.path, rest if known else str(error))
             return None
 
 
-def _fits(params: Section, func: str, num_given: int, report: KeyReport) -> bool:
-    for each in list(inspect.signature(FUNCS[func]).parameters.values())[num_given:]:
+def _fits(params: Section, func: str, make: Callable[..., Any]) -> bool:
+    for each in inspect.signature(make).parameters.values():
         params.take(each.name)
         if each.default is each.empty and each.name not in params.data:
             params.problem(each.name, f"is missing: {func} needs it")
     params.close()
-    return not any(report.refuses(params.key(str(name))) for name in params.data) and not any(
-        problem.key.startswith(f"{params.path}.") for problem in report.problems
-    )
+    return not any(problem.key.startswith(f"{params.path}.") for problem in params.report.problems)

@@ -7,6 +7,7 @@ used; a scaled object keeps its density; a mass that is not positive, and the li
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -28,23 +29,8 @@ from ejax.types import Array, Key
 Names: TypeAlias = str | Sequence[str] | None
 
 
-def randomize_rigid_object_mass(
-    model: mujoco.MjModel,
-    entity_cfg: Entity,
-    mass_range: Any,
-    relative: bool = False,
-    recompute_inertia: bool = True,
-    min_mass: float = 1e-6,
-    operation: str | None = None,
-    distribution: str = "uniform",
-) -> Change:
-    """Draw an object's mass, kg, at least ``min_mass``; its inertia follows in proportion unless ``recompute_inertia``
-    is False. ``relative``: the range is added to the MJCF's mass, another way to give ``operation``."""
-    bodies = {object_body(model, entity_cfg): mass_range}
-    return _masses(model, bodies, operation, relative, distribution, recompute_inertia, min_mass)
-
-
-def randomize_articulation_mass(
+def randomize_mass(
+    bodies_of: Callable[[mujoco.MjModel, Entity], Mapping[str, int]],
     model: mujoco.MjModel,
     entity_cfg: Entity,
     mass_range: Any,
@@ -55,16 +41,46 @@ def randomize_articulation_mass(
     operation: str | None = None,
     distribution: str = "uniform",
 ) -> Change:
-    """Draw the mass of each of a robot's links, kg, as ``randomize_rigid_object_mass``. ``mass_range`` is of all links,
-    or ``{name: range}``; ``link_names`` None: all links that have a mass."""
-    names = {model.body(body).name: body for body in robot_links(model, entity_cfg)}
-    by_name = isinstance(mass_range, Mapping)
+    """Draw the mass, kg, at least ``min_mass``, of an object or of each of a robot's links. ``mass_range`` is of all
+    links, or ``{name: range}``; ``link_names`` None: all that have a mass. Inertia follows in proportion unless
+    ``recompute_inertia`` is False. ``relative``: the range is added to the MJCF's mass, as by ``operation``."""
+    names, by_name = bodies_of(model, entity_cfg), isinstance(mass_range, Mapping)
     ranges = mass_range if by_name else dict.fromkeys(matching_names("link", link_names, names), mass_range)
     if missing := [name for name in ranges if name not in names]:
         there = f"there is {', '.join(names)}{did_you_mean(missing[0], names)}"
         raise ValueError(f"mass_range: no link '{missing[0]}'; {there}")
-    bodies = {names[name]: each for name, each in ranges.items()}
-    return _masses(model, bodies, operation, relative, distribution, recompute_inertia, min_mass)
+    operation = operation or ("add" if relative else "abs")
+    draws = [read_draw("mass_range", each, operation, distribution) for each in ranges.values()]
+    if not min_mass > 0.0:
+        raise ValueError(f"min_mass: got {min_mass}; must be > 0")
+    bodies = np.array([names[name] for name in ranges])
+    nominal, inertia = model.body_mass[bodies], model.body_inertia[bodies]
+    for draw, mass in zip(draws, nominal, strict=True):
+        _check_positive("mass_range", draw, mass)
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        drawn = zip(nominal, draws, jax.random.split(key, len(bodies)), strict=True)
+        mass = jnp.stack([draw.value(each, draw.sample(own), level) for each, draw, own in drawn])
+        mass = jnp.maximum(mass, min_mass)
+        # a solid of the same shape: its density changes, and with it all moments
+        ratio = mass / jnp.asarray(nominal, jnp.float32)
+        return {"body_mass": mass, "body_inertia": jnp.asarray(inertia, jnp.float32) * ratio[:, None]}
+
+    written = ("body_mass", "body_inertia") if recompute_inertia else ("body_mass",)
+    return write_parameters(model, values, **dict.fromkeys(written, bodies))
+
+
+def _links(model: mujoco.MjModel, entity: Entity) -> Mapping[str, int]:
+    return {model.body(body).name: body for body in robot_links(model, entity)}
+
+
+def _object(model: mujoco.MjModel, entity: Entity) -> Mapping[str, int]:
+    body = object_body(model, entity)
+    return {model.body(body).name: body}
+
+
+randomize_rigid_object_mass = partial(randomize_mass, _object)
+randomize_articulation_mass = partial(randomize_mass, _links)
 
 
 def randomize_rigid_object_center_of_mass(
@@ -290,36 +306,6 @@ def _read_ranges(given: Mapping[str, Any], operation: str, distribution: str) ->
     if not (chosen := {name: each for name, each in given.items() if each is not None}):
         raise ValueError(f"gives no range; there is {', '.join(f'{name}_range' for name in given)}")
     return {name: read_draw(f"{name}_range", each, operation, distribution) for name, each in chosen.items()}
-
-
-def _masses(
-    model: mujoco.MjModel,
-    ranges: Mapping[int, Any],
-    operation: str | None,
-    relative: bool,
-    distribution: str,
-    recompute_inertia: bool,
-    min_mass: float,
-) -> Change:
-    operation = operation or ("add" if relative else "abs")
-    draws = [read_draw("mass_range", each, operation, distribution) for each in ranges.values()]
-    if not min_mass > 0.0:
-        raise ValueError(f"min_mass: got {min_mass}; must be > 0")
-    bodies = np.array(list(ranges))
-    nominal, inertia = model.body_mass[bodies], model.body_inertia[bodies]
-    for draw, mass in zip(draws, nominal, strict=True):
-        _check_positive("mass_range", draw, mass)
-
-    def values(key: Key, level: Array | None) -> dict[str, Array]:
-        drawn = zip(nominal, draws, jax.random.split(key, len(bodies)), strict=True)
-        mass = jnp.stack([draw.value(each, draw.sample(own), level) for each, draw, own in drawn])
-        mass = jnp.maximum(mass, min_mass)
-        # a solid of the same shape: its density changes, and with it all moments
-        ratio = mass / jnp.asarray(nominal, jnp.float32)
-        return {"body_mass": mass, "body_inertia": jnp.asarray(inertia, jnp.float32) * ratio[:, None]}
-
-    written = ("body_mass", "body_inertia") if recompute_inertia else ("body_mass",)
-    return write_parameters(model, values, **dict.fromkeys(written, bodies))
 
 
 def _check_positive(name: str, draw: Draw, nominal: NDArray[np.float64], *, or_zero: bool = False) -> None:

@@ -23,12 +23,13 @@ Range = Sequence[Sequence[float]]
 class PhysicsEvent:
     """An event of ``ejax.envs.randomization.physics`` as a functor."""
 
+    name: str
     change: Callable[..., Change]
     """``change(model, **params)``"""
 
     @property
     def __name__(self) -> str:
-        return self.change.__name__
+        return self.name
 
     @property
     def __signature__(self) -> inspect.Signature:

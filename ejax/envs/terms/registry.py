@@ -27,7 +27,7 @@ TERMS: dict[Kind, dict[str, Callable[..., Any]]] = {
         **legged.OBSERVATIONS,
     },
     "rewards": _by_name((*rewards.REWARDS, *legged.REWARDS)),
-    "events": _by_name((*events.EVENTS, *map(events.PhysicsEvent, PHYSICS.values()))),
+    "events": _by_name((*events.EVENTS, *(events.PhysicsEvent(*each) for each in PHYSICS.items()))),
     "actions": {
         "DeltaQposTerm": actions.delta_qpos,
         "QposTerm": actions.qpos,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import gymnasium
@@ -30,17 +31,12 @@ class ActionChunk(EnvWrapper):
     def __post_init__(self) -> None:
         chunk_space(self.env.action_space, self.size)
 
-    @property
-    def inner(self) -> Env:
-        return self.env
+    inner = property(attrgetter("env"))
+    actions_per_decision = property(attrgetter("size"))
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
         return chunk_space(self.env.action_space, self.size)
-
-    @property
-    def actions_per_decision(self) -> int:
-        return self.size
 
     @property
     def max_episode_steps(self) -> int:
@@ -61,7 +57,7 @@ class ActionChunk(EnvWrapper):
 
     @property
     def control_period(self) -> float:
-        """Duration of one decision, s."""
+        """Return the duration of one decision, s."""
         return super().control_period * self.size
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
@@ -75,6 +71,7 @@ class ActionChunk(EnvWrapper):
         self, state: PyTree, action: Array, key: Key, keep: Callable[[PyTree], PyTree]
     ) -> tuple[tuple[PyTree, Timestep], PyTree]:
         actions = action.reshape(self.size, -1)
+        # outside the loop, whose carry needs a timestep: its ``info`` may be anything
         first = self.env.step(state, actions[0], jax.random.fold_in(key, 0))
 
         def one_more(carry: tuple[PyTree, Timestep], i: Array) -> tuple[tuple[PyTree, Timestep], PyTree]:

@@ -37,12 +37,12 @@ class AsymmetricEnv(EnvWrapper):
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise ValueError(f"AsymmetricEnv: the observation of {self.env} is no vector, but {space}")
         indices = tuple(range(space.shape[0]) if self.observation_indices is None else self.observation_indices)
-        part_space(space, indices)
+        part_space(space, indices)  # checks them
         object.__setattr__(self, "observation_indices", indices)
 
     @functools.cached_property
     def inner(self) -> Any:
-        """Return the environment inside, with its own events where it has such."""
+        """Return the environment inside, with its own events if it has any."""
         env = resolve("env", self.env)(**thaw(self.env_cfg))
         if not getattr(env, "randomization", None):
             return env
@@ -53,7 +53,7 @@ class AsymmetricEnv(EnvWrapper):
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
         whole = self.inner.observation_space
-        return gymnasium.spaces.Dict({"policy": part_space(whole, self._indices), "critic": whole})
+        return gymnasium.spaces.Dict({"policy": part_space(whole, self.observation_indices or ()), "critic": whole})
 
     @property
     def description(self) -> EnvDescription:
@@ -61,7 +61,8 @@ class AsymmetricEnv(EnvWrapper):
         named = inner.observation.get(WHOLE)
         if named is None:
             return inner
-        return replace(inner, observation={"policy": tuple(named[i] for i in self._indices), "critic": named})
+        policy = tuple(named[i] for i in self.observation_indices or ())
+        return replace(inner, observation={"policy": policy, "critic": named})
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         state, obs = self.inner.reset(key)
@@ -75,9 +76,5 @@ class AsymmetricEnv(EnvWrapper):
         state, timestep = self.inner.step(state, action, key)
         return state, replace(timestep, obs=self._parts(timestep.obs))
 
-    @property
-    def _indices(self) -> tuple[int, ...]:
-        return self.observation_indices or ()
-
     def _parts(self, obs: Array) -> dict[str, Array]:
-        return {"policy": obs[jnp.array(self._indices)], "critic": obs}
+        return {"policy": obs[jnp.array(self.observation_indices)], "critic": obs}

@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
@@ -16,8 +17,8 @@ from flax import struct
 from ejax.envs.mujoco.drawing import AppearingEnv
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.changes import keep_written
-from ejax.envs.randomization.events import Event, Events, read_events
-from ejax.envs.randomization.sensing import Sensing, Side, first, late, push
+from ejax.envs.randomization.events import Events, read_events
+from ejax.envs.randomization.sensing import Side, first, late, push
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.schema.frozen import freeze_fields
 from ejax.types import Array, HostEnv, Key, PyTree, Timestep, persist
@@ -62,9 +63,7 @@ class RandomizedEnv(EnvWrapper):
         if "geom_size" in self.read.parameters and _shows_pictures(self.env.observation_space):
             raise ValueError("pictures show the sizes of the model; leave out randomize_rigid_object_scale, or sensor")
 
-    @property
-    def inner(self) -> Any:
-        return self.env
+    inner = property(attrgetter("env"))
 
     def inner_state(self, state: RandomizedState) -> PyTree:
         return state.env
@@ -147,11 +146,10 @@ class RandomizedEnv(EnvWrapper):
 
     @functools.cached_property
     def _longest(self) -> dict[Side, int]:
-        sides = {event.does.side for event in self.read.sensing}
-        return {side: max(event.does.longest for event in self._sensing(side)) for side in sides}
-
-    def _sensing(self, side: Side) -> list[Event[Sensing]]:
-        return [event for event in self.read.sensing if event.does.side == side]
+        longest: dict[Side, int] = {}
+        for sensing in (event.does for event in self.read.sensing):
+            longest[sensing.side] = max(longest.get(sensing.side, 0), sensing.longest)
+        return longest
 
     def _draw(self, inner: PyTree, seed: Array, level: Any) -> tuple[PyTree, dict[str, PyTree]]:
         key, level = jax.random.wrap_key_data(seed), self._level(level)
@@ -182,7 +180,7 @@ class RandomizedEnv(EnvWrapper):
     def _sensed(self, side: Side, state: RandomizedState, x: PyTree, key: Key) -> PyTree:
         if side not in self._longest:
             return x
-        events = self._sensing(side)
+        events = [event for event in self.read.sensing if event.does.side == side]
         latency = [state.drawn[event.name] for event in events if event.does.add is None]
         x = late(state.actions if side == "action" else state.observations, latency[0] if latency else None)
         for event in events:

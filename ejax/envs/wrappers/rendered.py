@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import gymnasium
@@ -113,9 +114,7 @@ class RenderedEnv(EnvWrapper):
         pictures = {name: gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in self._sizes.items()}
         return gymnasium.spaces.Dict({**pictures, **_parts(self.drawn.observation_space)})
 
-    @property
-    def actions_per_decision(self) -> int:
-        return self.action_chunk
+    actions_per_decision = property(attrgetter("action_chunk"))
 
     @property
     def description(self) -> EnvDescription:
