@@ -179,10 +179,10 @@ def check_mode(mode: Any) -> None:
         raise ValueError(f"no sampling_mode {mode!r}; there is {', '.join(MODES)}")
 
 
-def check_count(name: str, value: Any) -> None:
+def check_count(name: str, value: Any, allowed: str = "an int") -> None:
     """Raise TypeError or ValueError unless ``value`` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+        raise TypeError(f"{name} must be {allowed}, got {type(value).__name__}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
 

@@ -102,9 +102,7 @@ class OnlineDataset:
             if chunk_size is not None or sampling_mode != "episode":
                 raise ValueError("sequence has the length of windows, and their mode; leave out the other two")
         elif not isinstance(chunk_size, ChunkSizeSampler):
-            if isinstance(chunk_size, bool) or not isinstance(chunk_size, int | np.integer):
-                raise TypeError(f"chunk_size must be an int or a ChunkSizeSampler, got {type(chunk_size).__name__}")
-            check_count("chunk_size", chunk_size)
+            check_count("chunk_size", chunk_size, "an int or a ChunkSizeSampler")
         if batch_size is not None:
             check_count("batch_size", batch_size)
         check_mode(sampling_mode)
@@ -117,26 +115,21 @@ class OnlineDataset:
 
     def iterate(self, shard: int | None = None) -> Iterator[Any]:
         """Iterate as consumer ``shard`` ≥ 0 of several, each with independent windows and chunk sizes."""
-        rng = make_rng(self.seed, *(() if shard is None else (shard,)), self._iterators)
+        size, stream = self.chunk_size, [self._iterators]
+        if shard is not None:
+            size, stream = size.stream(shard) if isinstance(size, ChunkSizeSampler) else size, [shard, *stream]
         self._iterators += 1
-        size = self.chunk_size
-        if shard is not None and isinstance(size, ChunkSizeSampler):
-            size = size.stream(shard)
-        return self._stream(rng, size)
+        return self._draws(make_rng(self.seed, *stream), size)
 
-    def _stream(self, rng: np.random.Generator, size: int | ChunkSizeSampler | None) -> Iterator[Any]:
+    def _draws(self, rng: np.random.Generator, size: int | ChunkSizeSampler | None) -> Iterator[Any]:
         if self.batch_size is None and isinstance(size, ChunkSizeSampler):
-            size = size()
+            size = size()  # once: a loader stacks items of one length
         while True:
-            now = size() if isinstance(size, ChunkSizeSampler) else size
-            chunks = self._sample(self.batch_size or 1, now or 1, rng)
+            if self.sequence is not None:
+                chunks = self.engine._draw(self.batch_size or 1, self.sequence.draw, rng)
+            else:
+                now = size() if isinstance(size, ChunkSizeSampler) else size or 1
+                chunks = self.engine.sample_batch(self.batch_size or 1, now, self.sampling_mode, rng=rng)
             if self.batch_size is None:
                 chunks = nest({path: array[0] for path, array in flatten(chunks).items()})
             yield chunks if self.transform is None else self.transform(chunks)
-
-    def _sample(self, count: int, chunk_size: int, rng: np.random.Generator) -> Chunks:
-        if self.sequence is None:
-            return self.engine.sample_batch(count, chunk_size, self.sampling_mode, rng=rng)
-        history, horizon = self.sequence.history_length, self.sequence.prediction_horizon
-        mode, generations = self.sequence.sampling_mode, self.sequence.generations
-        return self.engine.sample_batch_with_context(count, history, horizon, mode, generations=generations, rng=rng)

@@ -1,8 +1,10 @@
 """The config of an online data engine."""
 
 import math
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from ejax.data.chunks import check_count
@@ -11,25 +13,9 @@ from ejax.data.task import DemonstrationTask
 
 RefillPolicy = Literal["sample_threshold", "manual"]
 
-_OF_THE_TASK = "demonstrations are those of a task: give task, and its arguments as task_cfg"
-_OF_THE_SPEC = "the task's spec() has the width of each field; leave it out"
-_OF_THE_FIELDS = (
-    "the task's spec() names its fields of actions, such as actions, which were executed, and expert_actions; what "
-    "learns from them names one"
-)
-_REFUSED = {
-    "state_dim": _OF_THE_SPEC,
-    "action_dim": _OF_THE_SPEC,
-    "gym_config": _OF_THE_TASK,
-    "action_config": _OF_THE_TASK,
-    "action_semantics": _OF_THE_FIELDS,
-    "action_contracts": _OF_THE_FIELDS,
-    "buffer_device": "the buffer is in memory that processes share; ejax.data.prefetch puts batches onto a device",
-}
-_WITHOUT_EFFECT = {
-    "include_provenance": "no effect: each episode has its index, seed, attempt, generation, run_id and time",
-    "language_buffer_bytes": "no effect: texts lie in the rows, as wide as the task's spec() has them",
-}
+_LACKING: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+OF_EMBODICHAIN_ONLY = (*_LACKING["refused"], *_LACKING["without_effect"])
+"""The fields of EmbodiChain's class that this one lacks."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +62,19 @@ class OnlineDataEngineCfg:
     def from_embodichain(
         cls, fields: Mapping[str, Any], task: str | Callable[..., DemonstrationTask], **options: Any
     ) -> Self:
-        """The options that EmbodiChain 0.3.2's class of this name has, for a task of ejax's.
+        """Make the options that EmbodiChain 0.3.2's class of this name has, for a task of ejax's.
 
         Args:
             fields: by name. Those without effect are left out.
             options: those that EmbodiChain's class lacks.
 
-        Raises:
-            ValueError: fields that mean something here and cannot be honoured, each with the reason; see
-                ``embodichain_field``.
+        Raises ValueError for fields that mean something here and cannot be honoured; see ``embodichain_field``.
         """
         verdicts = {name: embodichain_field(name, value) for name, value in fields.items()}
         if refused := [f"{name}: {reason}" for name, (status, reason) in verdicts.items() if status == "refused"]:
             raise ValueError("; ".join(refused))
-        return cls(
-            task, **{name: fields[name] for name, (status, _) in verdicts.items() if status == "used"}, **options
-        )
+        used = {name: value for name, value in fields.items() if verdicts[name][0] == "used"}
+        return cls(task, **used, **options)
 
     def __post_init__(self) -> None:
         for name in ("buffer_size", "max_episode_steps", "refill_threshold", "max_generation_attempts"):
@@ -124,16 +107,12 @@ def check_budget(budget: int | None, hard_limit: int | None) -> None:
 
 def embodichain_field(name: str, value: Any) -> tuple[Literal["used", "without effect", "refused"], str]:
     """Judge a field of EmbodiChain 0.3.2's ``OnlineDataEngineCfg``: its use here, and the reason."""
-    if name in _WITHOUT_EFFECT:
-        return "without effect", _WITHOUT_EFFECT[name]
+    if name in _LACKING["without_effect"]:
+        return "without effect", _LACKING["without_effect"][name]
     if name == "buffer_device" and value == "cpu":
         return "without effect", "no effect: the buffer is there"
-    if name in _REFUSED:
-        return "refused", _REFUSED[name]
+    if name in _LACKING["refused"]:
+        return "refused", _LACKING["refused"][name]
     if name in OnlineDataEngineCfg.__dataclass_fields__:
         return "used", ""
     return "refused", "EmbodiChain's OnlineDataEngineCfg has no such field"
-
-
-OF_EMBODICHAIN_ONLY = (*_REFUSED, *_WITHOUT_EFFECT)
-"""The fields that this class lacks."""

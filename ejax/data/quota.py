@@ -9,9 +9,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+Charge: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Rows [B] that were charged, and the indices [R] of the episodes that all rows had then."""
 
 
 @contextmanager
@@ -53,8 +57,8 @@ class Quota:
             self._charge(rows, index, 1)
         return rows
 
-    def refund(self, charged: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> None:
-        """Take back what ``reserve`` charged for a batch that was not delivered: its rows and ``index`` each time."""
+    def refund(self, charged: Sequence[Charge]) -> None:
+        """Take back what ``reserve`` charged for a batch that was not delivered."""
         with counting(self._path):
             for rows, index in charged:
                 self._charge(rows, index, -1)

@@ -6,7 +6,7 @@ Torn copies are drawn again: a copy is always of one episode, and the choice uni
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,13 @@ from ejax.data.chunks import (
 )
 from ejax.data.control import BUFFER, COUNTS, Control
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.quota import Quota
+from ejax.data.quota import Charge, Quota
 from ejax.data.task import Episode, Origin, nest
 
 _LARGE = 2**18
 """Bytes from which chunks are drawn singly: copying one takes longer than choosing it."""
 _MAX_TRIES = 1000
 _WAIT_S = 1.0
-
-
-@dataclass(frozen=True)
-class _Job:
-    draw: Draw
-    rng: np.random.Generator
-    charged: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
-    """Rows, and the indices of the episodes that all rows had then."""
 
 
 class ChunkReader:
@@ -65,13 +57,13 @@ class ChunkReader:
         Raises DataUnavailableError without a whole row that has such a window, and DataBudgetExhaustedError, with
         nothing charged, if too few draws are left of them.
         """
-        job = _Job(draw, rng)
+        charged: list[Charge] = []
         try:
-            return draw.nested(*self._copies(count, job))
+            return draw.nested(*self._copies(count, draw, rng, charged))
         except BaseException:
             # a batch is delivered whole or not at all, and what is not delivered costs nothing
-            if self.quota is not None and job.charged:
-                self.quota.refund(job.charged)
+            if self.quota is not None:
+                self.quota.refund(charged)
             raise
 
     def chunks_left(self) -> int:
@@ -81,22 +73,20 @@ class ChunkReader:
             whole = (self._version > 0) & (self._buffer.version == self._version)
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
-    def _copies(self, count: int, job: _Job) -> Copies:
-        size, is_large = job.draw.size, self._buffer.chunk_bytes(job.draw.size) >= _LARGE
-        one_by_one = is_large or job.draw.history_length is not None
-        made = self._buffer.empty(count if one_by_one else 0, size)
+    def _copies(self, count: int, draw: Draw, rng: np.random.Generator, charged: list[Charge]) -> Copies:
+        made, is_large = self._buffer.empty(count, draw.size), self._buffer.chunk_bytes(draw.size) >= _LARGE
         # small ones all at once: the fewest calls. Large ones one at a time: few are torn, and few copies are wasted
         for places in np.arange(count).reshape((-1, 1) if is_large else (1, -1)):
             tries = 0
             while places.size:
-                windows, version = self._choose(places.size, job)
-                if one_by_one:
+                windows, version = self._choose(places.size, draw, rng, charged)
+                if is_large or draw.history_length is not None:
                     for i, place in enumerate(places):
                         self._buffer.copy_window(windows, i, made, place)
                 elif places.size == count:
-                    made = self._buffer.gather(windows.row, windows.start, size)
+                    made = self._buffer.gather(windows.row, windows.start, draw.size)
                 else:
-                    copies = self._buffer.gather(windows.row, windows.start, size)
+                    copies = self._buffer.gather(windows.row, windows.start, draw.size)
                     for kept, new in zip(made, copies, strict=True):
                         for path, array in new.items():
                             kept[path][places] = array
@@ -110,9 +100,10 @@ class ChunkReader:
                     )
         return made
 
-    def _choose(self, count: int, job: _Job) -> tuple[Windows, NDArray[np.int64]]:
+    def _choose(
+        self, count: int, draw: Draw, rng: np.random.Generator, charged: list[Charge]
+    ) -> tuple[Windows, NDArray[np.int64]]:
         """Return ``count`` windows, and the versions [R] of the rows at that time."""
-        draw, rng = job.draw, job.rng
         deadline = time.monotonic() + _WAIT_S
         while True:
             version, index, mask = self._masked(draw)
@@ -121,14 +112,14 @@ class ChunkReader:
                 continue
             if self.quota is None:
                 rows, frames = draw_windows(mask, count, rng)
-            else:
-                reserved = self.quota.reserve(np.asarray(mask.any(axis=1)), index, count, rng)
-                if reserved is None:
-                    self._await_new_or_raise(deadline, version, count)
-                    continue
-                job.charged.append((reserved, index))
+                break
+            reserved = self.quota.reserve(np.asarray(mask.any(axis=1)), index, count, rng)
+            if reserved is not None:
+                charged.append((reserved, index))
                 rows, frames = reserved, draw_starts(mask, reserved, rng)
-            return self._windows(rows, frames, draw), version
+                break
+            self._await_new_or_raise(deadline, version, count)
+        return self._windows(rows, frames, draw), version
 
     def _windows(self, rows: NDArray[np.int64], frames: NDArray[np.int64], draw: Draw) -> Windows:
         """Return the windows of ``frames`` of ``rows``; of a row written to since, nonsense that shows as torn."""

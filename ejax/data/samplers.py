@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -79,7 +78,11 @@ class GMMChunkSampler(_Seeded):
         seed: int = 0,
     ) -> None:
         weights = [1.0] * len(means) if weights is None else weights
-        _check_mixture(means, stds, weights)
+        given = f"got means {list(means)}, stds {list(stds)}, weights {list(weights)}"
+        if not (means and len(means) == len(stds) == len(weights) and np.isfinite([*means, *stds, *weights]).all()):
+            raise ValueError(f"means, stds and weights must be finite, as many of each, and at least one; {given}")
+        if min(stds) <= 0 or min(weights) < 0 or sum(weights) <= 0:
+            raise ValueError(f"every std must be above 0, and weights at least 0 and not all 0; {given}")
         _check_range(low, high)
         super().__init__(seed)
         self.means, self.stds = tuple(map(float, means)), tuple(map(float, stds))
@@ -122,17 +125,3 @@ def _check_range(low: int | None, high: int | None) -> None:
             check_count(name, bound)
     if low is not None and high is not None and high < low:
         raise ValueError(f"high must be at least low, got low={low}, high={high}")
-
-
-def _check_mixture(means: Sequence[float], stds: Sequence[float], weights: Sequence[float]) -> None:
-    if not means:
-        raise ValueError("means is empty; give at least one component")
-    for name, values in (("means", means), ("stds", stds), ("weights", weights)):
-        if len(values) != len(means):
-            raise ValueError(f"{name} has {len(values)} entries, means has {len(means)}; give as many")
-        if not all(map(math.isfinite, values)):
-            raise ValueError(f"{name} must be finite, got {list(values)}")
-    if min(stds) <= 0:
-        raise ValueError(f"every std must be above 0, got {list(stds)}")
-    if min(weights) < 0 or sum(weights) <= 0:
-        raise ValueError(f"weights must be at least 0 and not all 0, got {list(weights)}")

@@ -40,6 +40,7 @@ OTHERWISE = {
     ("ejax/data/buffer.py", "path.open"): f"{_OWN}: the shared memory",
     ("ejax/data/control.py", "os.open"): f"{_OWN}: for its lock alone",
     ("ejax/data/lerobot/commit.py", "os.open"): "a folder, to force it to disk",
+    ("ejax/data/engine_config.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,
     ("ejax/data/quota.py", "os.open"): f"{_OWN}: for its lock alone",
     ("ejax/data/supervisor.py", "(self.folder / LIFE).read_bytes"): _OWN,
     ("ejax/data/supervisor.py", "(self.folder / SPEC).read_bytes"): _OWN,

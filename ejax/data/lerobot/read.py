@@ -4,6 +4,7 @@ Folders of an ``EpisodeWriter`` return the fields that were put in. In others fe
 field ``observation/state``; data other than numbers and images is left out, and named by ``EpisodeReader.skipped``.
 """
 
+import math
 import threading
 import warnings
 from collections import OrderedDict
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -105,63 +105,60 @@ class EpisodeReader:
         if not -len(self) <= index < len(self):
             raise IndexError(f"no episode {index}; {self.folder} has {len(self)}")
         index %= len(self)
-        frames = self._own_frames(index, 0, int(self.lengths[index]))
-        ids, lengths = self.segments(index)
+        frames = self._own_frames(index, 0, self._rows[index]["length"])
         fields = {path: value for path, value in self.fields(index).items() if path in self._fields}
-        return Episode(
-            nest(frames), segment_id=np.repeat(ids, lengths), fields=nest(fields), terminated=self._terminated(index)
-        )
+        return self._episode(index, nest(frames), nest(fields))
 
     def window(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
         """Read frames [start, start + count) by path, with the frame fields of the engine's buffer. Do not write to the
         arrays: other callers may share them."""
-        ids, lengths = self.segments(index)
-        whole = Episode({}, segment_id=np.repeat(ids, lengths), terminated=self._terminated(index))
-        numbers = frame_numbers(whole, int(lengths.sum()))
+        numbers = frame_numbers(self._episode(index, {}, {}), self._rows[index]["length"])
         part = {path: values[start : start + count] for path, values in numbers.items()}
         return part | self._own_frames(index, start, count)
 
-    def _terminated(self, index: int) -> bool:
-        return bool(self._rows[index].get("ejax/terminated", True))  # LeRobot does not record it; an Episode's default
+    def _episode(self, index: int, frames: dict[str, Any], fields: dict[str, Any]) -> Episode:
+        terminated = bool(self._rows[index].get("ejax/terminated", True))  # LeRobot does not record it
+        return Episode(frames, segment_id=np.repeat(*self.segments(index)), fields=fields, terminated=terminated)
 
     def _own_frames(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
-        table = self._cache.get((index, ""), lambda: self._read(index))
+        kept = self._cache.get((index, ""), lambda: self._read(index))
         made, length = {}, self._rows[index]["length"]
         for column in self.columns:
             if not column.is_image:
-                made[column.path] = table[column.path][start : start + count]
-            elif length * int(np.prod(column.shape)) > self._cache.capacity:
+                made[column.path] = kept[column.path][start : start + count]
+            elif length * math.prod(column.shape) > self._cache.capacity:
                 # decoded by windows: whole, it would push out all others each time
-                made[column.path] = self._images(index, table, column, start, count)
+                made[column.path] = self._images(index, kept, column, start, count)
             else:
-                decode = partial(self._images, index, table, column, 0, length)
+                decode = partial(self._images, index, kept, column, 0, length)
                 made[column.path] = self._cache.get((index, column.path), decode)[start : start + count]
         return made
 
     def _read(self, index: int) -> dict[str, Any]:
         """Read an episode's data file: arrays [length, ...] by path; images still encoded."""
-        row = self._rows[index]
+        row, columns = self._rows[index], [column for column in self.columns if column.kind != "video"]
         name = self.info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
-        kept = [column for column in self.columns if column.kind != "video"]
-        table = _read_episode(self._files, name, index, row["length"], [column.feature for column in kept])
-        made: dict[str, Any] = {}
-        with named(self.folder / name):
-            for column in kept:
+        names = [*(column.feature for column in columns), "episode_index"]
+        with self._files.open(name) as file, named(self.folder / name):
+            table = pq.read_table(file, columns=names, filters=[("episode_index", "==", index)], use_threads=False)
+            if len(table) != row["length"]:
+                raise ValueError(f"{len(table)} frames of episode {index}; in {EPISODES} it has {row['length']}")
+            made: dict[str, Any] = {}
+            for column in columns:
                 array = table[column.feature].combine_chunks()
-                encoded = column.is_image
-                made[column.path] = array.field("bytes").to_pylist() if encoded else fmt.from_arrow(array, column)
+                made[column.path] = (
+                    array.field("bytes").to_pylist() if column.is_image else fmt.from_arrow(array, column)
+                )
         return made
 
-    def _images(
-        self, index: int, table: Mapping[str, Any], column: Column, start: int, count: int
-    ) -> NDArray[np.uint8]:
+    def _images(self, index: int, kept: Mapping[str, Any], column: Column, start: int, count: int) -> NDArray[np.uint8]:
         height, width, channels = column.shape
-        shape, where = (height, width, channels), f"{self.folder}: episode {index}"
+        shape, where = (height, width, channels), f"{self.folder}: episode {index}, '{column.feature}'"
         if column.kind == "png":
-            encoded = table[column.path][start : start + count]
+            encoded = kept[column.path][start : start + count]
             if None in encoded:
-                raise ValueError(f"{where} has images of '{column.feature}' outside its data file")
-            return np.stack([decode_image(data, shape, f"{where}, '{column.feature}'") for data in encoded])
+                raise ValueError(f"{where} has images outside its data file")
+            return np.stack([decode_image(data, shape, where) for data in encoded])
         row, key = self._rows[index], f"videos/{column.feature}"
         place = {name: row[f"{key}/{name}"] for name in ("chunk_index", "file_index")}
         path = self._files.check(self.info["video_path"].format(video_key=column.feature, **place))
@@ -207,12 +204,3 @@ def _field(value: Any, entry: Mapping[str, Any]) -> NDArray[Any]:
     dtype = np.dtype(entry["dtype"])
     made = np.char.encode(value, "utf-8").astype(dtype) if dtype.kind == "S" else np.array(value, dtype)
     return made.reshape(entry["shape"])
-
-
-def _read_episode(files: KeptFiles, name: str, index: int, length: int, names: list[str]) -> pa.Table:
-    path, mine = files.folder / name, [("episode_index", "==", index)]
-    with files.open(name) as opened, named(path):
-        table = pq.read_table(opened, columns=[*names, "episode_index"], filters=mine, use_threads=False)
-    if len(table) != length:
-        raise ValueError(f"{path} has {len(table)} frames of episode {index}; in meta/episodes it has {length}")
-    return table
