@@ -431,7 +431,7 @@ def test_metadata_of_another_kind_are_refused_with_what_is_wrong(
 
 def test_a_writer_names_the_entry_in_which_a_folder_differs(kept: Path) -> None:
     spec = EpisodeSpec({**SPEC.frames, "actions": ((5,), "float32")}, SPEC.episode)
-    with pytest.raises(ValueError, match=r"set has features\.actions\.shape \[4\], the writer \[5\]; make the"):
+    with pytest.raises(ValueError, match=r"set has features/actions/shape \[4\], the writer \[5\]; make the"):
         EpisodeWriter(kept, spec, fps=20, append=True)
 
 

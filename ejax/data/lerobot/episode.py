@@ -33,8 +33,8 @@ def write_episode(
     ``episode`` has checked arrays: ``frames`` [T, ...] and ``fields`` by path. Raises OSError as ``Change.commit``.
     """
     format, info, length = recording.format, recording.info, len(next(iter(episode.frames.values())))
-    index, first = info["total_episodes"], info["total_frames"]
-    tasks = {**recording.tasks, instruction: recording.tasks.get(instruction, len(recording.tasks))}
+    index, first, tasks = len(recording.rows), info["total_frames"], recording.tasks
+    tasks.setdefault(instruction, len(tasks))
     segment_id = np.zeros(length) if episode.segment_id is None else episode.segment_id
     numbers = {
         "timestamp": (np.arange(length) / format.fps).astype(np.float32),
@@ -64,10 +64,8 @@ def write_episode(
     new = replace(
         recording,
         info={**info, **counts, "splits": {"train": f"0:{index + 1}"}},
-        tasks=tasks,
         stats={name: combine_stats(recording.stats[name], of) if index else of for name, of in stats.items()},
-        rows=append.rows(row),
-        seeds=(*recording.seeds, origin.seed),
+        rows=(*recording.rows, row | append.meta()),
         new_videos=False,
     )
     new.write_meta(change)
@@ -89,7 +87,7 @@ class _Append:
         entries, grows = self._place("data", fmt.DATA, len(data))
         name = place(entries, "data", fmt.DATA)
         if grows:  # a Parquet file cannot grow: it is written again
-            before = data_groups(self._files, name, self._recording.info["total_episodes"])
+            before = data_groups(self._files, name, len(self._recording.rows))
             data = parquet_file(schema, [*before, *groups])
         self._change.write(name, data)
         return entries
@@ -109,10 +107,9 @@ class _Append:
             alone.rename(self._change.path(name))
         return entries | {f"{key}/from_timestamp": before / fps, f"{key}/to_timestamp": (before + len(frames)) / fps}
 
-    def rows(self, row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-        rows = self._recording.rows
-        entries, grows = self._place("meta/episodes", fmt.EPISODES, 0, new=len(rows) >= _EPISODES_PER_FILE)
-        return (*(rows if grows else ()), {**row, **entries})
+    def meta(self) -> dict[str, Any]:
+        is_full = len(self._recording.last_rows) >= _EPISODES_PER_FILE
+        return self._place("meta/episodes", fmt.EPISODES, 0, new=is_full)[0]
 
     def _place(self, key: str, pattern: str, size: int, *, new: bool = False) -> tuple[dict[str, Any], bool]:
         """Find the file for ``size`` more bytes: its entries of a row, and True if it is there and grows."""

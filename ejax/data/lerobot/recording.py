@@ -3,7 +3,8 @@
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ejax.data.lerobot.files import Digests, KeptFiles, inside, open_inside, sha
 from ejax.data.lerobot.format import STATS, Column, Stats, combine_stats
 from ejax.data.lerobot.metadata import check_info, check_ours
 from ejax.data.lerobot.parquet import load_rows, named, open_parquet, row_files
-from ejax.data.task import EpisodeSpec
+from ejax.data.task import EpisodeSpec, flatten
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,29 @@ class Recording:
     digests: Digests
     schema: pa.Schema
     """Schema of the files of episodes: one begun before ``Origin`` was kept goes on with the columns that it has."""
-    tasks: Mapping[str, int]
-    """Index by instruction, in the order of their first use."""
-    stats: Mapping[str, Stats]
+    rows: tuple[Mapping[str, Any], ...] = ()
+    """A row of ``meta/episodes`` per episode."""
+    stats: Mapping[str, Stats] = field(default_factory=dict)
     """By feature."""
-    rows: tuple[Mapping[str, Any], ...]
-    """The rows of the last file of ``meta/episodes``."""
-    seeds: tuple[int, ...]
     new_videos: bool = False
     """True after a crash: the last video files may have frames of an episode that was lost, so no more are joined."""
+
+    @property
+    def tasks(self) -> dict[str, int]:
+        """Return the index of each instruction: its place in the order of their first use."""
+        return {task: i for i, task in enumerate(dict.fromkeys(row["tasks"][0] for row in self.rows))}
+
+    @property
+    def last_rows(self) -> list[Mapping[str, Any]]:
+        """Return the rows of the last file of ``meta/episodes``."""
+        names = ("meta/episodes/chunk_index", "meta/episodes/file_index")
+        alike = takewhile(lambda row: all(row[name] == self.rows[-1][name] for name in names), reversed(self.rows))
+        return list(alike)[::-1]
 
     def write_meta(self, change: Change) -> None:
         """Write the metadata that an episode changes: its rows, statistics, counts."""
         if self.rows:
-            table = pa.Table.from_pylist(list(self.rows), self.schema)
+            table = pa.Table.from_pylist(self.last_rows, self.schema)
             change.write(place(self.rows[-1], "meta/episodes", fmt.EPISODES), parquet_file(self.schema, [table]))
             change.write(fmt.TASKS, _tasks_file(self.tasks))
             stats = {name: {key: v.tolist() for key, v in of.items()} for name, of in self.stats.items()}
@@ -104,16 +114,13 @@ def open_recording(folder: Path, format: Format) -> tuple[Recording, bool]:
     if info.get("total_frames") != sum(row["length"] for row in rows):
         raise ValueError(f"{folder} has other counts in {fmt.INFO} than in meta/episodes; restore it from a copy")
     names = _names_of(format, rows)
-    sizes = {name: format.info()[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
     recording = Recording(
         format,
-        info | sizes,
+        info | {name: size for name, size in format.info().items() if name.endswith("_size_in_mb")},
         {name: _digest(folder, name) for name in names} if files.digests is None else files.digests,
         _schema(files, format) if rows else fmt.episodes_schema(format.columns, format.spec),
-        {task: i for i, task in enumerate(dict.fromkeys(row["tasks"][0] for row in rows))},
+        tuple(rows),
         _stats_of(rows, format.columns),
-        tuple(row for row in rows if place(row, "meta/episodes", fmt.EPISODES) == names[-1]),
-        tuple(row.get("ejax/seed", -1) for row in rows),
     )
     is_ahead, lost = not files.is_latest(fmt.INFO), remove_leftovers(folder)
     if is_ahead:
@@ -147,37 +154,32 @@ def data_groups(files: KeptFiles, name: str, count: int) -> list[pa.Table]:
 
 
 def _begin(folder: Path, format: Format) -> Recording:
-    schema = fmt.episodes_schema(format.columns, format.spec)
-    recording = Recording(format, format.info(), {}, schema, {}, {}, (), ())
+    recording = Recording(format, format.info(), {}, fmt.episodes_schema(format.columns, format.spec))
     with Change(folder) as change:
         change.write(fmt.OURS, _to_json(format.ours()))
         recording.write_meta(change)
         return replace(recording, digests=change.commit({}))
 
 
-def _repaired(folder: Path, recording: Recording, names: Sequence[str], files: KeptFiles) -> Recording:
+def _repaired(folder: Path, recording: Recording, names: set[str], files: KeptFiles) -> Recording:
     """Remove what is ahead of ``meta/info.json``: files that no episode names, and the ends of those that it names."""
-    for name in recording.digests.keys() - set(names):
+    for name in recording.digests.keys() - names:
         inside(folder, name).unlink(missing_ok=True)
     digests = {name: digests for name, digests in recording.digests.items() if name in names}
     with Change(folder) as change:
         if recording.rows:
             name = place(recording.rows[-1], "data", fmt.DATA)
-            groups = data_groups(files, name, recording.info["total_episodes"])
+            groups = data_groups(files, name, len(recording.rows))
             change.write(name, parquet_file(fmt.data_schema(recording.format.columns), groups))
         recording.write_meta(change)
         return replace(recording, digests=change.commit(digests), new_videos=True)
 
 
-def _names_of(format: Format, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the files of a recording of ``rows``, those of ``meta/episodes`` last."""
-    patterns = {"data": fmt.DATA} | {f"videos/{column.feature}": video_pattern(column) for column in format.videos}
-    patterns["meta/episodes"] = fmt.EPISODES
-    meta = [fmt.INFO, fmt.OURS, *((fmt.TASKS, fmt.STATS_FILE) if rows else ())]
-    return [
-        *meta,
-        *(name for key, each in patterns.items() for name in dict.fromkeys(place(r, key, each) for r in rows)),
-    ]
+def _names_of(format: Format, rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    patterns = {"data": fmt.DATA, "meta/episodes": fmt.EPISODES}
+    patterns |= {f"videos/{column.feature}": video_pattern(column) for column in format.videos}
+    names = {place(row, key, pattern) for row in rows for key, pattern in patterns.items()}
+    return names | {fmt.INFO, fmt.OURS, *((fmt.TASKS, fmt.STATS_FILE) if rows else ())}
 
 
 def _digest(folder: Path, name: str) -> tuple[str, ...]:
@@ -186,24 +188,15 @@ def _digest(folder: Path, name: str) -> tuple[str, ...]:
 
 
 def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any], format: Format) -> None:
+    keys = ("codebase_version", "robot_type", "fps", "features", "ejax", "data_path", "video_path")
     expected = json.loads(_to_json(format.info() | {"ejax": format.ours()}))
-    there = {**info, "ejax": ours}
-    for name in ("codebase_version", "robot_type", "fps", "features", "ejax", "data_path", "video_path"):
-        if there.get(name) != expected[name]:
-            where, has, needs = _first_difference(name, there.get(name), expected[name])
+    has, needs = (flatten({key: tree.get(key) for key in keys}) for tree in ({**info, "ejax": ours}, expected))
+    for path in (*needs, *has):
+        if has.get(path) != needs.get(path):
             raise ValueError(
-                f"{folder} has {where} {has}, the writer {needs}; make the writer alike, or record into a new folder"
+                f"{folder} has {path} {shown(has.get(path), 200)}, the writer {shown(needs.get(path), 200)}; make the "
+                f"writer alike, or record into a new folder"
             )
-
-
-def _first_difference(where: str, there: Any, expected: Any) -> tuple[str, str, str]:
-    """Return the place of the first difference between two trees, and each one's value there, shortened."""
-    if isinstance(there, dict) and isinstance(expected, dict):
-        if there.keys() != expected.keys():
-            return where, shown(list(there), 200), shown(list(expected), 200)
-        name = next(name for name in there if there[name] != expected[name])
-        return _first_difference(f"{where}.{name}", there[name], expected[name])
-    return where, shown(there, 200), shown(expected, 200)
 
 
 def _schema(files: KeptFiles, format: Format) -> pa.Schema:

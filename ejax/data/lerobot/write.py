@@ -89,12 +89,12 @@ class EpisodeWriter:
 
     @property
     def num_episodes(self) -> int:
-        return int(self._recording.info["total_episodes"])
+        return len(self._recording.rows)
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """Return the seeds of all episodes, in order; -1: unknown."""
-        return self._recording.seeds
+        return tuple(row.get("ejax/seed", -1) for row in self._recording.rows)
 
     def append(self, episode: Episode, instruction: str, *, seed: int = -1, origin: Origin | None = None) -> int:
         """Keep an episode, on the disk when this returns; return its index.
