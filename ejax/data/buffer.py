@@ -33,7 +33,7 @@ from ejax.data.task import (
 
 Copies: TypeAlias = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
 """Frame fields [B, C, ...] and episode fields [B, ...], by path."""
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes of a cache line: two processes' words do not share one
 _KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
@@ -85,19 +85,17 @@ class TrajectoryBuffer:
         numbers: dict[str, Any] = {"length": length, "index": index, "written_at": written_at, **origin._asdict()}
         # all checks and conversions are done: the row is odd for the copies alone, and no error leaves it so
         with self.writing(row):
+            # all frames first: beyond the end the other fields keep an earlier episode's values, which nobody reads
             self.frames["valid"][row] = False
             for path, values in arrays.items():
                 self.frames[path][row, :length] = values
-            for name in ("episode_step", "segment_id", "segment_step"):
-                self.frames[name][row, length:] = -1
-            for name in ("segment_start", "segment_end", "terminated", "truncated"):
-                self.frames[name][row, length:] = False
             for path, value in (fields | numbers).items():
                 self.episode[path][row] = value
 
     @contextmanager
     def writing(self, row: int) -> Iterator[None]:
         """Lock a row. It stays locked after an exception: the content is incomplete."""
+        # not += 1: a worker that was killed here left it odd, and has no successor
         self.version[row] |= 1
         fence()
         yield
@@ -128,6 +126,7 @@ class TrajectoryBuffer:
         for path, target in frames.items():
             size, source = target.shape[1], self.frames[path]
             first, behind = np.clip([begin - start, end - start], 0, size)
+            # what lies beyond the episode may be an earlier one's, so it is not copied
             target[place, :first] = target[place, behind:] = padding(path, source.dtype)
             target[place, first:behind] = source[row, start + first : start + behind]
         for path, target in fields.items():
@@ -140,6 +139,7 @@ class TrajectoryBuffer:
 def create(path: Path, arrays: Mapping[str, Field]) -> None:
     """Make a file of arrays, zeros, which lasts until its last process ends; MemoryError if shared memory is short."""
     _, size = _offsets(arrays)
+    # of its owner alone, like the folder: consumers unpickle failures
     path.touch(0o600, exist_ok=False)
     with path.open("r+b") as file:
         try:
@@ -174,5 +174,5 @@ def _offsets(arrays: Mapping[str, Field]) -> tuple[dict[str, int], int]:
     for name, (shape, dtype) in arrays.items():
         offsets[name] = end
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT  # rounded up
     return offsets, end

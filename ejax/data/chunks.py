@@ -109,7 +109,7 @@ class Draw:
         """Nest copies: frame fields [B, C, ...], and episode fields [B, ...] under ``episode``."""
         chunks = nest(frames) | {"episode": nest(fields)}
         if self.history_length is not None:
-            chunks[LOSS_MASK] = frames["valid"].copy()
+            chunks[LOSS_MASK] = frames["valid"].copy()  # a copy: who writes to one must not change the other
             chunks[LOSS_MASK][:, : self.history_length - 1] = False
         return chunks
 
@@ -118,6 +118,7 @@ def find_runs(valid: NDArray[np.bool_], segment_id: NDArray[np.integer]) -> Runs
     """Measure the runs of equal frames from each frame [R, T] on."""
     changes = segment_id[:, 1:] != segment_id[:, :-1]
     last = np.ones((len(valid), 1), bool)
+    # a run ends where frames end to be valid, or before the next change of the id
     valid_run = _distance(~valid)
     same = np.where(valid, np.minimum(valid_run, _distance(np.concatenate([changes, last], axis=1)) + 1), 0)
     return Runs(valid_run, same, np.where(segment_id >= 0, same, 0))
@@ -129,6 +130,7 @@ def run_bounds(runs: Runs, mode: str) -> tuple[NDArray[np.int64], NDArray[np.int
     step = np.arange(length.shape[1])
     end = step + length
     starts = np.ones(end.shape, bool)
+    # frames of one run have its end in common
     starts[:, 1:] = end[:, 1:] != end[:, :-1]
     return np.maximum.accumulate(np.where(starts, step, 0), axis=1), end
 
@@ -138,7 +140,9 @@ def window_mask(runs: Runs, chunk_size: int, mode: SamplingMode) -> NDArray[np.b
     if mode == "segment":
         return runs.segment >= chunk_size
     mask = runs.valid >= chunk_size
-    return mask & (runs.same < chunk_size) if mode == "boundary" else mask
+    return (
+        mask & (runs.same < chunk_size) if mode == "boundary" else mask
+    )  # the id changes inside where its run is shorter than the chunk
 
 
 def draw_windows(
@@ -146,6 +150,7 @@ def draw_windows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw rows and first frames, each [B], of ``mask`` [R, T] with at least one True, with replacement."""
     rows = np.flatnonzero(mask.any(axis=1))
+    # rows first: a long episode is not drawn more often than a short one
     chosen = rows[rng.integers(len(rows), size=count)]
     return chosen, draw_starts(mask, chosen, rng)
 
@@ -153,6 +158,7 @@ def draw_windows(
 def draw_starts(mask: NDArray[np.bool_], rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Draw the first frame [B] of a window of each of ``rows`` [B]."""
     counts = mask.sum(axis=1)
+    # the nth True of a row is entry before + nth of all of them, in row order
     nth = rng.integers(counts[rows])
     before = np.cumsum(counts) - counts
     return np.flatnonzero(mask)[before[rows] + nth] % mask.shape[1]
@@ -191,5 +197,5 @@ def _distance(stop: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Count frames from each [R, T] to the next where ``stop`` holds, or else to T."""
     num_frames = stop.shape[1]
     at = np.where(stop, np.arange(num_frames), num_frames)
-    nearest = np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1]
+    nearest = np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1]  # from the right: each frame's next stop
     return nearest - np.arange(num_frames)

@@ -115,6 +115,7 @@ class OnlineDataset:
 
     def iterate(self, shard: int | None = None) -> Iterator[Any]:
         """Iterate as consumer ``shard`` ≥ 0 of several, each with independent windows and chunk sizes."""
+        # the number of the iterator is part of the stream: a second epoch draws other windows
         size, stream = self.chunk_size, [self._iterators]
         if shard is not None:
             size, stream = size.stream(shard) if isinstance(size, ChunkSizeSampler) else size, [shard, *stream]

@@ -92,10 +92,10 @@ class OnlineDataEngine(ChunkSource):
                 raise RuntimeError(
                     f"start() requires state CREATED; current state is {self.state.name}; make a new engine"
                 )
-            self._phase = EngineState.STARTING
+            self._phase = EngineState.STARTING  # before the lock is let go: a second start() is refused
         try:
             self._supervisor = Supervisor(self.cfg, self.run_id)
-            self._events = self._supervisor.events
+            self._events = self._supervisor.events  # the list itself: events can be drained after the end
             self._finalizer = weakref.finalize(self, _abandon, self._supervisor, os.getpid())
             self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
             atexit.register(self._finalizer)
@@ -145,6 +145,7 @@ class OnlineDataEngine(ChunkSource):
             has_failed = bool(supervisor.control["failure_size"])
             if has_failed or self._phase is None:  # an engine that failed to start stays so
                 self._phase = EngineState.FAILED if has_failed else EngineState.STOPPED
+            # a failure is raised once: by the draw that met it, or else here
             unreported, self._reported = has_failed and not self._reported, True
         if unreported:
             supervisor.control.raise_failure()
@@ -209,6 +210,7 @@ class OnlineDataEngine(ChunkSource):
             for each in taken:
                 after, requested = each.index, False
                 yield each
+            # those that came meanwhile may be more: a refill is requested only once none did
             if taken:
                 continue
             if manual and not requested and os.getpid() == self._owner_pid:
@@ -253,7 +255,7 @@ class OnlineDataEngine(ChunkSource):
     def __setstate__(self, state: dict[str, Any]) -> None:
         copy = OnlineDataEngine(state["cfg"])
         copy.run_id = state["run_id"]
-        copy._owner_pid, copy._phase, copy._ticket = None, None, state["ticket"]
+        copy._owner_pid, copy._phase, copy._ticket = None, None, state["ticket"]  # it owns nothing: it only draws
         self.__dict__.update(copy.__dict__)
 
     def _require_owner(self, verb: str) -> None:

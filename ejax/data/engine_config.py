@@ -109,7 +109,7 @@ def embodichain_field(name: str, value: Any) -> tuple[Literal["used", "without e
     """Judge a field of EmbodiChain 0.3.2's ``OnlineDataEngineCfg``: its use here, and the reason."""
     if name in _LACKING["without_effect"]:
         return "without effect", _LACKING["without_effect"][name]
-    if name == "buffer_device" and value == "cpu":
+    if name == "buffer_device" and value == "cpu":  # the one of its values that changes nothing
         return "without effect", "no effect: the buffer is there"
     if name in _LACKING["refused"]:
         return "refused", _LACKING["refused"][name]

@@ -30,5 +30,5 @@ def prefetch_to_device(
 def _prefetch(batches: Iterator[PyTree], size: int, device: Any) -> Iterator[PyTree]:
     queue: deque[PyTree] = deque(jax.device_put(batch, device) for batch in islice(batches, size))
     while queue:
-        yield queue.popleft()
+        yield queue.popleft()  # the device works on it while the next one is drawn
         queue.extend(jax.device_put(batch, device) for batch in islice(batches, 1))

@@ -6,6 +6,7 @@ Torn copies are drawn again: a copy is always of one episode, and the choice uni
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ class ChunkReader:
                         for path, array in new.items():
                             kept[path][places] = array
                 fence()
+                # a version that changed while its row was copied: two episodes may be mixed, so it is drawn again
                 places = places[self._buffer.version[windows.row] != version[windows.row]]
                 self.redrawn += places.size
                 if places.size and (tries := tries + 1) == _MAX_TRIES:
@@ -108,17 +110,17 @@ class ChunkReader:
         while True:
             version, index, mask = self._masked(draw)
             if not mask.any():
-                self._wait_or_raise(deadline, draw)
+                self._wait_or_raise(deadline, self._no_window, draw)
                 continue
             if self.quota is None:
                 rows, frames = draw_windows(mask, count, rng)
                 break
             reserved = self.quota.reserve(np.asarray(mask.any(axis=1)), index, count, rng)
             if reserved is not None:
-                charged.append((reserved, index))
+                charged.append((reserved, index))  # before the copy: whatever fails later is refunded
                 rows, frames = reserved, draw_starts(mask, reserved, rng)
                 break
-            self._await_new_or_raise(deadline, version, count)
+            self._wait_or_raise(deadline, self._no_budget, count)
         return self._windows(rows, frames, draw), version
 
     def _windows(self, rows: NDArray[np.int64], frames: NDArray[np.int64], draw: Draw) -> Windows:
@@ -137,6 +139,7 @@ class ChunkReader:
             mask = window_mask(self._runs, draw.needed, draw.mode)
             if draw.generations is not None:
                 mask[~np.isin(self._generation, draw.generations)] = False
+        # rows that changed since are left out: their runs are those of an earlier episode
         mask[self._buffer.version != version] = False
         return version, index, mask
 
@@ -159,25 +162,27 @@ class ChunkReader:
             known[changed[whole]] = new[whole]
         self._version[changed[whole]] = version[changed[whole]]
 
-    def _wait_or_raise(self, deadline: float, draw: Draw) -> None:
-        unsettled = (self._buffer.version != self._version) | (self._buffer.version % 2 == 1)
-        if time.monotonic() > deadline or not unsettled.any():
-            longest = int(self._runs.valid.max(initial=0))
-            of = "" if draw.generations is None else f" in generations {', '.join(map(str, draw.generations))}"
-            raise DataUnavailableError(
-                f"No unlocked valid chunk of {draw.needed} frames in mode '{draw.mode}'{of}: of {len(self._version)} "
-                f"rows {int((self._buffer.version % 2 == 1).sum())} are being written, and the longest episode has "
-                f"{longest} frames; give a smaller chunk_size or another sampling_mode"
-            )
+    def _wait_or_raise(self, deadline: float, problem: Callable[..., RuntimeError], about: Any) -> None:
+        """Wait for rows that are being written, or were since; without any, or too late, raise ``problem(about)``."""
+        now = self._buffer.version
+        if time.monotonic() > deadline or not ((now != self._version) | (now % 2 == 1)).any():
+            raise problem(about)
         time.sleep(1e-4)
 
-    def _await_new_or_raise(self, deadline: float, version: NDArray[np.int64], count: int) -> None:
-        now = self._buffer.version
-        if time.monotonic() > deadline or not ((now != version) & (now % 2 == 0)).any():
-            raise DataBudgetExhaustedError(
-                f"the episodes in the buffer may be drawn for {self.chunks_left()} more chunks "
-                f"(episode_sample_budget), and {count} were requested; request fewer, or have the buffer refilled"
-            )
+    def _no_window(self, draw: Draw) -> RuntimeError:
+        longest = int(self._runs.valid.max(initial=0))
+        of = "" if draw.generations is None else f" in generations {', '.join(map(str, draw.generations))}"
+        return DataUnavailableError(
+            f"No unlocked valid chunk of {draw.needed} frames in mode '{draw.mode}'{of}: of {len(self._version)} rows "
+            f"{int((self._buffer.version % 2 == 1).sum())} are being written, and the longest episode has {longest} "
+            f"frames; give a smaller chunk_size or another sampling_mode"
+        )
+
+    def _no_budget(self, count: int) -> RuntimeError:
+        return DataBudgetExhaustedError(
+            f"the episodes in the buffer may be drawn for {self.chunks_left()} more chunks (episode_sample_budget), "
+            f"and {count} were requested; request fewer, or have the buffer refilled"
+        )
 
 
 @dataclass(frozen=True)
@@ -212,7 +217,7 @@ class Consumer:
         budget = cfg.episode_sample_budget
         quota = None if budget is None else Quota(self.control.charged, ticket.folder / COUNTS, budget)
         self.reader = ChunkReader(self.buffer, quota)
-        self.rng = np.random.default_rng()
+        self.rng = np.random.default_rng()  # by the system: processes must not draw alike
 
     def stats(self) -> dict[str, float]:
         """Return the state of the run as scalars.
@@ -223,7 +228,7 @@ class Consumer:
         time since the rows were written; ``data/redrawn`` chunks that this process drew again; with an
         ``episode_sample_budget``, ``data/chunks_left`` that the present episodes may still be drawn for.
         """
-        full = self.buffer.version > 1
+        full = self.buffer.version > 1  # 1: a first episode is being written
         now, ready_at, busy = time.time(), self.control["ready_at"], self.control["generating_s"]
         episodes, failures, samples = self.control["episodes"], self.control["failures"], self.control.samples
         written_at = self.buffer.episode["written_at"][full]
@@ -248,7 +253,7 @@ def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
     fence()
     (rows,) = ((version > 0) & (version % 2 == 0) & (index > after)).nonzero()
     taken = []
-    for row in rows[index[rows].argsort()]:
+    for row in rows[index[rows].argsort()]:  # rows are a ring: the oldest need not be the first
         length = int(buffer.episode["length"][row])
         origin = Origin(*(int(buffer.episode[name][row]) for name in Origin._fields))
         frames = {path: buffer.frames[path][row, :length].copy() for path in buffer.layout.spec.frames}

@@ -63,12 +63,12 @@ def record(
     last = writer.seeds[-1] if writer.seeds else -1
     kept = failed = in_a_row = 0
     for attempt, number in attempt_seeds(check_seed(seed)):
-        if number in there and number != last:
+        if number in there and number != last:  # the last attempt may have been cut off between two of its outcomes
             continue
         outcomes = judge(task.generate(number))
         episodes = [outcome for outcome in outcomes if isinstance(outcome, Episode)]
         failures = [outcome.reason for outcome in outcomes if isinstance(outcome, Failure)]
-        for episode in episodes[there[number] :][: num_episodes - kept]:
+        for episode in episodes[there[number] :][: num_episodes - kept]:  # those of it that are kept already
             text = _instruction(instruction, episode, type(task).__name__)
             on_episode(writer.append(episode, text, origin=Origin(number, attempt)))
             kept += 1
@@ -120,6 +120,7 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
     module, _, name = args.task.partition(":")
     if not module or not name:
         raise ValueError(f"--task is '{args.task}'; write it as package.module:Name")
+    # before the task is imported, which runs its code
     trust_words([args.task, *args.trust], remember=True)
     trust_strings(args.task_cfg)
     with ExitStack() as to_close:

@@ -36,7 +36,10 @@ class _Seeded(ChunkSizeSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the generator's state. A sampler made with the same arguments goes on from there."""
-        return {"sampler": repr(self), "generator": dict(self._rng.bit_generator.state)}
+        return {
+            "sampler": repr(self),
+            "generator": dict(self._rng.bit_generator.state),
+        }  # its arguments, so that a state of another one is refused
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken; ValueError for one of a sampler with other arguments."""
@@ -102,6 +105,7 @@ class GMMChunkSampler(_Seeded):
 
 def make_rng(seed: int, *stream: int) -> np.random.Generator:
     """Make the generator of one stream of random numbers under ``seed``, independent of other streams."""
+    # named, not default_rng: NumPy may change its default, and recorded seeds must not
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=stream)))
 
 
@@ -109,7 +113,7 @@ def attempt_seeds(seed: int) -> Iterator[tuple[int, int]]:
     """Number the attempts of a task: 0, 1, ..., each with its seed in [0, 2³¹)."""
     first = int(make_rng(seed).integers(2**31))
     for attempt in itertools.count():
-        yield attempt, (first + attempt) % 2**31
+        yield attempt, (first + attempt) % 2**31  # consecutive: no two attempts of a run share a seed
 
 
 def check_seed(seed: Any) -> int:

@@ -53,7 +53,7 @@ class Supervisor:
         self._closed = False
         self._beat, self._silent, self._looked = 0, 0.0, time.monotonic()
         order = WorkOrder(os.getpid(), run_id, replace(cfg, task="", task_cfg={}), _pickle_task(cfg.task, cfg.task_cfg))
-        clear_leftovers()
+        clear_leftovers()  # first: they may hold the memory that this run needs
         self.folder, self._held = make_folder()
         try:
             make_words(self.folder, cfg)
@@ -106,6 +106,7 @@ class Supervisor:
                 return
             if self.control.state is not EngineState.FAILED:
                 self.control["stopped"] = 1
+            # the monitor first: the end of the worker is no failure from here on
             self._ending.set()
             if self._monitor.is_alive():
                 self._monitor.join(_KILL_TIMEOUT_S)
@@ -134,7 +135,7 @@ class Supervisor:
             when = "stop()" if (self.folder / SPEC).exists() else "its task was built"
             text = f"the worker ended (exit code {code}{signal_name}){self._traceback()} before {when}"
         elif self._hangs():
-            self._process.send_signal(signal.SIGUSR1)
+            self._process.send_signal(signal.SIGUSR1)  # faulthandler writes where it hangs
             time.sleep(_TRACEBACK_S)
             self._process.kill()
             text = (
@@ -219,7 +220,9 @@ def _spawn(folder: Path) -> "subprocess.Popen[bytes]":
     path = [entry for entry in sys.path if isinstance(entry, str)]
     code = _BOOTSTRAP.format(path=path, folder=str(folder))
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}  # a task that uses jax leaves the accelerator to the training
-    return subprocess.Popen([get_executable(), "-c", code], stdin=subprocess.DEVNULL, env=env)
+    return subprocess.Popen(
+        [get_executable(), "-c", code], stdin=subprocess.DEVNULL, env=env
+    )  # no fork: a copy of jax's threads and locks would hang
 
 
 def _pickle_task(task: str | Callable[..., Any], task_cfg: Mapping[str, Any]) -> bytes:

@@ -24,7 +24,7 @@ FRAME_FIELDS: dict[str, Field] = {
     "terminated": ((), "bool"),
     "truncated": ((), "bool"),
 }
-"""The buffer's own fields per frame. Beyond an episode's end ``valid`` is false and the numbers are -1."""
+"""The buffer's own fields per frame. Beyond an episode's end ``valid`` is false, and the others mean nothing."""
 EPISODE_FIELDS: dict[str, Field] = {
     "length": ((), "int64"),
     "index": ((), "int64"),
@@ -67,7 +67,7 @@ class EpisodeSpec:
     def __post_init__(self) -> None:
         if not self.frames:
             raise ValueError("an EpisodeSpec needs at least one frame field, got none")
-        check_paths(["episode", LOSS_MASK, *FRAME_FIELDS, *self.frames])
+        check_paths(["episode", LOSS_MASK, *FRAME_FIELDS, *self.frames])  # the buffer's own names are taken
         check_paths([*EPISODE_FIELDS, *self.episode])
         for name in ("frames", "episode"):
             fields = {path: _checked(path, *entry) for path, entry in getattr(self, name).items()}
@@ -119,7 +119,7 @@ def judge(made: Any) -> list[Outcome]:
         if isinstance(outcome, Episode) and not (outcome.complete and outcome.success):
             outcome = Failure(f"the episode is {'not a success' if outcome.complete else 'not complete'}")
         outcomes.append(outcome)
-    return outcomes or [Failure("generate returned no outcome")]
+    return outcomes or [Failure("generate returned no outcome")]  # else a task that makes nothing would be run forever
 
 
 class EpisodeTooLongError(ValueError):
@@ -159,7 +159,7 @@ def frame_numbers(episode: Episode, length: int) -> dict[str, NDArray[Any]]:
     segment_id = np.zeros(length, np.int64) if episode.segment_id is None else np.asarray(episode.segment_id)
     step = np.arange(length)
     start = np.ones(length, bool)
-    start[1:] = segment_id[1:] != segment_id[:-1]
+    start[1:] = segment_id[1:] != segment_id[:-1]  # the first frame starts one anyway
     last = step == length - 1
     return {
         "valid": np.ones(length, bool),
@@ -202,7 +202,7 @@ def check_paths(paths: Sequence[str]) -> None:
             raise ValueError(f"field path '{path}' has an empty part; write it like 'obs/robot/qpos'")
         if count > 1:
             raise ValueError(f"field path '{path}' is given twice, or is a name that the buffer keeps for itself")
-        outers = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+        outers = ["/".join(parts[:depth]) for depth in range(1, len(parts))]  # of a/b/c: a, a/b
         if outer := next((outer for outer in outers if outer in counts), None):
             raise ValueError(f"field path '{path}' lies inside field '{outer}'; rename one")
 
@@ -211,7 +211,7 @@ def _checked(path: str, shape: Sequence[int], dtype: Any) -> Field:
     sizes = tuple(int(size) for size in shape)
     if min(sizes, default=0) < 0:
         raise ValueError(f"field '{path}' has shape {sizes}; sizes are at least 0")
-    kind = np.dtype(dtype)
+    kind = np.dtype(dtype)  # fixed size: it lies in shared memory
     if kind.hasobject or kind.itemsize == 0:
         raise ValueError(f"field '{path}' has dtype '{dtype}', which has no fixed size; give e.g. 'float32' or 'S64'")
     return sizes, kind.str

@@ -130,15 +130,15 @@ def test_a_segment_chunk_never_crosses_and_a_boundary_chunk_always_does(buffer: 
 
 def test_frames_are_numbered_by_episode_and_segment(buffer: Any) -> None:
     write(buffer, 0, 5, segment_id=np.array([0, 0, 2, 2, 2]))
-    row = {name: buffer.frames[name][0, :6].tolist() for name in buffer.frames}
-    assert row["valid"] == [True] * 5 + [False]
-    assert row["episode_step"] == [0, 1, 2, 3, 4, -1]
-    assert row["segment_id"] == [0, 0, 2, 2, 2, -1]
-    assert row["segment_step"] == [0, 1, 0, 1, 2, -1]
-    assert row["segment_start"] == [True, False, True, False, False, False]
-    assert row["segment_end"] == [False, True, False, False, True, False]
-    assert row["terminated"] == [False] * 4 + [True, False]
-    assert row["truncated"] == [False] * 6
+    assert buffer.frames["valid"][0].tolist() == [True] * 5 + [False] * 45
+    row = {name: buffer.frames[name][0, :5].tolist() for name in buffer.frames}
+    assert row["episode_step"] == [0, 1, 2, 3, 4]
+    assert row["segment_id"] == [0, 0, 2, 2, 2]
+    assert row["segment_step"] == [0, 1, 0, 1, 2]
+    assert row["segment_start"] == [True, False, True, False, False]
+    assert row["segment_end"] == [False, True, False, False, True]
+    assert row["terminated"] == [False] * 4 + [True]
+    assert row["truncated"] == [False] * 5
 
 
 def test_without_a_window_the_message_tells_the_longest_episode(buffer: Any) -> None:

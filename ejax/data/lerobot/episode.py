@@ -55,7 +55,9 @@ def write_episode(
     row |= {f"stats/{feature}/{name}": value.tolist() for feature, of in stats.items() for name, value in of.items()}
     row |= {"ejax/written_at": time.time(), "ejax/terminated": episode.terminated}
     row |= {f"ejax/{name}": value for name, value in origin._asdict().items()}
-    starts = np.flatnonzero(np.diff(numbers["segment_id"], prepend=-1))
+    starts = np.flatnonzero(
+        np.diff(numbers["segment_id"], prepend=-1)
+    )  # ids are at least 0: the first frame differs from -1
     row["ejax/segment_ids"] = numbers["segment_id"][starts].tolist()
     row["ejax/segment_lengths"] = np.diff(starts, append=length).tolist()
     for path, value in episode.fields.items():
@@ -68,7 +70,7 @@ def write_episode(
         rows=(*recording.rows, row | append.meta()),
         new_videos=False,
     )
-    new.write_meta(change)
+    new.write_meta(change)  # last of the files: it has the places of all others
     return replace(new, digests=change.commit(recording.digests))
 
 
@@ -100,7 +102,7 @@ class _Append:
         entries, grows = self._place(key, pattern, alone.stat().st_size, new=self._recording.new_videos)
         name = place(entries, key, pattern)
         if grows:
-            before = round(self._recording.rows[-1][f"{key}/to_timestamp"] * fps)
+            before = round(self._recording.rows[-1][f"{key}/to_timestamp"] * fps)  # frames, counted from the time
             join_videos([self._files.check(name), alone], self._change.path(name))
             alone.unlink()
         else:

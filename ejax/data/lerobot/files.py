@@ -57,7 +57,7 @@ class KeptFiles:
             except BaseException:
                 file.close()
                 raise
-            file.close()
+            file.close()  # what is open is the replaced file
             self.digests = load_digests(self.folder)  # an append may have replaced both
         raise ValueError(
             f"{self.folder / name} is damaged, or no file of the recording: its SHA-256 is not in {DIGESTS}. Restore "
@@ -81,11 +81,16 @@ class KeptFiles:
 
     def _is_known(self, name: str, file: IO[bytes]) -> bool:
         found = os.fstat(file.fileno())
-        stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        stamp = (
+            found.st_dev,
+            found.st_ino,
+            found.st_size,
+            found.st_mtime_ns,
+        )  # a file that is replaced has another inode, one that is changed another time
         if self._seen.get(name) == stamp:
             return True
         digest = sha256(file)
-        file.seek(0)
+        file.seek(0)  # the caller reads it from the start
         if digest not in (self.digests or {}).get(name, ()):
             return False
         self._seen[name] = stamp

@@ -96,7 +96,9 @@ def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any])
         if feature in given:
             own, kind = ours[given[feature]], kinds.get(entry["dtype"], "number")
             columns.append(Column(given[feature], feature, tuple(own["shape"]), own["dtype"], kind))
-        elif feature in fmt.DEFAULT_FEATURES or (ours and feature == "segment_id"):
+        elif feature in fmt.DEFAULT_FEATURES or (
+            ours and feature == "segment_id"
+        ):  # numbers of frames, which the reader makes itself
             continue
         elif isinstance(made := _foreign_column(feature, entry), Column):
             columns.append(made)
@@ -182,7 +184,7 @@ def _foreign_column(feature: str, entry: Mapping[str, Any]) -> Column | str:
         about |= notes if isinstance(notes, dict) else {}
     if about.get("is_depth_map") or about.get("video.is_depth_map"):
         return "a depth video"
-    names = entry.get("names")
+    names = entry.get("names")  # LeRobot allows channels first in the metadata; decoded frames are [H, W, 3]
     if isinstance(names, list) and names and names[0] in ("channel", "channels"):
         shape = (*shape[1:], shape[0])
     if len(shape) != 3 or shape[2] != 3:
@@ -194,7 +196,7 @@ def _check(model: type[BaseModel], value: Any, where: Path) -> None:
     try:
         model.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors()[0]  # one is enough: a damaged file has hundreds
         entry = ".".join(map(str, first["loc"])) or "content"
         raise ValueError(f"{where} has {shown(entry)} {shown(first['input'])}: {first['msg']}") from error
 

@@ -39,7 +39,9 @@ def read_parquet(
             raise ValueError(f"{path} lacks columns {', '.join(wrong)}; part of the dataset is missing or damaged")
         chosen = [column for column in schema.names if column in needed or column.startswith(also)]
         with named(path):
-            return file.read(columns=None if columns is None else chosen, use_threads=False)
+            return file.read(
+                columns=None if columns is None else chosen, use_threads=False
+            )  # threads of pyarrow's and a later fork do not go together
 
 
 @contextmanager
@@ -96,6 +98,7 @@ def load_rows(
 def row_files(files: KeptFiles) -> list[str]:
     """List the files of ``meta/episodes`` that the folder has, or must have, in order."""
     found = {path.relative_to(files.folder).as_posix() for path in (files.folder / EPISODES).glob("*/*.parquet")}
+    # a file that was removed is in the list, and its absence must be noticed
     return sorted(found | {name for name in files.digests or () if name.startswith(f"{EPISODES}/")})
 
 

@@ -141,7 +141,7 @@ class EpisodeReader:
         names = [*(column.feature for column in columns), "episode_index"]
         with self._files.open(name) as file, named(self.folder / name):
             table = pq.read_table(file, columns=names, filters=[("episode_index", "==", index)], use_threads=False)
-            if len(table) != row["length"]:
+            if len(table) != row["length"]:  # fewer: cut off; more: two episodes of one number
                 raise ValueError(f"{len(table)} frames of episode {index}; in {EPISODES} it has {row['length']}")
             made: dict[str, Any] = {}
             for column in columns:
@@ -176,14 +176,14 @@ class _Cache:
     def get(self, key: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
             if key in self._kept:
-                self._kept.move_to_end(key)
+                self._kept.move_to_end(key)  # the least recently used goes first
                 return self._kept[key]
         made = make()  # without the lock: decoding takes long, and twice does no harm
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = made
                 self.size += _num_bytes(made)
-            while self.size > self.capacity and len(self._kept) > 1:
+            while self.size > self.capacity and len(self._kept) > 1:  # the newest stays, however large
                 self.size -= _num_bytes(self._kept.popitem(last=False)[1])
         return made
 

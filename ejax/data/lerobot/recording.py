@@ -122,7 +122,10 @@ def open_recording(folder: Path, format: Format) -> tuple[Recording, bool]:
         tuple(rows),
         _stats_of(rows, format.columns),
     )
-    is_ahead, lost = not files.is_latest(fmt.INFO), remove_leftovers(folder)
+    is_ahead, lost = (
+        not files.is_latest(fmt.INFO),
+        remove_leftovers(folder),
+    )  # nothing was written so far: all checks are passed
     if is_ahead:
         return _repaired(folder, recording, names, files), True
     return replace(recording, digests={name: each[:1] for name, each in recording.digests.items()}), lost
@@ -142,7 +145,9 @@ def parquet_file(schema: pa.Schema, groups: Iterable[pa.Table]) -> bytes:
     file = io.BytesIO()
     with pq.ParquetWriter(file, schema) as writer:
         for group in groups:
-            writer.write_table(group, row_group_size=len(group))
+            writer.write_table(
+                group, row_group_size=len(group)
+            )  # a group per episode: one can be left out without decoding it
     return file.getvalue()
 
 
@@ -163,10 +168,12 @@ def _begin(folder: Path, format: Format) -> Recording:
 
 def _repaired(folder: Path, recording: Recording, names: set[str], files: KeptFiles) -> Recording:
     """Remove what is ahead of ``meta/info.json``: files that no episode names, and the ends of those that it names."""
+    # before the list forgets them: a reader takes a file outside the list for damage
     for name in recording.digests.keys() - names:
         inside(folder, name).unlink(missing_ok=True)
     digests = {name: digests for name, digests in recording.digests.items() if name in names}
     with Change(folder) as change:
+        # videos stay: frames beyond the last time are in no episode, and LeRobot reads by time
         if recording.rows:
             name = place(recording.rows[-1], "data", fmt.DATA)
             groups = data_groups(files, name, len(recording.rows))
@@ -212,6 +219,7 @@ def _schema(files: KeptFiles, format: Format) -> pa.Schema:
 def _stats_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> dict[str, Stats]:
     """Summarize all episodes from their rows: ``meta/stats.json`` may be ahead of them, and cannot be undone."""
     stats: dict[str, Stats] = {}
+    # one by one, as they were appended: the same bits
     for row in rows:
         for feature in fmt.stats_ranks(columns):
             of = {name: np.array(row[f"stats/{feature}/{name}"]) for name in STATS}

@@ -65,7 +65,7 @@ class EpisodeWriter:
         self.folder = Path(folder)
         columns = tuple(make_columns(spec, names or {}, images))
         self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)  # after all checks that need no folder
         self._lock: IO[bytes] | None = _lock(self.folder)
         self._is_whole = True
         """False after an error that may have left files half in place."""
@@ -116,7 +116,7 @@ class EpisodeWriter:
         try:
             if not self._is_whole:
                 self._recording, _ = open_recording(self.folder, self._format)
-            self._is_whole = False
+            self._is_whole = False  # until the last rename is done
             with Change(self.folder) as change:
                 self._recording = write_episode(change, self._recording, episode, instruction, origin)
             self._is_whole = True
@@ -148,7 +148,7 @@ class EpisodeWriter:
         frames, fields = check_episode(episode, self._format.spec, _MAX_FRAMES)
         for path, values in (frames | fields).items():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
-                where = np.argwhere(~np.isfinite(values))[0].tolist()
+                where = np.argwhere(~np.isfinite(values))[0].tolist()  # the first of them
                 raise ValueError(
                     f"field '{path}' is {values[tuple(where)]} at {where}; an episode has finite numbers only"
                 )
