@@ -98,7 +98,7 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     address = Address(args.coordinator, args.num_processes, args.process_id)
     if config.trainer.distributed:
         join(address)  # before JAX looks for devices
-    elif address.given:
+    elif address != Address():
         text = "got false beside the address of other processes, with which it would not train; add --distributed"
         raise ConfigError([Problem("trainer.distributed", text)])
     if config.population is not None and args.fork is not None:

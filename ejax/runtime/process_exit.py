@@ -16,15 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S = 10.0
 _MAX_NAMED = 4
-_UNHEEDED: list[list[int]] = []
-"""Signals that active ``interrupting`` blocks have received."""
-_end_process = os._exit
-"""The real one: ``exit_with`` replaces it for everybody else."""
+_UNHEEDED: list[list[int]] = []  # signals that active ``interrupting`` blocks have received
+_end_process = os._exit  # the real one: ``exit_with`` replaces it for everybody else
 
 
 class StopRequested(KeyboardInterrupt):
@@ -143,7 +141,7 @@ def ended_by_signal(command: str) -> Iterator[list[int]]:
         if not received and not isinstance(error, KeyboardInterrupt):
             raise
         number = error.number if isinstance(error, StopRequested) else next(iter(received), signal.SIGINT)
-        with _handling(signal.SIG_IGN):
+        with _handling(None):
             left = "; ".join(getattr(error, "__notes__", [])) or "no run was under way"
             write_stderr(f"{command}: ended at once by {signal.Signals(number).name}: {left}")
         codes.append(128 + number)
@@ -153,9 +151,7 @@ def ended_by_signal(command: str) -> Iterator[list[int]]:
 def interrupting(received: list[int]) -> Iterator[None]:
     """Raise ``StopRequested`` inside on a signal, and keep it in ``received``, since compilers may swallow it."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del frame
-        _let_go_of_closed_terminal()
+    def interrupt(number: int) -> None:
         received.append(number)
         raise StopRequested(number)
 
@@ -175,15 +171,12 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """
     received = [number for numbers in _UNHEEDED for number in numbers]
 
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        _let_go_of_closed_terminal()
+    def note(number: int) -> None:
         if received and number == signal.SIGINT:
             raise StopRequested(number)
         if not received:
-            name = signal.Signals(number).name
             text = "finishing the update under way, then saving; Ctrl-C (once more) ends at once, without saving"
-            write_stderr(f"{name}: {text}")
+            write_stderr(f"{signal.Signals(number).name}: {text}")
         received.append(number)
 
     with _handling(note):
@@ -208,16 +201,24 @@ def _let_go_of_closed_terminal() -> None:
 
 
 def _heeded() -> list[signal.Signals]:
-    """All but those that the process was started with ignored: SIGHUP under nohup."""
+    """List all but those that the process was started with ignored: SIGHUP under nohup."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
-def _handling(handler: Any) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
+def _handling(act: Callable[[int], None] | None) -> Iterator[None]:
+    """Call ``act`` with the number of each signal that comes inside; None: ignore them."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        _let_go_of_closed_terminal()
+        if act is not None:
+            act(number)
+
+    if threading.current_thread() is not threading.main_thread():  # Python allows no other to set handlers
         yield
         return
-    former = {number: signal.signal(number, handler) for number in _heeded()}
+    former = {number: signal.signal(number, handle) for number in _heeded()}
     try:
         yield
     finally:

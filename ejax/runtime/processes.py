@@ -50,24 +50,19 @@ class Address:
     num_processes: int | None = None
     process_id: int | None = None
 
-    @property
-    def given(self) -> bool:
-        return (self.coordinator, self.num_processes, self.process_id) != (None, None, None)
-
 
 def join(address: Address, *, timeout_s: int = 300) -> None:
     """Join the other processes: named by ``address``, or found by JAX with SLURM, OpenMPI or Kubernetes.
 
-    Call it before JAX looks for devices; without others it does nothing.
-
-    Raises:
-        ConfigError: an address that is none.
-        ProcessesError: they are not all there in time, or the address is not complete.
+    Call it before JAX looks for devices; without others it does nothing. ConfigError: an address that is none.
+    ProcessesError: they are not all there in time, or the address is not complete.
     """
-    if jax.distributed.is_initialized() or not (address.given or _scheduled()):
+    if jax.distributed.is_initialized() or not (address != Address() or _scheduled()):
         return
-    if address.coordinator is not None:
-        _check_coordinator(address.coordinator)
+    host, _, port = (address.coordinator or "scheduler:1").rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
+        text = f"got the coordinator '{address.coordinator}', which is no HOST:PORT with a port of 1 to 65535"
+        raise ConfigError([], f"{text}; {JOIN}, as in host0:12345")
     number = "" if address.process_id is None else f", process {address.process_id}"
     who = f"{address.coordinator or 'a coordinator that is not named'}{number}"
     failures: list[Exception] = []
@@ -96,20 +91,13 @@ def join(address: Address, *, timeout_s: int = 300) -> None:
         raise ProcessesError(f"cannot join the other processes at {who}: {reason}; {JOIN}") from failures[0]
 
 
-def _check_coordinator(coordinator: str) -> None:
-    host, _, port = coordinator.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
-        text = f"got the coordinator '{coordinator}', which is no HOST:PORT with a port of 1 to 65535"
-        raise ConfigError([], f"{text}; {JOIN}, as in host0:12345")
-
-
 def _scheduled() -> bool:
     indexed_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
     return _is_one_of_several(_FOUND_BY_JAX) is not None or indexed_job or "JAX_COORDINATOR_ADDRESS" in os.environ
 
 
 def unjoined() -> str | None:
-    """The scheduler that started several processes, of which this one knows nothing yet."""
+    """Name the scheduler that started several processes, of which this one knows nothing yet."""
     return None if count() > 1 else _is_one_of_several(_SIZES)
 
 
@@ -118,15 +106,15 @@ def _is_one_of_several(sizes: dict[str, str]) -> str | None:
     for name, who in sizes.items():
         size = os.environ.get(name) or "1"
         if not (size.isascii() and size.isdigit()):
-            raise ConfigError(
-                [], f"the environment has {name}={size[:80]!r}; unset it, or give the number of processes"
-            )
+            text = f"the environment has {name}={size[:80]!r}; unset it, or give the number of processes"
+            raise ConfigError([], text)
         if int(size[:9]) > 1:
             return who
     return None
 
 
 def count() -> int:
+    """Count the processes that train together."""
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
@@ -148,16 +136,10 @@ class Group:
     def gather(self, mine: Any, what: str, *, timeout_s: float | None = None) -> list[Any]:
         """Give each process's word, in their order. All of them call it, at the same place of their loops.
 
-        Args:
-            mine: of this process; of JSON.
-            what: the doing that is waited for, for messages: "begin an update".
-
-        Raises:
-            ProcessesError: another one failed, or does not come.
-            RescueCall: another one hangs, and saves.
+        ``mine``: of this process; of JSON. ``what``: the doing that is waited for, for messages: "begin an update".
+        ProcessesError: another one failed, or does not come. RescueCall: another one hangs, and saves.
         """
-        number, me = next(_rounds), jax.process_index()
-        _client().key_value_set(f"ejax/word/{number}/{me}", json.dumps(mine))
+        number, me = self._speak(mine), jax.process_index()
         words = [self._wait_for(number, process, what, timeout_s) for process in range(count())]
         if number > 1:  # all are here, so that all have read the words of the round before
             with suppress(jax.errors.JaxRuntimeError):
@@ -169,12 +151,17 @@ class Group:
 
     def call_for_rescue(self) -> None:
         """Make the others' exchange raise ``RescueCall``: this process hangs and saves. In any thread."""
-        number, me = next(_rounds), jax.process_index()
-        _client().key_value_set(f"ejax/word/{number}/{me}", json.dumps(_RESCUE))
+        self._speak(_RESCUE)
+
+    def _speak(self, word: Any) -> int:
+        number = next(_rounds)
+        _client().key_value_set(f"ejax/word/{number}/{jax.process_index()}", json.dumps(word))
+        return number
 
     def _wait_for(self, number: int, process: int, what: str, timeout_s: float | None) -> str:
         began, limit = time.monotonic(), self._timeout_s if timeout_s is None else timeout_s
         late = False
+        # in steps of a second: a process that fails brings no word, and its failure is to be seen at once
         while True:
             try:
                 return str(_client().blocking_key_value_get(f"ejax/word/{number}/{process}", _POLL_MS))

@@ -6,14 +6,13 @@ the parts up. Results are those of one device, apart from the order of sums. ``c
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
-from numpy.typing import NDArray
 
 from ejax.runtime.processes import count
 from ejax.types import PyTree
@@ -22,12 +21,11 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _AXIS = "env"
 _MEMBERS = "member"
-_WORTH_SHARDING = 2**14
-"""Elements of an array that is worth a message of its own."""
+_WORTH_SHARDING = 2**14  # elements of an array that is worth a message of its own
 
 
-def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    return jax.make_mesh((len(devices),), (_AXIS,), devices=list(devices), axis_types=(AxisType.Auto,))
+def make_mesh(devices: Sequence[jax.Device], axis: str = _AXIS) -> Mesh:
+    return jax.make_mesh((len(devices),), (axis,), devices=list(devices), axis_types=(AxisType.Auto,))
 
 
 def num_shards() -> int:
@@ -101,8 +99,8 @@ def by_device(function: F, num_rows: int) -> F:
 
 
 def members_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    """Mesh of devices that share the members of a population; each member's environments are on one of them."""
-    return jax.make_mesh((len(devices),), (_MEMBERS,), devices=list(devices), axis_types=(AxisType.Auto,))
+    """Make a mesh of devices that share a population's members; each member's environments are on one of them."""
+    return make_mesh(devices, _MEMBERS)
 
 
 def by_members(mesh: Mesh) -> NamedSharding:
@@ -152,7 +150,6 @@ def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
 
 def at_hand(tree: PyTree) -> PyTree:
     """Take arrays that are the same on every device as those of this process alone, to compute with by itself."""
-
     if count() == 1:
         return tree
     here = replicated(make_mesh([shard.device for shard in jax.tree.leaves(tree)[0].addressable_shards]))
@@ -169,21 +166,17 @@ def exchange(tree: PyTree) -> list[PyTree]:
     Keys come as arrays of all devices.
     """
     leaves, structure = jax.tree.flatten(tree)
-    mine = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in leaves]
-    packed = np.frombuffer(b"".join(x.tobytes() for x in mine), np.uint8)
     everywhere = replicated(make_mesh(jax.devices()))
 
-    def unpack(packed: NDArray[np.uint8]) -> PyTree:
-        parts = np.split(packed, np.cumsum([x.nbytes for x in mine])[:-1])
-        arrays = [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, mine, strict=True)]
-        return jax.tree.unflatten(structure, [as_given(x, array) for x, array in zip(leaves, arrays, strict=True)])
+    def of_all(x: Any) -> Iterator[Any]:
+        mine = np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+        # as bytes: JAX would make 32 bits of what a host environment has as 64
+        for each in multihost_utils.process_allgather(np.frombuffer(mine.tobytes(), np.uint8)):
+            array = each.view(mine.dtype).reshape(mine.shape)
+            key = _is_key(x)
+            yield jax.random.wrap_key_data(_make(array, everywhere), impl=jax.random.key_impl(x)) if key else array
 
-    def as_given(x: Any, array: NDArray[Any]) -> Any:
-        if not _is_key(x):
-            return array
-        return jax.random.wrap_key_data(_make(array, everywhere), impl=jax.random.key_impl(x))
-
-    return [unpack(each) for each in multihost_utils.process_allgather(packed)]
+    return [jax.tree.unflatten(structure, parts) for parts in zip(*map(of_all, leaves), strict=True)]
 
 
 def _is_key(x: Any) -> bool:
