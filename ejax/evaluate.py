@@ -1,12 +1,11 @@
 """``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, record a video."""
 
-from ejax.runtime.process_exit import exit_on_signal, exit_with, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, until_signal
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from ejax.schema.values import MAX_SEED, whole
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 if only the video could not be made."""
     args = _parser().parse_args(argv)
-    importlib.import_module("ejax.play.saved_policy")  # takes seconds: while a signal still ends the process at once
+    import_late("ejax.play.saved_policy")
     return until_signal("ejax.evaluate", lambda: _run(args))
 
 

@@ -1,6 +1,6 @@
 """``python -m ejax.train --config FILE``: train, or go on with a run."""
 
-from ejax.runtime.process_exit import ended_by_signal, exit_on_signal, exit_with
+from ejax.runtime.process_exit import ended_by_signal, exit_on_signal, exit_with, import_late
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
@@ -8,7 +8,6 @@ if __name__ == "__main__":
 import argparse
 import datetime
 import errno
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -38,15 +37,14 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
         before or without that; 2 for what could not be started; 3 for numbers that are not finite.
     """
     args = _parser(name).parse_intermixed_args(argv)
-    # takes seconds: after --help, and while a signal still ends the process immediately
-    ejax_run = importlib.import_module("ejax.run")
+    ejax_run = import_late("ejax.run")
     with ended_by_signal(f"ejax.{name}") as codes:
         try:
             config = _load(args)
             if config.population is None:
                 result = ejax_run.train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
                 return print_summary(name, config, result)
-            population = importlib.import_module("ejax.population")
+            population = import_late("ejax.population")
             return print_population(
                 name, config, population.train_population(config, resume=args.resume, run_dir=args.run)
             )

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+import ejax.config
 import ejax.data
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +52,7 @@ def test_what_the_reference_names_exists() -> None:
             assert (getattr(importlib.import_module(module), attribute).__doc__ or "").strip(), f"{name} says nothing"
 
 
-@pytest.mark.parametrize("package", [ejax, ejax.data], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", [ejax, ejax.config, ejax.data], ids=lambda package: package.__name__)
 def test_type_checkers_see_what_is_looked_up_lazily(package: ModuleType) -> None:
     stub = ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text())
     named = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}

@@ -2,15 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from ejax.schema.frozen import MayChange
+from ejax.schema.frozen import MayChange, StrictModel
 
 
-class CollectorConfig(BaseModel):
+class CollectorConfig(StrictModel):
     """All keys are ejax's; EmbodiChain's ``model_type: vla`` means ``mode: async``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     mode: Literal["auto", "device", "host", "async"] = "auto"
     """``device``: pure environments, inside the jitted training step. ``host``: the policy acts step by step,

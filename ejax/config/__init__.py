@@ -1,22 +1,22 @@
-"""The config of a run: its models, every way to write it, and what is wrong with it."""
+"""The config of a run: its models, every way to write it, and what is wrong with it.
 
-from ejax.config.load import load_config, parse_config
-from ejax.config.models import AlgorithmConfig, EnvConfig, NetworkBlock, ObsGroups, PolicyConfig, TrainerConfig
-from ejax.config.run_config import RunConfig, bind
-from ejax.schema.problems import ConfigError, KeyNote, Problem
+Names are resolved at their first use, so that a command line can read its arguments before JAX is imported.
+"""
 
-__all__ = [
-    "AlgorithmConfig",
-    "ConfigError",
-    "EnvConfig",
-    "KeyNote",
-    "NetworkBlock",
-    "ObsGroups",
-    "PolicyConfig",
-    "Problem",
-    "RunConfig",
-    "TrainerConfig",
-    "bind",
-    "load_config",
-    "parse_config",
-]
+import importlib
+from typing import Any
+
+_PLACES = {
+    **dict.fromkeys(("load_config", "parse_config"), "ejax.config.load"),
+    **dict.fromkeys(("AlgorithmConfig", "EnvConfig", "NetworkBlock", "ObsGroups"), "ejax.config.models"),
+    **dict.fromkeys(("PolicyConfig", "TrainerConfig"), "ejax.config.models"),
+    **dict.fromkeys(("RunConfig", "bind"), "ejax.config.run_config"),
+    **dict.fromkeys(("ConfigError", "KeyNote", "Problem"), "ejax.schema.problems"),
+}
+__all__ = sorted(_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'ejax.config' has no attribute '{name}'")
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -5,8 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from ejax.config.embodichain.check import check, count_by_status, table
-from ejax.config.schema import schema_text
+from ejax.runtime.process_exit import import_late
 from ejax.schema.problems import ConfigError
 from ejax.schema.trust import add_trust_option, trust_words
 
@@ -22,6 +21,10 @@ def main(argv: list[str] | None = None) -> int:
     checked.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_trust_option(checked)
     args = parser.parse_args(argv)
+    import_late("ejax.config.embodichain.check")
+    from ejax.config.embodichain.check import check, count_by_status, table
+    from ejax.config.schema import schema_text
+
     if args.command == "schema":
         print(schema_text(), end="")
         return 0
@@ -33,9 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     counts = count_by_status(notes)
     if args.json:
-        print(
-            json.dumps({"file": str(args.file), "counts": counts, "keys": [note._asdict() for note in notes]}, indent=1)
-        )
+        keys = [note._asdict() for note in notes]
+        print(json.dumps({"file": str(args.file), "counts": counts, "keys": keys}, indent=1))
     else:
         print(table(notes))
     return 2 if counts["unsupported"] else 0

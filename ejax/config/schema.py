@@ -1,7 +1,12 @@
 """JSON Schema of a train config in all its spellings: for editors, and for error messages."""
 
+import ast
 import functools
+import inspect
+import itertools
 import json
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -9,6 +14,7 @@ from pydantic import BaseModel
 from ejax.algorithms.record import find_algorithm
 from ejax.config.embodichain.spellings import COMPAT, MOVED, TABLES, WITHOUT_EFFECT
 from ejax.config.run_config import RunConfig
+from ejax.schema.frozen import StrictModel
 from ejax.schema.registry import ALGORITHMS
 
 
@@ -19,6 +25,12 @@ def make_schema() -> dict[str, Any]:
     for options in _algorithm_configs().values():
         own = options.model_json_schema(ref_template="#/$defs/{model}")
         schema["$defs"] |= own.pop("$defs", {}) | {options.__name__: own}
+    for model in _models(StrictModel):
+        node = schema if model is RunConfig else schema["$defs"].get(model.__name__, {})
+        for field, text in _docstrings(model).items():
+            name = model.model_fields[field].alias or field
+            if name in node.get("properties", ()):  # sorted, as pydantic's own schemas are
+                node["properties"][name] = dict(sorted({**node["properties"][name], "description": text}.items()))
     algorithm = schema["$defs"]["AlgorithmConfig"]
     algorithm["properties"]["cfg"] = {"type": "object", "description": algorithm["properties"]["cfg"]["description"]}
     algorithm["allOf"] = [
@@ -64,6 +76,24 @@ def allowed_keys(section: str, algorithm: str) -> tuple[list[str], list[str]]:
 def schema_text() -> str:
     """Return the text of ``ejax/config.schema.json``."""
     return json.dumps(make_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    if model.__module__.startswith("ejax."):  # a notebook's class has no source
+        yield model
+    for each in model.__subclasses__():
+        yield from _models(each)
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Give the strings below the fields of a class, and of those that it inherits from."""
+    texts: dict[str, str] = {}
+    for each in reversed(model.__mro__[: model.__mro__.index(StrictModel)]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body  # type: ignore[attr-defined]
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                texts[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value))
+    return texts
 
 
 @functools.cache

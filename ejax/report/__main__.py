@@ -1,12 +1,11 @@
 """``python -m ejax.report RUN…``: runs as one HTML page that opens anywhere."""
 
-from ejax.runtime.process_exit import exit_on_signal, exit_with, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, until_signal
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 where runs were left out, 2 without a page."""
     args = _parser().parse_args(argv)
-    importlib.import_module("ejax.report.reading")  # takes seconds: while a signal still ends the process at once
+    import_late("ejax.report.reading")
     return until_signal("ejax.report", lambda: _run(args))
 
 

@@ -23,7 +23,9 @@ ANY_CASE = BeforeValidator(lambda name: name.lower() if isinstance(name, str) el
 class StrictModel(BaseModel):
     """A section of a config: an unknown key, infinities and NaN are errors; a string below a field describes it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    # without use_attribute_docstrings, which parses the source of every class at its import, a tenth of start-up:
+    # ejax.config.schema reads them when it makes the schema
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def freeze(value: Any) -> Any:

@@ -142,12 +142,17 @@ def registered_name(kind: Kind, name: str) -> str:
             return known
     if is_import_path(kind, name) or _family(kind, name):
         return name
-    families = [f"{family}:<name>" for family in ENV_FAMILIES] if kind == "env" else []
-    names = sorted(_TABLES[kind], key=str.casefold) + families
-    hint = did_you_mean(name, names)
+    known_names = names(kind)
+    hint = did_you_mean(name, known_names)
     if kind == "algorithm" and name.casefold() in _OFF_POLICY:
         hint = f". ejax has no off-policy algorithms ({', '.join(_OFF_POLICY)})"
-    raise UnknownNameError(f"no {kind} '{name}'; there is {', '.join(names)}, or 'package.module:Name'{hint}")
+    raise UnknownNameError(f"no {kind} '{name}'; there is {', '.join(known_names)}, or 'package.module:Name'{hint}")
+
+
+def names(kind: Kind) -> list[str]:
+    """List the registered names of a kind, families as ``family:<name>``."""
+    families = [f"{family}:<name>" for family in ENV_FAMILIES] if kind == "env" else []
+    return sorted(_TABLES[kind], key=str.casefold) + families
 
 
 def is_import_path(kind: Kind, name: str) -> bool:

@@ -793,16 +793,14 @@ _RUNS_CODE = {
 _UNPICKLES = {"pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.loads", "joblib.load"}
 _ALLOWED = {
     ("ejax/__init__.py", "import_module"): "its own table of public names",
+    ("ejax/config/__init__.py", "import_module"): "its own table of public names",
     ("ejax/data/__init__.py", "import_module"): "its own table of public names",
+    ("ejax/runtime/process_exit.py", "import_module"): "the module that a command names",
     ("ejax/__main__.py", "run_module"): "its own table of commands",
     ("ejax/schema/trust.py", "import_module"): "the gate",
     ("ejax/schema/trust.py", "find_spec"): "the gate: a top-level name, which imports nothing",
     ("ejax/schema/trust.py", "spec_from_file_location"): "the gate, of torch:FILE.py:Name",
     ("ejax/schema/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
-    ("ejax/train.py", "import_module"): "ejax.run",
-    ("ejax/evaluate.py", "import_module"): "ejax.play.saved_policy",
-    ("ejax/play/__main__.py", "import_module"): "ejax.play.show",
-    ("ejax/report/__main__.py", "import_module"): "ejax.report.reading",
     ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/envs/mujoco/choice.py", "import_module"): "an engine of its own table",
