@@ -116,13 +116,9 @@ def curves(groups: Sequence[Group]) -> str:
     watched = [run.trainer["best_eval_metric"] for run in runs]
     headlines = [tag for tag in dict.fromkeys([*watched, *_HEADLINES]) if tag in tags]
     headlines = [tag for tag in headlines if tag not in constant or tag in watched or "success" in tag]
-    drawn = sorted(tags - constant.keys() - set(headlines))
-    losses = [tag for tag in drawn if tag in _LOSSES or (tag.startswith("train/") and "loss" in tag)]
-    rewards = [tag for tag in drawn if tag.startswith("rewards/")]
-    others: dict[str, list[str]] = {}
-    for tag in drawn:
-        if tag not in losses and tag not in rewards:
-            others.setdefault(tag.rpartition("/")[0], []).append(tag)
+    parts_of: dict[str, list[str]] = {"Losses": [], "Reward terms": []}
+    for tag in sorted(tags - constant.keys() - set(headlines)):
+        parts_of.setdefault(_part(tag), []).append(tag)
     steps = " or ".join(dict.fromkeys(run.step_name for run in runs))
 
     def grid(tags: Iterable[str]) -> str:
@@ -134,16 +130,23 @@ def curves(groups: Sequence[Group]) -> str:
         return f'<div class="grid">{"".join(figures)}</div>'
 
     parts = [_legend(groups), grid(headlines)]
-    for title, some in (("Losses", losses), ("Reward terms", rewards)):
-        if some:
-            parts.append(f"<h3>{title}</h3>{grid(some)}")
-    for name, some in sorted(others.items()):
-        parts.append(f"<details><summary>{escape(name)}/… ({len(some)})</summary>{grid(some)}</details>")
+    parts += [f"<h3>{name}</h3>{grid(parts_of[name])}" for name in ("Losses", "Reward terms") if parts_of[name]]
+    for name in sorted(parts_of.keys() - {"Losses", "Reward terms"}):
+        parts.append(
+            f"<details><summary>{escape(name)}/… ({len(parts_of[name])})</summary>{grid(parts_of[name])}</details>"
+        )
     flat = {tag: x for tag, x in constant.items() if tag not in headlines}
     if flat:
         items = "".join(f"<li><code>{escape(tag)}</code> {number_cell(x)}</li>" for tag, x in sorted(flat.items()))
         parts.append(f"<details><summary>the same throughout ({len(flat)})</summary><ul>{items}</ul></details>")
     return "".join(parts)
+
+
+def _part(tag: str) -> str:
+    """Name the part of the page that has the curve of ``tag``: one of two, or the first part of its own name."""
+    if tag in _LOSSES or (tag.startswith("train/") and "loss" in tag):
+        return "Losses"
+    return "Reward terms" if tag.startswith("rewards/") else tag.rpartition("/")[0]
 
 
 def _legend(groups: Sequence[Group]) -> str:

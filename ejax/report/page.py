@@ -7,11 +7,14 @@ import base64
 import hashlib
 import math
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 from urllib.parse import quote
 
@@ -43,36 +46,46 @@ def render(
     runs = _named(runs)
     groups = groups_of(runs)
     found = {f"{run.name}/{path}": facts for run in runs for path, facts in run.exports.items()}
-    sections = {
-        "": _problems(runs, left_out),
-        "Runs": _runs(runs, groups),
-        "Sweep": sweep(groups),
-        "Who went on from whom": _exploits(runs),
-        "Curves": curves(groups),
-        "Where the configs differ": _differences(runs),
-        "Where the time goes": _time(runs),
-        "Evaluations of checkpoints": _evaluations(runs),
-        "Exports": _exports({**found, **exports}),
-        "Videos": _videos(runs, folder),
-        "Environment and versions": _environment(runs),
+    contents = {
+        "problems": _problems(runs, left_out),
+        "runs": _runs(runs, groups),
+        "sweep": sweep(groups),
+        "lineage": _exploits(runs),
+        "curves": curves(groups),
+        "differences": _differences(runs),
+        "time": _time(runs),
+        "evaluations": _evaluations(runs),
+        "exports": _exports({**found, **exports}),
+        "videos": _videos(runs, folder),
+        "environment": _environment(runs),
     }
-    body = "".join(
-        f"<section>{f'<h2>{title}</h2>' if title else ''}{content}</section>"
-        for title, content in sections.items()
-        if content
+    sections = [
+        f"<section>{_texts()[name]['title']}{content}</section>" for name, content in contents.items() if content
+    ]
+    page, style, script = (_beside(name) for name in ("page.html", "page.css", "page.js"))
+    return Template(page).substitute(
+        title=escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
+        style=style,
+        body="".join(sections),
+        script=script,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; media-src data:"
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} – ejax</title><style>{style}</style></head>"
-        f"<body><main><h1>{escape(title)}</h1>{body}</main>"
-        f'<div id="tip" hidden></div><script>{script}</script></body></html>\n'
-    )
+
+
+def _beside(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+@cache
+def _texts() -> dict[str, dict[str, Any]]:
+    """Read the texts of each section, which are HTML."""
+    return tomllib.loads(_beside("page.toml"))
+
+
+def _section(name: str, rows: Sequence[Sequence[str]], *more: str) -> str:
+    """Make a section's table, with ``more`` columns than ``page.toml`` has, and its note; empty without rows."""
+    texts = _texts()[name]
+    return table([*texts.get("head", ()), *more], rows, name) + texts.get("note", "") if rows else ""
 
 
 def _named(runs: Sequence[Run]) -> list[Run]:
@@ -94,11 +107,6 @@ def _problems(runs: Sequence[Run], left_out: Sequence[str]) -> str:
 
 def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     colours = {id(run): group.colour for group in groups for run in group.runs}
-    units = dict.fromkeys(run.step_name for run in runs)
-    steps = next(iter(units)) if len(units) == 1 else "steps"
-    head = ["run", "task, algorithm", "seed", "state", steps, "wall time", "steps/s", "watched metric", "best", "last"]
-    head += ["best checkpoint, fresh episodes", "last checkpoint, fresh episodes"]
-    head += ["skipped updates", "quarantined episodes"]
     rows = []
     for run in runs:
         speed = next((x for x in reversed(run.series("charts/SPS").values()) if math.isfinite(x)), None)
@@ -110,7 +118,7 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
                 escape(task),
                 str(run.trainer["seed"]),
                 escape(run.state) + (f"<br>{escape(run.lengths)}" if run.lengths else ""),
-                number_cell(run.last_step) + ("" if len(units) == 1 else f" {run.step_name}"),
+                f"{number_cell(run.last_step)} {run.step_name}",
                 NOTHING if run.wall_s is None else duration_cell(run.wall_s),
                 number_cell(speed),
                 f"{escape(run.trainer['best_eval_metric'])} ({escape(run.trainer['best_eval_mode'])})",
@@ -122,13 +130,7 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
                 number_cell(run.num_quarantined),
             ]
         )
-    note = (
-        "steps/s is the last <code>charts/SPS</code>: since the program's start, without compilation. The wall time "
-        "goes from each start of a run to its end, or to its last line where it was killed; members that one program "
-        "trained have the same. The best is the largest of many noisy evaluations, or the smallest; fresh episodes "
-        "chose no checkpoint."
-    )
-    return f'{table(head, rows, "runs")}<p class="note">{note}</p>'
+    return _section("runs", rows)
 
 
 def _pair(word: str, found: tuple[int | None, float] | None) -> str:
@@ -144,7 +146,7 @@ def _exploits(runs: Sequence[Run]) -> str:
             texts = value_texts(run.exploits, run.member, run.best.step if run.best else None, first)
             values = [escape(texts.get(key, NOTHING)) for key in keys]
             rows.append([escape(run.name), *values, escape(lineage(run.exploits, run.member))])
-    return table(["run", *keys, "parameters of member"], rows, "lineage") if rows else ""
+    return _section("lineage", rows, "run", *keys, "parameters of member")
 
 
 def _at(config: Mapping[str, Any], key: str) -> Any:
@@ -160,25 +162,22 @@ def _differences(runs: Sequence[Run]) -> str:
     found = differing([run.config for run in runs])
     rows = [[f"<code>{escape(key)}</code>", *map(value_cell, values)] for key, values in found]
     if not rows:
-        return '<p class="note">They do not.</p>'
-    text = table(["key", *(run.name for run in runs)], rows, "differences")
+        return str(_texts()["differences"]["none"])
+    text = _section("differences", rows, "key", *(run.name for run in runs))
     if any(run.exploits for run in runs):
-        text += '<p class="note">Of members that went on from each other: what they began with.</p>'
+        text += _texts()["differences"]["of_members"]
     return f"<details><summary>{len(rows)} keys</summary>{text}</details>" if len(rows) > _MAX_ROWS else text
 
 
 def _time(runs: Sequence[Run]) -> str:
-    rows = []
-    members: dict[Path, list[str]] = {}
-    for run in runs:
-        if run.together is not None:
-            members.setdefault(run.together, []).append(run.name)
+    rows, shown = [], set[Path]()
     for run in runs:
         name = run.name
         if run.together is not None:
-            own = members.pop(run.together, None)
-            if own is None:
+            if run.together in shown:
                 continue  # its time is shown with the first member's
+            shown.add(run.together)
+            own = [each.name for each in runs if each.together == run.together]
             with suppress(FactsError, OSError):  # else the member's own log has to do
                 run = read_run(run.together)
             name = f"{' … '.join(dict.fromkeys((own[0], own[-1])))}: one program for the whole population"
@@ -192,8 +191,7 @@ def _time(runs: Sequence[Run]) -> str:
         rows.append([escape(name), escape(text), duration_cell(wall), bar(1.0)])
         for part, seconds in run.time_parts():
             rows.append(["", escape(part), duration_cell(seconds), bar(seconds / wall if wall > 0 else 0.0)])
-    note = "As far as logged: parts may overlap, and what is not listed (updates, mostly) is not measured apart."
-    return f'{table(["run", "part", "time", "of the wall time"], rows, "time")}<p class="note">{note}</p>'
+    return _section("time", rows)
 
 
 def _evaluations(runs: Sequence[Run]) -> str:
@@ -210,8 +208,7 @@ def _evaluations(runs: Sequence[Run]) -> str:
         ]
         for name, facts in found
     ]
-    head = ["run", "checkpoint", "changed", "seed", "episodes", *(tag.removeprefix("eval/") for tag in tags)]
-    return table(head, rows, "evaluations") if rows else ""
+    return _section("evaluations", rows, *(tag.removeprefix("eval/") for tag in tags))
 
 
 def _exports(exports: Mapping[str, Mapping[str, Any]]) -> str:
@@ -229,13 +226,7 @@ def _exports(exports: Mapping[str, Mapping[str, Any]]) -> str:
                     "" if i else escape(versions),
                 ]
             )
-    if not rows:
-        return ""
-    head = ["export", "checkpoint", "artefact", "rows compared", "largest error", "relative", "of the allowed"]
-    note = (
-        "From <code>parity.json</code>, as it was when the export was made; <code>interop.verify</code> measures again."
-    )
-    return f'{table([*head, "versions"], rows, "exports")}<p class="note">{note}</p>'
+    return _section("exports", rows)
 
 
 def _videos(runs: Sequence[Run], folder: Path) -> str:
@@ -262,21 +253,18 @@ def _environment(runs: Sequence[Run]) -> str:
     rows = []
     for key in dict.fromkeys(key for each in facts for key in each):
         values = [each.get(key, MISSING) for each in facts]
-        same = all(value == values[0] for value in values)
-        cells = [value_cell(values[0], columns=len(runs))] if same else map(value_cell, values)
-        rows.append([escape(key), *cells])
-    return table(["", *(run.name for run in runs)], rows, "environment") if rows else ""
+        is_same = all(value == values[0] for value in values)
+        rows.append(
+            [escape(key), *([value_cell(values[0], columns=len(runs))] if is_same else map(value_cell, values))]
+        )
+    return _section("environment", rows, "", *(run.name for run in runs))
 
 
 def _environment_of(run: Run) -> dict[str, Any]:
-    facts = {key: value for key, value in run.versions.items() if key != "notes"}
+    meta, facts = run.meta or {}, {key: value for key, value in run.versions.items() if key != "notes"}
     facts |= {f"note {i}": note for i, note in enumerate(run.versions.get("notes", []), 1)}
-    meta = run.meta or {}
-    later = meta.get("versions", {}).items()
-    facts |= {f"{key}, newest checkpoint": value for key, value in later if run.versions.get(key) != value}
-    if meta.get("num_devices"):
-        facts["devices"] = meta["num_devices"]
+    later = {key: value for key, value in meta.get("versions", {}).items() if run.versions.get(key) != value}
     if trainer := meta.get("config", {}).get("trainer"):
-        changed = differing([run.config["trainer"], trainer])
-        facts |= {f"trainer.{key}, newest checkpoint": now for key, (_, now) in changed}
-    return facts
+        later |= {f"trainer.{key}": now for key, (_, now) in differing([run.config["trainer"], trainer])}
+    facts |= {f"{key}, newest checkpoint": value for key, value in later.items()}
+    return facts | ({"devices": meta["num_devices"]} if meta.get("num_devices") else {})

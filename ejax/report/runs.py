@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -17,9 +17,7 @@ from ejax.population.lineage import Exploited
 MISSING = object()
 """In place of a key that a config does not have."""
 _SEEDS = {"trainer.seed", "trainer.eval_seed", "data.seed"}
-_NAMES = {"trainer.exp_name", "trainer.output_dir", "trainer.console", "trainer.use_wandb"} | {
-    "trainer.wandb_project_name"
-}
+_NAMES = {f"trainer.{name}" for name in ("exp_name", "output_dir", "console", "use_wandb", "wandb_project_name")}
 """Keys of a run's names and places, which change nothing that it computes."""
 
 
@@ -103,12 +101,10 @@ class Run:
 
     @property
     def lengths(self) -> str:
-        """From which step which length held; empty where no resume changed it."""
-        lengths = [
-            (each["step"], *each["updates"]) for each in self.changes if each["updates"][0] != each["updates"][1]
-        ]
-        parts = [f"{before:,} updates until step {step:,}" for step, before, _ in lengths]
-        return ", ".join([*parts, f"then {lengths[-1][2]:,}"]) if lengths else ""
+        """Lengths, and the steps until which they held; empty where no resume changed it."""
+        changed = [each for each in self.changes if each["updates"][0] != each["updates"][1]]
+        parts = [f"{each['updates'][0]:,} updates until step {each['step']:,}" for each in changed]
+        return ", ".join([*parts, f"then {changed[-1]['updates'][1]:,}"]) if changed else ""
 
     def series(self, tag: str) -> dict[int, float]:
         """Step -> value; NaN where the log has ``null``. Of two values at one step the later one."""
@@ -122,9 +118,11 @@ class Run:
     def best(self) -> Best | None:
         """The best evaluation, by the rule that the run itself keeps its best checkpoint by."""
         best, tag = None, self.trainer["best_eval_metric"]
-        for record in self._evaluated():
-            if tag in record and improves(record, best, tag=tag, mode=self.trainer["best_eval_mode"]):
-                best = Best(record[tag], record["step"], record.get("eval/avg_reward"))
+        for record in self.records:
+            found = {name: _number(value) for name, value in record.items()}
+            is_evaluation = tag in found and any(name.startswith("eval/") for name in found)
+            if is_evaluation and improves(found, best, tag=tag, mode=self.trainer["best_eval_mode"]):
+                best = Best(found[tag], record["step"], found.get("eval/avg_reward"))
         return best
 
     def fresh(self, which: Literal["best", "last"]) -> tuple[int, float] | None:
@@ -147,18 +145,17 @@ class Run:
     @cached_property
     def sessions(self) -> list[Session]:
         """Those that are recorded, and one for each other start that has lines in the log with times."""
+        found = [Session(each.start, each.end) for each in self.recorded]
 
         def is_recorded(time: float) -> bool:
             return any(each.start <= time <= each.end for each in self.recorded)
 
-        found = [Session(each.start, each.end) for each in self.recorded]
         times = [time for record in self.records if (time := record.get("time")) and not is_recorded(time)]
         starts = [start for start in self.starts if times and start <= times[-1] and not is_recorded(start)]
         if not starts or times[0] < starts[0]:
-            starts.insert(0, -math.inf)
+            starts.insert(0, -math.inf)  # the event file of the first of them is gone
         for start, end in pairwise([*starts, math.inf]):
-            own = [time for time in times if start <= time < end]
-            if own:
+            if own := [time for time in times if start <= time < end]:
                 found.append(Session(own[0] if start < 0 else start, max(own), start >= 0))
         return found
 
@@ -176,38 +173,9 @@ class Run:
         return max(logged, (self.meta or {}).get("skipped_updates", 0.0))
 
     def time_parts(self) -> list[tuple[str, float]]:
-        durations = {tag: self.series(tag).values() for tag in sorted(self.tags) if _is_duration(tag)}
-        parts = [(f"{tag}, sum of what is logged", sum(x for x in each if x == x)) for tag, each in durations.items()]
-        return parts if any(tag.startswith("time/") for tag in self.tags) else [*self._between_lines(), *parts]
-
-    def _between_lines(self) -> list[tuple[str, float]]:
-        times = [time for record in self.records if (time := record.get("time"))]
-        until_first = [
-            next((time for time in times if each.start <= time <= each.end), each.end) - each.start
-            for each in self.sessions
-            if each.is_from_start
-        ]
-        gaps = [
-            (after.get("time") or 0) - (before.get("time") or 0)
-            for before, after in pairwise(self.records)
-            if before["step"] == after["step"] and _is_evaluation(after) and not _is_evaluation(before)
-        ]
-        parts = [
-            (
-                "from a start to its first line: compiling, the first update",
-                sum(until_first),
-            ),
-            (
-                "from an update's line to its evaluation's: evaluating, saving",
-                sum(gap for gap in gaps if 0 < gap < 1e9),
-            ),
-        ]
-        return [(name, seconds) for name, seconds in parts if seconds]
-
-    def _evaluated(self) -> Iterator[dict[str, Any]]:
-        for record in self.records:
-            if _is_evaluation(record):
-                yield {tag: _number(value) for tag, value in record.items()}
+        """List the sums of the tags in seconds that add up; a value that was not finite is left out."""
+        sums = {tag: sum(x for x in self.series(tag).values() if x == x) for tag in sorted(self.tags) if _adds_up(tag)}
+        return [(f"{tag}, sum of what is logged", seconds) for tag, seconds in sums.items()]
 
 
 def differing(configs: Sequence[Any], path: str = "") -> list[tuple[str, tuple[Any, ...]]]:
@@ -243,15 +211,10 @@ def _number(value: float | None) -> float:
     return math.nan if value is None or is_not_finite(value) else value
 
 
-def _is_evaluation(record: Mapping[str, Any]) -> bool:
-    return any(tag.startswith("eval/") for tag in record)
-
-
-def _is_duration(tag: str) -> bool:
-    """Tags in seconds that add up; ``data/age_s`` is how old the data is."""
-    return tag.startswith("time/") or (
-        tag.startswith(("collector/", "data/")) and tag.endswith(("env_s", "policy_s", "wait_s"))
-    )
+def _adds_up(tag: str) -> bool:
+    # data/age_s is how old the data is: no duration of the run's
+    is_wait = tag.startswith(("collector/", "data/")) and tag.endswith(("env_s", "policy_s", "wait_s"))
+    return is_wait or tag.startswith("time/")
 
 
 def is_not_finite(value: Any) -> bool:

@@ -37,9 +37,8 @@ def join_videos(parts: Sequence[Path], path: Path) -> None:
     file, OSError if the disk is full, else RuntimeError if ffmpeg failed."""
     for part in parts:
         _check_mp4(part)
-    script = "".join(
-        "file '{}'\n".format(str(part.resolve()).replace("'", r"'\''")) for part in parts
-    )  # ffmpeg's quoting: a quote ends the text, and begins it again
+    # ffmpeg's quoting: a quote ends the text, and begins it again
+    script = "".join("file '{}'\n".format(str(part.resolve()).replace("'", r"'\''")) for part in parts)
     listed = path.with_suffix(".txt")
     listed.write_text(script)
     source = [*_FILES_ONLY, "-f", "concat", "-safe", "0", "-i", f"file:{listed}"]

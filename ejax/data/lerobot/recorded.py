@@ -122,9 +122,8 @@ class RecordedEpisodes(ChunkSource):
         inside = np.maximum(self._run - chunk_size + 1, 0)  # starts whose window does not leave the run
         if mode == "segment":
             return self._start, inside
-        first = self._start + (
-            inside if mode == "boundary" else 0
-        )  # a boundary lies in the windows that leave their run
+        # a boundary lies in the windows that leave their run
+        first = self._start + (inside if mode == "boundary" else 0)
         return first, np.maximum(np.minimum(self._start + self._run, last) - first, 0)
 
 
