@@ -125,6 +125,11 @@ class Algorithm:
     compat: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """``compat`` mode -> options that give this EmbodiChain release's numbers."""
 
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Recognize an algorithm of discounted returns of rollouts."""
+        return self.make_step is None and self.with_teacher is None and "gamma" in self.Config.model_fields
+
     def __post_init__(self) -> None:
         if self.update is None and self.make_step is None and self.with_teacher is None:
             raise ValueError("an Algorithm needs update, make_step, or both; got neither")

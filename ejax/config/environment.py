@@ -1,26 +1,45 @@
-"""Problems of an environment's config that show before a run builds it."""
+"""Problems of a config with the classes that it names, and with their spaces, that show before a run is built."""
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import flax.linen as nn
 import gymnasium
 
 from ejax.config.annotations import argument_problems
 from ejax.config.embodichain.spellings import RECORDERS
-from ejax.config.models import EnvConfig, EventsConfig
+from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
 from ejax.config.run_config import RunConfig
-from ejax.config.spaces import space_problems
+from ejax.distributions import action_spec
 from ejax.envs.randomization.names import KINDS, split_events
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
-from ejax.schema.problems import ConfigError, Problem
+from ejax.schema.problems import ConfigError, Problem, with_sections
 from ejax.schema.registry import did_you_mean, did_you_mean_family, resolve
 from ejax.types import PHASES
 
 _REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)
+_GIVEN = {
+    *PolicyConfig.model_fields.keys() - {"name"},
+    *("action_spec", "action_space", "observation_space", "instructions", "held_out_instructions"),
+}
+"""Arguments of a policy's class that ejax fills."""
+
+
+def class_problems(policy: PolicyConfig) -> list[Problem]:
+    """Find problems of ``policy.cfg``, or a class that is not there."""
+    try:
+        record = policy.record
+        if record.mlps:
+            return []
+        linen = isinstance(record.make, type) and issubclass(record.make, nn.Module)
+        given = _GIVEN | {"name", "parent"} if linen else _GIVEN
+        return argument_problems(record.make, thaw(policy.cfg), "policy.cfg", given)
+    except (ImportError, TypeError, ValueError) as error:  # the last two: no class and no function
+        return [Problem("policy.name", f"'{policy.name}' cannot be imported: {error}")]
 
 
 def env_problems(env: EnvConfig) -> list[Problem]:
@@ -29,27 +48,21 @@ def env_problems(env: EnvConfig) -> list[Problem]:
         make = resolve("env", env.id)
     except (ImportError, TypeError, ValueError) as error:  # the last two: no name, or a relative one
         return [Problem("env.id", f"'{env.id}' cannot be imported: {error}{did_you_mean_family(env.id)}")]
-    cfg = thaw(env.cfg)
     try:
-        parameters = inspect.signature(make).parameters
-        chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in parameters else 1
-        problems = argument_problems(make, cfg, "env.cfg")
+        cfg, chunk = _arguments(make, env)
+        problems = argument_problems(make, thaw(cfg), "env.cfg")
     except (TypeError, ValueError) as error:
         return [Problem("env.id", f"'{env.id}' is neither a class nor a function that makes an environment: {error}")]
     if type(chunk) is not int or chunk < 1:
         problems.append(Problem("env.cfg.action_chunk", f"got {short_repr(chunk)}; must be an integer of at least 1"))
-    if problems:
-        return problems
-    inside = "gym_config" if "gym_config" in parameters else "env_cfg.gym_config"  # of RenderedEnv
-    given = {name: env.cfg[name] for name in cfg}
-    return _refusals(make, lambda: make(**given), "env.cfg", f"env.cfg.{inside}.")
+    inside = "gym_config" if _takes(make, "gym_config") else "env_cfg.gym_config"  # of RenderedEnv
+    return problems or _refusals(make, lambda: make(**cfg), "env.cfg", f"env.cfg.{inside}.")
 
 
 def action_problems(config: RunConfig) -> list[Problem]:
     """Find problems between the policy and the environment's spaces, where these are known before it is built."""
-    make, cfg = resolve("env", config.env.id), dict(config.env.cfg)
-    chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in inspect.signature(make).parameters else 1
-    policy = config.policy
+    make, policy = resolve("env", config.env.id), config.policy
+    cfg, chunk = _arguments(make, config.env)
     gym_config = cfg.get("gym_config")
     sees = isinstance(gym_config, Mapping) and bool(gym_config.get("sensor"))
     observed = sees or policy.record.images or policy.obs_groups.actor or policy.obs_groups.critic
@@ -68,21 +81,36 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
         section = f"trainer.events.{phase}"
         randomizers, specs = split_events(events.of(phase))
         if randomizers:
-            problems += _randomizer_problems(env, make, randomizers, section)
+            cfg = {name: value for name, value in env.cfg.items() if _takes(make, name)}
+            problems += _refusals(make, functools.partial(_randomized, make, cfg, randomizers), section, f"{section}.")
         unknown = _unknown_functors(specs, section) if specs else []
         problems += unknown
         if unknown or not specs:
             continue
-        if "interval_events" in inspect.signature(make).parameters:
+        if _takes(make, "interval_events"):
             build = functools.partial(make, **{**env.cfg, "interval_events": specs})
             problems += _refusals(make, build, section, section, "interval_events")
             continue
-        text = (
-            f"{env.id} takes no events from outside. Tasks on MuJoCo models and environments in manager form do, and a "
-            "class of your own with an argument interval_events"
-        )
+        text = f"{env.id} takes no events from outside. Tasks on MuJoCo models and environments in manager form do, and"
+        text += " a class of your own with an argument interval_events"
         problems += [Problem(f"{section}.{name}", text) for name in specs]
     return problems
+
+
+def _takes(make: Any, name: str) -> bool:
+    return name in inspect.signature(make).parameters
+
+
+def _arguments(make: Any, env: EnvConfig) -> tuple[dict[str, Any], Any]:
+    """Separate ``action_chunk``, which ejax reads for a class that does not, from the class's arguments."""
+    cfg = dict(env.cfg)
+    return cfg, 1 if _takes(make, "action_chunk") else cfg.pop("action_chunk", 1)
+
+
+def _randomized(make: Any, cfg: Mapping[str, Any], events: Mapping[str, Any]) -> Any:
+    from ejax.envs.wrappers.randomized import randomized  # imports MuJoCo
+
+    return randomized(make, cfg, events)
 
 
 def _unknown_functors(specs: Mapping[str, Any], section: str) -> list[Problem]:
@@ -97,23 +125,10 @@ def _unknown_functors(specs: Mapping[str, Any], section: str) -> list[Problem]:
     return problems
 
 
-def _randomizer_problems(env: EnvConfig, make: Any, randomizers: Mapping[str, Any], section: str) -> list[Problem]:
-    cfg = {name: value for name, value in env.cfg.items() if name in inspect.signature(make).parameters}
-
-    def build() -> Any:
-        from ejax.envs.wrappers.randomized import randomized  # imports MuJoCo
-
-        return randomized(make, cfg, randomizers)
-
-    return _refusals(make, build, section, f"{section}.")
-
-
 def _refusals(make: Any, build: Callable[[], Any], section: str, above: str, own: str = "") -> list[Problem]:
     """Find problems of a class that checks its own values; others refuse when they are built.
 
-    Args:
-        section: the key of what has none.
-        above: comes before a key of the class's, in place of ``own``.
+    ``section``: the key of what has none. ``above`` comes before a key of the class's, in place of ``own``.
     """
     if not dataclasses.is_dataclass(make):
         return []
@@ -124,3 +139,61 @@ def _refusals(make: Any, build: Callable[[], Any], section: str, above: str, own
     except _REFUSED as error:
         return [Problem(section, str(error))]
     return []
+
+
+def space_problems(
+    policy: PolicyConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space, *, action_chunk: int = 1
+) -> list[Problem]:
+    """Find problems of ``action_dim``, ``squash_actions``, ``obs_groups``, and of pictures where an MLP reads them."""
+    problems, key = [*_groups(policy, observation_space)], "env"
+    try:
+        count = action_spec(action_space).num_actions * action_chunk
+        key = "policy.squash_actions"
+        action_spec(action_space, squash=policy.squash_actions)
+    except ValueError as error:
+        return [Problem(key, str(error)), *problems]
+    if policy.action_dim not in (None, count):
+        text = f"got {policy.action_dim}, but the env's actions have {count}; give {count}, or leave it out"
+        problems.insert(0, Problem("policy.action_dim", text))
+    return [*problems, *_pictures(policy, observation_space)]
+
+
+def _groups(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
+    there = paths(space)
+    for network in ("actor", "critic"):
+        for path in getattr(policy.obs_groups, network):
+            if path not in there:
+                has = f"there is {', '.join(there)}" if there else "which is one array without parts; leave it out"
+                text = f"'{path}' is no part of the observation{';' if there else ','} {has}"
+                yield Problem(f"policy.obs_groups.{network}", text + did_you_mean(path, there))
+
+
+def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
+    leaves, record = _leaves(space), policy.record
+    pictures = [path for path, shape in leaves.items() if len(shape) == 3 and path]
+    if record.images is not None:
+        images = record.images(policy)
+        wrong = [name for name in images if name not in pictures] if isinstance(images, tuple) else []
+        if wrong or not images:
+            named, there = ", ".join(map(short_repr, wrong)), ", ".join(pictures)
+            text = f"names {named or 'no picture'}; the observation has {there or 'none'}"
+            yield Problem("policy.cfg.images", text + did_you_mean(str(wrong[:1]), pictures))
+    for network in record.mlps:
+        groups = getattr(policy.obs_groups, network)
+        read = [path for path in pictures if not groups or any(f"{path}.".startswith(f"{group}.") for group in groups)]
+        if read and (network == "actor" or groups):
+            others = ", ".join(path for path in leaves if path not in pictures) or "no vectors"
+            text = f"{policy.name} reads vectors, and {', '.join(read)} is a picture; name the others ({others}), or"
+            yield Problem(f"policy.obs_groups.{network}", f"{text} use the policy vision, with it in policy.cfg.images")
+
+
+def _leaves(space: gymnasium.Space, above: str = "") -> dict[str, tuple[int, ...]]:
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return {above: tuple(space.shape or ())}
+    inside = [_leaves(part, f"{above}.{name}" if above else name) for name, part in space.spaces.items()]
+    return {path: shape for each in inside for path, shape in each.items()}
+
+
+def paths(space: gymnasium.Space) -> list[str]:
+    """Return the dotted paths of a space's parts, sections first; none of a single array's."""
+    return list(dict.fromkeys(path for leaf in _leaves(space) if leaf for path in with_sections(leaf)))

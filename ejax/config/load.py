@@ -25,13 +25,12 @@ from ejax.config.embodichain.spellings import (
     resolve_model_type,
     resolve_sizes,
 )
-from ejax.config.environment import action_problems, env_problems, event_problems
+from ejax.config.environment import action_problems, class_problems, env_problems, event_problems
 from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
-from ejax.config.spaces import class_problems
 from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import read_bytes

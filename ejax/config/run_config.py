@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from flax.core import FrozenDict
@@ -65,7 +66,11 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _possible(self) -> "RunConfig":
-        problems = [*_sizes(self), *_policy(self.policy), *_data(self)]
+        problems = [*_sizes(self), *_data(self)]
+        with suppress(
+            ImportError, TypeError, ValueError
+        ):  # of a class that is not there: ``class_problems`` reports it
+            problems += section_problems(self.policy, self.policy.record)
         problems += number_problems(self.model_dump(mode="json"))  # integers written as 1e12 are integers by now
         if not problems:
             problems += _population(self)
@@ -90,22 +95,16 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
     if trainer.num_updates > INT32_MAX:
         text = f"means {trainer.num_updates} updates; at most {INT32_MAX} are counted"
         yield Problem("trainer.iterations" if trainer.total_timesteps is None else "trainer.total_timesteps", text)
-    shape = RunShape(
-        num_envs=trainer.num_envs,
-        buffer_size=trainer.buffer_size,
-        policy=config.policy.name,
-        distributed=trainer.distributed,
-    )
+    facts = trainer.model_dump(include={"num_envs", "buffer_size", "distributed"})
+    shape = RunShape(policy=config.policy.name, **facts)
     if shape.rows > INT32_MAX and max(trainer.buffer_size, trainer.num_envs) <= INT32_MAX:
-        text = f"{shape.rows_text}; at most {INT32_MAX} are counted"
-        yield Problem("trainer.buffer_size", text)
+        yield Problem("trainer.buffer_size", f"{shape.rows_text}; at most {INT32_MAX} are counted")
     record = config.algorithm.record
     yield from record.problems(config.algorithm.cfg, shape)
     if trainer.profile is not None and trainer.profile.start >= trainer.num_updates:
         text = f"got {trainer.profile.start}, but the run has {trainer.num_updates} updates; give less"
         yield Problem("trainer.profile.start", text)
-    learns = record.make_step is None and record.with_teacher is None and "gamma" in record.Config.model_fields
-    if trainer.normalize_reward and not learns:
+    if trainer.normalize_reward and not record.learns_from_rewards:
         text = f"got true, but {config.algorithm.name} does not learn from the rewards of rollouts; leave it out"
         yield Problem("trainer.normalize_reward", text)
     # with distributed they divide those of all devices, whose number is known when the run is built
@@ -116,14 +115,6 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
 
 
-def _policy(section: PolicyConfig) -> Iterator[Problem]:
-    try:
-        record = section.record
-    except (ImportError, TypeError, ValueError):  # reported by ``class_problems``
-        return
-    yield from section_problems(section, record)
-
-
 def _data(config: RunConfig) -> Iterator[Problem]:
     name, data = config.algorithm.name, config.data
     if config.algorithm.record.learns_from != "demonstrations":
@@ -132,9 +123,8 @@ def _data(config: RunConfig) -> Iterator[Problem]:
             yield Problem("data", text)
         return
     if data is None:
-        yield Problem(
-            "data", f"is missing: {name} needs {{source: engine, task: …}} or {{source: recorded, folder: …}}"
-        )
+        text = f"is missing: {name} needs {{source: engine, task: …}} or {{source: recorded, folder: …}}"
+        yield Problem("data", text)
         return
     chunk = config.env.cfg.get("action_chunk", 1)
     yield from data_problems(data, chunk if type(chunk) is int else 1)  # another is reported with its own key
@@ -144,10 +134,8 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.history_length", text)
     windows, budget = config.trainer.buffer_size // data.chunk_size, data.episode_sample_budget
     if budget is not None and windows > budget * data.buffer_size:
-        text = (
-            f"got {budget}, which with data.buffer_size {data.buffer_size} allows {budget * data.buffer_size} windows "
-            f"before new episodes come, and one update takes {windows}"
-        )
+        allowed = f"with data.buffer_size {data.buffer_size} allows {budget * data.buffer_size} windows"
+        text = f"got {budget}, which {allowed} before new episodes come, and one update takes {windows}"
         yield Problem("data.episode_sample_budget", text)
 
 
@@ -173,12 +161,11 @@ def _population(config: RunConfig) -> Iterator[Problem]:
             yield Problem("population", f"{_shown_values(member)} is no config: {reasons}")
             continue
         for key in () if population.separate_runs else member.values:
-            value = _option(own.algorithm.cfg, key)
-            if _is_number(value) and not _is_number(value, whole=False):
-                yield Problem(f"population.{key}", f"a whole number decides shapes and loops, {_SEPARATE}")
-
-
-_SEPARATE = "so that each value needs a program of its own: give population.separate_runs=true"
+            if not _varies(_option(own.algorithm.cfg, key)):
+                # a program has numbers with a fraction as arrays; all else is compiled into it
+                text = f"got {short_repr(thaw(member.values[key]))}, which is no number with a fraction (a whole one"
+                remedy = "so that each value needs a program of its own: give population.separate_runs=true"
+                yield Problem(f"population.{key}", f"{text} decides shapes and loops), {remedy}")
 
 
 def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
@@ -186,11 +173,6 @@ def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Pr
     if record.learns_from == "demonstrations" or record.with_teacher is not None:
         text = f"{name} trains by itself only; give population.separate_runs=true, or ppo, grpo, apg or shac"
         yield Problem("population", text)
-    for key, values in population.vary.items():
-        value = next((value for value in values if not _is_number(value)), None)
-        if value is None:
-            continue
-        yield Problem(f"population.{key}", f"got {short_repr(thaw(value))}, which is no number, {_SEPARATE}")
     if config.trainer.profile is not None:
         yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
     if population.exploit is not None:
@@ -213,7 +195,6 @@ def _option(options: BaseModel, key: str) -> Any:
     return node
 
 
-def _is_number(value: Any, *, whole: bool = True) -> bool:
-    if isinstance(value, tuple):
-        return bool(value) and all(_is_number(each, whole=whole) for each in value)
-    return isinstance(value, float) or (whole and isinstance(value, int) and not isinstance(value, bool))
+def _varies(value: Any) -> bool:
+    """Recognize an option that a program can have as an array: a number with a fraction, or some."""
+    return isinstance(value, float) or (isinstance(value, tuple) and bool(value) and all(map(_varies, value)))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax.errors import FlaxError
 
 from ejax.config import ConfigError, PolicyConfig, Problem
-from ejax.config.spaces import space_problems
+from ejax.config.environment import space_problems
 from ejax.distributions import action_spec
 from ejax.envs.description import describe
 from ejax.policies.calls import DroppingPolicy, apply_policy, first_memory

@@ -17,8 +17,8 @@ from pydantic import BaseModel, NonNegativeInt, ValidationError
 from ejax.algorithms.record import Teacher, find_algorithm
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
+from ejax.config.environment import paths
 from ejax.config.explain import explain
-from ejax.config.spaces import paths
 from ejax.envs.description import EnvDescription, describe
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.optim import scheduled_learning_rate, set_learning_rate
