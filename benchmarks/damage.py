@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from damages import DAMAGES, asynchronous_run, damage, outcome, what_is_left
 
 from ejax.config import parse_config
-from ejax.logs.sessions import SESSIONS
+from ejax.logs.metric_log import SESSIONS
 from ejax.run import train
 from ejax.store.run_dir import RunDirectory
 

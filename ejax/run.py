@@ -19,9 +19,8 @@ from ejax.training.callbacks import Callback, RunResult, TrainingRun
 from ejax.training.given import Given, config_of
 from ejax.training.loop import Loop, Sink
 from ejax.training.multiprocess import FollowerSink, group_of, locate_together, rescue, saving_all_envs
-from ejax.training.own_callbacks import OnLog
 from ejax.training.profile import Profiler
-from ejax.training.sink import RunSink
+from ejax.training.sink import OnLog, RunSink
 from ejax.training.start import Call, RunLocation, StartState, build_start, locate_run
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Policy
@@ -154,7 +153,6 @@ def run_training(
                 clock,
                 first=start.update,
                 started=started,
-                adapts=trainer.updates_per_dispatch == "auto",
                 profiler=Profiler(trainer.profile if leads() else None, location.directory.path / "profile"),
                 group=group,
             ).run(start.state)

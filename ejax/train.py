@@ -140,7 +140,7 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
         "latest checkpoint": result.latest_checkpoint_path or "none",
     }
     _print_facts(config, result, facts)
-    if result.finished and result.mostly_skipped:
+    if result.finished and result.skipped_updates > 0.5 * result.num_updates:
         print(f"ejax.{name}: {mostly_skipped_text(result.skipped_updates, result.num_updates)}", file=sys.stderr)
         return 3
     return 0

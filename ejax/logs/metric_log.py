@@ -1,6 +1,8 @@
 """``logs/metrics.jsonl``: one line a write, which reaches the operating system before ``write`` returns.
 
-A checkpoint holds the file's size and digest, so that a resumed run notices what has become of it.
+A checkpoint holds the file's size and digest, so that a resumed run notices what has become of it. And
+``logs/sessions.jsonl``: one line for each program that trained the run, when it is through with it, also by an error.
+One that is killed leaves none.
 """
 
 import hashlib
@@ -9,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +24,9 @@ _MAX_BYTES = 1 << 30
 """Bytes of a log that is read; 1000 lines have less than 1 MiB."""
 _BEGINNING = b'{"step": '
 """The first bytes of each line that ``MetricLog`` writes."""
+SESSIONS = "sessions.jsonl"
+_MAX_SESSION_BYTES = 1 << 20
+_Time = Annotated[float, Field(ge=0.0, lt=1e11)]
 
 
 class Logged(BaseModel):
@@ -36,8 +42,15 @@ class MetricRecord(BaseModel):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[float, Field(allow_inf_nan=False)] | None]
     step: Annotated[NonNegativeInt, Field(lt=2**63)]
-    time: Annotated[float, Field(ge=0.0, lt=1e11)] = 0.0
+    time: _Time = 0.0
     """Seconds since 1970."""
+
+
+class Recorded(BaseModel):
+    """One line of ``sessions.jsonl``: seconds since 1970."""
+
+    start: _Time
+    end: _Time
 
 
 class MetricLog:
@@ -171,3 +184,21 @@ def _replace(path: Path, content: bytes) -> None:
         new.flush()
         os.fsync(new.fileno())
     os.replace(temporary, path)
+
+
+def write_session(logs: Path, start: float) -> None:
+    """Append a line for a session that ends now. A full disk does not hide why the run ends."""
+    with suppress(OSError), append_plain(logs / SESSIONS) as file:
+        file.write(json.dumps({"start": start, "end": time.time()}).encode() + b"\n")
+
+
+def read_sessions(logs: Path) -> list[Recorded]:
+    """Read all sessions in their order, without lines that are damaged, or begin before the former one ends."""
+    found: list[Recorded] = []
+    with suppress(OSError):
+        for line in read_bytes(logs / SESSIONS, _MAX_SESSION_BYTES).splitlines():
+            with suppress(ValueError):
+                each = Recorded.model_validate(parse_json(line), strict=True)
+                if (found[-1].end if found else 0.0) <= each.start <= each.end:
+                    found.append(each)
+    return found

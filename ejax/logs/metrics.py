@@ -25,8 +25,7 @@ from typing import Any, TypeAlias
 from ejax.config import RunConfig
 from ejax.logs.best import Best
 from ejax.logs.console import make_console
-from ejax.logs.metric_log import MetricLog, keep_up_to
-from ejax.logs.sessions import write_session
+from ejax.logs.metric_log import MetricLog, keep_up_to, write_session
 from ejax.schema.plain_files import read_text
 
 _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]

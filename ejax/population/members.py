@@ -71,8 +71,10 @@ def build_population(config: RunConfig) -> PopulationParts:
             raise ConfigError([Problem("population", text)])
     check_best_metric(configs[0], parts)
     platform = config.trainer.device.partition(":")[0]
-    devices = _sharing(all_devices(config), len(members)) if config.trainer.distributed else None
-    lanes = Lanes(together=platform != "cpu", mesh=members_mesh(devices) if devices else None)
+    devices = all_devices(config) if config.trainer.distributed else []
+    devices = devices[: max((n for n in range(1, len(devices) + 1) if len(members) % n == 0), default=1)]
+    shared = len(devices) > 1  # as many devices as divide the members
+    lanes = Lanes(together=platform != "cpu", mesh=members_mesh(devices) if shared else None)
 
     state, notes = _first_state(members, configs, parts)
     make_step = partial(_member_step, configs[0], parts)
@@ -84,7 +86,7 @@ def build_population(config: RunConfig) -> PopulationParts:
         stops_at_nonfinite=record.stops_at_nonfinite(options),
         exploit=_exploit(config, configs[0]),
     )
-    if devices:
+    if shared:
         notes += (f"{len(devices)} devices, {len(members) // len(devices)} members on each",)
     trainer, mesh = config.trainer, lanes.mesh
     keys = jnp.stack([jax.random.key(member.seed) for member in members])
@@ -196,11 +198,6 @@ def _bounds(model: Any, key: str) -> tuple[float, float]:
         low = max(low, *(getattr(limit, each, -math.inf) for each in ("ge", "gt")))
         high = min(high, *(getattr(limit, each, math.inf) for each in ("le", "lt")))
     return low, high
-
-
-def _sharing(devices: Sequence[jax.Device], num_members: int) -> list[jax.Device] | None:
-    number = max(n for n in range(1, len(devices) + 1) if num_members % n == 0)
-    return list(devices[:number]) if number > 1 else None
 
 
 take = jax.jit(lambda tree, index: jax.tree.map(lambda x: x[index], tree))

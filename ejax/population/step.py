@@ -101,8 +101,10 @@ def make_population_step(
         # under vmap both branches run: side by side, a broken member costs as much as one that trains
         after, metrics = jax.lax.cond(alive, train, hold, state)
         sound = all_finite(after.train.params)
-        if stops_at_nonfinite:
-            sound &= _all_applied(metrics)
+        if stops_at_nonfinite:  # as ``ejax.training.skipped.refuse_nonfinite``
+            skipped = [metrics.get(f"train/skipped_{name}", 0.0) for name in ("update", "fraction")]
+            excessive = metrics.get("train/skipped_excessive_gradient", 0.0)
+            sound &= (jnp.maximum(*skipped) - excessive <= 0.0) & jnp.isfinite(metrics.get("train/loss", 0.0))
         after = jax.tree.map(lambda old, new: jnp.where(sound, new, old), state, after)
         return after, alive & sound, metrics
 
@@ -197,11 +199,3 @@ def _with_rates(
         return LearningRate(jnp.where(rate == old_start, new_start, scaled))
 
     return replace(train, opt_state=jax.tree.map(moved, train.opt_state, *starts, is_leaf=is_rate))
-
-
-def _all_applied(metrics: Metrics) -> Array:
-    """As ``ejax.training.skipped.refuse_nonfinite``."""
-    zero = jnp.zeros(())
-    skipped = jnp.maximum(metrics.get("train/skipped_update", zero), metrics.get("train/skipped_fraction", zero))
-    excessive = metrics.get("train/skipped_excessive_gradient", zero)
-    return (skipped - excessive <= 0.0) & jnp.isfinite(metrics.get("train/loss", zero))

@@ -15,13 +15,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from ejax.logs.json_records import FactsError, check_facts, read_facts
-from ejax.logs.metric_log import read_log
-from ejax.logs.sessions import read_sessions
+from ejax.logs.metric_log import read_log, read_sessions
 from ejax.population.lineage import EXPLOITS, Exploited, read_exploits
 from ejax.report.runs import Run, is_not_finite
 from ejax.store.checkpoint import CheckpointError
-from ejax.store.find import find_run
-from ejax.store.run_dir import RunDirectory, RunMeta, check_configs
+from ejax.store.run_dir import RunDirectory, RunMeta, check_configs, find_run
 
 
 class _Trainer(BaseModel):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ejax.logs.best import Best, improves
 from ejax.logs.charts import LARGEST
-from ejax.logs.sessions import Recorded
+from ejax.logs.metric_log import Recorded
 from ejax.population.lineage import Exploited
 
 MISSING = object()

@@ -32,9 +32,10 @@ def save_arrays(folder: Path, state: PyTree) -> None:
         try:
             ocp.save(path, {name: _storable(leaf) for name, leaf in _flatten(state).items()})
         except ValueError as error:
-            if (refused := _of_the_disk(error)) is None:
+            code = re.search(r"os_error_code='(\d+)'", str(error))  # of a disk that refused
+            if code is None:
                 raise
-            raise refused from error
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
     if jax.process_index() == 0 and (problems := _differences(read_arrays(folder.parent, None), _flatten(state))):
         raise CheckpointError(f"{folder} was not stored as it was given: {'; '.join(problems[:_MAX_NAMED])}")
 
@@ -132,11 +133,6 @@ def _plain_path(folder: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}/{folder.name}"
     finally:
         os.close(descriptor)
-
-
-def _of_the_disk(error: ValueError) -> OSError | None:
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    return None if code is None else OSError(int(code[1]), os.strerror(int(code[1])))
 
 
 def _flatten(tree: PyTree) -> dict[str, Any]:

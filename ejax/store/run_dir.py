@@ -18,9 +18,11 @@
     schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
 """
 
+import glob
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,7 +48,6 @@ from ejax.store.checkpoint import (
     verify_checkpoint,
 )
 from ejax.store.digests import LISTING, DamagedError, check_digests, render_digests, sha256
-from ejax.store.find import ResolvedName, find_run, new_run_folder
 from ejax.store.run_lock import LOCK
 from ejax.store.schedule_file import SCHEDULE
 from ejax.types import PyTree
@@ -55,6 +56,7 @@ VERSIONS = "versions.json"
 NEXT_LISTING = f"{LISTING}.next"
 CHANGES = "changes.json"
 _CONFIGS = ("resolved.json", VERSIONS)
+_TIME = re.compile(r"_\d{8}_\d{6}(_\d{9})?")
 
 
 class RunMeta(CheckpointMeta):
@@ -76,11 +78,18 @@ class RunMeta(CheckpointMeta):
 
 class _Versions(BaseModel):
     origin: str | None = None
-    device: str | None = None
 
 
 class _Summary(BaseModel):
     best: NonNegativeInt | None
+
+
+class _Named(BaseModel):
+    exp_name: str
+
+
+class _Resolved(BaseModel):
+    trainer: _Named
 
 
 @dataclass(frozen=True)
@@ -135,8 +144,8 @@ class RunDirectory:
 
     def recover(self) -> list[str]:
         """Put in place the checkpoints that a kill caught, and report them. For the one process that goes on."""
-        recovered = recover_checkpoints(self.checkpoints)
-        return [f"recovered {path}: a kill came while it was put in place" for path in recovered]
+        found = recover_checkpoints(self.checkpoints)
+        return [f"recovered {path}: a kill came while it was put in place" for path in found]
 
     def saved(self) -> list[Path]:
         """All checkpoints, damaged ones included: those made along the way, then the best."""
@@ -252,6 +261,51 @@ def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[st
     replace_text(directory.config_file, texts[0])  # last and whole: it makes the folder a run
 
 
+def new_run_folder(config: RunConfig) -> Path:
+    """Make ``<output_dir>/<exp_name>_<time>``, empty."""
+    path = Path(config.trainer.output_dir) / f"{config.trainer.exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:  # two runs in one second, maybe of two processes
+        path = path.with_name(f"{path.name}_{time.time_ns() % 10**9:09d}")
+        path.mkdir()
+    return path
+
+
+def find_run(path: Path) -> Path:
+    """Find the folder of a run; without the time at its end: the newest run of that name.
+
+    Raises:
+        FileNotFoundError: ``path`` is no run.
+    """
+    if "\0" in str(path):
+        raise FileNotFoundError(f"{str(path)!r} holds a null character: no file has such a name")
+    if not path.exists():
+        path = newest_run(path.parent, path.name)
+    if not (path / "configs" / "resolved.json").is_file():
+        export = "; it is an export: name the run that it was made from" if (path / "parity.json").is_file() else ""
+        raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json{export}")
+    return path
+
+
+def newest_run(output_dir: Path, exp_name: str) -> Path:
+    """Find the run of exactly that name which was started last. FileNotFoundError: there is none."""
+    files = output_dir.glob(f"{glob.escape(exp_name)}_*/configs/resolved.json")
+    # by the time in its name: what is written there later, and what others copied, counts for nothing
+    runs = [path for path in (file.parents[1] for file in files) if _TIME.fullmatch(path.name.removeprefix(exp_name))]
+    if not runs:
+        raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; name the folder of a run")
+    return max(runs)
+
+
+def never_began(path: Path) -> bool:
+    """Recognize a folder that a kill left while it was made, before there was a run."""
+    if not path.is_dir() or {each.name for each in path.iterdir()} - {"configs", "checkpoints", LOCK}:
+        return False
+    return not (path / "configs" / "resolved.json").exists() and not any((path / "checkpoints").glob("*"))
+
+
 def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     """Open a run, found as by ``find_run``, with its config; but for the device, which is the CPU.
 
@@ -278,7 +332,7 @@ def check_configs(path: Path) -> None:
                 if not (file.parent / NEXT_LISTING).exists():
                     raise
                 check_digests(file.parent, _CONFIGS, NEXT_LISTING)
-        read_facts(file, ResolvedName)
+        read_facts(file, _Resolved)
     except (DamagedError, FactsError) as error:
         raise CheckpointError(
             f"the configs of run {path} are damaged: {error}. Put back a copy of that folder; without one, write the "

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,7 +49,11 @@ def run_lock(folder: Path) -> Iterator[str]:
     if path.exists() and _identity(path.stat()) in _HELD:
         raise RunInUseError(_refusal(folder, "another call in this process"))
     with path.open("a+b") as file:
-        identity, former = _identity(os.fstat(file.fileno())), _read_owner(file)
+        identity, former = _identity(os.fstat(file.fileno())), dict[str, Any]()
+        file.seek(0)
+        with suppress(ValueError):  # of a damaged file nothing is known
+            owner = parse_json(file.read(_MAX_OWNER_BYTES) or b"{}")
+            former = owner if isinstance(owner, dict) else {}
         _take(file, folder, former)
         if not path.exists() or _identity(path.stat()) != identity:  # its owner took the folder back meanwhile
             raise RunInUseError(_refusal(folder, "a process that has just given it up"))
@@ -70,7 +74,9 @@ def _take(file: IO[bytes], folder: Path, former: dict[str, Any]) -> None:
             raise RunInUseError(_refusal(folder, _name(former))) from None
         if error.errno not in _UNSUPPORTED:
             raise
-        if former and not _has_ended(former):
+        pid, here = former.get("pid"), former.get("host") == socket.gethostname()
+        # its number may be another process's by now
+        if former and not (here and isinstance(pid, int) and former.get("boot_ticks") != _started(pid)):
             remedy = f"; the file system has no locks: if that process has ended, remove {folder / LOCK}"
             raise RunInUseError(_refusal(folder, _name(former)) + remedy) from None
 
@@ -85,14 +91,6 @@ def _name(owner: dict[str, Any]) -> str:
     return f"process {owner.get('pid')} on {owner.get('host')}"
 
 
-def _has_ended(owner: dict[str, Any]) -> bool:
-    """True if the owner surely has ended; its number may be another process's by now."""
-    pid = owner.get("pid")
-    return (
-        owner.get("host") == socket.gethostname() and isinstance(pid, int) and owner.get("boot_ticks") != _started(pid)
-    )
-
-
 def _started(pid: int) -> int | None:
     """Clock ticks between boot and a process's start; None: there is no such process."""
     try:
@@ -103,15 +101,6 @@ def _started(pid: int) -> int | None:
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _read_owner(file: IO[bytes]) -> dict[str, Any]:
-    file.seek(0)
-    try:
-        owner = parse_json(file.read(_MAX_OWNER_BYTES) or b"{}")
-    except ValueError:
-        return {}
-    return owner if isinstance(owner, dict) else {}
 
 
 def _write_owner(file: IO[bytes], owner: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ no callback makes the device wait.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,22 +53,16 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """Show curves and facts in a notebook."""
-        finished = "yes" if self.finished else 'no; go on with train(config, resume="latest")'
         facts = {
             "run": str(self.run_dir),
             "steps": f"{self.global_step:,}, in {self.num_updates:,} updates",
             "wall time": f"{duration(self.elapsed_time_sec)}, {self.training_fps:,.0f} steps/s",
-            "finished": finished,
+            "finished": "yes" if self.finished else 'no; go on with train(config, resume="latest")',
             **({} if self.best_eval_value is None else {"best evaluation": number(self.best_eval_value)}),
             "best checkpoint": str(self.best_checkpoint_path or "none"),
             "latest checkpoint": str(self.latest_checkpoint_path or "none"),
         }
         return result_html(facts, [*self.train_history, *self.eval_history])
-
-    @property
-    def mostly_skipped(self) -> bool:
-        """More than half of the run's updates were not applied."""
-        return self.skipped_updates > 0.5 * self.num_updates
 
 
 @dataclass
@@ -152,19 +147,21 @@ class Callback(Protocol):
 
 
 class Callbacks:
+    """The caller's callbacks, by the names of their classes; a second one of a class is ``Name#2``."""
+
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._named: dict[str, Callback] = {}
+        counts = Counter[str]()
         for each in callbacks:
-            name, number = type(each).__qualname__, 1
-            while (key := name if number == 1 else f"{name}#{number}") in self._named:
-                number += 1
-            self._named[key] = each
+            name = type(each).__qualname__
+            counts[name] += 1
+            self._named[name if counts[name] == 1 else f"{name}#{counts[name]}"] = each
 
     def __iter__(self) -> Any:
         return iter(self._named.values())
 
-    def states(self) -> dict[str, Any]:
-        """The states of all that have one, by class, a second one as ``Name#2``; ValueError if JSON cannot hold one."""
+    def meta(self) -> dict[str, Any]:
+        """Give the states of all that have one, for the meta of a checkpoint; ValueError if JSON cannot hold one."""
         states = {name: each.state_dict() for name, each in self._named.items()}
         for name, state in states.items():
             try:
@@ -172,11 +169,8 @@ class Callbacks:
             except (TypeError, ValueError) as error:
                 text = f"callback {name}: its state_dict cannot be saved: {error}"
                 raise ValueError(f"{text}; give numbers, texts, lists and mappings, of an array x.tolist()") from None
-        return {name: state for name, state in states.items() if state}
-
-    def meta(self) -> dict[str, Any]:
-        """Give what the meta of a checkpoint has of them."""
-        return {"callbacks": states} if (states := self.states()) else {}
+        kept = {name: state for name, state in states.items() if state}
+        return {"callbacks": kept} if kept else {}
 
     def load(self, states: Mapping[str, Any]) -> list[str]:
         """Give each callback its state back; messages about states that nobody takes."""
@@ -187,5 +181,5 @@ class Callbacks:
         return [f"the checkpoint has the state of callback {name}, which this call does not have" for name in left]
 
     def step_listeners(self) -> list[Callable[[HostStep], None]]:
-        """The ``on_step`` of those that have one: collectors make nothing for nobody."""
+        """List the ``on_step`` of those that have one: collectors make nothing for nobody."""
         return [each.on_step for each in self if getattr(type(each), "on_step", None) is not Callback.on_step]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import fields, replace
-from types import TracebackType
 from typing import Any, Self
 
 import gymnasium
@@ -44,7 +43,7 @@ _GRACE_S = 1.0
 
 
 def cloning_parts(made: Ingredients, data: DataConfig) -> Parts:
-    """The environment is there for its spaces, and to be evaluated in."""
+    """Make the parts of a run that clones; the environment is there for its spaces, and to be evaluated in."""
     config, update, options = made.config, made.config.algorithm.record.update, made.config.algorithm.cfg
     obs, space = sample_obs(made.env, 1), made.env.action_space
     demonstrations = Demonstrations(data, config.trainer.buffer_size // data.chunk_size, obs)
@@ -61,6 +60,7 @@ def cloning_parts(made: Ingredients, data: DataConfig) -> Parts:
         jitted((update, *same.values()), clone),
         made.key,
         action_chunk=config.env.cfg.get("action_chunk", 1),
+        # of choices, the policy itself checks them
         num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
         env=made.env if isinstance(made.env, HostEnv) else None,
     )
@@ -72,9 +72,9 @@ class CloningStepper(Stepper[RunState]):
     """An update from each batch; ``RunState.source`` identifies the episodes.
 
     Args:
-        action_chunk: K, actions of one decision of the policy.
         clone: an update of the run from a batch, jitted.
-        num_outputs: numbers of one decision; 0: of choices, which the policy itself checks.
+        action_chunk: K, actions of one decision of the policy.
+        num_outputs: numbers of one decision; 0: it is not of numbers.
         env: closed at the end.
     """
 
@@ -85,18 +85,17 @@ class CloningStepper(Stepper[RunState]):
         clone: Any,
         key: Key,
         *,
-        action_chunk: int = 1,
-        num_outputs: int = 0,
-        env: HostEnv | None = None,
+        action_chunk: int,
+        num_outputs: int,
+        env: HostEnv | None,
     ) -> None:
         self.demonstrations, self._policy, self._clone = demonstrations, policy, clone
         self._key, self._env = key, env
         self._action_chunk, self._num_outputs = action_chunk, num_outputs
-        self._notes: list[str] = []
 
     def start(self, state: RunState) -> RunState:
         self._update = self._first = int(state.update)
-        self._notes += self.demonstrations.start(self._update, state.source)
+        self.demonstrations.start(self._update, state.source)
         return replace(state, source=self.demonstrations.state())
 
     def advance(self, state: RunState, count: int, should_stop: ShouldStop) -> tuple[RunState, Metrics] | None:
@@ -105,39 +104,36 @@ class CloningStepper(Stepper[RunState]):
         if drawn is None:
             return None
         batch, waited_s = drawn
-        if self._update == self._first:
+        is_first = self._update == self._first
+        if is_first:
             self._check_actions(batch)
         check_obs(self._policy, batch["obs"])
         began = time.perf_counter()
         state, metrics = self._clone(state, batch, jax.random.fold_in(self._key, self._update))
         facts = self.demonstrations.stats() | {"data/wait_s": waited_s}
-        if self._update == self._first:  # compiles; what it computes is not waited for
+        if is_first:  # compiles; what it computes is not waited for
             facts["time/compile_s"] = time.perf_counter() - began
         self._update += 1
         rows = {name: np.array([value]) for name, value in facts.items()}
         return state, {name: x[None] for name, x in metrics.items()} | rows
 
     def reports(self) -> list[str]:
-        notes = self._notes + self.demonstrations.notes
-        self._notes, self.demonstrations.notes = [], []
+        notes, self.demonstrations.notes = self.demonstrations.notes, []
         return notes
 
     def __enter__(self) -> "CloningStepper":
         self.demonstrations.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         try:
-            self.demonstrations.__exit__(kind, error, traceback)
+            self.demonstrations.__exit__(*error)
         finally:
             if self._env is not None:
                 self._env.close()
 
     def _check_actions(self, batch: Batch) -> None:
-        action = batch["action"]
-        given = action.shape[2:]
+        given = batch["action"].shape[2:]
         if self._num_outputs and given != (self._num_outputs // self._action_chunk,):
             text = (
                 f"the demonstrated actions are {list(given)}, but the policy decides on {self._num_outputs} numbers, "
@@ -174,8 +170,8 @@ class Demonstrations:
         """Identify the episodes drawn from, for a checkpoint; () for a live engine, whose episodes cannot be kept."""
         return self._state
 
-    def start(self, first: int, state: PyTree) -> list[str]:
-        """Begin to draw batch ``first`` and those after it. Returns messages.
+    def start(self, first: int, state: PyTree) -> None:
+        """Begin to draw batch ``first`` and those after it.
 
         Args:
             state: of ``state``, or of a checkpoint: episodes that were added since are left alone.
@@ -184,32 +180,25 @@ class Demonstrations:
             CheckpointError: the folder does not begin with the episodes that it had.
             Exception: raised by the task, or the reason why no episode was made.
         """
-        messages: list[str] = []
         if self._engine is not None:
             self._engine.start()
             if first > 0:
-                messages.append(
-                    "not exact: the demonstrations are made again, so batches differ from an uninterrupted run's"
-                )
+                text = "not exact: the demonstrations are made again, so batches differ from an uninterrupted run's"
+                self.notes.append(text)
         else:
-            count = int(state["num_episodes"])
+            count, folder = int(state["num_episodes"]), self.config.folder
             if count < int(self._state["num_episodes"]):
-                messages.append(
-                    f"goes on with the first {count} episodes of {self.config.folder}; later ones are left alone"
-                )
+                self.notes.append(f"goes on with the first {count} episodes of {folder}; later ones are left alone")
             self._source, self._state = _open_folder(self.config, count)
             if int(self._state["digest"]) != int(state["digest"]):
-                raise CheckpointError(
-                    f"{self.config.folder} does not begin with the {count} episodes that the run was started with; "
-                    "give back that folder by data.folder"
-                )
+                text = f"{folder} does not begin with the {count} episodes that the run was started with"
+                raise CheckpointError(f"{text}; give back that folder by data.folder")
         self._next = first
         while len(self._ahead) < self.config.prefetch:
             self._draw_one_more()
-        return messages
 
     def next(self, should_stop: Callable[[], bool]) -> tuple[Batch, float] | None:
-        """The next batch, on its way to the device, and the seconds that it was waited for. None: stopped.
+        """Wait for the next batch, on its way to the device; give it with the seconds of waiting. None: stopped.
 
         The batch: ``obs`` and ``action``, leaves [R, C, ...]; around a frame also ``valid`` and ``loss_mask``.
 
@@ -239,7 +228,7 @@ class Demonstrations:
         return None
 
     def stats(self) -> dict[str, float]:
-        """``data/…`` of ``OnlineDataEngine.stats``; of kept episodes their number."""
+        """Give ``data/…`` of ``OnlineDataEngine.stats``; of kept episodes their number."""
         if self._engine is not None:
             return self._engine.stats()
         return {"data/episodes": float(self._state["num_episodes"])}
@@ -305,14 +294,13 @@ class Demonstrations:
         if not config.obs_parts:
             return _like(expected, _field(chunks, config.obs_field, "data.obs_field"), config.obs_field)
         if not isinstance(expected, Mapping) or config.obs_parts.keys() - expected.keys():
-            parts = f"the parts {', '.join(sorted(expected))}" if isinstance(expected, Mapping) else "no parts"
-            text = f"names {', '.join(config.obs_parts)}, but the environment's observation has {parts}"
+            text = f"names {', '.join(config.obs_parts)}, but the environment's observation has {_parts(expected)}"
             raise ConfigError([Problem("data.obs_parts", text)])
-        obs = {}
-        for name, part in expected.items():
-            path = str(config.obs_parts.get(name, f"{config.obs_field}/{name}"))
-            obs[name] = _like(part, _field(chunks, path, f"data.obs_parts.{name}"), path)
-        return obs
+        paths = {name: str(config.obs_parts.get(name, f"{config.obs_field}/{name}")) for name in expected}
+        return {
+            name: _like(expected[name], _field(chunks, path, f"data.obs_parts.{name}"), path)
+            for name, path in paths.items()
+        }
 
 
 def _make_engine(config: DataConfig) -> OnlineDataEngine:
@@ -322,60 +310,54 @@ def _make_engine(config: DataConfig) -> OnlineDataEngine:
 
 
 def _open_folder(config: DataConfig, count: int | None) -> tuple[ChunkSource, PyTree]:
-    """The first ``count`` episodes, or all; and what identifies them."""
+    """Open the first ``count`` episodes, or all, with what identifies them."""
     try:
         from ejax.data.lerobot.recorded import RecordedEpisodes
 
-        episodes = RecordedEpisodes(
-            str(config.folder), episodes=None if count is None else range(count), cache_mb=config.cache_mb
-        )
+        chosen = None if count is None else range(count)
+        episodes = RecordedEpisodes(str(config.folder), episodes=chosen, cache_mb=config.cache_mb)
     except ImportError as error:
-        raise ConfigError(
-            [Problem("data.source", f"'recorded' needs pyarrow: pip install -e '.[data]' in ejax's folder ({error})")]
-        ) from error
+        text = f"'recorded' needs pyarrow: pip install -e '.[data]' in ejax's folder ({error})"
+        raise ConfigError([Problem("data.source", text)]) from error
     except (OSError, ValueError, IndexError) as error:
         raise ConfigError([Problem("data.folder", str(error))]) from error
-    lengths = episodes.reader.lengths[: len(episodes)]
-    digest = zlib.crc32(b"".join(_fingerprint(episodes.reader.fields(i)) for i in range(len(lengths))))
-    return episodes, {"num_episodes": jnp.int32(len(lengths)), "digest": jnp.uint32(digest)}
-
-
-def _fingerprint(about: Mapping[str, Any]) -> bytes:
-    """Bytes that distinguish a kept episode from others without reading its frames."""
-    return np.array([about["length"], about["seed"]], np.int64).tobytes() + np.float64(about["written_at"]).tobytes()
+    # bytes that distinguish kept episodes from others, without reading their frames
+    facts = [episodes.reader.fields(i) for i in range(len(episodes))]
+    numbers = [np.array([each["length"], each["seed"]], np.int64).tobytes() for each in facts]
+    times = [np.float64(each["written_at"]).tobytes() for each in facts]
+    digest = zlib.crc32(b"".join(a + b for a, b in zip(numbers, times, strict=True)))
+    return episodes, {"num_episodes": jnp.int32(len(facts)), "digest": jnp.uint32(digest)}
 
 
 def _field(chunks: Mapping[str, Any], path: str, key: str) -> Any:
     node: Any = chunks
     for name in path.split("/"):
         if not isinstance(node, Mapping) or name not in node:
-            there = ", ".join(
-                flatten({k: v for k, v in chunks.items() if k not in ("episode", LOSS_MASK, *FRAME_FIELDS)})
-            )
-            raise ConfigError([Problem(key, f"the demonstrations have no field '{path}'; there is {there}")])
+            own = {name: x for name, x in chunks.items() if name not in ("episode", LOSS_MASK, *FRAME_FIELDS)}
+            text = f"the demonstrations have no field '{path}'; there is {', '.join(flatten(own))}"
+            raise ConfigError([Problem(key, text)])
         node = node[name]
     return node
 
 
 def _like(expected: PyTree, given: Any, path: str) -> PyTree:
-    """The parts of ``given`` that an observation has, their shapes checked."""
-    if isinstance(expected, Mapping):
-        if not isinstance(given, Mapping) or expected.keys() - given.keys():
-            there = ", ".join(given) if isinstance(given, Mapping) else "one array"
-            text = f"'{path}' has {there}; the environment's observation has {', '.join(sorted(expected))}"
-            raise ConfigError([Problem("data.obs_field", text)])
+    """Take the parts of ``given`` that an observation has, their shapes checked."""
+    nested = isinstance(expected, Mapping)
+    if nested and isinstance(given, Mapping) and expected.keys() <= given.keys():
         return {name: _like(part, given[name], f"{path}/{name}") for name, part in expected.items()}
-    if isinstance(given, Mapping):
-        text = (
-            f"'{path}' has the parts {', '.join(given)}; the environment's observation is one array: name one of them"
-        )
-        raise ConfigError([Problem("data.obs_field", text)])
+    if nested or isinstance(given, Mapping):
+        text = f"'{path}' has {_parts(given)}; the environment's observation has {_parts(expected)}"
+        raise ConfigError([Problem("data.obs_field", f"{text}: name what fits")])
     if given.shape[2:] != expected.shape[1:]:
         text = f"'{path}' is {list(given.shape[2:])}, the environment's observation {list(expected.shape[1:])}"
         raise ConfigError([Problem("data.obs_field", text)])
     return _numbers(given)
 
 
+def _parts(tree: Any) -> str:
+    return f"the parts {', '.join(sorted(tree))}" if isinstance(tree, Mapping) else "no parts"
+
+
 def _numbers(array: Any) -> Any:
-    """Real numbers as float32, images and choices as they are."""
+    """Convert real numbers to float32; images and choices stay as they are."""
     return array.astype(np.float32) if array.dtype.kind == "f" else array

@@ -26,14 +26,13 @@ from ejax.logs.json_records import read_facts
 from ejax.schema.frozen import freeze, thaw, with_value
 from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import CheckpointMeta
-from ejax.store.run_dir import RunDirectory
 from ejax.types import Env, HostEnv, Phase, PyTree
 
 
 def build_env(
     config: RunConfig, *, phase: Phase = "train", num_envs: int | None = None, quarantine: Path = Path("quarantine")
 ) -> Env | HostEnv:
-    """The environment that ``config.env`` names, with the phase's ``trainer.events``.
+    """Make the environment that ``config.env`` names, with the phase's ``trainer.events``.
 
     ``num_envs`` are rows of a host environment; None: ``trainer.num_envs``. What breaks one goes into ``quarantine``.
 
@@ -102,7 +101,7 @@ def check_own_env(config: RunConfig, env: Any) -> None:
 
 
 def evaluation_env(config: RunConfig, env: Any, given: Any = None) -> Any:
-    """The environment to evaluate in: ``given``, else ``env``, or another if the phases' ``trainer.events`` differ."""
+    """Choose the environment to evaluate in: ``given``, else ``env``, or another if the phases' events differ."""
     if given is not None:
         return given
     events = config.trainer.events
@@ -110,7 +109,7 @@ def evaluation_env(config: RunConfig, env: Any, given: Any = None) -> Any:
 
 
 def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mapping[str, Any] = FrozenDict()) -> Any:
-    """``name(**cfg)``: an ``Env``, or a ``HostEnv`` of ``num_envs`` rows; environments of Gymnasium's kind become one.
+    """Make ``name(**cfg)``: an ``Env``, or a ``HostEnv`` of ``num_envs`` rows, as one of Gymnasium's kind becomes.
 
     ``action_chunk`` in ``cfg`` wraps a pure environment that does not take it itself.
     """
@@ -135,7 +134,7 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
 
 
 def sample_obs(env: Env | HostEnv, num_rows: int) -> PyTree:
-    """Zeros in the form of ``num_rows`` observations."""
+    """Make zeros in the form of ``num_rows`` observations."""
 
     def zeros(space: Any) -> PyTree:
         if isinstance(space, gymnasium.spaces.Dict):
@@ -148,7 +147,7 @@ def sample_obs(env: Env | HostEnv, num_rows: int) -> PyTree:
 def resolve_physics(
     config: RunConfig, begun_with: Engine | None = None, *, platform: str | None = None
 ) -> tuple[RunConfig, tuple[str, ...]]:
-    """The config with a named engine for ``physics: auto``, and a note of which and why. Idempotent.
+    """Name an engine for ``physics: auto``; the config with it, and a note of which and why. Idempotent.
 
     Args:
         begun_with: the engine of the checkpoint that a run goes on from.
@@ -178,23 +177,17 @@ def resolve_physics(
     return config.model_copy(update={"env": env.model_copy(update={"cfg": cfg})}), notes
 
 
-def engine_of(checkpoint: Path, directory: RunDirectory) -> Engine | None:
-    """The engine that a checkpoint was made with; None: unknown, or no environment that has one.
-
-    In older checkpoints ``auto`` means ``mujoco`` on a CPU and else ``mjx``.
-    """
+def engine_of(checkpoint: Path) -> Engine | None:
+    """Read the engine that a checkpoint was made with; None: no environment that has one."""
     env = read_facts(checkpoint / "meta.json", CheckpointMeta).get("config", {}).get("env")
-    engine = _find_engine(env["id"], env["cfg"])[1] if env else None
-    if engine != "auto":
-        return engine
-    device = directory.versions().get("device")
-    return None if device is None else "mujoco" if device.startswith("cpu") else "mjx"
+    return _find_engine(env["id"], env["cfg"])[1] if env else None
 
 
 def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], Engine | None, bool]:
-    """The path to the engine's name in ``cfg``, that name or None, and whether the task reads contact sensors."""
+    """Find the path to the engine's name in ``cfg``, that name or None, and whether the task reads contact sensors."""
     try:
-        make, parameters = call_env(name, "make", lambda: _with_parameters(resolve("env", name)))
+        make = call_env(name, "make", resolve, "env", name)
+        parameters = call_env(name, "make", inspect.signature, make).parameters
     except (ImportError, TypeError, ValueError):
         return (), None, False  # building the environment will report what is wrong with it
     if "physics" in parameters:
@@ -204,7 +197,3 @@ def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], En
         path, engine, sensing = _find_engine(cfg["env"], cfg.get("env_cfg") or {})
         return ("env_cfg", *path), engine, sensing
     return (), None, False
-
-
-def _with_parameters(make: Any) -> tuple[Any, Mapping[str, inspect.Parameter]]:
-    return make, inspect.signature(make).parameters

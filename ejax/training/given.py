@@ -34,7 +34,7 @@ class Given:
 
 
 def adopt_envs(config: RunConfig, given: Given, *, num_envs: int, quarantine: Path) -> tuple[Any, Any]:
-    """The environments to train and to evaluate in (or None); ConfigError for options that act when one is built."""
+    """Take the environments to train and to evaluate in (or None); ConfigError for options that act on building."""
     trainer = config.trainer
     env: Env | HostEnv = adopt_env(config, given.env, num_envs=num_envs, quarantine=quarantine)
     if trainer.events.train or trainer.events.eval:
@@ -63,7 +63,11 @@ def config_of(
     """
     if options is not None and not isinstance(options, Mapping):
         options = options.model_dump(mode="json")
-    name = algorithm if isinstance(algorithm, str) else _name_of_record(algorithm)
+    if isinstance(algorithm, str):
+        name = algorithm
+    else:
+        kind = algorithm.Config
+        name = _name_of("algorithm", algorithm, kind.__module__, "ALGORITHM", kind.__name__.removesuffix("Config"))
     return parse_untrusted(
         {
             "trainer": {"exp_name": type(env).__name__, **trainer},
@@ -86,10 +90,12 @@ def _describe_policy(policy: Policy) -> dict[str, Any]:
 
 
 def _describe(kind: Kind, made: Any) -> dict[str, Any]:
-    """A name and arguments by which a config makes the like; or a name that gives ``made`` itself, in this process."""
+    """Find a name and arguments by which a config makes the like; or a name of ``made`` itself, in this process."""
     arguments = _arguments_of(made)
     if arguments is not None:
-        return {_NAME[kind]: _name_of_class(kind, type(made)), "cfg": arguments}
+        make = type(made)
+        name = _name_of(kind, make, make.__module__, make.__qualname__, make.__name__)
+        return {_NAME[kind]: name, "cfg": arguments}
 
     def same(**cfg: Any) -> Any:
         del cfg
@@ -100,7 +106,7 @@ def _describe(kind: Kind, made: Any) -> dict[str, Any]:
 
 
 def _arguments_of(made: Any) -> dict[str, Any] | None:
-    """The arguments of a dataclass, but for those that have their defaults. None: JSON has no words for one."""
+    """List the arguments of a dataclass that are not the defaults. None: JSON has no words for one."""
     if not is_dataclass(made):
         required = [x for x in inspect.signature(type(made)).parameters.values() if x.default is x.empty]
         return None if any(x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD) for x in required) else {}
@@ -117,17 +123,8 @@ def _arguments_of(made: Any) -> dict[str, Any] | None:
     return found
 
 
-def _name_of_class(kind: Kind, made: Any) -> str:
-    return _name_of(kind, made, made.__module__, made.__qualname__, made.__name__)
-
-
-def _name_of_record(record: Algorithm) -> str:
-    options = record.Config
-    return _name_of("algorithm", record, options.__module__, "ALGORITHM", options.__name__.removesuffix("Config"))
-
-
 def _name_of(kind: Kind, made: Any, module: str, attribute: str, short: str) -> str:
-    """The name by which a config finds an object: as registered, or its place; else it is registered as ``short``."""
+    """Name an object for a config: as registered, or by its place; else it is registered as ``short``."""
     if (name := _registered_name(kind, made, module)) is not None:
         return name
     if getattr(sys.modules.get(module), attribute, None) is made:
@@ -137,7 +134,7 @@ def _name_of(kind: Kind, made: Any, module: str, attribute: str, short: str) -> 
 
 
 def _registered_name(kind: Kind, made: Any, module: str) -> str | None:
-    """The registered name of an object of ``module``, or of a policy's record whose ``make`` it is."""
+    """Look an object of ``module`` up, or a policy's record whose ``make`` it is."""
     for name, entry in registry.entries(kind).items():
         if not isinstance(entry, str) or entry.startswith(f"{module}:"):
             found = registry.resolve(kind, name)

@@ -12,6 +12,7 @@ from ejax.collectors import AsyncCollector, HostCollector, Schedule, Share
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.runtime.device import device_problem
 from ejax.runtime.processes import Group, count
 from ejax.runtime.sharding import make_mesh
 from ejax.schema.plain_files import read_json
@@ -22,7 +23,7 @@ from ejax.types import Env, HostEnv
 
 
 def group_size(config: RunConfig, num_devices: int) -> int:
-    """Environments of one group, of ``trainer.num_envs`` on each device; ConfigError if groups do not divide them."""
+    """Share out ``trainer.num_envs`` on each device to groups; ConfigError if these do not divide them."""
     num_groups, num_envs = config.trainer.collector.num_groups, num_devices * config.trainer.num_envs
     if num_envs % num_groups:
         text = f"got {num_groups}, which does not divide the {num_envs} environments of {num_devices} devices"
@@ -31,30 +32,28 @@ def group_size(config: RunConfig, num_devices: int) -> int:
 
 
 def _own_groups(config: RunConfig, devices: Sequence[jax.Device]) -> range:
-    """The numbers of the groups that this process steps: as many as each other one."""
+    """Number the groups that this process steps: as many as each other one."""
     num_groups = config.trainer.collector.num_groups
     num_devices = Counter(device.process_index for device in devices)
-    num_processes = len(num_devices)
     if len(set(num_devices.values())) > 1:
         text = f"got true for processes of {list(num_devices.values())} devices, which would step unequal numbers of"
         raise ConfigError([Problem("trainer.distributed", f"{text} environments; give each as many devices")])
-    if num_groups % num_processes:
-        text = f"got {num_groups}, but each of {num_processes} processes steps as many groups as the others; give"
-        text = f"{text} a multiple of {num_processes}: trainer.collector.num_groups={num_processes}"
+    share, rest = divmod(num_groups, len(num_devices))
+    if rest:
+        text = f"got {num_groups}, but each of {len(num_devices)} processes steps as many groups as the others; give"
+        text = f"{text} a multiple of {len(num_devices)}: trainer.collector.num_groups={len(num_devices)}"
         raise ConfigError([Problem("trainer.collector.num_groups", text)])
-    share = num_groups // num_processes
     return range(num_groups)[share * sorted(num_devices).index(jax.process_index()) :][:share]
 
 
 def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quarantine: Path) -> Parts:
-    """A collector of groups of environments, the first of which there is, and a stepper between or beside its rollouts.
+    """Make a collector of groups of environments, the first of which there is, and the stepper of its rollouts.
 
     Args:
         devices: of all processes, with ``trainer.num_envs`` each. None: see ``trainer.collector.learner_devices``.
 
     Raises:
-        ConfigError: an algorithm that needs its environment inside the program; groups or devices that do not divide
-            the environments; a device that is not here.
+        ConfigError: an algorithm, groups or devices that do not suit environments outside the program.
     """
     config, algorithm, options = made.config, made.config.algorithm.record, made.config.algorithm.cfg
     if algorithm.update is None:
@@ -146,7 +145,7 @@ def _stepper(
 
 
 def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tuple[list[jax.Device], list[jax.Device]]:
-    """The devices that act, and those that learn; of neither: wherever the arrays are."""
+    """Find the devices that act, and those that learn; of neither: wherever the arrays are."""
     trainer, wanted = config.trainer, config.trainer.collector
     actors = [find_device(each, "trainer.collector.actor_devices") for each in wanted.actor_devices]
     learners = [find_device(each, "trainer.collector.learner_devices") for each in wanted.learner_devices]
@@ -159,18 +158,15 @@ def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tu
     if learners and devices:
         text = "are given beside trainer.distributed: true, with which all devices learn; leave them out"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
-    if devices and not actors:
-        actors = [device for device in devices if device.process_index == jax.process_index()]
-    return actors, learners
+    return actors or [each for each in devices or () if each.process_index == jax.process_index()], learners
 
 
 def _schedule(wanted: CollectorConfig) -> Schedule:
     recorded, path = None, wanted.replay_schedule
     if wanted.schedule == "free" and path is None and count() > 1:
-        text = "got 'free' in several processes, where each would take the newest parameters at a time of its own: no "
-        raise ConfigError(
-            [Problem("trainer.collector.schedule", f"{text}list of versions could repeat it; give fixed")]
-        )
+        # each would take the newest parameters at a time of its own, and no list of versions could repeat it
+        text = "got 'free' in several processes, which could not be repeated; give fixed"
+        raise ConfigError([Problem("trainer.collector.schedule", text)])
     try:
         if path is not None:
             recorded = tuple(int(version) for version in read_json(path)["versions"])
@@ -181,11 +177,8 @@ def _schedule(wanted: CollectorConfig) -> Schedule:
 
 
 def find_device(name: str, key: str) -> jax.Device:
-    """``cuda:1`` and the like, of this process."""
+    """Find ``cuda:1`` and the like, of this process; ConfigError at ``key`` if there is none."""
+    if problem := device_problem(name):
+        raise ConfigError([Problem(key, problem)])
     platform, _, index = name.partition(":")
-    try:
-        devices = jax.local_devices(backend=platform)
-        return devices[int(index or 0)]
-    except (RuntimeError, ValueError, IndexError) as error:
-        here = ", ".join(f"{each.platform}:{i}" for i, each in enumerate(jax.local_devices()))
-        raise ConfigError([Problem(key, f"got '{name}'; the devices of jax here are {here}")]) from error
+    return jax.local_devices(backend=platform)[int(index or 0)]

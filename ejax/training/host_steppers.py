@@ -76,15 +76,14 @@ class HostStepper(Stepper[RunState]):
         self._is_first = True
         self.collector.compile(learner.train.params)
         if self.background is not None:
-            self._begin_collecting(self.background, learner)
+            stale = self.background.schedule.max_staleness
+            if self._update > 0 and stale > 0:
+                which = (
+                    "first rollout after a resume is" if stale == 1 else f"first {stale} rollouts after a resume are"
+                )
+                self.notes.append(f"not exact: the {which} made by newer parameters than without it")
+            self.background.start(at_hand(learner.train.params), first=self._update)
         return replace(learner, envs=envs)
-
-    def _begin_collecting(self, background: AsyncCollector, learner: RunState) -> None:
-        most = background.schedule.max_staleness
-        if self._update > 0 and most > 0:
-            which = "first rollout after a resume is" if most == 1 else f"first {most} rollouts after a resume are"
-            self.notes.append(f"not exact: the {which} made by newer parameters than without it")
-        background.start(at_hand(learner.train.params), first=self._update)
 
     def advance(self, state: RunState, count: int, should_stop: ShouldStop) -> tuple[RunState, Metrics] | None:
         # the policy needs it to act; and an update that failed must be seen before other processes are waited for
@@ -119,8 +118,10 @@ class HostStepper(Stepper[RunState]):
         return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
 
     def _metrics_of_all(self, collected: Collected | None) -> CollectionMetrics | None:
-        """The metrics of all processes' collections. None: one of them gave up its rollout, and there is no update."""
-        own = None if collected is None else _collection_metrics(collected)
+        """Gather the metrics of all processes' collections. None: one gave up its rollout, and there is no update."""
+        own = None
+        if collected is not None:
+            own = collected.facts | {"collector/policy_s": collected.policy_s, "collector/env_s": collected.env_s}
         if self._group is None:
             return own
         word = None if own is None else {"facts": own, "reports": [] if leads() else self.reports()}
@@ -209,10 +210,6 @@ class MeshUpdate:
         return state, own_copy(metrics, self._here)
 
 
-def _collection_metrics(collected: Collected) -> CollectionMetrics:
-    return collected.facts | {"collector/policy_s": collected.policy_s, "collector/env_s": collected.env_s}
-
-
 def combine_metrics(parts: Sequence[CollectionMetrics]) -> CollectionMetrics:
-    """The metrics of all processes' collections: seconds of work and counts add up; of waiting, the longest counts."""
+    """Combine the metrics of all processes' collections: work and counts add up; of waiting, the longest counts."""
     return {name: _COMBINED.get(name, sum)([part[name] for part in parts]) for name in parts[0]}

@@ -36,38 +36,32 @@ def divides(update: int, every: int) -> bool:
     return every > 0 and update % every == 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cadence:
-    """Times, in env steps but where named after updates, to evaluate, save and log: functions of the update alone."""
+    """Times to evaluate, save and log, in env steps or updates as the config has them: of the update alone."""
 
+    trainer: TrainerConfig
     rows: int
     """Env steps of one update."""
-    num_updates: int
-    eval_freq: int
-    """0: only at the end, if at all."""
-    save_freq: int
-    save_frequency_updates: int
-    log_freq_updates: int
 
-    @classmethod
-    def of(cls, trainer: TrainerConfig, rows: int) -> "Cadence":
-        return cls(
-            rows=rows,
-            num_updates=trainer.num_updates,
-            eval_freq=trainer.eval_freq if trainer.enable_eval else 0,
-            save_freq=trainer.save_freq,
-            save_frequency_updates=trainer.save_frequency_updates,
-            log_freq_updates=trainer.log_freq_updates,
-        )
+    @property
+    def num_updates(self) -> int:
+        return self.trainer.num_updates
+
+    @property
+    def eval_freq(self) -> int:
+        """Env steps between evaluations; 0: only at the end, if at all."""
+        return self.trainer.eval_freq if self.trainer.enable_eval else 0
 
     def evaluates(self, update: int) -> bool:
         return crosses(update, self.rows, self.eval_freq)
 
     def saves(self, update: int) -> bool:
-        return crosses(update, self.rows, self.save_freq) or divides(update, self.save_frequency_updates)
+        every = self.trainer.save_frequency_updates
+        return crosses(update, self.rows, self.trainer.save_freq) or divides(update, every)
 
     def logs(self, update: int) -> bool:
-        return divides(update, self.log_freq_updates) or update == self.num_updates
+        return divides(update, self.trainer.log_freq_updates) or update == self.num_updates
 
     def updates_until_event(self, update: int, limit: int) -> int:
         """Updates from ``update`` to the next one that is evaluated or saved, that one included; at most ``limit``."""
@@ -153,7 +147,6 @@ class Loop(Generic[S, R]):
     Args:
         first: updates that are made already.
         started: when the call began, of ``time.monotonic``.
-        adapts: as many updates in a dispatch as take half a second; else as many as the stepper can.
         group: the processes that run this loop at the same time. None: this is the only one.
         times: where the seconds go; shared with the sink.
     """
@@ -167,12 +160,12 @@ class Loop(Generic[S, R]):
         *,
         first: int,
         started: float,
-        adapts: bool,
         profiler: Profiler,
         group: Group | None = None,
     ) -> None:
         self._stepper, self._sink, self._cadence, self._times = stepper, sink, cadence, times
         self._first, self._started, self._profiler, self._group = first, started, profiler, group
+        adapts = cadence.trainer.updates_per_dispatch == "auto"
         self._throttle = Throttle(stepper.max_updates, adapts=adapts)
         self._compiled_at = self._clock = started
 

@@ -37,18 +37,16 @@ class Profiler:
     """Traces the updates that the config names, once in a run."""
 
     def __init__(self, config: ProfileConfig | None, folder: Path) -> None:
-        self._config, self._folder, self._tracing = config, folder, False
+        self._folder, self._tracing = folder, False
+        self._edges = [] if config is None else [config.start, config.start + config.updates]
 
     def limit(self, update: int, count: int) -> int:
         """Limit ``count`` updates after ``update`` to those that lie on one side of the trace's beginning and end."""
-        if self._config is None:
-            return count
-        edges = (self._config.start, self._config.start + self._config.updates)
-        return min([count, *(edge - update for edge in edges if edge > update)])
+        return min([count, *(edge - update for edge in self._edges if edge > update)])
 
     def before(self, update: int, state: Any) -> None:
         """Begin the trace, if it begins here, after ``state``, which must not be in it."""
-        if self._config is not None and update == self._config.start:
+        if update in self._edges[:1]:
             jax.block_until_ready(state)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # calls of Python functions would hide the program's operations
@@ -57,19 +55,18 @@ class Profiler:
 
     def ends(self, update: int) -> bool:
         """Recognize the end of the trace under way."""
-        return self._tracing and self._config is not None and update >= self._config.start + self._config.updates
+        return self._tracing and update >= self._edges[1]
 
     def finish(self, state: Any, stepper: Stepper[Any]) -> list[str]:
         """End the trace, once ``state`` is there; messages about it."""
         jax.block_until_ready(state)
         self.close()
-        number = self._config.updates if self._config is not None else 0
+        number = self._edges[1] - self._edges[0]
         notes = [f"profile of {number} updates: {self._folder}; open perfetto_trace.json.gz in ui.perfetto.dev"]
         trace = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime, default=None)
-        program = stepper.program
-        if program is None or trace is None:
+        if stepper.program is None or trace is None:
             return notes
-        seconds = {part: ns / 1e9 for part, ns in shares(lines(trace), scopes(program)).items()}
+        seconds = {part: ns / 1e9 for part, ns in shares(lines(trace), scopes(stepper.program)).items()}
         facts = {"updates": number, "busy_s": seconds}
         (self._folder / "parts.json").write_text(json.dumps(facts, indent=2))
         total = sum(seconds.values()) or 1.0
@@ -86,22 +83,17 @@ class Profiler:
         return self
 
     def __exit__(self, *error: object) -> None:
-        del error
         self.close()
 
 
 def scopes(program: str) -> dict[str, str]:
-    """Operation -> part of the training, from a compiled program's text."""
-    paths = re.finditer(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", program, re.MULTILINE)
-    return {match[1]: _part(match[2]) for match in paths}
-
-
-def _part(path: str) -> str:
-    return next((part for function, part in _PARTS if function in path), _OTHER)
+    """Find the part of the training that each operation belongs to, from a compiled program's text."""
+    found = re.findall(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", program, re.MULTILINE)
+    return {name: next((part for function, part in _PARTS if function in path), _OTHER) for name, path in found}
 
 
 def lines(trace: Path) -> Iterator[list[Operation]]:
-    """The operations of each thread or stream of a trace."""
+    """Yield the operations of each thread or stream of a trace."""
     for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
         for line in plane.lines:
             operations = [
@@ -114,7 +106,7 @@ def lines(trace: Path) -> Iterator[list[Operation]]:
 
 
 def shares(threads: Iterable[list[Operation]], parts: dict[str, str]) -> dict[str, float]:
-    """Part -> nanoseconds that its operations took themselves, without the operations inside them.
+    """Add up the nanoseconds of each part's operations themselves, without the operations inside them.
 
     An operation that is not in ``parts``, such as a copy by the compiler, belongs to the one around it.
     """

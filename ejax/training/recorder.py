@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,8 @@ class VideoRecorder:
         self._video: Future[list[Path]] | None = None
         self._broken_off = threading.Event()
         self._reports: list[str] = []
-        self._failure = ""
-        self._skipped = False
+        self._known: set[str] = set()
+        """Reports of what goes wrong, each of which is made once."""
 
     def record(self, params: Params, key: Key, count: int) -> None:
         """Record the policy of this moment with all cameras, unless the last videos are still being made.
@@ -57,15 +57,13 @@ class VideoRecorder:
         if self._thread is None or self._broken_off.is_set():
             return
         self._collect()
-        if self._video is not None:
-            if not self._skipped:
-                self._reports.append("videos take longer than the time between them: some are not made")
-            self._skipped = True
-            return
-        self._video = self._thread.submit(self._make, params, key, count)
+        if self._video is None:
+            self._video = self._thread.submit(self._make, params, key, count)
+        else:
+            self._report_once("videos take longer than the time between them: some are not made")
 
     def reports(self) -> list[str]:
-        """Messages since the last call."""
+        """Give the messages since the last call."""
         self._collect()
         messages, self._reports = self._reports, []
         return messages
@@ -77,9 +75,7 @@ class VideoRecorder:
     def __enter__(self) -> "VideoRecorder":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         if self._thread is None:
             return
         videos = [self._video] if self._video is not None else []
@@ -99,10 +95,11 @@ class VideoRecorder:
         try:
             self._reports += [f"recorded {path}" for path in video.result()]
         except Exception as error:  # of any kind: the training is worth more than the video
-            report = f"no video: {type(error).__name__}: {error}"
-            if report != self._failure:
-                self._reports.append(report)
-            self._failure = report
+            self._report_once(f"no video: {type(error).__name__}: {error}")
+
+    def _report_once(self, text: str) -> None:
+        self._reports += [] if text in self._known else [text]
+        self._known.add(text)
 
     def _make(self, params: Params, key: Key, count: int) -> list[Path]:
         num_envs = min(MAX_ENVS, *(camera.max_env_num for camera in self._cameras))
@@ -118,7 +115,7 @@ class VideoRecorder:
         return paths
 
     def _path(self, camera: CameraConfig, name: str) -> Path:
-        """In ``save_path``, which several runs may share, a name that is not taken."""
+        """Choose a name that is not taken in ``save_path``, which several runs may share."""
         if camera.save_path is None:
             return self._folder / camera.phase / f"{name}.mp4"
         folder = Path(camera.save_path)
@@ -136,7 +133,7 @@ class VideoRecorder:
 def play(
     policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int, samples: bool = False
 ) -> tuple[PyTree, Array]:
-    """States [T, N, ...] and ends [T, N] of one episode each, played on past its end.
+    """Give states [T, N, ...] and ends [T, N] of one episode each, played on past its end.
 
     In a ``ChunkedEnv`` there is a state for each action of a chunk. ``samples``: act as in training, not by the mode.
     """
@@ -174,7 +171,7 @@ def draw(
     *,
     every: int = 1,
 ) -> Iterator[NDArray[np.uint8]]:
-    """Frames of episodes side by side, with ``caption(state)`` if the environment has it; one that ended stands still.
+    """Draw episodes side by side, with ``caption(state)`` if the environment has it; one that ended stands still.
 
     They end with the last episode. ValueError: the environment cannot be drawn.
     """

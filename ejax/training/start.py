@@ -16,9 +16,16 @@ from ejax.runtime.stopwatch import Stopwatch
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
-from ejax.store.find import never_began, new_run_folder, newest_run
 from ejax.store.resume_rules import check_same_run, record_changes, started_for
-from ejax.store.run_dir import RunDirectory, RunMeta, create_run_directory, open_run_directory
+from ejax.store.run_dir import (
+    RunDirectory,
+    RunMeta,
+    create_run_directory,
+    never_began,
+    new_run_folder,
+    newest_run,
+    open_run_directory,
+)
 from ejax.store.run_lock import run_lock
 from ejax.store.schedule_file import check_schedule, write_schedule
 from ejax.training.build import build, num_devices
@@ -136,22 +143,17 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
     left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
     directory, saved = open_run_directory(path)
-    num_updates = started_for(
-        directory.config_file, saved
-    )  # a schedule keeps the horizon that the run was started with
-    config, saved = bind(config, num_updates), bind(saved, num_updates)
-    check_same_run(config, saved)
-    given = config
-    alarms = [left_behind] if left_behind else []
-    alarms += directory.recover()
+    horizon = started_for(directory.config_file, saved)  # a schedule keeps the one that the run was started with
+    given, saved = bind(config, horizon), bind(saved, horizon)
+    check_same_run(given, saved)
+    alarms = [*([left_behind] if left_behind else []), *directory.recover()]
     if which == "latest" and not directory.saved():
         file = directory.versions().get("origin")
-        alarms.append(
-            f"{path} has no checkpoint, a kill came before the first: it starts from {file or 'the beginning'}"
-        )
-    elif which in ("latest", "best"):
+        origin = file or "the beginning"
+        alarms.append(f"{path} has no checkpoint, a kill came before the first: it starts from {origin}")
+    elif checkpoint is None:
         checkpoint = directory.find(which, alarms.append)
-    config, notes = resolve_physics(config, None if checkpoint is None else engine_of(checkpoint, directory))
+    config, notes = resolve_physics(given, None if checkpoint is None else engine_of(checkpoint))
     if checkpoint is not None:
         config, shared = rescale_for_devices(config, checkpoint, num_devices(config))
         notes += shared
@@ -166,7 +168,7 @@ def build_start(location: RunLocation, given: Given | None = None) -> StartState
         state, meta, notes = _first_state(location, parts)
         check_best_metric(config, parts)
     due = config.trainer.enable_eval and meta.get("evaluation_due", False)
-    cadence = Cadence.of(config.trainer, rows_per_update(config, parts))
+    cadence = Cadence(config.trainer, rows_per_update(config, parts))
     return StartState(parts, state, cadence, meta, (*parts.notes, *notes), due)
 
 
@@ -225,7 +227,7 @@ def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[st
 
 
 def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:
-    """The config for this number of devices that computes what the checkpoint's did, and a note if they differ.
+    """Give the config for this number of devices that computes what the checkpoint's did, and a note if they differ.
 
     Options for one device (``num_envs``, ``batch_size``) grow as the devices get fewer; minibatches keep their strata.
 
@@ -240,25 +242,28 @@ def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -
     before, saved = _saved_options(config, checkpoint, meta["config"])
     if (was, before) == (num_devices, config.trainer.num_envs):
         return config, ()
-    if rest := (was * before) % num_devices:
+    num_envs, rest = divmod(was * before, num_devices)
+    if rest:
         text = f"the run has {was} x {before} environments, of which {num_devices} devices would leave {rest}"
         raise ConfigError([Problem("trainer.num_envs", f"{text}; give a number of devices that divides them")])
-    num_envs = was * before // num_devices
     options = config.algorithm.record.rescale_for_devices(saved, was, num_devices)
-    trainer = config.trainer.model_copy(update={"num_envs": num_envs})
-    algorithm = config.algorithm.model_copy(update={"cfg": options})
+    config = config.model_copy(
+        update={
+            "trainer": config.trainer.model_copy(update={"num_envs": num_envs}),
+            "algorithm": config.algorithm.model_copy(update={"cfg": options}),
+        }
+    )
     note = f"{num_devices} devices, {num_envs} environments on each; the checkpoint was made on {was} with {before}"
-    return config.model_copy(update={"trainer": trainer, "algorithm": algorithm}), (note,) if was != num_devices else ()
+    return config, (note,) if was != num_devices else ()
 
 
 def _saved_options(config: RunConfig, checkpoint: Path, saved: dict[str, Any]) -> tuple[int, Any]:
     """Read ``num_envs`` and the algorithm's options of a checkpoint. Names in it are compared, never resolved."""
     try:
         num_envs, algorithm = saved["trainer"]["num_envs"], saved["algorithm"]
+        name = short_repr(algorithm["name"])
         if algorithm["name"] != config.algorithm.name:
-            raise ValueError(
-                f"it names the algorithm {short_repr(algorithm['name'])}, the run's is {config.algorithm.name}"
-            )
+            raise ValueError(f"it names the algorithm {name}, the run's is {config.algorithm.name}")
         if type(num_envs) is not int or num_envs < 1:
             raise ValueError(f"trainer.num_envs is {short_repr(num_envs)}")
         return num_envs, type(config.algorithm.cfg).model_validate_json(json.dumps(algorithm["cfg"]), strict=True)

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
+from typing import Any
 
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.host.calls import Call, CutOff, EnvAbandoned, exits_are_errors, under_way
@@ -70,9 +71,7 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._thread.ident is None:
             return
         self._ending.set()
@@ -118,24 +117,20 @@ class Watchdog:
         raise EnvAbandoned(text) if requested else CutOff(text)
 
     def _overdue(self, call: Call | None) -> tuple[str, bool] | None:
-        """The fault of the call, and whether the user wanted the run to end. None: nothing yet."""
+        """Give the fault of the call, and whether the user wanted the run to end. None: nothing yet."""
         if call is None:
             return None
-        now = time.monotonic()
-        where = f"env '{call.name}' did not return from {call.what} within"
+        limit, stop_limit, waited = self._env_timeout_s, self._stop_timeout_s, time.monotonic() - call.since
+        where, key, after = f"env '{call.name}' did not return from {call.what} within", "env_timeout_s", ""
         if call.what == "close":
-            limit = min(_LAST_CLOSE_S, self._stop_timeout_s) if self._has_cut else self._stop_timeout_s
-            text = f"{where} {limit:g} s (trainer.collector.stop_timeout_s), and is left open"
-            return (text, False) if now - call.since > limit else None
-        if self._asked_at is not None and now - max(call.since, self._asked_at) > self._stop_timeout_s:
-            limit = self._stop_timeout_s
-            return f"{where} {limit:g} s after the signal to stop (trainer.collector.stop_timeout_s)", True
-        if now - call.since > self._env_timeout_s:
-            return f"{where} {self._env_timeout_s:g} s (trainer.collector.env_timeout_s)", False
-        return None
+            limit, key = min(_LAST_CLOSE_S, stop_limit) if self._has_cut else stop_limit, "stop_timeout_s"
+            after = ", and is left open"
+        elif self._asked_at is not None and time.monotonic() - max(call.since, self._asked_at) > stop_limit:
+            return f"{where} {stop_limit:g} s after the signal to stop (trainer.collector.stop_timeout_s)", True
+        return (f"{where} {limit:g} s (trainer.collector.{key}){after}", False) if waited > limit else None
 
 
 def _exit_stuck(text: str, requested: bool) -> None:
-    del requested
+    del requested  # nothing is saved
     print(f"ejax: {text}", file=sys.stderr)
     hard_exit(1)

@@ -452,7 +452,10 @@ def test_several_learner_devices_agree_with_one(tmp_path: Path) -> None:
     ("overrides", "text"),
     [
         (["trainer.collector.replay_schedule=nowhere.json"], "'nowhere.json' is no schedule.json for this run"),
-        (["trainer.collector.actor_devices=[cpu:9]"], r"actor_devices: got 'cpu:9'; the devices of jax here are cpu:0"),
+        (
+            ["trainer.collector.actor_devices=[cpu:9]"],
+            r"actor_devices: got 'cpu:9', but the devices of jax here are cpu:0",
+        ),
         (["trainer.collector.learner_devices=[cpu:0,cpu:1,cpu:2]"], "3 devices for num_envs 4, which they must divide"),
         (
             ["algorithm={name: apg, cfg: {}}", "trainer.buffer_size=16"],

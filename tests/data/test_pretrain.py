@@ -265,10 +265,10 @@ def test_a_resumed_stream_leaves_later_episodes_alone_and_refuses_others(tmp_pat
         config = parse_config(tree({"source": "recorded", "folder": str(folder)})).data
         assert config is not None
         with Demonstrations(config, 64, np.zeros((1, 14), np.float32)) as demonstrations:
-            told = demonstrations.start(number, state or demonstrations.state())
+            demonstrations.start(number, state or demonstrations.state())
             drawn = demonstrations.next(lambda: False)
             assert drawn is not None
-            return drawn[0], demonstrations.state(), told
+            return drawn[0], demonstrations.state(), demonstrations.notes
 
     batch, state, _ = draw(folder, 5, None)
     record(folder, 3, first=4, append=True)

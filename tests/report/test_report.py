@@ -18,8 +18,7 @@ import pytest
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import parse_config
-from ejax.logs.metric_log import MetricLog
-from ejax.logs.sessions import SESSIONS
+from ejax.logs.metric_log import SESSIONS, MetricLog
 from ejax.report.__main__ import main
 from ejax.report.reading import read_run
 from ejax.run import train

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ejax.logs.metric_log import MetricLog
-from ejax.logs.sessions import SESSIONS, write_session
+from ejax.logs.metric_log import SESSIONS, MetricLog, write_session
 from ejax.schema.plain_files import (
     MAX_DEPTH,
     MAX_DIGITS,

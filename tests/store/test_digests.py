@@ -42,10 +42,10 @@ def test_a_list_of_the_first_checkpoints_passes(folder: Path) -> None:
         (lambda f: (f / "deep" / "c").write_text(""), "deep/c is not in SHA256"),
         (lambda f: (f / "SHA256").write_text(""), "a is not in SHA256"),
         (lambda f: listing(f, lambda lines: lines[1:]), "a is not in SHA256"),
-        (lambda f: listing(f, lambda lines: [lines[0], *lines]), "SHA256 was changed: its line 2 is given twice"),
+        (lambda f: listing(f, lambda lines: [lines[0], *lines]), "SHA256 was changed"),
         (lambda f: listing(f, lambda lines: [lines[1], lines[0], lines[2]]), "SHA256 was changed"),
         (lambda f: listing(f, lambda lines: [*lines, "\n"]), "SHA256 was changed"),
-        (lambda f: listing(f, lambda lines: [x.upper() for x in lines]), "its line 1 is no digest"),
+        (lambda f: listing(f, lambda lines: [x.upper() for x in lines]), "A is missing"),
         (lambda f: (f / "SHA256").write_bytes(b"\xff"), "it is not text"),
     ],
 )

@@ -20,9 +20,8 @@ from ejax.config import RunConfig, bind, parse_config
 from ejax.run import train
 from ejax.store import checkpoint
 from ejax.store.checkpoint import CheckpointError
-from ejax.store.find import never_began, newest_run
 from ejax.store.resume_rules import record_changes, started_for
-from ejax.store.run_dir import RunDirectory, create_run_directory, open_run_directory
+from ejax.store.run_dir import RunDirectory, create_run_directory, never_began, newest_run, open_run_directory
 from ejax.store.run_lock import RunInUseError, _started, run_lock
 from ejax.store.schedule_file import check_schedule, write_schedule
 

@@ -1,5 +1,8 @@
 """When a run evaluates and saves, and how many updates go into a dispatch."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from ejax.training.loop import Cadence, Throttle, crosses
@@ -7,7 +10,8 @@ from ejax.training.loop import Cadence, Throttle, crosses
 
 def cadence(**changes: int) -> Cadence:
     frequencies = {"eval_freq": 0, "save_freq": 0, "save_frequency_updates": 0, "log_freq_updates": 1}
-    return Cadence(**{"rows": 100, "num_updates": 20, **frequencies, **changes})
+    trainer: Any = SimpleNamespace(**{"enable_eval": True, "num_updates": 20, **frequencies, **changes})
+    return Cadence(trainer, 100)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 100])

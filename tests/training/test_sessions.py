@@ -10,8 +10,8 @@ import pytest
 from tiny import tiny
 
 from ejax.config import parse_config
+from ejax.logs.metric_log import SESSIONS, read_sessions, write_session
 from ejax.logs.metrics import MetricWriter
-from ejax.logs.sessions import SESSIONS, read_sessions, write_session
 
 
 def _lines(logs: Path, *lines: object) -> None:
