@@ -70,7 +70,15 @@ def evaluate(
             t=now.t + 1,
         )
 
-    start = _first_progress(with_memory(reset(env, key_reset, num_envs), policy), num_envs)
+    start = _Progress(
+        envs=with_memory(reset(env, key_reset, num_envs), policy),
+        total=jnp.zeros(num_envs),
+        length=jnp.zeros(num_envs),
+        healthy=jnp.ones(num_envs, bool),
+        count=jnp.zeros(num_envs, jnp.int32),
+        record={},
+        t=jnp.zeros((), jnp.int32),
+    )
     start = replace(start, record=dict.fromkeys(jax.eval_shape(play, start)[-1], jnp.full(num_episodes, jnp.nan)))
     with jax.named_scope("env_steps"):
         end = jax.lax.while_loop(
@@ -103,18 +111,6 @@ def _play(
     healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
     facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
     return replace(envs, memory=forget(policy, remembered, timestep.done)), timestep.done, facts
-
-
-def _first_progress(envs: EnvCarry, num_envs: int) -> _Progress:
-    return _Progress(
-        envs=envs,
-        total=jnp.zeros(num_envs),
-        length=jnp.zeros(num_envs),
-        healthy=jnp.ones(num_envs, bool),
-        count=jnp.zeros(num_envs, jnp.int32),
-        record={},
-        t=jnp.zeros((), jnp.int32),
-    )
 
 
 _ROWS: dict[str, Callable[[Array, Array, NDArray[np.int64]], Array]] = {

@@ -166,7 +166,6 @@ class Policy(Protocol):
     def init(self, key: Key, obs: PyTree) -> Params: ...
     def apply(self, params: Params, obs: PyTree, **kwargs: Any) -> Any:
         """``(Distribution, value [...])`` for observations with leaves [..., F]."""
-        ...
 
 
 @runtime_checkable
@@ -182,7 +181,6 @@ class PolicyWithMemory(Policy, Protocol):
 
     def init_memory(self, num_rows: int) -> PyTree:
         """The memory at the start of an episode, leaves [num_rows, ...]."""
-        ...
 
 
 @runtime_checkable
@@ -201,7 +199,6 @@ class ReadingPolicy(Policy, Protocol):
     @property
     def text(self) -> str | None:
         """The part of the observation that is the instruction, uint8 [..., L]. None: there is none."""
-        ...
 
 
 class Env(Protocol):
@@ -216,7 +213,6 @@ class Env(Protocol):
     def max_episode_steps(self) -> int: ...
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         """``(state, obs)`` of a new episode."""
-        ...
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]: ...
 
@@ -228,7 +224,6 @@ class PersistentEnv(Env, Protocol):
 
     def persist(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
         """Give ``(state, obs)`` of a new episode, ``started`` by ``reset``, after one of the last state ``ended``."""
-        ...
 
 
 def persist(env: Env, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
@@ -270,17 +265,14 @@ class HostEnv(Protocol):
     @property
     def seeds_rows(self) -> bool:
         """Every row's start state follows from its own seed."""
-        ...
 
     @property
     def row_seed(self) -> NDArray[np.uint32]:
         """[N]: the seed of the episode under way in each row, where ``seeds_rows``."""
-        ...
 
     def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
         """Start episodes, in all rows or in some; give the observations of all rows. ``seed`` [N] seeds the episodes
         that follow by automatic resets too."""
-        ...
 
     def step(self, action: NDArray[Any]) -> HostTimestep: ...
 
@@ -293,11 +285,9 @@ class SavableHostEnv(HostEnv, Protocol):
 
     def get_state(self) -> PyTree:
         """The state as arrays, of the same shapes at every step."""
-        ...
 
     def set_state(self, state: PyTree) -> PyTree:
         """Restore a state. Returns the observations to act on next."""
-        ...
 
 
 @runtime_checkable
@@ -307,11 +297,9 @@ class RenderableHostEnv(HostEnv, Protocol):
     @property
     def frames_per_second(self) -> float:
         """Steps in a second, as they are to be seen."""
-        ...
 
     def pictures(self) -> NDArray[np.uint8]:
         """[N, height, width, 3] RGB: every row as it is now; after an episode's end that is the start of the next."""
-        ...
 
 
 @runtime_checkable
@@ -348,7 +336,6 @@ class ChunkedEnv(Env, Protocol):
     def actions_per_decision(self) -> int: ...
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
         """Give the states after each action of a decision, leaves [actions_per_decision, ...]."""
-        ...
 
 
 @runtime_checkable
@@ -358,10 +345,8 @@ class RenderableEnv(Env, Protocol):
     @property
     def control_period(self) -> float:
         """Seconds of simulated time in one step."""
-        ...
 
     def render(
         self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
         """[height, width, 3] RGB of one environment's state, seen by its own camera or by ``camera``. On the host."""
-        ...

@@ -17,7 +17,6 @@ from pydantic import NonNegativeFloat, PositiveInt, model_validator
 from ejax.algorithms.differentiable import (
     DifferentiableOptions,
     adjoint_metrics,
-    adjoint_probe,
     differentiable_problems,
     discounted_sum,
     play,
@@ -150,7 +149,7 @@ def _gradient(
             carry = reset(env, key_reset, num_envs)
         # the probe is zero and added to each action: its gradient is the action's adjoint, which metrics report
         (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            params["params"], adjoint_probe(num_steps), carry, discount, key
+            params["params"], jnp.zeros((num_steps, 4)), carry, discount, key
         )
         carry, discount, sums, trajectory = aux
         return (jax.tree.map(jnp.add, grads, grad), carry, discount), (sums, trajectory, tapped)

@@ -104,7 +104,7 @@ def play(
     params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, options: DifferentiableOptions
 ) -> tuple[EnvCarry, Timestep, Array]:
     """Make T steps with reparameterized actions; the gradient flows through actions, dynamics and rewards, and that of
-    ``taps``, from ``adjoint_probe``, is ``adjoint_metrics``' input.
+    ``taps``, zeros [T, 4], is ``adjoint_metrics``' input.
 
     Returns:
         The environments after it; the trajectory, leaves [T, N, ...], with ``obs`` as acted on; and the entropy of each
@@ -126,17 +126,18 @@ def play(
         after, timestep = step(env, carry, action, key_env, start)
         return after, (replace(timestep, obs=carry.obs), distribution.entropy())
 
-    def all_steps(carry: EnvCarry, keys: Key, taps: Array, *, ahead: bool) -> Any:
-        starts = None
-        if ahead:
-            num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
-            starts = starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs)
+    def all_steps(carry: EnvCarry, keys: Key, taps: Array, starts: EnvCarry | None = None) -> Any:
         with jax.named_scope("env_steps"):
             return jax.lax.scan(one_step, carry, (keys, taps, starts))
 
-    # on a GPU new episodes are drawn for all steps beforehand, as in ejax.rollout
-    forms = {"cpu": partial(all_steps, ahead=False), "gpu": partial(all_steps, ahead=True)}
-    carry, (trajectory, entropy) = by_platform(**forms)(carry, jax.random.split(key, taps.shape[0]), taps)
+    def with_starts(carry: EnvCarry, keys: Key, taps: Array) -> Any:
+        # new episodes are drawn for all steps beforehand, as in ejax.rollout
+        num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+        starts = starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs)
+        return all_steps(carry, keys, taps, starts)
+
+    both = by_platform(cpu=all_steps, gpu=with_starts)
+    carry, (trajectory, entropy) = both(carry, jax.random.split(key, taps.shape[0]), taps)
     return carry, trajectory, entropy
 
 
@@ -160,11 +161,6 @@ def clip_adjoint(action: Array, tap: Array, max_norm: float) -> Array:
     return action
 
 
-def _clip_adjoint_forward(action: Array, tap: Array, max_norm: float) -> tuple[Array, None]:
-    del tap, max_norm
-    return action, None
-
-
 def _clip_adjoint_backward(max_norm: float, residual: None, grad: Array) -> tuple[Array, Array]:
     del residual
     finite = jnp.isfinite(grad).all(axis=-1, keepdims=True)
@@ -176,11 +172,7 @@ def _clip_adjoint_backward(max_norm: float, residual: None, grad: Array) -> tupl
     return clipped, stats.astype(grad.dtype)
 
 
-clip_adjoint.defvjp(_clip_adjoint_forward, _clip_adjoint_backward)
-
-
-def adjoint_probe(num_steps: int) -> Array:
-    return jnp.zeros((num_steps, 4))
+clip_adjoint.defvjp(lambda action, tap, max_norm: (action, None), _clip_adjoint_backward)
 
 
 def adjoint_metrics(tapped: Array, num_envs: int, max_norm: float) -> Metrics:

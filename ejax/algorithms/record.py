@@ -67,10 +67,6 @@ class MakeStep(Protocol):
     ) -> Step: ...
 
 
-def _one_optimizer(options: Any) -> optax.GradientTransformation:
-    return make_optimizer(options.optimizer)
-
-
 def _bind_schedule(options: Any, num_updates: int) -> Any:
     return options.model_copy(update={"lr_scheduler": bind_schedule(options.lr_scheduler, num_updates)})
 
@@ -98,7 +94,7 @@ class Algorithm:
     """For an algorithm that learns from another policy: the record with this one. ``Config`` then has ``teacher``,
     ``teacher_obs`` and ``teacher_policy``, by which ``ejax.training.warm_start`` finds it."""
     learns_from: Literal["environments", "demonstrations"] = "environments"
-    make_optimizer: Callable[[Any], optax.GradientTransformation] = _one_optimizer
+    make_optimizer: Callable[[Any], optax.GradientTransformation] = lambda options: make_optimizer(options.optimizer)
     bind: Callable[[Any, int], Any] = _bind_schedule
     """``(options, updates of the run) -> options`` with what was left open, such as a schedule's horizon."""
     resets: Callable[[Any], ResetPolicy] = lambda options: ResetPolicy()

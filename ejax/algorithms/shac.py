@@ -21,7 +21,6 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from ejax.algorithms.differentiable import (
     DifferentiableOptions,
     adjoint_metrics,
-    adjoint_probe,
     differentiable_problems,
     discounted_sum,
     play,
@@ -181,7 +180,7 @@ def _actor_gradient(
 
     actor, _ = split_critic(state.params["params"])
     (grads, tapped), (after, metrics, trajectory, next_value) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
-        actor, adjoint_probe(config.segment_length)
+        actor, jnp.zeros((config.segment_length, 4))
     )
     num_envs = trajectory.reward.shape[1]
     metrics |= adjoint_metrics(tapped, num_envs, config.action_adjoint_max_norm)

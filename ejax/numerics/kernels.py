@@ -50,7 +50,7 @@ class PackedRows:
                 continue
             width = math.prod(leaf.shape)
             bits = self.table[..., column : column + width].reshape(*self.table.shape[:-1], *leaf.shape)
-            arrays.append(_from_bits(bits, leaf.dtype))
+            arrays.append(bits != 0 if leaf.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(bits, leaf.dtype))
             column += width
         return jax.tree.unflatten(self.structure, arrays)
 
@@ -58,29 +58,21 @@ class PackedRows:
 def pack_rows(tree: PyTree) -> PackedRows:
     """Pack a tree of arrays [N, ...]."""
     arrays, structure = jax.tree.flatten(tree)
-    leaves = tuple(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if _is_small(x) else None for x in arrays)
-    # as bits, since a cast of integers to floats and back would lose the large ones
-    small = [_bits(x).reshape(len(x), -1) for x, leaf in zip(arrays, leaves, strict=True) if leaf is not None]
-    others = tuple(x for x, leaf in zip(arrays, leaves, strict=True) if leaf is None)
-    nothing = jnp.zeros((len(arrays[0]), 0), jnp.uint32)
-    table = jnp.concatenate([nothing, *small], axis=1)
-    return PackedRows(table=table, others=others, leaves=leaves, structure=structure)
-
-
-def _is_small(x: Array) -> bool:
-    return math.prod(x.shape[1:]) <= _MAX_COLUMNS and (jnp.issubdtype(x.dtype, jnp.bool_) or _has_32_bits(x))
-
-
-def _has_32_bits(x: Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.number) and x.dtype.itemsize == 4
-
-
-def _bits(x: Array) -> Array:
-    return x.astype(jnp.uint32) if jnp.issubdtype(x.dtype, jnp.bool_) else jax.lax.bitcast_convert_type(x, jnp.uint32)
-
-
-def _from_bits(bits: Array, dtype: Any) -> Array:
-    return bits != 0 if jnp.issubdtype(dtype, jnp.bool_) else jax.lax.bitcast_convert_type(bits, dtype)
+    leaves: list[jax.ShapeDtypeStruct | None] = []
+    columns, others = [jnp.zeros((len(arrays[0]), 0), jnp.uint32)], []
+    for x in arrays:
+        is_flag = x.dtype == jnp.bool_
+        has_32_bits = jnp.issubdtype(x.dtype, jnp.number) and x.dtype.itemsize == 4
+        if math.prod(x.shape[1:]) <= _MAX_COLUMNS and (is_flag or has_32_bits):
+            # as bits, since a cast of integers to floats and back would lose the large ones
+            bits = x.astype(jnp.uint32) if is_flag else jax.lax.bitcast_convert_type(x, jnp.uint32)
+            columns.append(bits.reshape(len(x), -1))
+            leaves.append(jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
+        else:
+            others.append(x)
+            leaves.append(None)
+    table = jnp.concatenate(columns, axis=1)
+    return PackedRows(table=table, others=tuple(others), leaves=tuple(leaves), structure=structure)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ class CheckingPolicy(Protocol):
 
     def check_obs(self, obs: PyTree) -> None:
         """Raise ValueError for such an observation, leaves [..., F], outside programs."""
-        ...
 
 
 @runtime_checkable

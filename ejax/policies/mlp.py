@@ -125,10 +125,6 @@ def _product(x: Array, w: Array) -> Array:
     return jnp.matmul(x, w, precision=own_precision(x))
 
 
-def _product_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-    return jnp.matmul(x, w, precision=own_precision(x)), (x, w)
-
-
 def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = residuals
     precision = own_precision(x)
@@ -145,7 +141,7 @@ def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array,
     return jnp.matmul(dy, w.T, precision=precision), by_platform(cpu=on_cpu, gpu=plain)(rows, dy_rows)
 
 
-_product.defvjp(_product_forward, _product_backward)
+_product.defvjp(lambda x, w: (_product(x, w), (x, w)), _product_backward)
 
 
 def consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:

@@ -62,7 +62,8 @@ class NnxPolicy:
     def init(self, key: Key, obs: PyTree) -> Params:
         del obs  # an NNX module knows its sizes
         module = self.make(nnx.Rngs(key))
-        if not self.drops and any(isinstance(x, nnx.Dropout) and _would_drop(x) for _, x in nnx.iter_graph(module)):
+        layers = (x for _, x in nnx.iter_graph(module) if isinstance(x, nnx.Dropout) and x.deterministic is not True)
+        if not self.drops and any(layer.rate > 0.0 for layer in layers):
             raise PolicyStateError("nnx.Dropout without rngs would drop nothing; give it rngs, or deterministic=True")
         return _split(module)[2]
 
@@ -158,10 +159,6 @@ class NnxPolicyWithMemory(NnxPolicy):
 
     def init_memory(self, num_rows: int) -> PyTree:
         return self._abstract.init_memory(num_rows)
-
-
-def _would_drop(dropout: nnx.Dropout) -> bool:
-    return dropout.rate > 0.0 and dropout.deterministic is not True
 
 
 def _split(module: Any) -> tuple[Any, PyTree, Params]:
