@@ -18,8 +18,8 @@ from ejax.policies.calls import apply_policy, check_obs, first_memory, forget, f
 from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 
+# steps that an episode of an environment without a time limit gets; one that goes on is NaN in the results
 _UNLIMITED = 10_000
-"""Steps that an episode of an environment without a time limit gets; one that goes on is NaN in the results."""
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes", "choice"))
@@ -113,11 +113,11 @@ def _play(
     return replace(envs, memory=forget(policy, remembered, timestep.done)), timestep.done, facts
 
 
+# ``(slots whose episode ends, episodes before it, quota) -> the episode's row in the results``, [num_envs] each
 _ROWS: dict[str, Callable[[Array, Array, NDArray[np.int64]], Array]] = {
     "fixed": lambda chosen, count, quota: count + (np.cumsum(quota) - quota),  # a slot's episodes follow on each other
     "first_finished": lambda chosen, count, quota: count.sum() + jnp.cumsum(chosen) - 1,  # in the order of their ends
 }
-"""``(slots whose episode ends, episodes before it, quota) -> the episode's row in the results``, [num_envs] each."""
 
 
 def _facts(info: dict[str, Any], total: Any, length: Any, healthy: Any, numpy: Any) -> dict[str, Any]:

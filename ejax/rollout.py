@@ -53,10 +53,8 @@ class _Step:
     """Before and after the action."""
 
 
-_Carry: TypeAlias = tuple[EnvCarry, Array]
-"""The environments, and which of them have ended an episode, [N] bool."""
-_LARGE_OBS = 4096
-"""Bytes of one environment's observation."""
+_Carry: TypeAlias = tuple[EnvCarry, Array]  # the environments, and which of them have ended an episode, [N] bool
+_LARGE_OBS = 4096  # bytes of one environment's observation
 _STEPS_OF_LARGE_OBS = 16
 
 

@@ -19,8 +19,8 @@ from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, split_cr
 Batch: TypeAlias = dict[str, PyTree]
 Grad: TypeAlias = Callable[[PyTree, Params, Batch], tuple[PyTree, Metrics]]
 """``(trained, params, minibatch) -> (gradient of trained, metrics)``; ``trained`` stands for ``params["params"]``."""
+# rows of a chunk x widest layer: 1 MiB of float32. Smaller chunks cost more in dispatch than they gain in cache
 _CACHED_ELEMENTS = 2**18
-"""Rows of a chunk x widest layer: 1 MiB of float32. Smaller chunks cost more in dispatch than they gain in cache."""
 
 
 class Loss(Protocol):

@@ -9,8 +9,7 @@ from ejax.numerics.kernels import unrolled_scan
 from ejax.numerics.moments import Moments, add_rows, no_moments
 from ejax.types import Array
 
-_MOST = 10.0
-"""The largest reward after the division, as Stable-Baselines3's."""
+_MOST = 10.0  # the largest reward after the division, as Stable-Baselines3's
 
 
 @struct.dataclass(kw_only=True)

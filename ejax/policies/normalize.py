@@ -12,8 +12,7 @@ from ejax.numerics.finite import all_finite, finite_rows
 from ejax.numerics.moments import add_rows
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
 
-_ROWS = 1024
-"""Most observations that move running averages by one step."""
+_ROWS = 1024  # most observations that move running averages by one step
 
 
 class PolicyStateError(ValueError):

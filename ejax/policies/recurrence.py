@@ -94,26 +94,21 @@ class Recurrence(nn.Module):
         after = []
         for layer, state in enumerate(jnp.split(memory, c.depth, axis=-1)):
             # of all steps of a sequence at once: only the product with the memory has to wait for the step before
-            given = dense_product(x, self._weight(f"weight_ih_l{layer}", x.shape[-1]))
-            given = given + widen(self._bias(f"bias_ih_l{layer}"), given)
-            step = partial(
-                gru_step if c.type == "gru" else lstm_step,
-                weight=self._weight(f"weight_hh_l{layer}", c.width),
-                bias=self._bias(f"bias_hh_l{layer}"),
-            )
-            x, state = step(given, state) if first is None else in_sequence(step, given, state, first)
+            given = dense_product(x, self._gates(f"weight_ih_l{layer}", x.shape[-1]))
+            given = given + widen(self._gates(f"bias_ih_l{layer}"), given)
+            own = {"weight": self._gates(f"weight_hh_l{layer}", c.width), "bias": self._gates(f"bias_hh_l{layer}")}
+            step = partial(gru_step if c.type == "gru" else lstm_step, **own)
+            x, state = in_sequence(step, given, state, first)
             after.append(state)
         return x, jnp.concatenate(after, axis=-1)
 
-    def _weight(self, name: str, num_inputs: int) -> Array:
-        c = self.config
-        init = partial(_orthogonal_gates, num_gates=_GATES[c.type]) if c.orthogonal_init else uniform_init(c.width)
-        return self.param(name, init, (num_inputs, _GATES[c.type] * c.width))
-
-    def _bias(self, name: str) -> Array:
-        c = self.config
-        init = jax.nn.initializers.zeros if c.orthogonal_init else uniform_init(c.width)
-        return self.param(name, init, (_GATES[c.type] * c.width,))
+    def _gates(self, name: str, *num_inputs: int) -> Array:
+        """Make the parameter of all gates: a weight, or without inputs a bias."""
+        c, init = self.config, uniform_init(self.config.width)
+        if c.orthogonal_init:
+            by_gate = partial(_orthogonal_gates, num_gates=_GATES[c.type])
+            init = by_gate if num_inputs else jax.nn.initializers.zeros
+        return self.param(name, init, (*num_inputs, _GATES[c.type] * c.width))
 
 
 def gru_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
@@ -150,9 +145,11 @@ def history_step(x: Array, memory: Array, *, length: int) -> tuple[Array, Array]
 
 
 def in_sequence(
-    step: Callable[[Array, Array], tuple[Any, Array]], xs: Array, memory: Array, first: Array
+    step: Callable[[Array, Array], tuple[Any, Array]], xs: Array, memory: Array, first: Array | None
 ) -> tuple[Any, Array]:
-    """Run ``step`` from zeros at ``first`` [L, B]: its results [L, B, ...] and the last memory."""
+    """Run ``step`` from zeros at ``first`` [L, B]: its results [L, B, ...] and the last memory. None: a single step."""
+    if first is None:
+        return step(xs, memory)
 
     def one_step(memory: Array, now: tuple[Array, Array]) -> tuple[Array, Any]:
         x, starts = now

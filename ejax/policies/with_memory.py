@@ -77,8 +77,13 @@ class ActorCriticWithMemory(nn.Module):
             normalizes = getattr(self, f"{name}_obs_normalization")
             normalizer = ObsNormalizer(name=f"{name}_obs_normalizer") if normalizes else None
             if config.type == "history":
-                x, after[name] = _window(config, x, memory[name], first, normalizer, observe=observe)
-                return x
+                step = partial(history_step, length=config.length or 0)
+                window, after[name] = in_sequence(step, x, memory[name], first)
+                if normalizer is not None:
+                    window = normalizer(window)
+                    if observe is not False:  # by x alone: in windows each observation would count K times
+                        normalizer(x, observe=observe)
+                return window.reshape(*window.shape[:-2], -1)
             x = x if normalizer is None else normalizer(x, observe=observe)
             if config.remembers:
                 recurrence = Recurrence(config, name=f"{name}_memory")
@@ -92,23 +97,3 @@ class ActorCriticWithMemory(nn.Module):
         reads_actors = self.critic_memory.type == "actor"
         known = jax.lax.stop_gradient(known) if reads_actors else features_of("critic", self.critic_memory)
         return distribution, MLP(self.critic, 1, name="critic")(known, dropout_seed=dropout_seed)[..., 0], after
-
-
-def _window(
-    config: MemoryConfig,
-    x: Array,
-    memory: Array,
-    first: Array | None,
-    normalizer: ObsNormalizer | None,
-    *,
-    observe: bool | Array,
-) -> tuple[Array, Array]:
-    """Return the last K observations, normalized, in one vector [..., K·F], and the memory after them."""
-    step = partial(history_step, length=config.length or 0)
-    window, memory = step(x, memory) if first is None else in_sequence(step, x, memory, first)
-    if normalizer is not None:
-        # the statistics take x alone: in windows each observation would count K times
-        window = normalizer(window)
-        if observe is not False:
-            normalizer(x, observe=observe)
-    return window.reshape(*window.shape[:-2], -1), memory

@@ -42,6 +42,7 @@ class Block(NamedTuple):
     channels: int
 
 
+# (repetitions, block); the repetitions have stride 1
 _STAGES = (
     (1, Block(3, 1, 1, 16)),
     (2, Block(3, 2, 6, 24)),
@@ -51,7 +52,6 @@ _STAGES = (
     (4, Block(5, 2, 6, 192)),
     (1, Block(3, 1, 6, 320)),
 )
-"""(repetitions, block); the repetitions have stride 1."""
 BLOCKS = tuple(
     block._replace(stride=1 if again else block.stride) for times, block in _STAGES for again in range(times)
 )

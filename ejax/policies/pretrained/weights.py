@@ -25,11 +25,11 @@ PACKAGE = "package:"
 _SAFETENSORS = ".safetensors"
 _ENDINGS = (_SAFETENSORS, *(ending for ending in WEIGHT_READERS if ending))
 _PREFERRED = "model.safetensors"
+# types of arrays, as safetensors names them, that stand for numbers by themselves
 _TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
-"""Types of arrays, as safetensors names them, that stand for numbers by themselves."""
 _LISTING = "SHA256"
+# torch's names of parameters, and Flax's
 _LEAVES = {"weight": ("kernel", "scale", "embedding"), "running_mean": ("mean",), "running_var": ("var",)}
-"""torch's names of parameters, and Flax's."""
 _ALLOWED = f"a file ({', '.join(_ENDINGS)}), a folder with one, a checkpoint of ejax, or {PACKAGE}name"
 _MAX_LISTED = 12
 

@@ -21,14 +21,14 @@ from ejax.schema.plain_files import read_json, read_text
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPLIT = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")
-_MAX_WORD_CHARS = 100
-"""Characters; a longer word is unknown."""
+_MAX_WORD_CHARS = 100  # characters; a longer word is unknown
 MAX_TOKENS = 1 << 20
 """Most tokens of a vocabulary; the largest published have a quarter of it."""
 _CJK = re.compile(
     "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
     "\U0002b920-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
+# entries that ``tokenizer.json`` must have
 _FORM = {
     ("model", "type"): "WordPiece",
     ("model", "unk_token"): "[UNK]",
@@ -39,7 +39,6 @@ _FORM = {
     ("normalizer", "handle_chinese_chars"): True,
     ("pre_tokenizer", "type"): "BertPreTokenizer",
 }
-"""Entries that ``tokenizer.json`` must have."""
 
 
 @dataclass(frozen=True)

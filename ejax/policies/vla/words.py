@@ -21,8 +21,7 @@ from ejax.types import Array, Key
 
 PADDING, UNKNOWN = 0, 1
 _FIRST = 2
-_PRIME = 16777619
-"""The prime of the FNV hashes."""
+_PRIME = 16777619  # the prime of the FNV hashes
 
 
 @dataclass(frozen=True)
