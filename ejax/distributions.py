@@ -63,7 +63,7 @@ class TanhNormal(Distribution):
         return self.base.log_prob(u) - jnp.sum(_log_tanh_slope(u) + jnp.log(self.half_width), axis=-1)
 
     def entropy(self) -> Array:
-        """The base's plus E[log |slope|] at the mean: there is no closed form."""
+        """Add E[log |slope|] at the mean to the base's: there is no closed form."""
         return self.base.entropy() + jnp.sum(_log_tanh_slope(self.base.mean) + jnp.log(self.half_width), axis=-1)
 
     def kl(self, other: "TanhNormal") -> Array:
@@ -136,7 +136,7 @@ class Drawn:
         return self.log_prob_drawn
 
     def kl(self, other: Any) -> Array:
-        """Raises ValueError: there is nothing to compare."""
+        """Raise ValueError: there is nothing to compare."""
         del other
         raise ValueError("this policy's distribution has no exact divergence: leave out schedule: adaptive")
 

@@ -273,7 +273,7 @@ def set_learning_rate(opt_state: PyTree, learning_rate: Array) -> PyTree:
 
 
 def bind_schedule(config: ScheduleConfig, total_updates: int) -> ScheduleConfig:
-    """The schedule with its horizon, where linear or cosine leave it open: the updates of the run (> 0: ValueError)."""
+    """Give linear and cosine the horizon that they leave open: the updates of the run (> 0: ValueError)."""
     if total_updates <= 0:
         raise ValueError(f"a schedule needs total_updates > 0, got {total_updates}")
     horizon = _HORIZON.get(config.name or "")
@@ -283,7 +283,7 @@ def bind_schedule(config: ScheduleConfig, total_updates: int) -> ScheduleConfig:
 
 
 def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_updates: Array) -> Array:
-    """The learning rate after ``num_updates`` finished updates. Float32 scalar.
+    """Compute the learning rate after ``num_updates`` finished updates. Float32 scalar.
 
     Raises:
         ValueError: a linear or cosine schedule without its horizon; see ``bind_schedule``.
@@ -320,7 +320,7 @@ def apply_gradient(
 
     Args:
         grads: of ``state.params["params"]``.
-        finite: whether the loss and the gradient are.
+        finite: the loss and the gradient are.
         skip: False: take the step even where something is not finite.
         learning_rate: of this step and those after it. None: that of the state.
 

@@ -128,7 +128,7 @@ def _step_all(env: Env, state: PyTree, action: Array, key: Key) -> tuple[PyTree,
 def _act(
     policy: Policy, params: Params, envs: EnvCarry, row: dict[str, Array], key: Key
 ) -> tuple[Array, Array, Any, PyTree]:
-    """``(action, its executed part, what is kept of the distribution, memory after it)``."""
+    """Return the action, its executed part, what is kept of the distribution, and the memory after it."""
     distribution, _, remembered = apply_policy(policy, params, envs.obs, envs.memory, **row)
     action = distribution.sample(key)
     return action, distribution.env_action(action), distribution.for_storage(action), remembered

@@ -147,11 +147,11 @@ class Distribution(Protocol):
     """It learns by its ``matching_loss``, as ``ejax.policies.vla.flow`` does."""
 
     def env_action(self, action: Array) -> Array:
-        """The part of a sampled action that the environment is given."""
+        """Take the part of a sampled action that the environment is given."""
         return action
 
     def for_storage(self, action: Array) -> Any:
-        """The part that a rollout stores, with ``log_prob`` of the sampled ``action`` and ``kl``."""
+        """Take the part that a rollout stores, with ``log_prob`` of the sampled ``action`` and ``kl``."""
         del action
         return self
 
@@ -180,7 +180,7 @@ class PolicyWithMemory(Policy, Protocol):
     """
 
     def init_memory(self, num_rows: int) -> PyTree:
-        """The memory at the start of an episode, leaves [num_rows, ...]."""
+        """Make the memory of an episode's start, leaves [num_rows, ...]."""
 
 
 @runtime_checkable
@@ -284,7 +284,7 @@ class SavableHostEnv(HostEnv, Protocol):
     """A host environment whose running episodes can be saved: a resumed run goes on with them."""
 
     def get_state(self) -> PyTree:
-        """The state as arrays, of the same shapes at every step."""
+        """Return the state as arrays, of the same shapes at every step."""
 
     def set_state(self, state: PyTree) -> PyTree:
         """Restore a state. Returns the observations to act on next."""

@@ -161,7 +161,7 @@ BREAKS = [
     *[("reward", at, value) for at in (1, 4) for value in (NAN, INF)],
     ("action", 0, NAN),
 ]
-"""What of an episode is not finite, at which step, and what it is instead. An action is the policy's: always."""
+"""Part of an episode that is not finite, its step, and its value. An action is the policy's: always."""
 
 
 @struct.dataclass

@@ -1,4 +1,4 @@
-"""Stepping with automatic resets, and rollouts: a counter environment tells exactly what happened."""
+"""Stepping with automatic resets, and rollouts: a counter environment shows exactly what happened."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -99,7 +99,7 @@ class FlatParams:
         return jax.tree.map(lambda x: self.pack(x) if self._fits(x) else x, tree, is_leaf=self._fits)
 
     def unpack_within(self, tree: PyTree, like: PyTree) -> PyTree:
-        """The inverse of ``pack_within``; ``like`` is the tree before it."""
+        """Invert ``pack_within``; ``like`` is the tree before it."""
         return jax.tree.map(lambda old, x: self.unpack(x) if self._fits(old) else x, like, tree, is_leaf=self._fits)
 
     def pack_state(self, state: TrainState) -> TrainState:
@@ -107,7 +107,7 @@ class FlatParams:
         return replace(state, params=params, opt_state=self.pack_within(state.opt_state))
 
     def unpack_state(self, state: TrainState, like: TrainState) -> TrainState:
-        """The inverse of ``pack_state``; ``like`` is the state before it."""
+        """Invert ``pack_state``; ``like`` is the state before it."""
         params = {**state.params, "params": self.unpack(state.params["params"])}
         return replace(state, params=params, opt_state=self.unpack_within(state.opt_state, like=like.opt_state))
 

@@ -84,7 +84,7 @@ def test_the_form_for_gpus_learns_the_same_through_new_episodes(request: pytest.
 
 
 def objective(params: Any, policy: ActorOnly, x: Array, gamma: float, num_steps: int) -> Array:
-    """The return by a plain Python loop."""
+    """Compute the return by a plain Python loop."""
     total, discount = jnp.zeros(x.shape[0]), 1.0
     for _ in range(num_steps):
         x = x + 0.5 * policy.apply(params, x)[0].mode()
@@ -210,9 +210,9 @@ def test_the_horizon_is_a_number_of_segments_and_not_the_buffer_size() -> None:
     assert parse_config(raw).trainer.buffer_size == 4
     with pytest.raises(ConfigError, match=r"update_horizon .5. must be a multiple of segment_length .2."):
         parse_config(raw, ["trainer.update_horizon=5"])
-    told = parse_config(raw, ["trainer.rollout_steps=7"])
-    assert told == parse_config(raw)
-    assert [(each.key, each.text) for each in told.notices] == [
+    config = parse_config(raw, ["trainer.rollout_steps=7"])
+    assert config == parse_config(raw)
+    assert [(each.key, each.text) for each in config.notices] == [
         ("trainer.rollout_steps (override)", "no effect: the options of apg make it 4")
     ]
 

@@ -27,7 +27,7 @@ def config_of(num_warmup: int, **ppo: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The training's states from before the first update to after the fourth, of which two warm up."""
+    """Return the training's states from before the first update to after the fourth, of which two warm up."""
     config = config_of(2)
     run = train(config, run_dir=tmp_path_factory.mktemp("warmup") / "run").run_dir
     start = build(config).state
@@ -36,7 +36,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def of_policy(state: Any, *, critic: bool = False) -> dict[str, bytes]:
-    """The policy's parameters, statistics and moments, or the critic's: name -> bits."""
+    """Return the bits of the policy's parameters, statistics and moments, or the critic's, by name."""
     leaves = jax.tree_util.tree_flatten_with_path((state.params, state.opt_state))[0]
     named = {jax.tree_util.keystr(path): np.asarray(x).tobytes() for path, x in leaves}
     networks = {name: x for name, x in named.items() if "'actor" in name or "'log_std'" in name or "'critic" in name}

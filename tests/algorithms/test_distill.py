@@ -72,7 +72,7 @@ def student(**fields: Any) -> Any:
 
 
 def play(teacher: Any, monkeypatch: MonkeyPatch, *, num_updates: int = 1, **options: Any) -> list[dict[str, Any]]:
-    """What an update is given, of each: observations, actions, labels, ends."""
+    """Return the input of each update: observations, actions, labels, ends."""
 
     def spy(state: Any, rollout: Any, label: Any, key: Key, **_: Any) -> Any:
         del key
@@ -167,7 +167,7 @@ def test_choices_have_an_agreement_and_no_mean() -> None:
 
 
 def config_of(teacher: Any, *, iterations: int = 2, actor: Any = NETWORK, **cfg: Any) -> dict[str, Any]:
-    """A student that does not see velocities, of a teacher that was trained on the task's own observation."""
+    """Train a student that sees no velocities, of a teacher that saw the task's own observation."""
     raw = tiny(env="AsymmetricEnv", env_cfg=PART, iterations=iterations)
     raw["policy"] |= {"actor": actor, "obs_groups": {"actor": ["policy"], "critic": ["critic"]}}
     options = {
@@ -193,7 +193,7 @@ def make_run(folder: Path, raw: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Less random than a student, which can learn that from whatever it sees."""
+    """Less random than a student, which can learn that from anything that it sees."""
     raw = tiny(seed=7)
     raw["policy"]["initial_log_std"] = -1.0
     return make_run(tmp_path_factory.mktemp("teacher") / "run", raw)
@@ -201,7 +201,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def taught(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The result of a student with a memory, after three updates."""
+    """Train a student with a memory for three updates."""
     folder = tmp_path_factory.mktemp("taught") / "run"
     return train(parse_config(config_of(teacher, iterations=3, actor=GRU)), run_dir=folder)
 
@@ -312,7 +312,7 @@ def test_environments_outside_the_program_are_refused_by_name(teacher: Path) -> 
     assert "distill needs an environment inside its program" in refusal(raw)
 
 
-def test_the_teacher_may_be_a_checkpoint_and_what_differs_is_told(teacher: Path) -> None:
+def test_the_teacher_may_be_a_checkpoint_and_what_differs_is_reported(teacher: Path) -> None:
     checkpoint = RunDirectory(teacher, "tiny").periodic()[0]
     parts, of_run = (build(parse_config(config_of(source))) for source in (checkpoint, teacher))
     chex.assert_trees_all_equal(parts.state.own.params, of_run.state.own.params)

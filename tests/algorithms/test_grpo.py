@@ -64,7 +64,7 @@ def test_members_of_a_group_share_their_start() -> None:
 
 
 @pytest.mark.parametrize(("shared_start", "starts"), [(True, 2), (False, 8)])
-def test_a_rollout_starts_its_groups_together_unless_told_otherwise(shared_start: bool, starts: int) -> None:
+def test_a_rollout_starts_its_groups_together_by_default(shared_start: bool, starts: int) -> None:
     parts = build(parse_config(RAW, [f"algorithm.cfg.shared_start={shared_start}"]))
     state, _ = parts.stepper.step(parts.state, jax.random.key(0))
     goal = np.asarray(state.envs.state.goal_position)  # stays for an episode, and no episode ends here

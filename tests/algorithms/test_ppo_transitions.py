@@ -45,7 +45,7 @@ def random_rollout(policy: Policy, params: Params, num_envs: int = 4, num_steps:
 
 @pytest.fixture(scope="module")
 def small() -> tuple[ActorCritic, Any, Any]:
-    """A policy with normalizers, its parameters, and a rollout of it."""
+    """Return a policy with normalizers, its parameters, and a rollout of it."""
     network = NetworkConfig(hidden_sizes=(8,), activation="tanh")
     normalized = {"actor_obs_normalization": True, "critic_obs_normalization": True}
     policy = ActorCritic(ActionSpec("normal", (2,)), network, network, **normalized)

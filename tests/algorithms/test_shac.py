@@ -105,7 +105,7 @@ def lanes_carry() -> EnvCarry:
 
 
 def start(policy: Any, config: SHACConfig, obs: Array) -> TrainState:
-    """A state whose target critic is not its critic."""
+    """Make a state whose target critic is not its critic."""
     params = policy.init(jax.random.key(1), obs)
     target = {
         **params,
@@ -156,7 +156,7 @@ def episodes_by_loop(actor: Any, target: Any) -> list[list[tuple[np.ndarray, flo
 
 
 def objective_by_loop(actor: Any, target: Any) -> float:
-    """The actor's objective: each piece of an episode is paid its rewards, and what V' says of its end."""
+    """Compute the actor's objective: each piece of an episode is paid its rewards, and V' of its end."""
     total = 0.0
     for episode in episodes_by_loop(actor, target):
         total += sum(GAMMA**t * reward for t, (_, reward, _) in enumerate(episode))

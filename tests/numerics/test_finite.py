@@ -1,4 +1,4 @@
-"""What is finite; and that no environment takes for a success what is not."""
+"""Finite numbers: the tests for them, and that no environment takes others for a success."""
 
 import json
 from dataclasses import replace
@@ -74,7 +74,7 @@ def _set_down(env: PickPlaceRL) -> Any:
     )
 
 
-def _set_down_as_told(env: InstructedPlaceRL) -> Any:
+def _set_down_as_instructed(env: InstructedPlaceRL) -> Any:
     state = _at_rest(env)
     place = state.zones[state.target_zone]
     qpos = state.physics.qpos
@@ -96,7 +96,7 @@ SUCCESSES: dict[str, tuple[Any, Any]] = {
     "CartPoleRL": (CartPoleRL(max_episode_steps=1, physics="mujoco"), _upright),
     "PushCubeRL": (PushCubeRL(success_threshold=10.0, physics="mujoco"), _at_rest),
     "PickPlaceRL": (PickPlaceRL(physics="mujoco"), _set_down),
-    "InstructedPlaceRL": (InstructedPlaceRL(physics="mujoco"), _set_down_as_told),
+    "InstructedPlaceRL": (InstructedPlaceRL(physics="mujoco"), _set_down_as_instructed),
     "EmbodiedEnv": (EmbodiedEnv(_gym_config("push_cube", success_threshold=10.0), physics="mujoco"), _at_rest),
     "EmbodiedEnv, a pole": (EmbodiedEnv(_gym_config("cart_pole"), physics="mujoco"), _upright_world),
 }
@@ -112,25 +112,25 @@ def test_every_registered_environment_is_here() -> None:
 @pytest.mark.slow_cases("InstructedPlaceRL", "PickPlaceRL")
 @pytest.mark.parametrize("name", SUCCESSES)
 def test_no_state_that_is_not_finite_is_a_success(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each number of the state and of the action in turn. Such an episode is over."""
+    """Each number of the state and of the action, one at a time. Such an episode is over."""
     monkeypatch.chdir(tmp_path)  # MuJoCo writes a log where it is
     env, prepare = SUCCESSES[name]
     action = jnp.zeros(env.action_space.shape)
     healthy = (prepare(env), action.at[-1].set(-1.0) if name in GRIPPERS else action)  # which stay open
     step = jax.jit(jax.vmap(lambda state, action: env.step(state, action, KEY)))
-    expected, told = step(*jax.tree.map(lambda x: x[None], healthy))
-    assert told.info["success"].all() and told.terminated.all()
+    expected, timestep = step(*jax.tree.map(lambda x: x[None], healthy))
+    assert timestep.info["success"].all() and timestep.terminated.all()
 
     leaves, treedef = jax.tree.flatten(healthy)
     cases = [(i, j, bad) for i, x in enumerate(leaves) if x.dtype == jnp.float32 for j in range(x.size) for bad in BAD]
     broken = [np.stack([np.array(x)] * len(cases)) for x in leaves]
     for row, (i, j, bad) in enumerate(cases):
         broken[i][row].reshape(-1)[j] = bad
-    after, told = step(*treedef.unflatten(broken))
+    after, timestep = step(*treedef.unflatten(broken))
 
     finite = np.asarray(finite_rows(after))
-    assert not np.asarray(told.info["success"])[~finite].any()
-    assert not np.asarray(told.terminated)[~finite].any() and np.asarray(told.truncated)[~finite].all()
+    assert not np.asarray(timestep.info["success"])[~finite].any()
+    assert not np.asarray(timestep.terminated)[~finite].any() and np.asarray(timestep.truncated)[~finite].all()
     same = finite_rows(
         jax.tree.map(lambda x, y: jnp.where(x == y, 0.0, jnp.nan), after, expected_rows(expected, after))
     )
@@ -146,7 +146,7 @@ def expected_rows(expected: Any, like: Any) -> Any:
 def test_a_simulation_that_breaks_is_nan_and_not_put_back_to_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the cart-pole's model starts it stands upright, at rest: a success."""
+    """Start as the cart-pole's model does: upright, at rest, a success."""
     monkeypatch.chdir(tmp_path)
     env = CartPoleRL(max_episode_steps=1, physics="mujoco")
     state = env.reset(KEY)[0]
@@ -154,9 +154,9 @@ def test_a_simulation_that_breaks_is_nan_and_not_put_back_to_its_start(
     qvel = rows.physics.qvel.at[1, 1].set(1e11).at[3, 0].set(jnp.inf)  # of rows 1 and 3
     rows = replace(rows, physics=replace(rows.physics, qvel=qvel))
     action = jnp.zeros((5, 2)).at[4, 0].set(jnp.nan)
-    after, told = jax.vmap(lambda state, action: env.step(state, action, KEY))(rows, action)
+    after, timestep = jax.vmap(lambda state, action: env.step(state, action, KEY))(rows, action)
     assert np.isnan(after.physics.qpos).all(axis=1).tolist() == [False, True, False, True, True]
-    assert not told.info["success"].any() and told.truncated.all()
+    assert not timestep.info["success"].any() and timestep.truncated.all()
     alone, _ = jax.vmap(lambda state, action: env.step(state, action, KEY))(
         jax.tree.map(lambda x: x[:1], rows), action[:1]
     )

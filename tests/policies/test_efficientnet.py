@@ -29,7 +29,7 @@ def drawn(module: EfficientNetLite0, image: np.ndarray) -> Params:
 
 
 def convolved(x: Array, layer: Params, stride: int = 1, depthwise: bool = False) -> Array:
-    """What TensorFlow's ``SAME`` convolution gives, by XLA."""
+    """Compute TensorFlow's ``SAME`` convolution by XLA."""
     kernel = layer["kernel"].reshape((1, 1, *layer["kernel"].shape)[-4:])
     groups = x.shape[-1] if depthwise else 1
     form = ("NHWC", "HWIO", "NHWC")
@@ -40,7 +40,7 @@ def convolved(x: Array, layer: Params, stride: int = 1, depthwise: bool = False)
 
 
 def reference(params: Params, image: Array) -> Array:
-    """Of stride 8."""
+    """Compute features of stride 8."""
     x = jax.nn.relu6(convolved((image.astype(jnp.float32) - 127) / 128, params["stem"], 2))
     for i, stride in enumerate((1, 2, 1, 2, 1)):
         block, before = params[f"block_{i}"], x

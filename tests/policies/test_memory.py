@@ -53,14 +53,14 @@ def sigmoid(x: Any) -> Any:
 
 
 def layers_of(config: MemoryConfig) -> tuple[Any, Any]:
-    """A recurrence without an encoder, and random parameters."""
+    """Make a recurrence without an encoder, and random parameters."""
     module = Recurrence(config.model_copy(update={"encoder": None}))
     x, memory = jnp.zeros((NUM_ROWS, NUM_OBSERVED)), jnp.zeros((NUM_ROWS, config.size(NUM_OBSERVED)))
     return module, jax.jit(module.init)(KEY, x, memory)
 
 
 def numpy_steps(kind: str, xs: Any, params: Any, depth: int, width: int) -> Any:
-    """The outputs [T, B, H] of torch's formulas from zeros, gate by gate."""
+    """Compute the outputs [T, B, H] of torch's formulas from zeros, gate by gate."""
     for layer in range(depth):
         w, u = (np.asarray(params[f"weight_{name}_l{layer}"], np.float64) for name in ("ih", "hh"))
         b, c = (np.asarray(params[f"bias_{name}_l{layer}"], np.float64) for name in ("ih", "hh"))
@@ -136,7 +136,7 @@ def init(policy: Any, obs: Any) -> Any:
 
 
 def with_statistics(params: Any) -> Any:
-    """The parameters with a normalizer that is not the identity."""
+    """Give the parameters a normalizer that is not the identity."""
     if "normalizer" not in params:
         return params
     statistics = {"mean": jnp.full(NUM_OBSERVED, 0.3), "variance": jnp.full(NUM_OBSERVED, 2.0), "count": jnp.ones(())}
@@ -442,7 +442,7 @@ def test_evaluation_remembers_within_episodes_on_the_device_and_outside() -> Non
     params = jax.tree.map(lambda x: x + 0.1, init(policy, obs))
 
     def played(env: Any, num_episodes: int) -> Any:
-        """Returns, by stepping one environment without the batched code."""
+        """Compute returns by stepping one environment without the batched code."""
         returns = []
         for key in jax.random.split(KEY, num_episodes):
             state, obs = env.reset(key)

