@@ -80,6 +80,7 @@ class Categorical(Distribution):
     logits: Array
 
     def sample(self, key: Key) -> Array:
+        # int32 under x64 too: a rollout keeps one type
         return jax.random.categorical(key, self.logits).astype(jnp.int32)
 
     def mode(self) -> Array:
@@ -105,7 +106,7 @@ class MultiCategorical(Distribution):
     parts: tuple[Categorical, ...]
 
     def sample(self, key: Key) -> Array:
-        keys = jax.random.split(key, len(self.parts))
+        keys = jax.random.split(key, len(self.parts))  # a key each: one would draw alike in every dimension
         return jnp.stack([part.sample(k) for part, k in zip(self.parts, keys, strict=True)], axis=-1)
 
     def mode(self) -> Array:
@@ -113,8 +114,7 @@ class MultiCategorical(Distribution):
 
     def log_prob(self, action: Array) -> Array:
         return sum(
-            (part.log_prob(action[..., i]) for i, part in enumerate(self.parts)),
-            start=jnp.zeros(action.shape[:-1]),
+            (part.log_prob(action[..., i]) for i, part in enumerate(self.parts)), start=jnp.zeros(action.shape[:-1])
         )
 
     def entropy(self) -> Array:
@@ -148,7 +148,7 @@ class ActionSpec:
     kind: Literal["normal", "tanh_normal", "categorical", "multi_categorical"] = struct.field(pytree_node=False)
     sizes: tuple[int, ...] = struct.field(pytree_node=False)
     """(A,) for the normals; the number of choices of each dimension for the categoricals."""
-    low: tuple[float, ...] = struct.field(pytree_node=False, default=())
+    low: tuple[float, ...] = struct.field(pytree_node=False, default=())  # tuples, since arrays have no hash
     high: tuple[float, ...] = struct.field(pytree_node=False, default=())
 
     @property
@@ -184,7 +184,7 @@ def action_spec(space: gymnasium.Space, *, squash: bool = False) -> ActionSpec:
     """Describe a gymnasium space. ``squash``: TanhNormal between its bounds instead of an unbounded Normal. Raises
     ValueError: a space that no policy here can act in."""
     if isinstance(space, gymnasium.spaces.Box):
-        size = math.prod(space.shape)
+        size = math.prod(space.shape)  # of a shape without axes it is 1
         if len(space.shape) > 1:
             raise ValueError(
                 f"a Box action space must have one dimension, got shape {space.shape}: flatten it in the env"

@@ -226,6 +226,7 @@ def make_optimizer(config: OptimizerConfig) -> Elementwise:
 def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig) -> optax.GradientTransformation:
     """Join two optimizers that are stepped apart: one of the network ``critic``, one of all the others. The state is
     ``{"actor": …, "critic": …}``; ``update`` takes the gradients of either or both, and leaves the other's state."""
+    # optax.partition steps all parts at once: the critic's epochs would move the actor's moments
     optimizers = {"actor": make_optimizer(actor), "critic": make_optimizer(critic)}
 
     def shares(networks: PyTree) -> dict[str, PyTree]:
@@ -250,6 +251,7 @@ def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig)
 def scale_by_learning_rate(learning_rate: float) -> optax.GradientTransformation:
     """Multiply by −learning_rate, where the learning rate is read from the state."""
 
+    # optax.inject_hyperparams would keep a count, and the state of a transformation inside, beside the one number
     def init(params: PyTree) -> LearningRate:
         del params
         return LearningRate(jnp.asarray(learning_rate, jnp.float32))
@@ -299,7 +301,7 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
 
 def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> TrainState:
     """Count one update, and set the learning rate of the next by a schedule with its horizon (``bind_schedule``)."""
-    step = state.step + 1
+    step = state.step + 1  # of updates, not of gradient steps: schedules count these
     if schedule.name is None:
         return replace(state, step=step)
     rate = scheduled_learning_rate(optimizer.learning_rate, schedule, step)
@@ -331,6 +333,7 @@ def apply_gradient(
     updates, opt_state = optimizer.update(grads, opt_state, state.params["params"])
     params = optax.apply_updates(state.params["params"], updates)
     after = replace(state, params={**state.params, "params": params}, opt_state=opt_state)
+    # optax.apply_if_finite looks at gradients alone, and counts in the state
     # behind a barrier: the compiler would merge this with the step, and round that otherwise
     finite &= all_finite(jax.lax.optimization_barrier((after.params["params"], after.opt_state)))
     if skip:
@@ -345,6 +348,7 @@ def apply_gradient(
 def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
     """Clip by g · min(1, max_norm / (‖g‖₂ + 1e-6)), as torch's ``clip_grad_norm_``, over all leaves together. Returns
     the clipped gradients and the norm before clipping."""
+    # optax's divides by the norm alone, and only above the limit: other bits than torch's
     norm = optax.tree.norm(grads)
     factor = jnp.minimum(max_norm / (norm + 1e-6), 1.0)
     return jax.tree.map(lambda g: g * factor, grads), norm
@@ -352,4 +356,5 @@ def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
 
 def _keywords(model: type[Any], given: Any) -> Any:
     given = dict(given)
+    # arrays, of a population's members, are no numbers to pydantic, which saw the config's before
     return model.model_construct(**given) if any(map(is_array, given.values())) else model(**given)

@@ -109,7 +109,7 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
 @jax.jit
 def first_episode_mask(done: Array) -> Array:
     """Give 1 until and including an environment's first done, 0 after it. [T, N] bool -> [T, N] float32."""
-    ended_before = jnp.cumsum(done, axis=0) - done.astype(jnp.int32)
+    ended_before = jnp.cumsum(done, axis=0) - done.astype(jnp.int32)  # the step that ends an episode is of it
     return (ended_before == 0).astype(jnp.float32)
 
 
@@ -127,7 +127,7 @@ def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: f
         raise ValueError(f"num_envs ({num_envs}) must be divisible by group_size ({group_size})")
     grouped = step_return.reshape(num_steps, -1, group_size)
     alive = mask.reshape(grouped.shape)
-    count = jnp.maximum(alive.sum(axis=-1, keepdims=True), 1.0)
+    count = jnp.maximum(alive.sum(axis=-1, keepdims=True), 1.0)  # a group whose members have all ended has none
     centered = grouped - (grouped * alive).sum(axis=-1, keepdims=True) / count
     variance = (jnp.square(centered) * alive).sum(axis=-1, keepdims=True) / count
     advantage = centered / (jnp.sqrt(variance) + eps) * alive
@@ -142,14 +142,14 @@ def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> 
     count = jnp.maximum(weight.sum(), 1.0)
     mean = (x * weight).sum() / count
     centered = (x - mean) * weight
-    std = jnp.sqrt(jnp.square(centered).sum() / jnp.maximum(count - 1.0, 1.0))
+    std = jnp.sqrt(jnp.square(centered).sum() / jnp.maximum(count - 1.0, 1.0))  # unbiased, as torch's
     return jnp.where(_differ(x, weight > 0), centered / jnp.maximum(std + offset, 1e-8), 0.0)
 
 
 def explained_variance(value: Array, target: Array, valid: Array | None = None) -> Array:
     """Compute 1 − Var[target − value] / Var[target], over the elements that are ``valid``: 1 for a perfect critic."""
     unexplained = jnp.var(target - value, where=valid)
-    return 1.0 - unexplained / jnp.maximum(jnp.var(target, where=valid), 1e-8)
+    return 1.0 - unexplained / jnp.maximum(jnp.var(target, where=valid), 1e-8)  # equal targets have no variance
 
 
 def _differ(x: Array, counts: Array, axis: int | None = None) -> Array:

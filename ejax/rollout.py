@@ -210,14 +210,7 @@ def _steps_at_once(num_steps: int, obs: PyTree) -> int:
 
 
 def _collect(
-    policy: Policy,
-    env: Env,
-    params: Params,
-    carry: _Carry,
-    xs: Xs,
-    *,
-    first_episodes: bool,
-    few_kernels: bool = False,
+    policy: Policy, env: Env, params: Params, carry: _Carry, xs: Xs, *, first_episodes: bool, few_kernels: bool = False
 ) -> tuple[_Carry, _Step]:
     """Make T steps, leaves [T, N, ...]. ``few_kernels``: the form for a GPU, with the same bits: new episodes are drawn
     beforehand, a step stores one table, and steps that are not to count are made and zeroed."""

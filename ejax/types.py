@@ -106,7 +106,7 @@ def init_train_state(
     """Make fresh parameters and a fresh optimizer state, at step 0. ``obs``: leaves [N, ...], of which only the shapes
     count. ``reference``, ``target``: keep the first parameters as such."""
     params = policy.init(key, obs)
-    kept = {name: params for name, keep in (("reference", reference), ("target", target)) if keep}
+    kept = {name: params for name, keep in (("reference", reference), ("target", target)) if keep}  # shared, not copied
     return make_train_state(params, optimizer, **kept)
 
 
@@ -125,6 +125,7 @@ def start_from(state: TrainState, params: Params) -> TrainState:
 def split_critic(networks: PyTree) -> tuple[PyTree, PyTree]:
     """Split ``(all but the critic, the critic)`` of one collection of variables, or its gradients, by network's name.
     Names that begin with ``critic`` are the critic's: its network, its memory, its normalizer."""
+    # by name: gradients too
     critic = {name: network for name, network in networks.items() if name.startswith("critic")}
     return {name: network for name, network in networks.items() if name not in critic}, critic
 

@@ -75,13 +75,7 @@ def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], boo
     """Make ``Algorithm.make_step`` of an update. ``starts_afresh``: each update begins with new episodes."""
 
     def make_step(
-        policy: Policy,
-        env: Env,
-        optimizer: optax.GradientTransformation,
-        config: Any,
-        *,
-        num_steps: int,
-        dropout: bool,
+        policy: Policy, env: Env, optimizer: optax.GradientTransformation, config: Any, *, num_steps: int, dropout: bool
     ) -> Step:
         del num_steps  # the options have the horizon
         if dropout:

@@ -27,13 +27,7 @@ from pydantic import (
 
 from ejax.algorithms.batch import apply_to_batch, cut_of, make_batch, reference_log_prob, refresh, step_weight
 from ejax.algorithms.critic_warmup import hold_policy, warm_up_critic
-from ejax.algorithms.embodichain_rules import (
-    ADVANTAGE_RULES,
-    PPO_COMPAT,
-    TIMEOUT_RULES,
-    AdvantageRule,
-    TimeoutRule,
-)
+from ejax.algorithms.embodichain_rules import ADVANTAGE_RULES, PPO_COMPAT, TIMEOUT_RULES, AdvantageRule, TimeoutRule
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs

@@ -40,9 +40,7 @@ def init_episode_stats(num_envs: int) -> EpisodeStats:
 def drop_current_episodes(stats: EpisodeStats) -> EpisodeStats:
     """Forget the episodes under way after a forced reset: they never end."""
     return replace(
-        stats,
-        current_return=jnp.zeros_like(stats.current_return),
-        current_length=jnp.zeros_like(stats.current_length),
+        stats, current_return=jnp.zeros_like(stats.current_return), current_length=jnp.zeros_like(stats.current_length)
     )
 
 

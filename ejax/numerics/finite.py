@@ -19,7 +19,7 @@ def all_finite(*trees: PyTree) -> Array:
     for x in map(jnp.asarray, jax.tree.leaves(trees)):
         if jnp.issubdtype(x.dtype, jnp.inexact):
             kind = (x.shape, x.dtype)
-            zeros[kind] = zeros[kind] + 0 * x if kind in zeros else 0 * x
+            zeros[kind] = zeros[kind] + 0 * x if kind in zeros else 0 * x  # arrays of one shape share a sum
     return functools.reduce(jnp.logical_and, [jnp.isfinite(x.sum()) for x in zeros.values()], jnp.asarray(True))
 
 

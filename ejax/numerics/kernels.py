@@ -13,7 +13,7 @@ from flax import struct
 
 from ejax.types import Array, PyTree, TrainState, split_critic
 
-_STEPS_OF_A_KERNEL = 8
+_STEPS_OF_A_KERNEL = 8  # of a scan, unrolled
 _MAX_COLUMNS = 64  # numbers of one row of an array that is worth a copy into a table and out of it
 _MAX_ELEMENTS = 2**20  # above it a kernel for each parameter costs less than the copies into a vector and out of it
 

@@ -45,7 +45,7 @@ def _moments(rows: Array, counts: Array | None) -> Moments:
 
 def _merge(old: Moments, added: Moments) -> Moments:
     (count, mean, variance), (row_count, row_mean, row_variance) = old, added
-    total = count + row_count
+    total = count + row_count  # a float: exact up to 16.7 million rows, and a mean needs no more
     weight = row_count / jnp.maximum(total, 1.0)
     delta = row_mean - mean
     return (

@@ -22,4 +22,4 @@ def action_head(module: Any, x: Array, *, dropout_seed: Array | None) -> Any:
 def clip_like_torch(x: Array, low: float, high: float) -> Array:
     """Clip as torch.clamp: the gradient is 1 on the bounds too; ``jnp.clip`` halves it."""
     outside = (x < low) | (x > high)
-    return jnp.where(outside, jax.lax.stop_gradient(jnp.clip(x, low, high)), x)
+    return jnp.where(outside, jax.lax.stop_gradient(jnp.clip(x, low, high)), x)  # outside, the gradient is 0

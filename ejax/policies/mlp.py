@@ -83,7 +83,7 @@ class MLP(nn.Module):
                 dot_general=dense_product,
                 name=f"linear_{i}",
             )(x)
-            if i == len(c.hidden_sizes):
+            if i == len(c.hidden_sizes):  # the output has no norm, activation or dropout of a hidden layer
                 break
             if c.use_layernorm:
                 x = nn.LayerNorm(epsilon=1e-5, name=f"layernorm_{i}")(x)  # torch's epsilon
@@ -110,7 +110,7 @@ def widen(x: Array, like: Array) -> Array:
 
 def dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
     """Compute x·w in ``nn.Dense``'s call of ``lax.dot_general``."""
-    del args, kwargs
+    del args, kwargs  # nn.Dense has the dimension numbers of a matrix product
     return _product(x, w)
 
 
@@ -152,4 +152,4 @@ def consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:
         return jax.random.bernoulli(jax.random.fold_in(jax.random.key(row_seed), layer), 1.0 - p, x.shape[-1:])
 
     mask = jax.vmap(keep)(seed.reshape(-1)).reshape(x.shape)
-    return jnp.where(mask, x / (1.0 - p), 0.0)
+    return jnp.where(mask, x / (1.0 - p), 0.0)  # scaled, so that the expectation stays

@@ -34,7 +34,7 @@ class ObsNormalizer(nn.Module):
         mean = self.variable("normalizer", "mean", jnp.zeros, size)
         variance = self.variable("normalizer", "variance", jnp.ones, size)
         count = self.variable("normalizer", "count", jnp.zeros, ())
-        y = normalized(x, mean.value, variance.value)
+        y = normalized(x, mean.value, variance.value)  # by what was known before x
         if observe is False:
             return y
         old = (count.value, mean.value, variance.value)
@@ -72,6 +72,7 @@ def _moved(policy: Policy, params: Params, obs: PyTree, valid: Array | None, mut
     first, num_counting = jnp.argsort(~counts, stable=True), counts.sum()
     num_rows = counts.shape[0]
     num_steps = -(-num_rows // _ROWS)
+    # the last step is filled up with rows that count
     rows = first[jnp.arange(num_steps * -(-num_rows // num_steps)) % jnp.maximum(num_counting, 1)]
 
     def step(stats: PyTree, rows: Array) -> tuple[PyTree, None]:
@@ -80,6 +81,7 @@ def _moved(policy: Policy, params: Params, obs: PyTree, valid: Array | None, mut
         return observed["batch_stats"], None
 
     before = params["batch_stats"]
+    # transposed: each step has rows of the whole rollout
     after, _ = jax.lax.scan(step, before, rows.reshape(-1, num_steps).T)
     keep = (num_counting > 0) & all_finite(after)
     return jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, before)

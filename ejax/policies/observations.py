@@ -54,5 +54,5 @@ def without(obs: PyTree, paths: tuple[str, ...], above: str = "") -> PyTree:
 
 def _leaves(obs: PyTree) -> list[Array]:
     if isinstance(obs, Mapping):
-        return [leaf for name in sorted(obs) for leaf in _leaves(obs[name])]
+        return [leaf for name in sorted(obs) for leaf in _leaves(obs[name])]  # not in the order that a dict was made
     return [jnp.asarray(obs, jnp.float32)]

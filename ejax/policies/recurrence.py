@@ -45,6 +45,7 @@ class MemoryConfig(StrictModel):
     @model_validator(mode="after")
     def _options_of_its_type(self) -> "MemoryConfig":
         of_recurrence = ("hidden_size", "num_layers", "encoder", "orthogonal_init")
+        # defaults are None, so that this shows
         given = [name for name in of_recurrence if getattr(self, name) not in (None, False)]
         if given and self.type not in _GATES:
             raise ValueError(f"{given[0]} belongs to gru and lstm, not to {self.type}; leave it out")
@@ -133,7 +134,7 @@ def lstm_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[A
 def history_step(x: Array, memory: Array, *, length: int) -> tuple[Array, Array]:
     """Return the last K observations [..., K, F], the oldest first, and the memory after ``x`` [..., F]."""
     past = memory[..., :-1].reshape(*memory.shape[:-1], length - 1, x.shape[-1])
-    count = jnp.round(memory[..., -1:])
+    count = jnp.round(memory[..., -1:])  # stored as a float, among the observations
     together = jnp.concatenate([past, x[..., None, :]], axis=-2)
     # before an episode's start there is its first observation: the oldest one that there is
     oldest = jnp.take_along_axis(together, (length - 1 - count)[..., None].astype(jnp.int32), axis=-2)
@@ -153,7 +154,7 @@ def in_sequence(
 
     def one_step(memory: Array, now: tuple[Array, Array]) -> tuple[Array, Any]:
         x, starts = now
-        y, memory = step(x, jnp.where(starts[:, None], 0.0, memory))
+        y, memory = step(x, jnp.where(starts[:, None], 0.0, memory))  # selected, not multiplied: 0 · NaN is NaN
         return memory, y
 
     memory, ys = jax.lax.scan(one_step, memory, (xs, first))

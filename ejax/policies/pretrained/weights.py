@@ -27,7 +27,7 @@ _ENDINGS = (_SAFETENSORS, *(ending for ending in WEIGHT_READERS if ending))
 _PREFERRED = "model.safetensors"
 # types of arrays, as safetensors names them, that stand for numbers by themselves
 _TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
-_LISTING = "SHA256"
+_LISTING = "SHA256"  # a checkpoint's list of its files
 # torch's names of parameters, and Flax's
 _LEAVES = {"weight": ("kernel", "scale", "embedding"), "running_mean": ("mean",), "running_var": ("var",)}
 _ALLOWED = f"a file ({', '.join(_ENDINGS)}), a folder with one, a checkpoint of ejax, or {PACKAGE}name"
@@ -170,7 +170,7 @@ def _in_flax_layout(given: str, leaf: str, array: np.ndarray, rank: int) -> np.n
     if not given.endswith("weight") or not leaf.endswith("kernel") or array.ndim < 2:
         return array
     turned = np.transpose(array, (*range(2, array.ndim), 1, 0))
-    window = turned.shape[:-2]
+    window = turned.shape[:-2]  # empty for a Linear
     return turned.reshape(turned.shape[-2:]) if rank == 2 and set(window) == {1} else turned
 
 

@@ -94,7 +94,8 @@ class Block(nn.Module):
             there = jnp.concatenate([past[2], present], axis=1)
         einsum = partial(jnp.einsum, precision=own_precision(query))
         score = einsum("bthd,bshd->bhts", query, keys).astype(x.dtype) / math.sqrt(heads[-1])
-        score = jnp.where(there[:, None, None], score, -1e30)
+        score = jnp.where(there[:, None, None], score, -1e30)  # not −∞: where nothing is present, softmax would be NaN
+        # of float32: bfloat16 has 8 bits for a sum of hundreds
         share = jax.nn.softmax(score, axis=-1).astype(values.dtype)
         mixed = einsum("bhts,bshd->bthd", share, values).reshape(*x.shape[:2], c.width)
         x = x + linear(c.width, name="out")(mixed).astype(x.dtype)
@@ -127,11 +128,11 @@ class VLANetwork(nn.Module):
         if self.normalize:
             self.normalizer = ObsNormalizer()
         self.number_in, self.number_out = Linear(2 * c.width), Linear(c.width)
-        block = nn.remat(Block) if c.remat else Block
+        block = nn.remat(Block) if c.remat else Block  # activations of a block for its input: memory for time
         self.blocks = [block(c) for _ in range(c.depth)]
         self.action_place = self.param("action_place", _normal, (self.horizon, c.width))
         self.norm = nn.LayerNorm(epsilon=1e-5)
-        self.action_out = nn.Dense(self.action_dim, kernel_init=nn.initializers.zeros)
+        self.action_out = nn.Dense(self.action_dim, kernel_init=nn.initializers.zeros)  # the first chunks are of mean 0
         if c.head.type == "flow":
             self.action_in, self.time_in, self.time_out = Linear(c.width), Linear(c.width), Linear(c.width)
         else:

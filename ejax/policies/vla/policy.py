@@ -60,19 +60,13 @@ class VLAPolicy:
         return {"params": variables.pop("params"), **variables}
 
     def apply(
-        self,
-        params: Params,
-        obs: PyTree,
-        *,
-        observe: bool | Array = False,
-        mutable: Any = False,
-        predict: bool = False,
+        self, params: Params, obs: PyTree, *, observe: bool | Array = False, mutable: Any = False, predict: bool = False
     ) -> Any:
         """Evaluate ``obs``, leaves [..., F]; pictures uint8 [..., H, W, 3], the text uint8 [..., L]. ``observe`` and
         ``mutable`` as in ``ejax.policies.normalize``; ``predict`` adds a third result {name: [..., F]}."""
         rows, batch = self._flat(obs)
         if not isinstance(observe, bool):
-            observe = observe.reshape(-1)
+            observe = observe.reshape(-1)  # the network knows one leading axis
         answer = self.network.apply(params, rows, observe, method="encode", mutable=mutable)
         context, value = answer[0] if mutable else answer
         seen = self._distribution(params, context, batch), value.reshape(batch)
