@@ -112,12 +112,13 @@ def init_train_state(
 
 def make_train_state(params: Params, optimizer: Any, *, reference: Params = None, target: Params = None) -> TrainState:
     """Make a ``TrainState`` at step 0 from existing parameters."""
-    step, opt_state = jnp.zeros((), jnp.int32), optimizer.init(params["params"])
+    step, opt_state = jnp.zeros((), jnp.int32), optimizer.init(params["params"])  # statistics are not trained
     return TrainState(step=step, params=params, opt_state=opt_state, reference=reference, target=target)
 
 
 def start_from(state: TrainState, params: Params) -> TrainState:
     """Begin a training with ``params``, its reference and target too where it has them; keep optimizer and step."""
+    # both begin where this training does
     kept = {name: params for name in ("reference", "target") if getattr(state, name) is not None}
     return replace(state, params=params, **kept)
 
@@ -229,7 +230,7 @@ class PersistentEnv(Env, Protocol):
 
 def persist(env: Env, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
     """Give ``(state, obs)`` of a new episode after another, of an environment of any kind."""
-    return env.persist(ended, started, obs) if isinstance(env, PersistentEnv) else (started, obs)
+    return env.persist(ended, started, obs) if isinstance(env, PersistentEnv) else (started, obs)  # most keep nothing
 
 
 @struct.dataclass(kw_only=True)

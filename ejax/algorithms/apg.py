@@ -158,7 +158,7 @@ def _gradient(
     start = (jax.tree.map(jnp.zeros_like, params["params"]), carry, jnp.ones(num_envs))
     (grads, carry, _), (sums, trajectory, tapped) = jax.lax.scan(one_part, start, jax.random.split(key, num_parts))
     if complete:
-        grads = jax.tree.map(lambda g: g / num_parts, grads)
+        grads = jax.tree.map(lambda g: g / num_parts, grads)  # rollouts are averaged, segments of one are summed
         # the last rollout stands for all in the statistics of episodes and of the normalizer
         trajectory = jax.tree.map(lambda x: x[-1], trajectory)
     else:

@@ -104,9 +104,10 @@ def bc_update(
     if dropout:
         rows["dropout_seed"] = jax.random.bits(key_dropout, batch["action"].shape[:2], jnp.uint32)
     if config.loss == "flow":
+        # a number for each use: an option changes no other draw
         rows["noise_seed"] = jax.random.bits(jax.random.fold_in(key, 3), (num_windows,), jnp.uint32)
     if "loss_mask" in rows:
-        rows["mask"] = _num_taught(policy, state.params, rows)
+        rows["mask"] = _num_taught(policy, state.params, rows)  # windows weigh what they teach
     state = replace(state, params=update_normalizer(policy, state.params, rows["obs"], _taught(rows)))
     state, metrics = sgd_epochs(
         state,
@@ -128,7 +129,7 @@ def bc_update(
 def _choose_frames(rows: Batch, key: Key, count: int) -> Batch:
     """Draw ``count`` frames of each window, the first among them: their observations and numbers, [R, count, ...]."""
     num_windows, num_frames = rows["action"].shape[:2]
-    others = 1 + jnp.argsort(jax.random.uniform(key, (num_windows, num_frames - 1)), axis=1)
+    others = 1 + jnp.argsort(jax.random.uniform(key, (num_windows, num_frames - 1)), axis=1)  # without repetition
     frame = jnp.concatenate([jnp.zeros((num_windows, 1), others.dtype), others[:, : count - 1]], axis=1)
     return {"obs": jax.tree.map(lambda x: _at(x, frame), rows["obs"]), "frame": frame}
 

@@ -54,7 +54,7 @@ def _critic_loss(params: Params, batch: Batch, *, loss: Loss) -> tuple[Array, Me
 
 def _restart(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState:
     """Start the optimizer again, with the learning rate that it has."""
-    opt_state = optimizer.init(state.params["params"])
+    opt_state = optimizer.init(state.params["params"])  # moments of the warm-up are the critic's alone
     rate = optax.tree_utils.tree_get(state.opt_state, "learning_rate", default=None)
     return replace(state, opt_state=opt_state if rate is None else set_learning_rate(opt_state, rate))
 

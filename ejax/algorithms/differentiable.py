@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any, ParamSpec
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,6 @@ from ejax.numerics.kernels import by_platform, unrolled_scan
 from ejax.rollout import EnvCarry, starts_of, step
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, Timestep, TrainState
-
-P = ParamSpec("P")
 
 
 class DifferentiableOptions(GradientOptions):
@@ -58,14 +56,12 @@ def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Proble
         yield Problem("algorithm.name", f"{text} can be, others train with ppo or grpo")
 
 
-def without_trajectory(
-    update: Callable[P, tuple[TrainState, EnvCarry, Metrics, Timestep]],
-) -> Callable[P, tuple[TrainState, EnvCarry, Metrics]]:
+def without_trajectory(update: Callable[..., Any]) -> Callable[..., tuple[TrainState, EnvCarry, Metrics]]:
     """Jit the update without its last result, the steps that it learned from."""
 
     @partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
     @wraps(update)
-    def update_only(*args: P.args, **kwargs: P.kwargs) -> tuple[TrainState, EnvCarry, Metrics]:
+    def update_only(*args: Any, **kwargs: Any) -> tuple[TrainState, EnvCarry, Metrics]:
         return update(*args, **kwargs)[:3]
 
     return update_only

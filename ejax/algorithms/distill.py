@@ -163,7 +163,7 @@ def make_distill_step(
             config=config,
         )
         losses |= {"beta": beta} if actor.mixes else {}
-        own = replace(own, memory=envs.memory["teacher"])
+        own = replace(own, memory=envs.memory["teacher"])  # it watches on, whoever acts
         envs = replace(envs, memory=envs.memory["student"])
         return finish(replace(state, train=train, envs=envs, own=own), rollout, losses)
 
@@ -217,7 +217,7 @@ class _Mixture(Distribution):
         key_whose, key_action = jax.random.split(key)
         own = self.student.sample(key_action)
         theirs = self.teacher.env_action(self.teacher.mode())
-        taught = jax.random.bernoulli(key_whose, self.beta)
+        taught = jax.random.bernoulli(key_whose, self.beta)  # drawn for each row
         return jnp.where(rows_like(taught, own), theirs, own)
 
     def for_storage(self, action: Array) -> Any:

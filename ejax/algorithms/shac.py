@@ -221,7 +221,7 @@ def _fit_critic(
         optimizer=optimizer,
         minibatches=MinibatchConfig(
             n_epochs=config.critic_epochs,
-            batch_size=-(-num_rows // config.num_mini_batches),
+            batch_size=-(-num_rows // config.num_mini_batches),  # rounded up: one more would hold the rest
             max_grad_norm=config.max_grad_norm,
             skip_nonfinite=config.skip_nonfinite_updates,
         ),
@@ -247,7 +247,7 @@ def _step_schedules(state: TrainState, config: SHACConfig) -> TrainState:
 
 def _follow(target_params: Params, params: Params, alpha: float) -> Params:
     """Take the new parameters, but the critic's only a part of the way: α of the old target stays."""
-    _, critic = split_critic(params["params"])
+    _, critic = split_critic(params["params"])  # its memory and its normalizer too
     _, target = split_critic(target_params["params"])
     return _with(params, optax.incremental_update(critic, target, 1.0 - alpha))
 

@@ -113,7 +113,7 @@ def init_host_run_state(
     """Make fresh parameters; the environments are elsewhere, and reset by their collector. ``obs``: any observations,
     leaves [N, ...]; ``reference`` and ``target``: see ``init_train_state``; ``scales_rewards``: with a
     ``reward_scale``."""
-    key_params, _ = jax.random.split(key)
+    key_params, _ = jax.random.split(key)  # the other one draws the first episodes
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     return RunState(
         update=jnp.zeros((), jnp.int32),

@@ -35,7 +35,7 @@ class ActorOnly(nn.Module):
         self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
     ) -> tuple[Any, Array]:
         x = _observed(self, "actor", obs, observe)
-        rows = jax.tree.leaves(obs)[0].shape[:-1]
+        rows = jax.tree.leaves(obs)[0].shape[:-1]  # of any leaf: all have the rows of the observation
         return action_head(self, x, dropout_seed=dropout_seed), jnp.zeros(rows)
 
 

@@ -34,7 +34,7 @@ def check_obs(policy: Policy, obs: PyTree) -> None:
 
 def first_memory(policy: Policy, num_rows: int) -> PyTree:
     """Make the memory at the start of an episode, leaves [num_rows, ...]."""
-    return policy.init_memory(num_rows) if isinstance(policy, PolicyWithMemory) else ()
+    return policy.init_memory(num_rows) if isinstance(policy, PolicyWithMemory) else ()  # a pytree without leaves
 
 
 def apply_policy(

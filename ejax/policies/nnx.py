@@ -36,7 +36,7 @@ class ObsNormalizer(nnx.Module):
         return normalized(x, *old[1:])
 
 
-_COLLECTIONS = {"params": nnx.Param, "normalizer": Normalizer, "batch_stats": nnx.BatchStat}
+_COLLECTIONS = {"params": nnx.Param, "normalizer": Normalizer, "batch_stats": nnx.BatchStat}  # as Flax Linen names them
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class NnxPolicy:
         """
         if observe is not False and "observe" in self._accepted:
             keywords["observe"] = observe
+        if dropout_seed is not None and "dropout_seed" in self._accepted:
+            keywords["dropout_seed"], dropout_seed = dropout_seed, None
         if dropout_seed is None:
             return self._call(params, obs, None, mutable, keywords)
-        if "dropout_seed" in self._accepted:
-            return self._call(params, obs, None, mutable, {**keywords, "dropout_seed": dropout_seed})
         if "memory" in keywords:
             raise PolicyStateError(
                 "the module's random streams, as of nnx.Dropout, have one mask for all steps of a sequence; with a "
@@ -97,7 +97,7 @@ class NnxPolicy:
             )
 
         def one_row(obs: PyTree, seed: Array) -> Any:
-            batch_of_one = jax.tree.map(lambda x: x[None], obs)
+            batch_of_one = jax.tree.map(lambda x: x[None], obs)  # modules expect a leading axis
             answer = self._call(params, batch_of_one, jax.random.key(seed), (), keywords)
             return jax.tree.map(lambda x: x[0], answer)
 
@@ -136,6 +136,7 @@ class NnxPolicy:
             module.set_attributes(deterministic=True, raise_if_not_found=False)
         if "batch_stats" not in mutable:
             module.set_attributes(use_running_average=True, raise_if_not_found=False)
+        # by identity: an array that is set again has changed
         before = {path: value for path, _, value in _arrays(module)}
         answer = module(obs, **keywords)
         changed = [(path, x) for path, x, value in _arrays(module) if value is not before.get(path)]
@@ -177,7 +178,7 @@ def _seeded(streams: PyTree, key: Key | None) -> PyTree:
     leaves, form = jax.tree.flatten(streams)
 
     def start(number: int, like: Any) -> Array:
-        if not jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        if not jnp.issubdtype(like.dtype, jax.dtypes.prng_key):  # a stream's count of its draws
             return jnp.zeros(like.shape, like.dtype)
         return jax.random.split(jax.random.fold_in(jax.random.key(0) if key is None else key, number), like.shape)
 
@@ -187,7 +188,7 @@ def _seeded(streams: PyTree, key: Key | None) -> PyTree:
 def _arrays(module: Any) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
     """Yield ``(path, variable, its array)`` of all variables, and of arrays without one."""
     for path, x in nnx.iter_graph(module):
-        if isinstance(x, nnx.Variable):
+        if isinstance(x, nnx.Variable):  # its value is an array, or what NNX keeps for one
             yield path, x, x.get_value()
         elif isinstance(x, jax.Array | np.ndarray):
             yield path, x, x

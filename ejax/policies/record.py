@@ -47,7 +47,7 @@ def find_policy(name: str) -> PolicyKind:
     """Find the record of a registered name, or of ``package.module:Name``; a class without one gets the plainest.
     Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``."""
     found = resolve("policy", name)
-    return found if isinstance(found, PolicyKind) else PolicyKind(make=found)
+    return found if isinstance(found, PolicyKind) else PolicyKind(make=found)  # a user's class needs no record
 
 
 def section_problems(section: Any, kind: PolicyKind) -> Iterator[Problem]:
@@ -62,6 +62,7 @@ def section_problems(section: Any, kind: PolicyKind) -> Iterator[Problem]:
     own = list(kind.problems(section))
     yield from own
     for key, text in () if own else kind.unread.items():
+        # given or not: the default changes nothing
         if getattr(section, key) != type(section).model_fields[key].default:
             yield Problem(f"policy.{key}", text.format(name=section.name))
     yield from _memories(section, kind)

@@ -59,9 +59,11 @@ class VisionPolicy(nn.Module):
             )
         seen = [ImageEncoder(self.channels, name=encoder_name(name))(part_of(obs, name)) for name in self.images]
         others = without(obs, self.images)
+        # of pictures alone, none
         numbers = flatten_observation(others) if others else jnp.zeros((*seen[0].shape[:-1], 0))
         if self.actor_obs_normalization and others:
             numbers = ObsNormalizer(name="actor_obs_normalizer")(numbers, observe=observe)
+        # static: entries that are not read cost nothing
         kept = [i for i in range(numbers.shape[-1]) if i not in self.hidden_entries]
         known = jnp.concatenate([*seen, numbers[..., jnp.array(kept, int)]], axis=-1)
         distribution = action_head(self, known, dropout_seed=dropout_seed)
@@ -93,7 +95,7 @@ def patches(x: Array, kernel: int, stride: int) -> Array:
     """Cut the patches of a convolution: [..., H, W, C] -> [..., H/stride, W/stride, kernel²·C], zeros outside. The
     convolution is then a matrix product; XLA's gradient of a convolution takes a CPU 26 times as long."""
     *_, height, width, _ = x.shape
-    before = (kernel - 1) // 2
+    before = (kernel - 1) // 2  # as TensorFlow's "SAME" for a stride of 1
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(before, kernel - 1 - before)] * 2 + [(0, 0)])
     shifts = [(i, j) for i in range(kernel) for j in range(kernel)]
     return jnp.concatenate([x[..., i : i + height : stride, j : j + width : stride, :] for i, j in shifts], axis=-1)

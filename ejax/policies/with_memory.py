@@ -95,5 +95,6 @@ class ActorCriticWithMemory(nn.Module):
         if self.critic is None:
             return distribution, jnp.zeros(rows), after
         reads_actors = self.critic_memory.type == "actor"
+        # the actor's memory is learned by the actor alone
         known = jax.lax.stop_gradient(known) if reads_actors else features_of("critic", self.critic_memory)
         return distribution, MLP(self.critic, 1, name="critic")(known, dropout_seed=dropout_seed)[..., 0], after

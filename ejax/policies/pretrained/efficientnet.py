@@ -107,6 +107,7 @@ def fold_batch_norms(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         parts = [f"{norm}.{part}" for part in ("weight", "bias", "running_mean", "running_var")]
         if not all(part in flat and flat[part].shape == flat[name].shape[:1] for part in parts):
             continue
+        # float32 would lose digits twice
         gain, bias, mean, variance = (np.asarray(folded.pop(part), np.float64) for part in parts)
         folded.pop(f"{norm}.num_batches_tracked", None)
         scale = gain / np.sqrt(variance + _EPSILON)
@@ -119,7 +120,7 @@ def fold_batch_norms(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _fit(module: nn.Module, model_path: str | Path) -> Any:
     shapes = jax.eval_shape(module.init, jax.random.key(0), jax.ShapeDtypeStruct((32, 32, 3), jnp.uint8))
     flat = fold_batch_norms(load_weights(model_path))
-    later: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()  # arrays of blocks behind the stride
     if isinstance(module, EfficientNetLite0):
         later = ("_conv_head.", "_fc.", *(f"_blocks.{i}." for i in range(blocks_to(module.stride), len(BLOCKS))))
     return {"params": fit_weights(shapes["params"], flat, _RENAME, may_be_left=later, source=model_path)}
@@ -167,7 +168,7 @@ class _InvertedBottleneck(nn.Module):
             inside = jax.nn.relu6(nn.Dense(b.expand * x.shape[-1], kernel_init=he, name="expand")(x))
         inside = jax.nn.relu6(_Depthwise(b.kernel, b.stride, name="depthwise")(inside))
         out = nn.Dense(b.channels, name="project")(inside)
-        return out + x if out.shape == x.shape else out
+        return out + x if out.shape == x.shape else out  # as published: where a block changes nothing of the shape
 
 
 class _Depthwise(nn.Module):

@@ -66,7 +66,7 @@ class MiniLM(nn.Module):
         x = _norm("norm")(x + jnp.broadcast_to(place, x.shape))
         for i in range(c.layers):
             x = _Layer(c, name=f"layer_{i}")(x, valid)
-        mean = jnp.einsum("...lf,...l->...f", x, valid.astype(x.dtype))
+        mean = jnp.einsum("...lf,...l->...f", x, valid.astype(x.dtype))  # padding has no part in it
         mean /= jnp.maximum(valid.sum(-1, keepdims=True), 1)
         return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
 
@@ -115,7 +115,7 @@ class _Layer(nn.Module):
         share = jax.nn.softmax(jnp.where(seen, score, jnp.finfo(score.dtype).min), axis=-1)
         attended = jnp.einsum("...hqk,...khd->...qhd", share, value).reshape(x.shape)
         x = _norm("norm_attended")(x + nn.Dense(c.features, name="attended")(attended))
-        inside = jax.nn.gelu(nn.Dense(c.inside, name="up")(x), approximate=False)
+        inside = jax.nn.gelu(nn.Dense(c.inside, name="up")(x), approximate=False)  # BERT's is the exact one
         return _norm("norm")(x + nn.Dense(c.features, name="down")(inside))
 
 

@@ -69,20 +69,17 @@ class WordPiece:
             pieces += [part] if part in _SPECIAL else self._pieces_of_text(part)
         return [self.vocabulary[piece] for piece in (*pieces, "[SEP]")]
 
-    def batch(self, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return ``(token int32 [N, L], valid bool [N, L])``, padded with [PAD] to L, by default that of the longest
-        text.
+    def batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return ``(token int32 [N, L], valid bool [N, L])``, padded with [PAD] to the longest text's length L.
 
-        Raises ValueError for more than ``length`` or ``max_length`` tokens; sentence-transformers would cut the text.
+        Raises ValueError for more than ``max_length`` tokens; sentence-transformers would cut the text.
         """
         rows = [self.ids(text) for text in texts]
-        most = self.max_length if length is None else min(length, self.max_length)
         for text, row in zip(texts, rows, strict=True):
-            if len(row) > most:
-                raise ValueError(f"a text has at most {most} tokens, got {len(row)}: {short_repr(text)}")
-        width = max(map(len, rows), default=0) if length is None else length
-        token = np.full((len(rows), width), self.vocabulary["[PAD]"], np.int32)
-        valid = np.zeros((len(rows), width), bool)
+            if len(row) > self.max_length:
+                raise ValueError(f"a text has at most {self.max_length} tokens, got {len(row)}: {short_repr(text)}")
+        shape = len(rows), max(map(len, rows), default=0)
+        token, valid = np.full(shape, self.vocabulary["[PAD]"], np.int32), np.zeros(shape, bool)
         for i, row in enumerate(rows):
             token[i, : len(row)], valid[i, : len(row)] = row, True
         return token, valid
@@ -97,9 +94,9 @@ class WordPiece:
             return ["[UNK]"]
         pieces, start = [], 0
         while start < len(word):
-            before = "##" if start else ""
+            before = "##" if start else ""  # a piece within a word is another token
             ends = range(len(word), start, -1)
-            end = next((end for end in ends if before + word[start:end] in self.vocabulary), None)
+            end = next((end for end in ends if before + word[start:end] in self.vocabulary), None)  # the longest first
             if end is None:
                 return ["[UNK]"]  # the word as a whole
             pieces.append(before + word[start:end])

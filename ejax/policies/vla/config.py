@@ -151,7 +151,7 @@ class VLAConfig(StrictModel):
     @classmethod
     def _built_in(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         if info.data.get("model_class") is not None:
-            return freeze(value)
+            return freeze(value)  # arguments of a class of the user's: anything that JSON has
         if isinstance(value, ModelConfig):
             return handler(value)
         return ModelConfig.model_validate_json(json.dumps(thaw(value)), strict=True)

@@ -62,15 +62,13 @@ class FlowChunk(Distribution):
     def sample(self, key: Key) -> Array:
         """Draw [..., D]: the chunk, then x around the stochastic step and its number, or x before each step."""
         steps, num_rows = self.spec.head.num_steps, math.prod(self.batch)
-        key_start, key_noise, key_which = jax.random.split(key, 3)
+        whole_path = self.spec.head.stochastic_steps == "all"
+        key_start, key_noise, key_which = jax.random.split(key, 3)  # three in either case, for the same draws
         shape = (num_rows, self.spec.horizon, self.spec.action_dim)
         first = jax.random.normal(key_start, shape)
         noise = jax.random.normal(key_noise, (steps, *shape))
-        if self.spec.head.stochastic_steps == "all":
-            chosen = jnp.ones((steps, num_rows), bool)
-        else:
-            which = jax.random.randint(key_which, (num_rows,), 0, steps)
-            chosen = jnp.arange(steps)[:, None] == which[None]
+        which = jax.random.randint(key_which, (num_rows,), 0, steps)
+        chosen = (jnp.arange(steps)[:, None] == which[None]) | whole_path
 
         def one_step(x: Array, xs: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
             number, noise, stochastic = xs
@@ -79,14 +77,12 @@ class FlowChunk(Distribution):
             return after, (x, after)
 
         last, (before, after) = jax.lax.scan(one_step, first, (jnp.arange(steps), noise, chosen))
-        if self.spec.head.stochastic_steps == "all":
-            parts = [last[None], before]
-        else:
-            rows = jnp.arange(num_rows)
-            parts = [last[None], before[which, rows][None], after[which, rows][None]]
-        flat = jnp.concatenate([x.reshape(len(x), num_rows, -1) for x in parts])
-        flat = jnp.moveaxis(flat, 0, 1).reshape(num_rows, -1)
-        if self.spec.head.stochastic_steps == "one":
+        if whole_path:
+            parts = jnp.concatenate([last[None], before])
+        else:  # the log-probability needs the one step alone: its ends and its number
+            parts = jnp.stack([last, *(x[which, jnp.arange(num_rows)] for x in (before, after))])
+        flat = jnp.moveaxis(parts, 0, 1).reshape(num_rows, -1)
+        if not whole_path:
             flat = jnp.concatenate([flat, which[:, None].astype(jnp.float32)], axis=-1)
         return flat.reshape(*self.batch, -1)
 
@@ -123,6 +119,7 @@ class FlowChunk(Distribution):
     def entropy(self) -> Array:
         """Compute the entropy [...] of the added noise, the same for all observations."""
         numbers = jnp.arange(self.spec.head.num_steps)
+        # of the steps alone: the first noise is given
         each = self.spec.size * (0.5 + _HALF_LOG_2PI + jnp.log(self._scale(numbers)))
         total = each.sum() if self.spec.head.stochastic_steps == "all" else each.mean()
         return jnp.broadcast_to(total, self.batch)

@@ -42,9 +42,10 @@ def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, 
 def _fitted(like: Params, given: dict[str, np.ndarray], source: str) -> Params:
     """Fit a file's arrays into ``like``; a checkpoint's names begin with the collection."""
     if any(name.startswith("params.") for name in given):
-        given = {name.partition(".")[2]: x for name, x in given.items()}
+        given = {name.partition(".")[2]: x for name, x in given.items()}  # one name in both kinds of file
     flat = traverse_util.flatten_dict(like)
     held = {"params", *(path[0] for path in flat if ".".join(path[1:]) in given)}
+    # for cloning alone: weights may have been saved without
     predicts = any(name.startswith(PREDICTION) for name in given)
     wanted = {path[1:]: x for path, x in flat.items() if path[0] in held and (predicts or path[1] != PREDICTION)}
     tree = traverse_util.unflatten_dict(wanted)
@@ -56,7 +57,7 @@ def _load_encoders(policy: VLAPolicy, params: Params) -> tuple[Params, list[str]
     image, text = policy.model.image_encoder, policy.model.text_encoder
     flat, notes = traverse_util.flatten_dict(params), []
     if image.type == "efficientnet" and image.weights is not None:
-        features = load_efficientnet(image.weights, stride=image.stride)[1]["params"]
+        features = load_efficientnet(image.weights, stride=image.stride)[1]["params"]  # one network for all pictures
         for path in {path[: path.index(_FEATURES) + 1] for path in flat if path[0] == "frozen" and _FEATURES in path}:
             for name, x in traverse_util.flatten_dict(features).items():
                 flat[(*path, *name)] = x

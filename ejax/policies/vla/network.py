@@ -137,6 +137,7 @@ class VLANetwork(nn.Module):
             self.action_in, self.time_in, self.time_out = Linear(c.width), Linear(c.width), Linear(c.width)
         else:
             initial = nn.initializers.constant(self.initial_log_std)
+            # one for each number of a chunk
             self.log_std = self.param("log_std", initial, (self.horizon * self.action_dim,))
         if c.critic:
             self.critic = MLP(CRITIC, 1)
@@ -150,7 +151,7 @@ class VLANetwork(nn.Module):
         if self.normalize:
             numbers = self.normalizer(numbers, observe=observe)
         text, read = self._text(obs)
-        summary = jnp.sum(text * read[..., None], axis=1)
+        summary = jnp.sum(text * read[..., None], axis=1)  # a plain sum: pictures need the words before the trunk
         if c.text_encoder.summary == "mean":
             summary = summary / jnp.maximum(jnp.sum(read, axis=1, keepdims=True), 1)
         seen = [self.encoders[name](obs[name], summary) for name in c.images]
@@ -168,7 +169,7 @@ class VLANetwork(nn.Module):
             caches.append(cache)
         value = jnp.zeros(x.shape[0])
         if c.critic:
-            weight = there[..., None].astype(x.dtype)
+            weight = there[..., None].astype(x.dtype)  # padding has no part in the critic's mean
             value = self.critic(jnp.sum(self.norm(x) * weight, axis=1) / jnp.sum(weight, axis=1))[..., 0]
         return (tuple(caches), there, number), value
 

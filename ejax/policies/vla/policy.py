@@ -99,7 +99,7 @@ class VLAPolicy:
         """Take variables of ``without_lora()`` for those that are frozen here; A and B stay as in ``own``."""
         given, flat = traverse_util.flatten_dict(params), traverse_util.flatten_dict(own)
         for path in flat:
-            if path[-1] not in _LORA:
+            if path[-1] not in _LORA:  # A and B are this run's own
                 flat[path] = given[path if path in given else ("params", *path[1:])]
         return dict(traverse_util.unflatten_dict(flat))
 
@@ -186,7 +186,7 @@ def make(
     if not isinstance(action_space, gymnasium.spaces.Box):
         raise ValueError(f"the vla policy acts in a Box, got {action_space}")
     model = vla_config.model
-    size, horizon = math.prod(action_space.shape), vla_config.inference_horizon
+    size, horizon = math.prod(action_space.shape), vla_config.inference_horizon  # numbers of a whole chunk
     if size % horizon:
         raise ValueError(
             f"vla_config.inference_horizon {horizon} does not divide the decision's {size} numbers; give the "
@@ -200,6 +200,7 @@ def make(
         )
     texts = [fixed] if fixed is not None else [*instructions, *held_out_instructions]
     whole_sentences = model.text_encoder.type == "minilm"
+    # a held-out word is to be unknown, a held-out sentence only untrained
     words = model.text_encoder.vocabulary or vocabulary_of(texts if whole_sentences or fixed else instructions)
     if not words:
         raise ValueError("there are no words: give model_config.text_encoder.vocabulary, or vla_config.instruction")
@@ -239,7 +240,7 @@ def _parts_of(model: ModelConfig, observation_space: gymnasium.Space) -> Mapping
 def _make_own(config: VLAConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space) -> Any:
     """Make ``model_class(**model_config)``, with the spaces and the horizon if it takes them."""
     kind = find_policy(str(config.model_class)).make
-    offered = {
+    offered = {  # by name: a class takes those that it wants
         "action_space": action_space,
         "observation_space": observation_space,
         "action_spec": action_spec(action_space),

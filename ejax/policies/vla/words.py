@@ -20,7 +20,7 @@ from ejax.policies.mlp import widen
 from ejax.types import Array, Key
 
 PADDING, UNKNOWN = 0, 1
-_FIRST = 2
+_FIRST = 2  # after padding and unknown
 _PRIME = 16777619  # the prime of the FNV hashes
 
 
@@ -62,7 +62,7 @@ class Words:
         # bytes of all words at once, [words, bytes]: how many words there are is known on the device alone
         mine = (word[..., None, :] == number) & inside[..., None, :]
         hashes = jnp.sum(jnp.where(mine, share[..., None, :], jnp.uint32(0)), axis=-1, dtype=jnp.uint32)
-        known = jnp.asarray(np.array([_hash(word) for word in self.vocabulary], np.uint32))
+        known = jnp.asarray(np.array([_hash(word) for word in self.vocabulary], np.uint32))  # a constant of the program
         equal = hashes[..., None] == known.reshape((1,) * text.ndim + (-1,))
         token = jnp.where(equal.any(axis=-1), jnp.argmax(equal, axis=-1) + _FIRST, UNKNOWN)
         return jnp.where(mine.any(axis=-1), token, PADDING).astype(jnp.int32)
@@ -75,7 +75,7 @@ class Words:
 
 def forget_words(text: Array, key: Key, rate: float) -> Array:
     """Turn each word of ``text``, uint8 [..., L], with probability ``rate`` into bytes that UTF-8 does not have."""
-    _, inside, _, word = _read(text)
+    _, inside, _, word = _read(text)  # punctuation stays: it separates words
     forgotten = jax.random.bernoulli(key, rate, text.shape)
     return jnp.where(inside & jnp.take_along_axis(forgotten, jnp.maximum(word, 0), axis=-1), jnp.uint8(255), text)
 
@@ -91,7 +91,7 @@ def vocabulary_of(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({word for text in texts for word in split(text)}))
 
 
-_LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
+_LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))  # of ASCII alone, as in a program
 
 
 def _inside(byte: int) -> bool:
