@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import optax
 from pydantic import BaseModel
@@ -52,19 +52,8 @@ class Teacher(NamedTuple):
     """Dotted path of the part of the observation that it sees. None: all of it."""
 
 
-class MakeStep(Protocol):
-    """Makes a training step whose environments are part of the program."""
-
-    def __call__(
-        self,
-        policy: Policy,
-        env: Env,
-        optimizer: optax.GradientTransformation,
-        config: Any,
-        *,
-        num_steps: int,
-        dropout: bool,
-    ) -> Step: ...
+MakeStep: TypeAlias = Callable[..., Step]
+"""``(policy, env, optimizer, config, *, num_steps, dropout) -> Step``, whose environments are part of the program."""
 
 
 def _bind_schedule(options: Any, num_updates: int) -> Any:

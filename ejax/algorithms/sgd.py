@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,12 @@ from ejax.runtime.sharding import constrain_split
 from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, split_critic
 
 Batch: TypeAlias = dict[str, PyTree]
+Loss: TypeAlias = Callable[[Params, Batch], tuple[Array, Metrics]]
+"""A weighted sum over the rows of the minibatch, whose ``weight`` [B] adds up to one, and metrics: sums too."""
 Grad: TypeAlias = Callable[[PyTree, Params, Batch], tuple[PyTree, Metrics]]
 """``(trained, params, minibatch) -> (gradient of trained, metrics)``; ``trained`` stands for ``params["params"]``."""
 # rows of a chunk x widest layer: 1 MiB of float32. Smaller chunks cost more in dispatch than they gain in cache
 _CACHED_ELEMENTS = 2**18
-
-
-class Loss(Protocol):
-    """A weighted sum over the rows of ``batch``, whose ``weight`` [B] adds up to one over a minibatch."""
-
-    def __call__(self, params: Params, batch: PyTree) -> tuple[Array, Metrics]: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ def sgd_epochs(
     Args:
         batch: leaves [B, ...]. ``mask`` [B] ≥ 0, if there is one, weights the rows; a minibatch's sum divides by at
             least 1.
-        loss: see ``Loss``. Its metrics are weighted sums too.
+        loss: see ``Loss``.
         prepare: applied to each minibatch (leaves [M, ...], with ``weight`` [M], 0 on padding) before the gradient.
         adapt_rate: ``(learning rate, minibatch metrics) -> learning rate`` of this very step.
         stop: ``minibatch metrics -> bool``; once true, this and all later minibatches of the update are skipped.

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -42,21 +42,9 @@ class RunState:
 
 Step: TypeAlias = Callable[[RunState, Key], tuple[RunState, Metrics]]
 Learn: TypeAlias = Callable[[RunState, Rollout, Key], tuple[RunState, Metrics]]
-
-
-class Update(Protocol):
-    """One update from a rollout: ``ppo_update``, ``grpo_update``, or your own."""
-
-    def __call__(
-        self,
-        state: TrainState,
-        rollout: Rollout,
-        key: Key,
-        *,
-        policy: Policy,
-        optimizer: optax.GradientTransformation,
-        config: Any,
-    ) -> tuple[TrainState, Metrics]: ...
+Update: TypeAlias = Callable[..., tuple[TrainState, Metrics]]
+"""``(state, rollout, key, *, policy, optimizer, config) -> (state, metrics)``: ``ppo_update``, ``grpo_update``, or one
+of your own."""
 
 
 @dataclass(frozen=True, kw_only=True)
