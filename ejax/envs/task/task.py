@@ -14,6 +14,7 @@ import numpy as np
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.task.step import Outcome, Snapshot, conclude, step_terms
 from ejax.envs.task.terms import Kind, Term, fire, weigh
+from ejax.schema.frozen import thaw
 from ejax.types import Array, Key, PyTree, Timestep
 
 
@@ -134,7 +135,7 @@ class Task:
             text=tuple(self.text),
             action=self.acted,
             clips_actions=self.clips_actions,
-            parameters=asdict(self),  # type: ignore[call-overload]  # every task is a dataclass
+            parameters=thaw(asdict(self)),  # type: ignore[call-overload]  # every task is a dataclass
         )
 
     @property
