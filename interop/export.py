@@ -50,7 +50,7 @@ from interop.artefacts.parity import Case, ParityError, save_cases
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import exporter_of, observed
-from interop.twin.kinds import Spec
+from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.vla_spec import VLASpec
 from interop.verify import check_artefacts, format_table, raise_on_problems
 
@@ -237,7 +237,7 @@ def _write(
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
         made = Path(scratch) / "export"
         made.mkdir()
-        (made / "policy.json").write_text(trained.spec.to_json())
+        (made / "policy.json").write_text(spec_to_json(trained.spec))
         for name, document in documents.items():
             text = document if isinstance(document, str) else json.dumps(document, indent=2, allow_nan=False)
             (made / name).write_text(text)

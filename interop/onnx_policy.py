@@ -49,10 +49,7 @@ def load_policy(directory: Path | str) -> OnnxVLA:
             f"{directory} holds a policy without text: give its policy.onnx the arrays that contract.json lists, as "
             "examples/deploy_onnx.py does"
         )
-    file = directory / "policy.onnx"
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no {file}: export with --formats onnx")
-    return OnnxVLA(spec, vla_tokenizer(directory, spec), open_session(file))
+    return OnnxVLA(spec, vla_tokenizer(directory, spec), open_session(directory / "policy.onnx"))
 
 
 def open_session(file: Path) -> Any:

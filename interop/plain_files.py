@@ -24,6 +24,11 @@ def check_plain(path: Path, most: int = MAX_ARTEFACT) -> None:
     Raises:
         FileNotFoundError: it is not there. ValueError: it is refused.
     """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no {path}: give a folder that python -m interop.export RUN --to DIR has written, with this "
+            "format among its --formats"
+        )
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path} is no regular file")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from interop.checkpoints.plain_pt import load_plain
 from interop.dense import describe, odd_tensor
+from interop.plain_files import check_plain
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
@@ -331,10 +332,7 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
     Raises:
         FileNotFoundError, ValueError: as ``load_policy``.
     """
-    if not path.exists():
-        raise FileNotFoundError(
-            f"there is no {path}: export with it by python -m interop.export RUN --to DIR --formats pt"
-        )
+    check_plain(path)
     state_dict = load_plain(path).get("policy")
     if not isinstance(state_dict, dict):
         raise ValueError(f"{path} must hold a state_dict as 'policy', got {describe(state_dict)}")

@@ -45,7 +45,8 @@ _EPSILON = 2.0**-22
 
 
 def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, space: gymnasium.Space) -> list[Case]:
-    """
+    """Draw the cases that the module's text lists.
+
     Args:
         seen: observations of the environment, ``leaves_of`` them: [B, F] each, images [B, height, width, channels].
         space: of the observation; its finite bounds are edges too.
@@ -57,18 +58,39 @@ def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, s
         for obs in adversarial.values():
             obs[MEMORY] = np.take(seen[MEMORY], np.arange(len(obs[spec.inputs[0]])), axis=0, mode="wrap")
     observations: dict[str, Arrays] = {"environment": seen, **adversarial}
-    together = {name: np.concatenate([obs[name] for obs in observations.values()]) for name in seen}
-    expected, allowed = answer(policy, params, spec, together)
-    ends = np.cumsum([len(obs[spec.inputs[0]]) for obs in observations.values()])
-
-    def part(arrays: Arrays, i: int) -> Arrays:
-        return {name: np.split(x, ends)[i] for name, x in arrays.items()}
-
     whole = {*spec.images, MEMORY} if spec.memory else spec.images.keys()
-    mine = {name: x if name in whole else x[:, list(spec.read(name))] for name, x in together.items()}
-    mine = {name: mine[name] for name in spec.inputs}
-    cases = [Case(name, part(mine, i), part(expected, i), part(allowed, i)) for i, name in enumerate(observations)]
+
+    def narrowed(together: Arrays) -> Arrays:
+        return {name: x if name in whole else x[:, list(spec.read(name))] for name, x in together.items()}
+
+    cases = answered(policy, params, spec, observations, narrowed)
     return cases if played is None else [*cases, _consecutive(policy, params, spec, played)]
+
+
+def answered(
+    policy: Policy,
+    params: Params,
+    spec: Spec,
+    observations: Mapping[str, Arrays],
+    inputs_of: Callable[[Arrays], Arrays],
+) -> list[Case]:
+    """Answer observations of all kinds together, and cut the answers apart.
+
+    Args:
+        observations: kind -> what the policy itself takes, by path: [B, ...] each.
+        inputs_of: makes a deployed policy's ``spec.inputs`` of that.
+    """
+    first = next(iter(observations.values()))
+    # together: JAX compiles for each batch size
+    together = {path: np.concatenate([obs[path] for obs in observations.values()]) for path in first}
+    expected, allowed = _answer(policy, params, spec, together)
+    inputs = inputs_of(together)
+    parts = ({name: inputs[name] for name in spec.inputs}, expected, allowed)
+    ends = np.cumsum([len(next(iter(obs.values()))) for obs in observations.values()])
+    cut = [{name: np.split(x, ends) for name, x in part.items()} for part in parts]
+    return [
+        Case(kind, *({name: x[i] for name, x in part.items()} for part in cut)) for i, kind in enumerate(observations)
+    ]
 
 
 def _apart(seen: Arrays) -> tuple[Arrays, Arrays]:
@@ -210,7 +232,7 @@ def clip(action: Array, bounds: Bounds | None) -> Array:
     return jnp.clip(action, low, high)
 
 
-def answer(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Arrays, Arrays]:
+def _answer(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Arrays, Arrays]:
     """JAX's answers, and the errors that are allowed against them.
 
     Args:

@@ -30,10 +30,6 @@ def read_certificate(directory: Path) -> dict[str, Any]:
         FileNotFoundError: ``directory`` has none. ValueError: of another schema; the text names key and value.
     """
     file = directory / FILE
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{directory} is not an export: it has no {FILE}; make one by python -m interop.export RUN --to DIR"
-        )
     try:
         report = parse_json(read_bytes(file))
     except ValueError as error:

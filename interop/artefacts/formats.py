@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from interop.artefacts.parity import ParityError, Run
 from interop.plain_files import MAX_ARTEFACT, check_plain, read_bytes
-from interop.twin.kinds import Spec
+from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.spec import MEMORY
 
 _LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime", "onnxscript")
@@ -115,7 +115,7 @@ def _write_safetensors(path: Path, trained: Trained) -> None:
     from safetensors.numpy import save
 
     arrays = {name: np.array(x, order="C") for name, x in trained.state_dict.items()}  # also of no axes
-    metadata = {"global_step": str(trained.global_step), "policy": trained.spec.to_json()}
+    metadata = {"global_step": str(trained.global_step), "policy": spec_to_json(trained.spec)}
     path.write_bytes(save(arrays, metadata=metadata))  # ``save_file`` makes a file that its owner alone may read
 
 

@@ -65,8 +65,6 @@ def check_texts(directory: Path, spec: VLASpec) -> None:
     """
     tokenizer = vla_tokenizer(directory, spec)
     file = directory / TEXTS
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no {file}, by which the tokenizer is checked; make the export again")
     try:
         entries = [(bytes.fromhex(entry["utf8"]), entry["tokens"]) for entry in parse_json(read_bytes(file))["texts"]]
     except (ValueError, TypeError, KeyError) as error:

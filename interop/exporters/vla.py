@@ -43,7 +43,7 @@ from ejax.policies.vla.policy import LOG_STD_RANGE, VLAPolicy
 from ejax.policies.vla.words import Words
 from ejax.types import Array, Params
 from interop.artefacts.adversaries import adversarial_observations
-from interop.artefacts.cases import answer, feature_ranges
+from interop.artefacts.cases import answered, feature_ranges
 from interop.artefacts.parity import Arrays, Case
 from interop.artefacts.texts import adversarial_texts, texts_document
 from interop.exporters.entries import StateDict
@@ -139,7 +139,8 @@ def _token_actor(policy: VLAPolicy) -> Any:
 
 
 def _draw_cases(policy: VLAPolicy, params: Params, spec: VLASpec, seen: Arrays, space: gymnasium.Space) -> list[Case]:
-    """
+    """Draw the cases that the module's text lists.
+
     Args:
         seen: observations of the environment by path, [B, ...] each: images and text uint8.
         space: of the observation; its finite bounds are edges too.
@@ -147,41 +148,34 @@ def _draw_cases(policy: VLAPolicy, params: Params, spec: VLASpec, seen: Arrays, 
     rng = np.random.default_rng(2)
     parts = {name: seen[name] for name in (*spec.images, *spec.observation)}
     own = _texts(policy, seen)
-    observations = {"environment": parts}
+    observations = {"environment": dict(parts)}
     observations |= adversarial_observations(parts, feature_ranges(parts, space, spec), spec)
     some = {name: np.take(x, np.arange(_NUM_ROWS), axis=0, mode="wrap") for name, x in parts.items()}
-    observations |= {"texts": some, "sampled": some} if spec.head == "flow" else {"texts": some}
+    observations |= {kind: dict(some) for kind in (("texts", "sampled") if spec.head == "flow" else ("texts",))}
     adversarial = adversarial_texts(policy.words.vocabulary, policy.words.max_words)
-    sentences, noise = [], []
+    length = max(map(len, (*own, *adversarial))) + 1
     for name, obs in observations.items():
         rows = len(next(iter(obs.values())))
         texts = {"edges": adversarial[::-1], "texts": adversarial, "zeros": [b""]}.get(name, own)
-        sentences += [texts[i % len(texts)] for i in range(rows)]
+        obs[spec.text] = _padded([texts[i % len(texts)] for i in range(rows)], length)
         shape = (rows, spec.sizes[0])
         starts = {"sampled": rng.normal(size=shape), "edges": rng.choice((-_FAR, 0.0, _FAR), shape)}
-        noise.append(starts.get(name, np.zeros(shape)).astype(np.float32))
-    together = {name: np.concatenate([obs[name] for obs in observations.values()]) for name in parts}
-    given = {**together, spec.text: _padded(sentences)}
-    if spec.head == "flow":
-        given[NOISE] = np.concatenate(noise)
-    instructed: Any = replace(policy, instruction=None)
-    expected, allowed = answer(instructed, params, spec, given)
+        if spec.head == "flow":
+            obs[NOISE] = starts.get(name, np.zeros(shape)).astype(np.float32)
     tokenizer = Tokenizer.from_json(policy.words.to_json())
-    given[TOKENS] = np.stack([tokenizer.encode(text) for text in sentences])
-    ends = np.cumsum([len(next(iter(obs.values()))) for obs in observations.values()])
-    mine = {name: given[name] for name in spec.inputs}
+    instructed: Any = replace(policy, instruction=None)
 
-    def cut(arrays: Arrays, i: int) -> Arrays:
-        return {name: np.split(x, ends)[i] for name, x in arrays.items()}
+    def tokenized(given: Arrays) -> Arrays:
+        return {**given, TOKENS: tokenizer.tokens(given[spec.text], given[spec.text].shape[:1])}
 
-    return [Case(name, cut(mine, i), cut(expected, i), cut(allowed, i)) for i, name in enumerate(observations)]
+    return answered(instructed, params, spec, observations, tokenized)
 
 
 def _text_documents(policy: VLAPolicy, seen: Arrays) -> dict[str, Any]:
     """``tokenizer.json``, and ``texts.json`` with JAX's tokens."""
     own = sorted(set(_texts(policy, seen)))[:_MAX_TEXTS]
     texts = [*own, *adversarial_texts(policy.words.vocabulary, policy.words.max_words)]
-    tokens = np.asarray(policy.words.tokens_of(jnp.asarray(_padded(texts))))
+    tokens = np.asarray(policy.words.tokens_of(jnp.asarray(_padded(texts, max(map(len, texts)) + 1))))
     return {TOKENIZER: policy.words.to_json(), TEXTS: texts_document(texts, tokens)}
 
 
@@ -192,9 +186,8 @@ def _texts(policy: VLAPolicy, seen: Arrays) -> list[bytes]:
     return [row.tobytes().rstrip(b"\0") for row in seen[policy.model.text]]
 
 
-def _padded(texts: Sequence[bytes]) -> NDArray[np.uint8]:
-    """[len(texts), L], zeros behind each."""
-    length = max(len(text) for text in texts) + 1
+def _padded(texts: Sequence[bytes], length: int) -> NDArray[np.uint8]:
+    """[len(texts), length], zeros behind each."""
     return np.frombuffer(b"".join(text.ljust(length, b"\0") for text in texts), np.uint8).reshape(len(texts), length)
 
 

@@ -1,28 +1,92 @@
-"""``policy.json`` of any kind. No jax, no torch."""
+"""``policy.json``: the spec of a policy of any kind, written and read. No jax, no torch."""
 
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TypeAlias
+from types import UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from interop.plain_files import parse_json
-from interop.twin import spec, vla_spec
-from interop.twin.spec import PolicySpec, spec_text
+from interop.plain_files import parse_json, read_text
+from interop.twin.spec import PolicySpec
 from interop.twin.vla_spec import VLASpec
 
 Spec: TypeAlias = PolicySpec | VLASpec
 
-_KINDS: dict[str, type[PolicySpec] | type[VLASpec]] = {spec.KIND: PolicySpec, vla_spec.KIND: VLASpec}
-"""Under ``kind`` in policy.json; files without it are of the first. ``interop.policy.TWINS`` has their modules."""
+_KINDS: dict[str, tuple[type[Spec], tuple[int, ...]]] = {"network": (PolicySpec, (3, 2, 1)), "vla": (VLASpec, (1,))}
+"""Kind -> its class and the schema versions that are read, the written one first. A network of version 1 had no images,
+of version 2 no memory, and neither named its kind. ``interop.policy.TWINS`` has the modules."""
+
+
+def spec_to_json(spec: Spec) -> str:
+    name, versions = next((name, versions) for name, (kind, versions) in _KINDS.items() if isinstance(spec, kind))
+    return json.dumps({"schema_version": versions[0], "kind": name, **dataclasses.asdict(spec)}, indent=2)
 
 
 def load_spec(path: Path) -> Spec:
     """Load a ``policy.json`` of any kind.
 
     Raises:
-        FileNotFoundError: there is none. ValueError: it is no spec.
+        FileNotFoundError: there is none. ValueError: see ``spec_from_json``.
     """
-    text = spec_text(path)
+    return spec_from_json(read_text(path))
+
+
+def spec_from_json(text: str) -> Any:
+    """Read a ``Spec``.
+
+    Raises:
+        ValueError: of another schema version or kind, or no spec: the text names key and value.
+    """
     try:
-        name = parse_json(text).get("kind")
-    except (ValueError, AttributeError):
-        name = None  # the reader of the oldest kind reports what is wrong with it
-    return _KINDS.get(name if isinstance(name, str) else "", PolicySpec).from_json(text)
+        raw = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"the policy spec is not JSON: {repr(error)[:200]}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"the policy spec must be a mapping, got {repr(raw)[:100]}")
+    name, version = raw.pop("kind", "network"), raw.pop("schema_version", None)
+    if not isinstance(name, str) or name not in _KINDS:
+        raise ValueError(f"the policy spec is of the kind {repr(name)[:100]}; there is {', '.join(_KINDS)}")
+    kind, versions = _KINDS[name]
+    if type(version) is not int or version not in versions:
+        known = ", ".join(map(str, sorted(versions)))
+        raise ValueError(f"the policy spec has schema version {repr(version)[:100]}, this interop reads {known}")
+    spec = _typed(kind, raw, "")
+    if lacking := spec.lacking():
+        raise ValueError(f"the policy spec lacks {', '.join(lacking)[:200]}, which it needs")
+    return spec
+
+
+def _typed(kind: Any, raw: Any, key: str) -> Any:
+    """Make a JSON value this type: a dataclass, or the type of one of its fields.
+
+    Raises:
+        ValueError: naming key, type and value.
+    """
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if dataclasses.is_dataclass(origin) and isinstance(raw, dict):
+        return _dataclass(origin, raw, key)
+    if origin in (Union, UnionType):
+        return None if raw is None else _typed(parts[0], raw, key)
+    if origin is tuple and isinstance(raw, list):
+        kinds = parts[:1] * len(raw) if parts[1:] == (...,) else parts
+        if len(kinds) == len(raw):
+            return tuple(_typed(each, x, f"{key}.{i}") for i, (each, x) in enumerate(zip(kinds, raw, strict=True)))
+    if origin is Mapping and isinstance(raw, dict):
+        return {name: _typed(parts[1], x, f"{key}.{name}") for name, x in raw.items()}
+    if origin is Literal and raw in parts:
+        return raw
+    if type(raw) is kind or (kind is float and type(raw) is int):
+        return raw
+    raise ValueError(f"the policy spec's '{key}' must be {getattr(kind, '__name__', kind)}, got {repr(raw)[:100]}")
+
+
+def _dataclass(kind: Any, raw: Mapping[str, Any], key: str) -> Any:
+    hints, fields = get_type_hints(kind), dataclasses.fields(kind)
+    unknown = raw.keys() - hints.keys()
+    missing = {x.name for x in fields if x.default is MISSING and x.default_factory is MISSING} - raw.keys()
+    if unknown or missing:
+        names, where = ", ".join(sorted(unknown or missing))[:200], f" under {key}" if key else ""
+        raise ValueError(f"the policy spec{where} {'has unknown' if unknown else 'lacks'} {names}")
+    return kind(**{name: _typed(hints[name], x, f"{key}.{name}".lstrip(".")) for name, x in raw.items()})

@@ -1,23 +1,14 @@
-"""A policy without its weights: plain data that JSON can hold, read without jax or torch.
+"""A policy without its weights: plain data that JSON can hold. No jax, no torch.
 
 Weights come as a ``state_dict`` with EmbodiChain's keys (``interop.checkpoints.weights``); a spec and a state_dict make
-a policy. The spec of a vision-language-action policy is ``interop.twin.vla_spec``; ``interop.twin.kinds`` reads both.
+a policy. The spec of a vision-language-action policy is ``interop.twin.vla_spec``; ``interop.twin.kinds`` writes and
+reads both.
 """
 
-import dataclasses
-import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
-from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Literal
 
-from interop.plain_files import parse_json, read_text
-
-SCHEMA_VERSION = 3
-"""Version 1 had no images, version 2 no memory; their files are read too."""
-KIND = "network"
-"""Under ``kind`` in policy.json; files without it are of this kind."""
 WHOLE = "obs"
 """The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
 
@@ -111,7 +102,7 @@ class PolicySpec:
     encoder: EncoderSpec | None = None
     """The encoder of each image, with weights of its own. None: there are no images."""
     actor: NetworkSpec
-    critic: NetworkSpec | None
+    critic: NetworkSpec | None = None
     """With images, actor and critic share the encoders and the actor's normalizer, which is of all the numbers."""
     memory: MemorySpec | None = None
     """The actor's. A deployed policy takes it as the input ``memory``, and gives the next one."""
@@ -218,98 +209,8 @@ class PolicySpec:
             return self.memory.features(len(self.read_of_all))
         return self.features + (read if memory is None else memory.features(read))
 
-    def to_json(self) -> str:
-        return json.dumps({"schema_version": SCHEMA_VERSION, "kind": KIND, **dataclasses.asdict(self)}, indent=2)
-
-    @staticmethod
-    def from_json(text: str) -> "PolicySpec":
-        """Read a spec.
-
-        Raises:
-            ValueError: of another schema version or kind, or no spec: the text names key and value.
-        """
-        raw = read_spec(text, KIND, (1, 2, SCHEMA_VERSION))
-        spec: PolicySpec = made(PolicySpec, {"critic": None, **raw}, "")
-        for network in (spec.actor, spec.critic):
-            unknown = set(network.inputs if network else ()) - spec.observation.keys()
-            if unknown or (spec.images and spec.encoder is None):
-                raise ValueError(f"the policy spec lacks {', '.join(unknown)[:200] or 'an encoder'}, which it reads")
-        return spec
-
-    @staticmethod
-    def load(path: Path) -> "PolicySpec":
-        """Load a spec.
-
-        Raises:
-            FileNotFoundError: there is none. ValueError: see ``from_json``.
-        """
-        return PolicySpec.from_json(spec_text(path))
-
-
-def spec_text(path: Path) -> str:
-    """Read a policy.json as text.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"there is no {path}: give the folder that python -m interop.export RUN --to DIR has written"
-        )
-    return read_text(path)
-
-
-def read_spec(text: str, kind: str, versions: tuple[int, ...]) -> dict[str, Any]:
-    """Read the fields of a spec of that kind.
-
-    Raises:
-        ValueError: of another schema version or kind, or no JSON object.
-    """
-    try:
-        raw = parse_json(text)
-    except ValueError as error:
-        raise ValueError(f"the policy spec is not JSON: {repr(error)[:200]}") from error
-    found = raw.pop("schema_version", None) if isinstance(raw, dict) else None
-    if type(found) is not int or found not in versions:
-        raise ValueError(
-            f"the policy spec has schema version {found}, this interop reads {', '.join(map(str, versions))}"
-        )
-    its_kind = raw.pop("kind", KIND)
-    if its_kind != kind:
-        raise ValueError(f"the policy spec is of the kind {repr(its_kind)[:100]}, not '{kind}'")
-    return raw
-
-
-def made(kind: Any, raw: Any, key: str) -> Any:
-    """Make a JSON value this type: a dataclass, or the type of one of its fields.
-
-    Raises:
-        ValueError: naming key, type and value.
-    """
-    origin, parts = get_origin(kind) or kind, get_args(kind)
-    if dataclasses.is_dataclass(origin) and isinstance(raw, dict):
-        return _dataclass_made(origin, raw, key)
-    if origin in (Union, UnionType):
-        return None if raw is None else made(parts[0], raw, key)
-    if origin is tuple and isinstance(raw, list):
-        kinds = parts[:1] * len(raw) if parts[1:] == (...,) else parts
-        if len(kinds) == len(raw):
-            return tuple(made(each, x, f"{key}.{i}") for i, (each, x) in enumerate(zip(kinds, raw, strict=True)))
-    if origin is Mapping and isinstance(raw, dict):
-        return {name: made(parts[1], x, f"{key}.{name}") for name, x in raw.items()}
-    if origin is Literal and raw in parts:
-        return raw
-    if type(raw) is kind or (kind is float and type(raw) is int):
-        return raw
-    raise ValueError(f"the policy spec's '{key}' must be {getattr(kind, '__name__', kind)}, got {repr(raw)[:100]}")
-
-
-def _dataclass_made(kind: Any, raw: Mapping[str, Any], key: str) -> Any:
-    hints, fields = get_type_hints(kind), dataclasses.fields(kind)
-    unknown = raw.keys() - hints.keys()
-    required = {x.name for x in fields if x.default is MISSING and x.default_factory is MISSING}
-    if unknown or required - raw.keys():
-        names = ", ".join(sorted(unknown or required - raw.keys()))[:200]
-        where = f" under {key}" if key else ""
-        raise ValueError(f"the policy spec{where} {'has unknown' if unknown else 'lacks'} {names}")
-    return kind(**{name: made(hints[name], x, f"{key}.{name}".lstrip(".")) for name, x in raw.items()})
+    def lacking(self) -> list[str]:
+        """List the parts that the policy reads and the spec does not have."""
+        networks = [network for network in (self.actor, self.critic) if network is not None]
+        read = {name for network in networks for name in network.inputs}
+        return [*(read - self.observation.keys()), *(["an encoder"] if self.images and self.encoder is None else [])]

@@ -65,8 +65,6 @@ class Tokenizer:
         Raises:
             FileNotFoundError: there is none. ValueError: see ``from_json``.
         """
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no {path}, which turns words into tokens; make the export again")
         return Tokenizer.from_json(read_text(path))
 
     @property

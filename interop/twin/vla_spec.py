@@ -4,21 +4,16 @@ Weights come as a ``state_dict`` by the network's own names (``interop.exporters
 (``interop.twin.text``). Adapters are merged into the weights: a spec knows none. No jax, no torch.
 """
 
-import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.twin.spec import EncoderSpec, made, read_spec, spec_text
+from interop.twin.spec import EncoderSpec
 
-SCHEMA_VERSION = 1
-KIND = "vla"
 TOKENS = "tokens"
 NOISE = "noise"
 TOKENIZER = "tokenizer.json"
@@ -200,37 +195,17 @@ class VLASpec:
         angle = (self.time[:, None] * np.asarray(self.frequencies, np.float32)).astype(np.float64)
         return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1).astype(np.float32)
 
-    def to_json(self) -> str:
-        return json.dumps({"schema_version": SCHEMA_VERSION, "kind": KIND, **dataclasses.asdict(self)}, indent=2)
-
-    @staticmethod
-    def from_json(text: str) -> "VLASpec":
-        """Read a spec.
-
-        Raises:
-            ValueError: of another schema version or kind, or no spec: the text names key and value.
-        """
-        spec: VLASpec = made(VLASpec, read_spec(text, KIND, (SCHEMA_VERSION,)), "")
-        encoder, flow = spec.image_encoder, spec.head == "flow"
-        lacking = [
-            *(["image_encoder.convolutions"] if encoder.kind == "keypoints" and encoder.convolutions is None else []),
-            *(["image_encoder.blocks"] if encoder.kind == "efficientnet" and not encoder.blocks else []),
-            *(["num_steps"] if flow and spec.num_steps < 1 else []),
-            *(["sentence_tokens"] if len(spec.sentences) != len(spec.sentence_tokens) else []),
-            *(["observation"] if not spec.observation else []),
-        ]
-        if lacking:
-            raise ValueError(f"the policy spec lacks {', '.join(lacking)}, which it needs")
-        return spec
-
-    @staticmethod
-    def load(path: Path) -> "VLASpec":
-        """Load a spec.
-
-        Raises:
-            FileNotFoundError: there is none. ValueError: see ``from_json``.
-        """
-        return VLASpec.from_json(spec_text(path))
+    def lacking(self) -> list[str]:
+        """List the fields that the kinds of encoder and head need and the spec does not have."""
+        encoder = self.image_encoder
+        needed = {
+            "image_encoder.convolutions": encoder.kind != "keypoints" or encoder.convolutions,
+            "image_encoder.blocks": encoder.kind != "efficientnet" or encoder.blocks,
+            "num_steps": self.head != "flow" or self.num_steps >= 1,
+            "sentence_tokens": len(self.sentences) == len(self.sentence_tokens),
+            "observation": self.observation,
+        }
+        return [name for name, there in needed.items() if not there]
 
 
 def same_padding(length: int, kernel: int, stride: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from ejax.policies.mlp import ACTIVATIONS
 from ejax.types import Policy
 from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import spec_of
-from interop.twin.spec import PolicySpec
+from interop.twin.kinds import spec_from_json, spec_to_json
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 interop_policy = pytest.importorskip("interop.policy")
@@ -61,7 +61,7 @@ def random_params(policy: Policy, obs: Any) -> Any:
 
 def twin_of(policy: Any, params: Any, obs: Any) -> Any:
     first = jax.tree.map(lambda x: x[0], obs)
-    spec = PolicySpec.from_json(spec_of(policy, Observed(first)).to_json())  # what survives a file
+    spec = spec_from_json(spec_to_json(spec_of(policy, Observed(first))))  # what survives a file
     return interop_policy.make_policy(spec, state_dict_from_params(policy, params))
 
 
@@ -204,29 +204,26 @@ def test_weights_of_another_policy_are_refused() -> None:
 
 
 def test_a_spec_of_another_schema_is_refused() -> None:
-    text = (
-        spec_of(policy_with(), Observed(observations()[0]))
-        .to_json()
-        .replace('"schema_version": 3', '"schema_version": 9')
-    )
+    text = spec_to_json(spec_of(policy_with(), Observed(observations()[0])))
+    text = text.replace('"schema_version": 3', '"schema_version": 9')
     with pytest.raises(ValueError, match="schema version 9, this interop reads 1, 2, 3"):
-        PolicySpec.from_json(text)
+        spec_from_json(text)
 
 
 def test_a_spec_from_before_images_still_loads() -> None:
     policy = policy_with(HEADS["tanh_normal"])
     spec = spec_of(policy, Observed(observations()[0]))
-    raw = {**json.loads(spec.to_json()), "schema_version": 1}
+    raw = {**json.loads(spec_to_json(spec)), "schema_version": 1}
     for name in ("images", "encoder", "unread"):
         del raw[name]
-    assert PolicySpec.from_json(json.dumps(raw)) == spec
+    assert spec_from_json(json.dumps(raw)) == spec
 
 
 def test_the_twin_runs_where_jax_is_missing(tmp_path: Path) -> None:
     policy = policy_with()
     obs = observations(4)
     params = random_params(policy, obs)
-    (tmp_path / "policy.json").write_text(spec_of(policy, Observed(obs[0])).to_json())
+    (tmp_path / "policy.json").write_text(spec_to_json(spec_of(policy, Observed(obs[0]))))
     state_dict = {name: torch.tensor(x) for name, x in state_dict_from_params(policy, params).items()}
     torch.save({"global_step": 0, "policy": state_dict}, tmp_path / "policy.pt")
     np.save(tmp_path / "obs.npy", np.asarray(obs))
@@ -321,11 +318,11 @@ def test_parts_of_a_nested_observation_that_do_not_fit_are_named() -> None:
 
 
 def test_an_export_that_lacks_what_it_takes_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"policy\.json: give the folder that python -m interop\.export RUN"):
+    with pytest.raises(FileNotFoundError, match=r"policy\.json: give a folder that python -m interop\.export RUN"):
         interop_policy.load_policy(tmp_path / "none")
     policy, obs = policy_with(), observations(2)
-    (tmp_path / "policy.json").write_text(spec_of(policy, Observed(obs[0])).to_json())
-    with pytest.raises(FileNotFoundError, match=r"policy\.pt: export with it by .* --formats pt"):
+    (tmp_path / "policy.json").write_text(spec_to_json(spec_of(policy, Observed(obs[0]))))
+    with pytest.raises(FileNotFoundError, match=r"policy\.pt: give a folder .* with this format among its --formats"):
         interop_policy.load_policy(tmp_path)
     for content, message in (
         ({}, r"must hold a state_dict as 'policy', got None"),

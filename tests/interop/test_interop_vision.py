@@ -32,7 +32,7 @@ from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_opti
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params, tensors
 from interop.export import export_policy, export_run
 from interop.exporters.record import spec_of
-from interop.twin.spec import PolicySpec
+from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
 from interop.verify import sha256, verify
 
 ROOT = Path(__file__).parents[2]
@@ -257,7 +257,7 @@ def test_the_twin_answers_as_jax(name: str) -> None:
     env = POLICIES[name][0]
     policy, params = made(name)
     obs = observations(env)
-    spec = PolicySpec.from_json(spec_of(policy, env).to_json())  # what survives a file
+    spec = spec_from_json(spec_to_json(spec_of(policy, env)))  # what survives a file
     twin = make_policy(spec, state_dict_from_params(policy, params))
 
     @jax.jit
@@ -470,7 +470,7 @@ def test_one_changed_weight_of_a_convolution_is_found(exported: Path, tmp_path: 
 def test_a_trace_refuses_a_wrong_image_too(exported: Path) -> None:
     import torch
 
-    run = FORMATS["torchscript"].load(exported / "policy.torchscript", PolicySpec.load(exported / "policy.json"))
+    run = FORMATS["torchscript"].load(exported / "policy.torchscript", load_spec(exported / "policy.json"))
     leaves = [np.zeros((2, 10, 13, 3), np.float32), np.zeros((2, 1), np.float32), np.zeros((2, 3), np.float32)]
     with pytest.raises(torch.jit.Error, match=r"made for torch\.uint8 with rows, columns and channels \[10, 13, 3\]"):
         run(leaves)

@@ -31,9 +31,8 @@ from interop.artefacts.texts import adversarial_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy
 from interop.exporters.record import spec_of
-from interop.twin.kinds import load_spec
+from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
 from interop.twin.text import Tokenizer
-from interop.twin.vla_spec import VLASpec
 from interop.verify import sha256, verify
 
 ROOT = Path(__file__).parents[2]
@@ -332,7 +331,7 @@ def twin(name: str) -> Any:
     from interop.policy import make_policy
 
     policy, params = made(name)
-    spec = VLASpec.from_json(spec_of(policy, ENVS.get(name, Talk())).to_json())  # what survives a file
+    spec = spec_from_json(spec_to_json(spec_of(policy, ENVS.get(name, Talk()))))  # what survives a file
     tokenizer = Tokenizer.from_json(policy.words.to_json())
     return make_policy(spec, state_dict_from_params(policy, params), tokenizer)
 
@@ -486,7 +485,7 @@ def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
     ("change", "told"),
     [
         (lambda spec: spec.update(schema_version=2), "schema version 2, this interop reads 1"),
-        (lambda spec: spec.update(kind="odd"), "of the kind 'odd', not 'vla'"),
+        (lambda spec: spec.update(kind="odd"), "of the kind 'odd'; there is network, vla"),
         (lambda spec: spec.update(num_steps=0), "lacks num_steps"),
         (lambda spec: spec["image_encoder"].update(convolutions=None), r"lacks image_encoder\.convolutions"),
         (lambda spec: spec.update(width="wide"), "'width' must be int, got 'wide'"),
@@ -494,10 +493,10 @@ def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
     ],
 )
 def test_what_is_no_spec_is_refused(change: Any, told: str) -> None:
-    raw = json.loads(spec_of(made("keypoints")[0], Talk()).to_json())
+    raw = json.loads(spec_to_json(spec_of(made("keypoints")[0], Talk())))
     change(raw)
     with pytest.raises(ValueError, match=told):
-        VLASpec.from_json(json.dumps(raw))
+        spec_from_json(json.dumps(raw))
 
 
 def zeros_of(policy: VLAPolicy, env: Talk) -> Params:
