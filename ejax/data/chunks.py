@@ -105,12 +105,17 @@ class Draw:
         """Frames that must follow the drawn one, itself included."""
         return self.size if self.history_length is None else 1
 
+    @property
+    def before(self) -> int:
+        """Frames of the window before the drawn one."""
+        return 0 if self.history_length is None else self.history_length - 1
+
     def nested(self, frames: Mapping[str, NDArray[Any]], fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """Nest copies: frame fields [B, C, ...], and episode fields [B, ...] under ``episode``."""
         chunks = nest(frames) | {"episode": nest(fields)}
         if self.history_length is not None:
             chunks[LOSS_MASK] = frames["valid"].copy()  # a copy: who writes to one must not change the other
-            chunks[LOSS_MASK][:, : self.history_length - 1] = False
+            chunks[LOSS_MASK][:, : self.before] = False
         return chunks
 
 
@@ -140,9 +145,8 @@ def window_mask(runs: Runs, chunk_size: int, mode: SamplingMode) -> NDArray[np.b
     if mode == "segment":
         return runs.segment >= chunk_size
     mask = runs.valid >= chunk_size
-    return (
-        mask & (runs.same < chunk_size) if mode == "boundary" else mask
-    )  # the id changes inside where its run is shorter than the chunk
+    # the id changes inside where its run is shorter than the chunk
+    return mask & (runs.same < chunk_size) if mode == "boundary" else mask
 
 
 def draw_windows(

@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -233,9 +232,7 @@ class OnlineDataEngine(ChunkSource):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             self.stop()
         except Exception as late:

@@ -129,7 +129,7 @@ class ChunkReader:
             return Windows(rows, frames, frames, frames + draw.size)
         with self._lock:
             begin, end = run_bounds(self._runs, draw.mode)
-        return Windows(rows, frames - (draw.history_length - 1), begin[rows, frames], end[rows, frames])
+        return Windows(rows, frames - draw.before, begin[rows, frames], end[rows, frames])
 
     def _masked(self, draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return versions [R], episode indices [R], and the frames [R, T] to draw of the rows that are whole now."""

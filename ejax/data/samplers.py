@@ -36,10 +36,8 @@ class _Seeded(ChunkSizeSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the generator's state. A sampler made with the same arguments goes on from there."""
-        return {
-            "sampler": repr(self),
-            "generator": dict(self._rng.bit_generator.state),
-        }  # its arguments, so that a state of another one is refused
+        # its arguments, so that a state of another one is refused
+        return {"sampler": repr(self), "generator": dict(self._rng.bit_generator.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken; ValueError for one of a sampler with other arguments."""
@@ -110,7 +108,7 @@ def make_rng(seed: int, *stream: int) -> np.random.Generator:
 
 
 def attempt_seeds(seed: int) -> Iterator[tuple[int, int]]:
-    """Number the attempts of a task: 0, 1, ..., each with its seed in [0, 2³¹)."""
+    """Yield the numbers of a task's attempts, 0, 1, ..., each with its seed in [0, 2³¹)."""
     first = int(make_rng(seed).integers(2**31))
     for attempt in itertools.count():
         yield attempt, (first + attempt) % 2**31  # consecutive: no two attempts of a run share a seed

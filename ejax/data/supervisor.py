@@ -220,9 +220,8 @@ def _spawn(folder: Path) -> "subprocess.Popen[bytes]":
     path = [entry for entry in sys.path if isinstance(entry, str)]
     code = _BOOTSTRAP.format(path=path, folder=str(folder))
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}  # a task that uses jax leaves the accelerator to the training
-    return subprocess.Popen(
-        [get_executable(), "-c", code], stdin=subprocess.DEVNULL, env=env
-    )  # no fork: a copy of jax's threads and locks would hang
+    # no fork: a copy of jax's threads and locks would hang
+    return subprocess.Popen([get_executable(), "-c", code], stdin=subprocess.DEVNULL, env=env)
 
 
 def _pickle_task(task: str | Callable[..., Any], task_cfg: Mapping[str, Any]) -> bytes:

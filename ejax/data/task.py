@@ -182,7 +182,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of ``flatten``."""
+    """Invert ``flatten``."""
     tree: dict[str, Any] = {}
     for path, item in flat.items():
         *parents, name = path.split("/")

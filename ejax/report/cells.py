@@ -14,6 +14,7 @@ _LONG = 120
 
 
 def plain_value(value: Any) -> object:
+    # a larger number would be infinite in a figure's single precision
     is_drawn = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
     return value if is_drawn else as_text(value)
 

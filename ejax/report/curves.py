@@ -46,7 +46,9 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
             by_keys = ", ".join(f"{key.rpartition('.')[2]}={as_text(values[i])}" for key, values in keys)
             same = takewhile(lambda letters: len(set(letters)) == 1, zip(*own, strict=False))
             prefix = "".join(letters[0] for letters in same)
+            # of no other run's name
             by_prefix = f"{prefix}…" if sum(name.startswith(prefix) for name in names) == len(own) else ""
+            # the first that says what they share, and fits
             fitting = [text for text in (by_keys, by_prefix, " + ".join(own)) if 1 < len(text) <= _LABEL]
             label = f"{fitting[0] if fitting else f'{label}, …'} ({len(group)} runs)"
         groups.append(Group(label, i, group))
@@ -73,6 +75,7 @@ def sweep(groups: Sequence[Group]) -> str:
     if why:
         return f'<p class="note">No table: {why}.</p>'
     ((metric, mode),) = watched
+    # fresh episodes chose no checkpoint, so they are fair; but only if all runs have them
     fresh = all(run.fresh("best") for run in runs)
     title = f"{metric} of the best checkpoint in fresh episodes" if fresh else f"best {metric}"
 
@@ -90,6 +93,7 @@ def sweep(groups: Sequence[Group]) -> str:
             f"{number_cell(len(found))} of {number_cell(len(group.runs))}",
             *(value_cell(values[i]) for _, values in keys),
         ]
+        # runs without a result come last
         rows.append((math.inf if middle is None else middle if mode == "min" else -middle, cells))
     rows.sort(key=lambda row: row[0])
     head = ["runs", f"{title}: median", "1st quartile", "3rd quartile", "runs with one", *(key for key, _ in keys)]
@@ -112,9 +116,11 @@ def curves(groups: Sequence[Group]) -> str:
     if not tags:
         return '<p class="note">Nothing is logged.</p>'
     values = {tag: [list(run.series(tag).values()) for run in runs] for tag in tags}
+    # a flat line says no more than its value
     constant = {tag: found for tag in tags if (found := _only_value(values[tag])) is not None}
     watched = [run.trainer["best_eval_metric"] for run in runs]
     headlines = [tag for tag in dict.fromkeys([*watched, *_HEADLINES]) if tag in tags]
+    # a success rate of 0 throughout is news
     headlines = [tag for tag in headlines if tag not in constant or tag in watched or "success" in tag]
     parts_of: dict[str, list[str]] = {"Losses": [], "Reward terms": []}
     for tag in sorted(tags - constant.keys() - set(headlines)):

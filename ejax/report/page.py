@@ -68,6 +68,7 @@ def render(
         style=style,
         body="".join(sections),
         script=script,
+        # the page's policy admits this one script
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
@@ -91,7 +92,7 @@ def _section(name: str, rows: Sequence[Sequence[str]], *more: str) -> str:
 def _named(runs: Sequence[Run]) -> list[Run]:
     """Name runs after their folders, with as many parents as distinguish them."""
     parts = [run.path.resolve().parts for run in runs]
-    for count in range(1, max(map(len, parts)) + 1):
+    for count in range(1, max(map(len, parts)) + 1):  # as few as do
         names = ["/".join(each[-count:]) for each in parts]
         if len(set(names)) == len(names):
             return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
@@ -109,6 +110,7 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     colours = {id(run): group.colour for group in groups for run in group.runs}
     rows = []
     for run in runs:
+        # the newest one that was measured
         speed = next((x for x in reversed(run.series("charts/SPS").values()) if math.isfinite(x)), None)
         task = f"{run.config.get('env', {}).get('id', NOTHING)}, {run.config.get('algorithm', {}).get('name', NOTHING)}"
         last = run.last_evaluation
@@ -176,6 +178,7 @@ def _time(runs: Sequence[Run]) -> str:
         if run.together is not None:
             if run.together in shown:
                 continue  # its time is shown with the first member's
+            # its parts are those of one program: shown once, they add up
             shown.add(run.together)
             own = [each.name for each in runs if each.together == run.together]
             with suppress(FactsError, OSError):  # else the member's own log has to do
@@ -237,12 +240,13 @@ def _videos(runs: Sequence[Run], folder: Path) -> str:
         file = run.videos[0]
         shown = f"{run.name}/{file.relative_to(run.path).as_posix()}, the newest of {len(run.videos)}"
         try:
+            # so that a page can be sent by mail
             content = read_bytes(file, min(_LARGEST_VIDEO, _LARGEST_VIDEOS - embedded))
             embedded += len(content)
             source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
             video = f'<video controls loop muted playsinline src="{source}"></video>'
         except OSError as error:  # it is too large, or cannot be read
-            link = quote(os.fsencode(os.path.relpath(file, folder)))
+            link = quote(os.fsencode(os.path.relpath(file, folder)))  # names of files need not be text
             video = f'<p><a href="{escape(link)}">not embedded</a>: {escape(error.strerror or "")}</p>'
         parts.append(f"<figure><figcaption>{escape(shown)}</figcaption>{video}</figure>")
     return f'<div class="grid">{"".join(parts)}</div>' if parts else ""
@@ -253,6 +257,7 @@ def _environment(runs: Sequence[Run]) -> str:
     rows = []
     for key in dict.fromkeys(key for each in facts for key in each):
         values = [each.get(key, MISSING) for each in facts]
+        # one wide cell where all runs agree: what differs stands out
         is_same = all(value == values[0] for value in values)
         rows.append(
             [escape(key), *([value_cell(values[0], columns=len(runs))] if is_same else map(value_cell, values))]

@@ -79,6 +79,7 @@ def runs_in(given: Path) -> list[Path]:
         FileNotFoundError: ``given`` is no run, and no name of one. FactsError: a member is elsewhere.
     """
     path = find_run(given)
+    # isdecimal: int() reads ² as no number
     members = [folder for folder in (path / "members").glob("[0-9]*") if folder.name.isdecimal()]
     for folder in members:
         if not _is_inside(folder, path):
@@ -177,7 +178,7 @@ class _Folder:
         return ()
 
     def newest_meta(self, files: Iterable[Path]) -> dict[str, Any] | None:
-        metas = self.facts(files, _Meta).values()
+        metas = self.facts(files, _Meta).values()  # those that cannot be read are noted, and passed over
         meta = max(metas, key=lambda meta: meta.get("global_step", 0), default=None)
         if meta and meta.get("config"):
             try:
@@ -210,13 +211,14 @@ def _starts(files: Sequence[Path]) -> tuple[float, ...]:
 
 
 def _gaps(records: Sequence[Mapping[str, Any]], *, begins_at_zero: bool) -> list[str]:
-    """Steps between which lines are missing: those of updates come at equal distances, but for the last one."""
+    """List steps between which lines are missing: those of updates come at equal distances, but for the last one."""
     steps = [record["step"] for record in records if any(tag.startswith("train/") for tag in record)]
-    known = [0, *steps] if begins_at_zero else steps
+    known = [0, *steps] if begins_at_zero else steps  # else its first line is where it began
     problems = []
-    if back := [(a, b) for a, b in pairwise(steps) if b <= a]:
+    if back := [(a, b) for a, b in pairwise(steps) if b <= a]:  # a log to which two processes wrote
         problems.append(f"steps go back in metrics.jsonl, first from {back[0][0]:,} to {back[0][1]:,}")
     distances = Counter(b - a for a, b in pairwise(known) if b > a)
+    # the most frequent, and of those the smallest
     usual = min(distances, key=lambda distance: (-distances[distance], distance), default=0)
     gaps = [(a, b) for a, b in pairwise(known) if b - a > usual]
     if gaps:

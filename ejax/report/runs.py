@@ -83,7 +83,7 @@ class Run:
         if self.trainer.get("total_timesteps") is not None:
             total = math.ceil(self.trainer["total_timesteps"] / rows)
         if self.meta and self.meta.get("num_updates"):
-            rows = max(1, self.meta["global_step"] // self.meta["num_updates"])
+            rows = max(1, self.meta["global_step"] // self.meta["num_updates"])  # steps of an update, on all devices
         elif trainer.get("distributed"):
             return None  # on a number of devices that only a checkpoint has
         return max(self.last_step, (self.meta or {}).get("global_step", 0)) // rows, total
@@ -108,6 +108,7 @@ class Run:
 
     def series(self, tag: str) -> dict[int, float]:
         """Step -> value; NaN where the log has ``null``. Of two values at one step the later one."""
+        # after a resume from an earlier checkpoint the later lines hold
         return {record["step"]: _number(record[tag]) for record in self.records if tag in record}
 
     @cached_property
@@ -116,7 +117,7 @@ class Run:
 
     @cached_property
     def best(self) -> Best | None:
-        """The best evaluation, by the rule that the run itself keeps its best checkpoint by."""
+        """Return the best evaluation, by the rule that the run itself keeps its best checkpoint by."""
         best, tag = None, self.trainer["best_eval_metric"]
         for record in self.records:
             found = {name: _number(value) for name, value in record.items()}
@@ -129,6 +130,7 @@ class Run:
         """Give the number of fresh episodes of that checkpoint and the watched metric. None: it has none."""
         facts, tag = self.evaluations.get(f"fresh_{which}", {}), self.trainer["best_eval_metric"]
         step = self.last_step if which == "last" else self.best.step if self.best else None
+        # of a checkpoint that is not the best, or the last, any more
         if facts.get("step") != step or not isinstance(facts.get(tag), float):
             return None
         return facts["episodes"], facts[tag]
@@ -144,7 +146,7 @@ class Run:
 
     @cached_property
     def sessions(self) -> list[Session]:
-        """Those that are recorded, and one for each other start that has lines in the log with times."""
+        """Return those that are recorded, and one for each other start that has lines in the log with times."""
         found = [Session(each.start, each.end) for each in self.recorded]
 
         def is_recorded(time: float) -> bool:
@@ -195,7 +197,7 @@ def computing(key: str) -> bool:
 
 
 def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs in groups that differ in seeds and names only, in their order. Members that copied each other differ."""
+    """Group runs that differ in seeds and names only, in their order. Members that copied each other differ."""
     groups: list[list[Run]] = []
     for run in runs:
         for group in groups:

@@ -38,7 +38,7 @@ def fill(buffer: Any, length: int = 50) -> None:
 
 
 def allowed(valid: Any, segment_id: Any, start: int, size: int, mode: str) -> Any:
-    """The rule of the modes, by the letter."""
+    """Apply the rule of the modes, by the letter."""
     window, ids = valid[start : start + size], segment_id[start : start + size]
     if len(window) < size or not window.all():
         return False

@@ -92,7 +92,7 @@ def draw_until_it_fails(engine: OnlineDataEngine, size: int = 1) -> None:
 
 
 def consumer(script: str, engine: OnlineDataEngine, tmp_path: Path, **popen: Any) -> subprocess.Popen[str]:
-    """A process that has ``engine`` as a pickled copy, and neither test nor task modules on its path."""
+    """Start a process that has ``engine`` as a pickled copy, and neither test nor task modules on its path."""
     path = tmp_path / f"engine{time.monotonic_ns()}.pickle"
     path.write_bytes(pickle.dumps(engine))
     code = f"import pathlib, pickle, sys\nengine = pickle.loads(pathlib.Path({str(path)!r}).read_bytes())\n{script}"
@@ -111,7 +111,7 @@ print(sorted({"jax", "flax", "data_tasks"} & set(sys.modules)), flush=True)
 
 
 def is_running(pid: int | str) -> bool:
-    """A process that is dead and not yet reaped does not run."""
+    """Return False for a process that is dead and not yet reaped, too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
@@ -543,7 +543,7 @@ def test_a_start_that_takes_too_long_is_a_timeout(task_cfg: dict[str, Any], time
 )
 def test_every_consumer_hears_of_a_failure(how: str, error: type[Any], message: str, tmp_path: Path) -> None:
     engine = OnlineDataEngine(cfg(refill_threshold=4, task_cfg={"at": {9: how}}))
-    with pytest.raises(error, match=message), engine:  # stop() adds nothing of its own: it was told
+    with pytest.raises(error, match=message), engine:  # stop() adds nothing of its own: it was reported
         others = [consumer(DRAW, engine, tmp_path) for _ in range(2)]
         try:
             for _ in range(2):
@@ -554,7 +554,7 @@ def test_every_consumer_hears_of_a_failure(how: str, error: type[Any], message: 
     assert len(said) == 2
     for text, modules in said:
         assert text.startswith("OnlineDataWorkerError: ")
-        assert modules == "[]"  # told without importing what failed
+        assert modules == "[]"  # without importing what failed
         expected = {"raise": "data_tasks.SimulationError: the arm left the table", "exit": "(exit code 17)"}
         assert expected.get(how, "with a lock inside") in text
 
@@ -889,7 +889,7 @@ print(engine._supervisor._process.pid, engine._ticket.folder, flush=True)
 
 
 def start_owner(tmp_path: Path, end: str, script: str = OWNER, **popen: Any) -> subprocess.Popen[str]:
-    """A process with an engine: it prints its worker and its folder, then runs the program ``end``."""
+    """Start a process with an engine: it prints its worker and its folder, then runs the program ``end``."""
     code = script.format(tasks=TASKS, place=str(tmp_path / "runs"), end=end)
     # Python 3.12 warns of every fork of a process with threads
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", code]
@@ -1005,7 +1005,7 @@ def test_a_consumer_outlives_its_owner_and_says_so(tmp_path: Path) -> None:
 
 
 def test_who_waits_for_episodes_hears_that_everybody_else_is_gone(tmp_path: Path) -> None:
-    """The worker hangs in its third attempt, which was asked for; it and the owner are killed, so nobody tells."""
+    """The worker hangs in its third attempt; it and the owner are killed, so no reason is given."""
     end = "import pickle; print(pickle.dumps(engine).hex(), flush=True); time.sleep(60)"
     owner = start_owner(tmp_path, end, OWNER.replace('"data_tasks:Toy",', '"data_tasks:Toy", {{"at": {{2: "hang"}}}},'))
     worker, folder = owner.stdout.readline().split()

@@ -1,4 +1,4 @@
-"""How often an episode is drawn: exactly as often as it may be, whoever draws."""
+"""The budget of an episode: it is drawn exactly as often as it may be, by any number of processes."""
 
 import multiprocessing
 import os

@@ -48,7 +48,7 @@ from ejax.data.task import flatten
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lerobot_v3"
 LOSS = 8
-"""What a video may change a grey by, of 255; two pictures of one episode differ by more."""
+"""Most that a video may change a grey by, of 255; two pictures of one episode differ by more."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -582,7 +582,7 @@ def test_a_recording_has_the_episodes_of_an_engine_with_its_seed(tmp_path: Path)
 
 
 def test_origins_are_kept(tmp_path: Path) -> None:
-    """Of a stream all of them; of a task that runs by itself seed and attempt; unknown is -1."""
+    """A stream gives all of them; a task that runs by itself seed and attempt; unknown is -1."""
     cfg = OnlineDataEngineCfg(task=Toy, task_cfg={"at": {1: "fail"}}, buffer_size=3, max_episode_steps=20, seed=2)
     with OnlineDataEngine(cfg) as engine, EpisodeWriter(tmp_path, Toy().spec(), fps=20) as writer:
         record_stream(engine, writer, 4)

@@ -54,7 +54,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*has no digests of its files")
 
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A test that hangs fails, and nothing need wait for the disk."""
+    """Let a test that hangs fail, and nothing wait for the disk."""
 
     def hang(number: int, frame: int) -> None:
         raise AssertionError(f"no end within {BOUND_S} s")
@@ -515,7 +515,7 @@ def test_a_damaged_video_is_not_joined_to(tmp_path: Path) -> None:
 
 @pytest.mark.slow_cases("video")
 def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(recorded: Path, tmp_path: Path) -> None:
-    """Which of it goes unnoticed, nobody can say; what is noticed is told."""
+    """Without digests some of it goes unnoticed; the rest is reported."""
     folder, chance = without_digests(copied(recorded, tmp_path)), random.Random(1)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     told = 0

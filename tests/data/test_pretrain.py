@@ -64,7 +64,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def cloned(recorded: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run of four updates, never interrupted."""
+    """Train four updates, never interrupted."""
     return train(parse_config(tree(recorded)), run_dir=tmp_path_factory.mktemp("cloned") / "run")
 
 
@@ -119,7 +119,7 @@ LOSS_MASK = VALID & (np.arange(6) >= 2)
 
 
 def around_a_frame(width: int, padding: float) -> dict[str, Any]:
-    """A batch of windows with whichever numbers in what is padded."""
+    """Make a batch of windows with whichever numbers in what is padded."""
     rng = np.random.default_rng(0)
     batch = {"obs": rng.normal(size=(4, 6, 3)).astype(np.float32), "action": rng.normal(size=(4, 6, width))}
     batch["action"] = batch["action"].astype(np.float32)

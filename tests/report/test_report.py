@@ -81,7 +81,7 @@ def values(text: str) -> list[float]:
 
 
 def make_run(folder: Path, *, seed: int = 1, updates: int = UPDATES, **changes: Any) -> Path:
-    """A run's folder as a training leaves it, without one: an update each 10 s, every second one evaluated."""
+    """Make a run's folder as a training leaves it, without one: an update each 10 s, every second one evaluated."""
     watched = {"enable_eval": True, "best_eval_metric": "eval/success_rate"}
     config = parse_config({**tiny(seed=seed, iterations=UPDATES, **watched), **changes})
     directory = create_run_directory(config, folder)

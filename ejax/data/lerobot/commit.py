@@ -9,7 +9,6 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import ejax.data.lerobot.format as fmt
@@ -65,9 +64,7 @@ class Change:
         self._staging.mkdir()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         with suppress(OSError):  # an exception under way says more; the next writer removes it too
             shutil.rmtree(self._staging)
 

@@ -55,9 +55,8 @@ def write_episode(
     row |= {f"stats/{feature}/{name}": value.tolist() for feature, of in stats.items() for name, value in of.items()}
     row |= {"ejax/written_at": time.time(), "ejax/terminated": episode.terminated}
     row |= {f"ejax/{name}": value for name, value in origin._asdict().items()}
-    starts = np.flatnonzero(
-        np.diff(numbers["segment_id"], prepend=-1)
-    )  # ids are at least 0: the first frame differs from -1
+    # ids are at least 0: the first frame differs from -1
+    starts = np.flatnonzero(np.diff(numbers["segment_id"], prepend=-1))
     row["ejax/segment_ids"] = numbers["segment_id"][starts].tolist()
     row["ejax/segment_lengths"] = np.diff(starts, append=length).tolist()
     for path, value in episode.fields.items():

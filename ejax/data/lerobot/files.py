@@ -81,12 +81,8 @@ class KeptFiles:
 
     def _is_known(self, name: str, file: IO[bytes]) -> bool:
         found = os.fstat(file.fileno())
-        stamp = (
-            found.st_dev,
-            found.st_ino,
-            found.st_size,
-            found.st_mtime_ns,
-        )  # a file that is replaced has another inode, one that is changed another time
+        # a file that is replaced has another inode, one that is changed another time
+        stamp = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         if self._seen.get(name) == stamp:
             return True
         digest = sha256(file)

@@ -167,9 +167,8 @@ def feature_stats(values: NDArray[Any], *, image: bool = False) -> Stats:
     shape = (3, 1, 1) if image else values.shape[1:] or (1,)
     scale = 255.0 if image else 1.0  # LeRobot's images are in [0, 1]
     made = {name: getattr(np, name)(values, axis=axes) for name in ("min", "max")}
-    made |= {
-        name: getattr(np, name)(values, axis=axes, dtype=np.float64) for name in ("mean", "std")
-    }  # float32 sums of a million frames lose digits
+    # float32 sums of a million frames lose digits
+    made |= {name: getattr(np, name)(values, axis=axes, dtype=np.float64) for name in ("mean", "std")}
     stats = {name: np.asarray(value, np.float64).reshape(shape) / scale for name, value in made.items()}
     return stats | {"count": np.array([len(values)])}
 
@@ -183,9 +182,8 @@ def combine_stats(first: Mapping[str, Any], second: Mapping[str, Any]) -> Stats:
     """
     (n1,), (n2,) = first["count"], second["count"]
     delta, share = second["mean"] - first["mean"], n2 / (n1 + n2)
-    variance = (
-        (1 - share) * first["std"] ** 2 + share * second["std"] ** 2 + delta**2 * share * (1 - share)
-    )  # no difference of squares, which would cancel
+    # no difference of squares, which would cancel
+    variance = (1 - share) * first["std"] ** 2 + share * second["std"] ** 2 + delta**2 * share * (1 - share)
     return {
         "min": np.minimum(first["min"], second["min"]),
         "max": np.maximum(first["max"], second["max"]),
@@ -202,9 +200,8 @@ def to_arrow(values: NDArray[Any], column: Column) -> pa.Array:
         return pa.array(decoded.tolist(), pa.string())
     array = pa.array(np.ascontiguousarray(values, column.dtype).reshape(-1))
     if len(column.shape) == 1:
-        return (
-            array if column.shape == (1,) else pa.FixedSizeListArray.from_arrays(array, column.shape[0])
-        )  # LeRobot stores [1] as a scalar
+        # LeRobot stores [1] as a scalar
+        return array if column.shape == (1,) else pa.FixedSizeListArray.from_arrays(array, column.shape[0])
     for size in reversed(column.shape):
         array = pa.ListArray.from_arrays(np.arange(0, len(array) + 1, size, dtype=np.int32), array)
     return array
@@ -213,9 +210,7 @@ def to_arrow(values: NDArray[Any], column: Column) -> pa.Array:
 def from_arrow(array: pa.Array, column: Column) -> NDArray[Any]:
     """Invert ``to_arrow``, for any type of list; ValueError for entries that are missing, or do not fit the shape."""
     num_frames = len(array)
-    while (
-        pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type) or pa.types.is_large_list(array.type)
-    ):  # every rank is a list of lists
+    while isinstance(array.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType):  # one for each axis
         array = array.flatten()
     if array.null_count or len(array) != num_frames * int(np.prod(column.shape)):
         raise ValueError(

@@ -45,7 +45,7 @@ class _Feature(_Checked):
 
     @model_validator(mode="after")
     def _has_shape(self) -> "_Feature":
-        if self.dtype in (*fmt.NUMBERS, *_IMAGES):  # others are skipped, whatever they are
+        if self.dtype in (*fmt.NUMBERS, *_IMAGES):  # others are skipped
             _whole(self.shape)
         return self
 
@@ -96,9 +96,8 @@ def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any])
         if feature in given:
             own, kind = ours[given[feature]], kinds.get(entry["dtype"], "number")
             columns.append(Column(given[feature], feature, tuple(own["shape"]), own["dtype"], kind))
-        elif feature in fmt.DEFAULT_FEATURES or (
-            ours and feature == "segment_id"
-        ):  # numbers of frames, which the reader makes itself
+        # numbers of frames, which the reader makes itself
+        elif feature in fmt.DEFAULT_FEATURES or (ours and feature == "segment_id"):
             continue
         elif isinstance(made := _foreign_column(feature, entry), Column):
             columns.append(made)

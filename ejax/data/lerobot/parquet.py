@@ -39,9 +39,8 @@ def read_parquet(
             raise ValueError(f"{path} lacks columns {', '.join(wrong)}; part of the dataset is missing or damaged")
         chosen = [column for column in schema.names if column in needed or column.startswith(also)]
         with named(path):
-            return file.read(
-                columns=None if columns is None else chosen, use_threads=False
-            )  # threads of pyarrow's and a later fork do not go together
+            # threads of pyarrow's and a later fork do not go together
+            return file.read(columns=None if columns is None else chosen, use_threads=False)
 
 
 @contextmanager

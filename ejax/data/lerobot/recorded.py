@@ -72,14 +72,10 @@ class RecordedEpisodes(ChunkSource):
             made = [self.reader.fields(int(index))["generation"] for index in self._episodes]
             allowed = np.isin(made, draw.generations)
         rows, frames, run = self._choose(count, draw.needed, draw.mode, allowed, self._rng if rng is None else rng)
-        if draw.history_length is None:
-            windows = Windows(rows, frames, frames, frames + draw.size)
-        else:
-            begin, end = np.zeros_like(rows), self._lengths[rows]
-            if draw.mode == "segment":
-                begin, end = self._start[run], self._start[run] + self._run[run]
-            windows = Windows(rows, frames - (draw.history_length - 1), begin, end)
-        return draw.nested(*self._read(windows, draw.size))
+        begin, end = np.zeros_like(rows), self._lengths[rows]
+        if draw.mode == "segment":
+            begin, end = self._start[run], self._start[run] + self._run[run]
+        return draw.nested(*self._read(Windows(rows, frames - draw.before, begin, end), draw.size))
 
     def _read(self, windows: Windows, size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Return frame fields [B, C, ...] and episode fields [B, ...] of windows of ``size`` frames, by path."""

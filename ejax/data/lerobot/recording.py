@@ -122,10 +122,8 @@ def open_recording(folder: Path, format: Format) -> tuple[Recording, bool]:
         tuple(rows),
         _stats_of(rows, format.columns),
     )
-    is_ahead, lost = (
-        not files.is_latest(fmt.INFO),
-        remove_leftovers(folder),
-    )  # nothing was written so far: all checks are passed
+    # nothing was written so far: all checks are passed
+    is_ahead, lost = not files.is_latest(fmt.INFO), remove_leftovers(folder)
     if is_ahead:
         return _repaired(folder, recording, names, files), True
     return replace(recording, digests={name: each[:1] for name, each in recording.digests.items()}), lost
@@ -145,9 +143,8 @@ def parquet_file(schema: pa.Schema, groups: Iterable[pa.Table]) -> bytes:
     file = io.BytesIO()
     with pq.ParquetWriter(file, schema) as writer:
         for group in groups:
-            writer.write_table(
-                group, row_group_size=len(group)
-            )  # a group per episode: one can be left out without decoding it
+            # a group per episode: one can be left out without decoding it
+            writer.write_table(group, row_group_size=len(group))
     return file.getvalue()
 
 

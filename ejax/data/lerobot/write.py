@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 import numpy as np
@@ -22,6 +21,7 @@ from ejax.data.lerobot.format import Images, make_columns
 from ejax.data.lerobot.recording import Format, open_recording
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
 
+_LOCK = ".lock"
 _MAX_FRAMES = 2**31 - 1
 """Frames that a 32-bit offset can count."""
 
@@ -137,9 +137,7 @@ class EpisodeWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _checked(self, episode: Episode) -> Episode:
@@ -155,18 +153,13 @@ class EpisodeWriter:
         return replace(episode, frames=frames, fields=fields)
 
 
-_LOCK = ".lock"
-
-
 def _lock(folder: Path) -> IO[bytes]:
     """Return the locked file; the system releases it when the process ends, however it ends."""
-    inside(folder, _LOCK)
-    file = (folder / _LOCK).open("ab")  # never "wb": a stranger's file of that name must not be emptied
+    file = inside(folder, _LOCK).open("ab")  # never "wb": a stranger's file of that name must not be emptied
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        raise BlockingIOError(
-            error.errno, f"{folder} is being written to by another EpisodeWriter; close that first"
-        ) from error
+        text = f"{folder} is being written to by another EpisodeWriter; close that first"
+        raise BlockingIOError(error.errno, text) from error
     return file
