@@ -19,6 +19,7 @@ from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, Problem, with_sections
 from ejax.schema.registry import did_you_mean, did_you_mean_family, resolve
+from ejax.schema.values import leaves
 from ejax.types import PHASES
 
 _REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)
@@ -169,8 +170,8 @@ def _groups(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
 
 
 def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
-    leaves, record = _leaves(space), policy.record
-    pictures = [path for path, shape in leaves.items() if len(shape) == 3 and path]
+    parts, record = dict(leaves(space)), policy.record
+    pictures = [path for path, part in parts.items() if len(part.shape or ()) == 3 and path]
     if record.images is not None:
         images = record.images(policy)
         wrong = [name for name in images if name not in pictures] if isinstance(images, tuple) else []
@@ -182,18 +183,11 @@ def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]
         groups = getattr(policy.obs_groups, network)
         read = [path for path in pictures if not groups or any(f"{path}.".startswith(f"{group}.") for group in groups)]
         if read and (network == "actor" or groups):
-            others = ", ".join(path for path in leaves if path not in pictures) or "no vectors"
+            others = ", ".join(path for path in parts if path not in pictures) or "no vectors"
             text = f"{policy.name} reads vectors, and {', '.join(read)} is a picture; name the others ({others}), or"
             yield Problem(f"policy.obs_groups.{network}", f"{text} use the policy vision, with it in policy.cfg.images")
 
 
-def _leaves(space: gymnasium.Space, above: str = "") -> dict[str, tuple[int, ...]]:
-    if not isinstance(space, gymnasium.spaces.Dict):
-        return {above: tuple(space.shape or ())}
-    inside = [_leaves(part, f"{above}.{name}" if above else name) for name, part in space.spaces.items()]
-    return {path: shape for each in inside for path, shape in each.items()}
-
-
 def paths(space: gymnasium.Space) -> list[str]:
     """Return the dotted paths of a space's parts, sections first; none of a single array's."""
-    return list(dict.fromkeys(path for leaf in _leaves(space) if leaf for path in with_sections(leaf)))
+    return list(dict.fromkeys(path for leaf, _ in leaves(space) if leaf for path in with_sections(leaf)))

@@ -26,6 +26,7 @@ from pydantic import (
 
 from ejax.schema.frozen import StrictModel, freeze, thaw, with_value
 from ejax.schema.messages import short_repr
+from ejax.schema.values import leaves
 
 OPTIONS = "algorithm.cfg."
 """Prefix of the keys in which members may differ, besides the seed."""
@@ -67,7 +68,7 @@ class PopulationConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, given: Any) -> Any:
-        """Lists under dotted keys, or under sections as overrides make them, are ``vary``."""
+        """Read lists under dotted keys, or under sections as overrides make them, as ``vary``."""
         if not isinstance(given, Mapping):
             return given
         given = _tuples(given)
@@ -76,7 +77,7 @@ class PopulationConfig(StrictModel):
         listed = own.get("vary") or {}
         if not isinstance(listed, Mapping) or not all(_is_key(name) for name in rest):
             return given
-        return {**own, "vary": {**dict(_flat(listed)), **dict(_flat(rest))}}
+        return {**own, "vary": dict(leaves({**listed, **rest})) if listed or rest else {}}
 
     @field_validator("seeds")
     @classmethod
@@ -112,8 +113,7 @@ def members_of(population: PopulationConfig, seed: int) -> Iterator[Member]:
     given = population.seeds
     seeds = given if isinstance(given, tuple) else range(seed, seed + given)
     combinations = itertools.product(*population.vary.values())
-    pairs = itertools.product(combinations, seeds)
-    for number, (values, each) in enumerate(pairs):
+    for number, (values, each) in enumerate(itertools.product(combinations, seeds)):
         yield Member(number, each, dict(zip(population.vary, values, strict=True)))
 
 
@@ -133,12 +133,3 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        key = f"{above}{name}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{key}.")
-        else:
-            yield key, value

@@ -13,8 +13,8 @@ from typing import IO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-_LAST_FRAMES_S = 600.0
-_SMALLEST_TEXT = 8
+_LAST_FRAMES_S = 600.0  # for the encoder to write what it holds back, once the last frame is there
+_SMALLEST_TEXT = 8  # pixels; smaller letters cannot be read
 
 
 def write_video(
@@ -31,9 +31,8 @@ def write_video(
         keyframe_every: frames from one that stands alone to the next, and all in order: for random access, and for
             videos that are joined later. None: as few as the encoder likes, which gives the smallest file.
 
-    Raises:
-        ValueError: no frames, a frame of another shape or dtype, or ``fps`` not positive.
-        RuntimeError: ffmpeg failed; the message carries its output.
+    ValueError: no frames, a frame of another shape or dtype, or ``fps`` not positive. RuntimeError: ffmpeg failed; the
+    message carries its output.
     """
     path = Path(path)
     if not fps > 0:
@@ -90,14 +89,10 @@ def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]
     """Pad frames to even sizes; ValueError for one that is not RGB, or not of the first one's size."""
     shape: tuple[int, ...] | None = None
     for index, frame in enumerate(frames):
-        if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
-            raise ValueError(f"frame {index} is {frame.dtype}{list(frame.shape)}; give uint8 [H, W, 3], RGB.")
         shape = shape or frame.shape
-        if frame.shape != shape:
-            raise ValueError(
-                f"frame {index} has shape {frame.shape}, but the first one has {shape}; "
-                f"all frames of a video need one size."
-            )
+        if frame.ndim != 3 or frame.shape != (*shape[:2], 3) or frame.dtype != np.uint8:
+            text = f"frame {index} is {frame.dtype}{list(frame.shape)}, and the first one has shape {list(shape)}"
+            raise ValueError(f"{text}; give uint8 [H, W, 3], RGB, all of one size.")
         height, width, _ = shape
         yield np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
 

@@ -49,8 +49,7 @@ def is_positive(value: Any) -> bool:
 def plain(data: Any, key: str = "", depth: int = 0) -> Any:
     """Copy a config in memory as what JSON can hold; other objects become their text.
 
-    Raises:
-        ConfigError: nested too deep (or into itself), or an integer of more than ``MAX_DIGITS`` digits.
+    ConfigError: nested too deep (or into itself), or an integer of more than ``MAX_DIGITS`` digits.
     """
     if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:  # no message could show it
         raise ConfigError([Problem(key, _TOO_LONG)])
@@ -84,6 +83,15 @@ def writing_problems(tree: Any) -> list[Problem]:
         text = f"has {values} keys and values, {characters} characters; allowed: {MAX_VALUES}, {MAX_CHARACTERS}"
         problems.append(Problem("", text))
     return problems
+
+
+def leaves(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each part of nested mappings that is none itself, or an empty one, with its dotted key."""
+    if isinstance(tree, Mapping) and tree:
+        for name, value in tree.items():
+            yield from leaves(value, f"{above}.{name}".lstrip("."))
+    else:
+        yield above, tree
 
 
 def _walk(node: Any, key: str, depth: int, element: str = ".{}") -> Iterator[tuple[str, int, Any]]:

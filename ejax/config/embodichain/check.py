@@ -16,6 +16,7 @@ from ejax.config.models import EnvConfig
 from ejax.schema.messages import MAX_VALUE_CHARS, shorten
 from ejax.schema.problems import KeyNote, Status, with_sections
 from ejax.schema.registry import is_import_path
+from ejax.schema.values import leaves
 
 _CANONICALIZED = {"trainer.cuda": "trainer.device", **LOGARITHMS}
 _SECTIONS = ("trainer", "policy", "algorithm")
@@ -52,7 +53,7 @@ def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes
     }
-    return [_judge(key, known, _CANONICALIZED.get(key, canonical_key(key))) for key in _leaves(data)]
+    return [_judge(key, known, _CANONICALIZED.get(key, canonical_key(key))) for key, _ in leaves(data) if key]
 
 
 def _read_gym_config(draft: Draft, path: Path, data: dict[str, Any]) -> None:
@@ -83,6 +84,7 @@ def count_by_status(notes: Sequence[KeyNote]) -> dict[Status, int]:
 
 
 def _judge(key: str, known: Mapping[str, KeyNote], canonical: str) -> KeyNote:
+    # a section that is refused or ignored decides for all in it
     found = [known[section] for section in with_sections(key) if section in known]
     for statuses in (("unsupported",), ("renamed", "without effect")):
         for note in found:
@@ -103,14 +105,8 @@ def _gym_notes(draft: Draft) -> Iterator[KeyNote]:
             refused = next((section for section in with_sections(key) if report.refuses(section)), None)
             yield (report.by_key[refused] if refused else note)._replace(key=key)
         return
-    for key in _leaves(read_file(path)):
+    for key, _ in leaves(read_file(path)):
         yield _judge(f"{name}:{key}", report.by_key, f"{name}:{key}")
-
-
-def _leaves(data: Any, above: str = "") -> list[str]:
-    if not isinstance(data, Mapping) or not data:
-        return [above] if above else []
-    return [leaf for name, value in data.items() for leaf in _leaves(value, f"{above}.{name}" if above else str(name))]
 
 
 def _other_file(data: Mapping[str, Any]) -> str | None:
