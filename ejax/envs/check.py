@@ -33,26 +33,24 @@ def check_env(env: Env, *, num_steps: int = 200, seed: int = 0) -> None:
     ``max_episode_steps`` are: the same key gives the same episode, numbers stay finite and within their spaces, an
     episode ends. Raises ConfigError: everything that does not fit, by leaf."""
     check_shapes(env)
-    problems = list(_leaked(env)) or list(_played(env, num_steps, seed))
-    if problems:
+    if problems := list(_leaked(env)) or list(_played(env, num_steps, seed)):
         raise ConfigError(problems, _name(env))
 
 
 def check_shapes(env: Any) -> None:
     """Check what ``check_env`` can without computing. Raises ConfigError: everything that does not fit, by leaf."""
-    problems = list(_form(env))
-    if not problems:
-        try:
-            problems = list(_traced(env))
-        except _Broken as broken:
-            problems = [broken.problem]
-    if problems:
+    # what has not the form of an environment cannot be traced
+    if problems := list(_form(env)) or list(_traced(env)):
         raise ConfigError(problems, _name(env))
 
 
 def describe_error(error: Exception) -> str:
     """Name the fault and its line in the user's code, without JAX's own words and frames."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not Path(frame.filename).is_relative_to(_OURS) and "site-packages" not in Path(frame.filename).parts
+    ]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
     remedy = next((text for kind in type(error).__mro__ if (text := _REMEDY.get(kind.__name__))), None)
     if remedy is not None:
@@ -60,12 +58,6 @@ def describe_error(error: Exception) -> str:
         return f"{where}{remedy}{line}"
     text = " ".join(str(error).split("\n\n")[0].split())  # what JAX adds to it comes after an empty line
     return f"{where}{text}" if isinstance(error, ValueError) else f"{where}{type(error).__name__}: {text}"
-
-
-class _Broken(Exception):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.text)
-        self.problem = problem
 
 
 def _form(env: Any) -> Iterator[Problem]:
@@ -81,15 +73,15 @@ def _form(env: Any) -> Iterator[Problem]:
     for name in ("reset", "step"):
         if not callable(getattr(env, name, None)):
             yield Problem(name, "is missing; see ejax.types.Env")
-    for name in ("observation_space", "action_space"):
-        space = _given(env, name)
-        if not isinstance(space, gymnasium.Space):
-            yield Problem(name, f"got {_shown(space)}; must be a space of gymnasium's")
-        elif not isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.Dict) and name == "observation_space":
-            yield Problem(name, f"got {space}; must be a Box, or a Dict of them")
-        elif not _is_action_space(space) and name == "action_space":
-            yield Problem(name, f"got {space}; must be a Box, a Discrete or a MultiDiscrete")
-    steps = _given(env, "max_episode_steps")
+    spaces = gymnasium.spaces
+    for name, kinds, wanted in (
+        ("observation_space", spaces.Box | spaces.Dict, "a Box, or a Dict of them"),
+        ("action_space", spaces.Box | spaces.Discrete | spaces.MultiDiscrete, "a Box, a Discrete or a MultiDiscrete"),
+    ):
+        if not isinstance(space := _call(env, name, lambda name=name: getattr(env, name, None)), kinds):
+            got = space if isinstance(space, gymnasium.Space) else _shown(space)
+            yield Problem(name, f"got {got}; must be {wanted}, of gymnasium's spaces")
+    steps = _call(env, "max_episode_steps", lambda: getattr(env, "max_episode_steps", None))
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
         yield Problem("max_episode_steps", f"got {_shown(steps)}; must be an integer, 0 for no limit")
     try:
@@ -98,26 +90,21 @@ def _form(env: Any) -> Iterator[Problem]:
         yield Problem("", f"cannot be hashed ({error}); make it a frozen dataclass with tuples in place of lists")
 
 
-def _given(env: Any, name: str) -> Any:
-    try:
-        return getattr(env, name, None)
-    except Exception as error:  # any error here is the environment's own
-        raise ConfigError([Problem(name, describe_error(error))], _name(env)) from error
-
-
 def _traced(env: Env) -> Iterator[Problem]:
     key = jax.eval_shape(lambda: jax.random.key(0))
-    started = _call("reset", env.reset, key)
+    started = _call(env, "reset", jax.eval_shape, env.reset, key)
     if not isinstance(started, tuple) or len(started) != 2:
-        raise _Broken(Problem("reset", f"gave {_shown(started)}; must be (state, obs)"))
+        yield Problem("reset", f"gave {_shown(started)}; must be (state, obs)")
+        return
     state, obs = started
     yield from _beside_space("reset: obs", obs, env.observation_space)
     action = jax.eval_shape(lambda: _zero_action(env.action_space))
-    stepped = _call("step", env.step, state, action, key)
+    stepped = _call(env, "step", jax.eval_shape, env.step, state, action, key)
     if not isinstance(stepped, tuple) or len(stepped) != 2 or not isinstance(stepped[1], Timestep):
-        raise _Broken(Problem("step", f"gave {_shown(stepped)}; must be (state, ejax.Timestep)"))
+        yield Problem("step", f"gave {_shown(stepped)}; must be (state, ejax.Timestep)")
+        return
     after, timestep = stepped
-    yield from _alike("step: state", after, state, "reset gives")
+    yield from _alike("step: state", after, state)
     yield from _beside_space("step: obs", timestep.obs, env.observation_space)
     yield from _scalar("step: reward", timestep.reward, np.float32)
     yield from _scalar("step: terminated", timestep.terminated, np.bool_)
@@ -125,10 +112,10 @@ def _traced(env: Env) -> Iterator[Problem]:
     if timestep.final_obs is not None:
         yield Problem("step: final_obs", "is not None; ejax.rollout fills it, leave it out")
     yield from _info(timestep.info)
-    handed = _call("persist", partial(persist, env), after, state, obs)
-    if handed is not None:
-        yield from _alike("persist: state", handed[0], state, "reset gives")
-        yield from _alike("persist: obs", handed[1], obs, "reset gives")
+    kept = _call(env, "persist", jax.eval_shape, partial(persist, env), after, state, obs)
+    if kept is not None:
+        yield from _alike("persist: state", kept[0], state)
+        yield from _alike("persist: obs", kept[1], obs)
 
 
 def _info(info: Any) -> Iterator[Problem]:
@@ -164,33 +151,27 @@ def _beside_space(where: str, obs: PyTree, space: gymnasium.Space[Any]) -> Itera
         for name, part in space.spaces.items():
             yield from _beside_space(f"{where}.{name}", obs[name], part)
         return
-    wanted: Any = space
-    if not hasattr(obs, "dtype") or obs.shape != wanted.shape or not _same_kind(obs.dtype, wanted.dtype):
-        yield Problem(
-            where, f"got {_shown(obs)}; observation_space says {np.dtype(wanted.dtype).name}{list(wanted.shape)}"
-        )
+    box: Any = space
+    # JAX makes float32 of a float64 space
+    dtypes = (box.dtype, np.float32) if box.dtype == np.float64 else (box.dtype,)
+    if not hasattr(obs, "dtype") or obs.shape != box.shape or obs.dtype not in dtypes:
+        yield Problem(where, f"got {_shown(obs)}; observation_space says {np.dtype(box.dtype).name}{list(box.shape)}")
 
 
-def _same_kind(given: Any, wanted: Any) -> bool:
-    """Spaces of Gymnasium's default to float32; JAX makes float64 of none."""
-    return given == wanted or (given == np.float32 and wanted == np.float64)
-
-
-def _alike(where: str, given: PyTree, wanted: PyTree, whose: str) -> Iterator[Problem]:
-    one, other = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (given, wanted))
-    for path in sorted({*one, *other}, key=str):
-        leaf = f"{where}{jax.tree_util.keystr(path)}"
-        if path not in one:
-            yield Problem(leaf, f"is missing; {whose} {_shown(other[path])}")
-        elif path not in other:
-            yield Problem(leaf, f"got {_shown(one[path])}; {whose} nothing there, and every state must be alike")
-        elif (one[path].shape, one[path].dtype) != (other[path].shape, other[path].dtype):
-            yield Problem(
-                leaf, f"got {_shown(one[path])}; {whose} {_shown(other[path])}, and every state must be alike"
-            )
+def _alike(where: str, given: PyTree, wanted: PyTree) -> Iterator[Problem]:
+    one, other = (
+        {jax.tree_util.keystr(path): _shown(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (given, wanted)
+    )
+    for leaf in sorted(one.keys() | other.keys()):
+        if leaf not in one:
+            yield Problem(f"{where}{leaf}", f"is missing; reset gives {other[leaf]}")
+        elif one[leaf] != other.get(leaf):
+            gives = other.get(leaf, "nothing there")
+            yield Problem(f"{where}{leaf}", f"got {one[leaf]}; reset gives {gives}, and every state must be alike")
     trees: tuple[Any, Any] = jax.tree.structure(given), jax.tree.structure(wanted)
     if one.keys() == other.keys() and trees[0] != trees[1]:
-        yield Problem(where, f"got the tree {trees[0]}; {whose} {trees[1]}")
+        yield Problem(where, f"got the tree {trees[0]}; reset gives {trees[1]}")
 
 
 def _leaked(env: Env) -> Iterator[Problem]:
@@ -268,10 +249,6 @@ def _episode(env: Env, length: int, key: Key) -> dict[str, PyTree]:
     return {"obs": seen, "reward": reward, "ended": ended}
 
 
-def _is_action_space(space: Any) -> bool:
-    return isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
-
-
 def _zero_action(space: Any) -> Array:
     return jnp.zeros(space.shape, jnp.float32 if isinstance(space, gymnasium.spaces.Box) else jnp.int32)
 
@@ -287,16 +264,11 @@ def _random_action(space: Any, key: Key) -> Array:
     return jax.random.randint(key, space.shape, 0, jnp.asarray(size, jnp.int32))
 
 
-def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Shapes of what it gives. Raises ``_Broken``: it cannot be traced."""
+def _call(env: Any, name: str, function: Callable[..., Any], *args: Any) -> Any:
     try:
-        return jax.eval_shape(function, *args)
+        return function(*args)
     except Exception as error:  # any error here is the environment's own
-        raise _Broken(Problem(name, describe_error(error))) from error
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(_OURS) or "site-packages" in Path(file).parts
+        raise ConfigError([Problem(name, describe_error(error))], _name(env)) from error
 
 
 def _shown(x: Any) -> str:

@@ -165,8 +165,8 @@ def test_a_replacing_term_sets_the_total() -> None:
 def test_success_terminates_with_the_goal_at_the_cube() -> None:
     state, _ = RESET(KEY)
     cube = state.physics.qpos[8:11]
-    near = state.poses["goal_pose"].at[:3, 3].set(cube + jnp.array([0.09, 0.0, 0.0]))
-    _, there = STEP(replace(state, poses={"goal_pose": near}), jnp.zeros(8), KEY)
+    near = state.kept["goal_pose"].at[:3, 3].set(cube + jnp.array([0.09, 0.0, 0.0]))
+    _, there = STEP(replace(state, kept={"goal_pose": near}), jnp.zeros(8), KEY)
     assert there.terminated and there.info["success"] and there.info["rewards"]["success"] == 1.0
     assert float(there.info["metrics"]["distance_to_goal"]) == pytest.approx(0.09, abs=1e-3)
     _, away = STEP(state, jnp.zeros(8), KEY)
@@ -245,7 +245,7 @@ def test_interval_events_fire_at_their_steps() -> None:
     there = []
     for _ in range(3):
         state, _ = jax.jit(env.step)(state, jnp.zeros(8), KEY)
-        there.append(float(state.poses["there"][0, 3]))
+        there.append(float(state.kept["there"][0, 3]))
     assert there == [0.0, 0.0, 1.0]
 
 
@@ -365,7 +365,7 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
             "cannot modify observation 'robot/qpo'; there is .*robot/qpos",
         ),
         ("env.observations.goal_pos.name", "robot/qpos", "cannot add observation 'robot/qpos': it is there already"),
-        ("env.observations.robot_ee_pos.params.part_name", "leg", "no control part 'leg'; it has arm, hand"),
+        ("env.observations.robot_ee_pos.params.part_name", "leg", "no control part 'leg'; there is arm, hand"),
         ("env.actions", {}, "env.actions: is missing; give an action term"),
         ("robot.robot_type", "Franka", "robot.robot_type: ejax has no model of 'Franka'; its robots: URRobot"),
         ("robot", None, r"^robot: is missing; give \{robot_type: …\}; ejax's robots: URRobot"),
@@ -379,7 +379,7 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
             r"stiffness.knee: no such joint or control part; there is Joint1",
         ),
         ("robot.drive_pros.max_velocity", 0, "robot.drive_pros.max_velocity: got 0; must be a number > 0"),
-        ("env.observations.robot_ee_pos.params.part_name", {}, "robot_ee_pos: the robot has no control part"),
+        ("env.observations.robot_ee_pos.params.part_name", {}, "robot_ee_pos: no control part"),
         ("robot.colour", "red", "robot.colour: unknown key"),
         ("sensor", {"uid": "cam"}, "sensor: got .*; must be a list"),
         ("rigid_object.0.shape", {"shape_type": "Mesh", "fpath": "a.obj"}, r"shape_type: got 'Mesh'; meshes are"),
@@ -411,7 +411,7 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
             {"uid": "cub"},
             r"cube_pos.params.entity_cfg: no 'cub' in the scene; there is cube, Manipulator. Did you mean 'cube'\?",
         ),
-        ("env.control_parts", ["leg"], "env.control_parts: the robot has no control part 'leg'"),
+        ("env.control_parts", ["leg"], "env.control_parts: no control part 'leg'"),
         ("env.actions.delta_qpos.contract", "joint_velocity@1", "contract: means a functor, and func is given too"),
         (
             "env.actions.arm",
@@ -604,12 +604,12 @@ def test_other_bodies_that_are_pushed(name: str, uid: str) -> None:
     config = json.loads(json.dumps(PUSH_CUBE).replace('"cube"', f'"{uid}"').replace("PushCubeRL", name))
     env = EmbodiedEnv(config, physics="mujoco")
     state, _ = env.reset(KEY)
-    near = state.poses["goal_pose"].at[:3, 3].set(state.physics.qpos[8:11])
+    near = state.kept["goal_pose"].at[:3, 3].set(state.physics.qpos[8:11])
     step = jax.jit(env.step)
-    assert step(replace(state, poses={"goal_pose": near}), jnp.zeros(8), KEY)[1].terminated
+    assert step(replace(state, kept={"goal_pose": near}), jnp.zeros(8), KEY)[1].terminated
     assert not step(state, jnp.zeros(8), KEY)[1].terminated
     below = replace(
-        state, poses={"goal_pose": near}, physics=state.physics.replace(qpos=state.physics.qpos.at[10].add(-0.1))
+        state, kept={"goal_pose": near}, physics=state.physics.replace(qpos=state.physics.qpos.at[10].add(-0.1))
     )
     higher = EmbodiedEnv(changed(config, "env.extensions.table_height", 0.2), physics="mujoco")
     assert bool(higher.step(below, jnp.zeros(8), KEY)[1].info["success"]) is (name == "PushBallRL")
@@ -771,7 +771,7 @@ def test_the_first_release_with_its_scene_and_event_is_its_task(tmp_path: Path) 
     status = {note.key.partition(":")[2]: note.status for note in check(path)}
     assert status["env.events.randomize_cube.func"] == status["env.extensions.place_reward_weight"] == "renamed"
     assert status["robot.uid"] == "without effect"
-    with pytest.raises(ConfigError, match=r"env.events.randomize_cube: the task class PushCubeRL takes no such event"):
+    with pytest.raises(ConfigError, match=r"env.events.randomize_cube: the task class PushCubeRL takes only randomize_rigid_object_pose"):
         load_config(train_file(tmp_path, changed(gym_config, "env.events.randomize_cube.mode", "interval")))
 
 

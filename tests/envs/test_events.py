@@ -93,7 +93,7 @@ def test_an_event_fires_at_the_multiples_of_its_interval(monkeypatch: pytest.Mon
     fired = []
     for _ in range(10):
         state, _ = jax.jit(env.step)(state, jnp.zeros(2), KEY)
-        fired.append(float(state.poses["fired"][0, 0]))
+        fired.append(float(state.kept["fired"][0, 0]))
     assert fired == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
 
 
@@ -104,7 +104,7 @@ def test_steps_are_counted_from_the_start_of_the_episode(monkeypatch: pytest.Mon
     fired = []
     for _ in range(8):
         carry, _ = jax.jit(step, static_argnums=0)(env, carry, jnp.zeros((1, 2)), KEY)
-        fired.append(float(carry.state.poses["fired"][0, 0, 0]))
+        fired.append(float(carry.state.kept["fired"][0, 0, 0]))
     assert fired == [0, 0, 1, 0, 0, 0, 1, 0]  # episodes of 4: the third step of each
 
 

@@ -48,7 +48,7 @@ def make_world(
         physics=PhysicsState(
             qpos=jnp.array([*qpos, *cube, 1.0, 0.0, 0.0, 0.0]), qvel=jnp.array([*qvel, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
         ),
-        poses={"goal_pose": make_pose(jnp.array(goal), jnp.eye(3))},
+        kept={"goal_pose": make_pose(jnp.array(goal), jnp.eye(3))},
         action=jnp.zeros(8) if action is None else action,
         episode_step=jnp.asarray(step, jnp.int32),
     )
@@ -203,7 +203,7 @@ def test_joint_velocity_penalty() -> None:
     assert reward("joint_velocity_penalty", world) == pytest.approx(-13.0)
     assert reward("joint_velocity_penalty", world, part_name="arm") == pytest.approx(-3.0)
     assert reward("joint_velocity_penalty", world, part_name="arm", joint_ids=[0, 6]) == pytest.approx(-5.0)
-    with pytest.raises(ValueError, match="no control part 'leg'; it has arm, hand"):
+    with pytest.raises(ValueError, match="no control part 'leg'; there is arm, hand"):
         reward("joint_velocity_penalty", world, part_name="leg")
 
 

@@ -283,7 +283,7 @@ def test_a_file_is_found_beside_the_class(tmp_path: Path, monkeypatch: pytest.Mo
         ({"model": "<mujoco><worldbody><bdy/></worldbody></mujoco>"}, "bdy"),
         ({"model": "<mujoco/>"}, "the model has no actuators"),
         ({"model": MODEL.replace('ctrlrange="-2 2" ctrllimited="true"', "")}, "actuator 'push' has no ctrlrange"),
-        ({"keyframe": "homo"}, r"no keyframe 'homo'; there is 'tilted', 'home'\. Did you mean 'home'\?"),
+        ({"keyframe": "homo"}, r"no keyframe 'homo'; there is tilted, home\. Did you mean 'home'\?"),
         ({"control_period": 0.025}, r"multiple of the model's timestep of 0.01 s, got 0.025; give 0.02 or 0.03"),
         ({"episode_length": 0}, "episode_length must be > 0, got 0"),
         ({"weights": {"near": "much"}}, "weights must be numbers, got {'near': 'much'}"),

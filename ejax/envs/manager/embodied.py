@@ -154,7 +154,7 @@ class EmbodiedEnv(PhysicsTask):
             start,
             physics=replace(start.physics, parameters={name: jnp.asarray(x) for name, x in parameters.items()}),
             action=jnp.zeros(sum(term.width for term in spec.actions)),
-            poses={name: jnp.zeros((4, 4)) for term in spec.terms for name in stored_keys(term)},
+            kept={name: jnp.zeros((4, 4)) for term in spec.terms for name in stored_keys(term)},
         )
 
     def world(self, state: SceneState) -> World:

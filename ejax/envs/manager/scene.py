@@ -6,9 +6,8 @@ robot's feelers with the floor. Their friction is the mean of both bodies' coeff
 """
 
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from xml.etree import ElementTree as ET
 
 import jax.numpy as jnp
@@ -22,8 +21,8 @@ from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
+from ejax.envs.task.entities import look_up
 from ejax.envs.task.states import SceneState, marker_name
-from ejax.schema.registry import did_you_mean
 from ejax.types import Array
 
 DEFAULT_FRICTION = 0.5
@@ -92,19 +91,15 @@ class Scene:
 
     def camera(self, uid: str) -> SensorCamera:
         """Raises ValueError: no such camera; the message lists the uids."""
-        return _find("camera", self.cameras, uid)
+        return look_up("camera", uid, {each.uid: each for each in self.cameras})
 
     def find_object(self, uid: str) -> RigidObject:
         """Raises ValueError: no such object; the message lists the uids."""
-        return _find("rigid object", self.objects, uid)
+        return look_up("rigid object", uid, {each.uid: each for each in self.objects})
 
     def part(self, name: str) -> tuple[int, ...]:
         """Return the joints of a control part. Raises ValueError: no such part."""
-        parts = dict(self.parts)
-        if name not in parts:
-            there = f"it has {', '.join(parts)}{did_you_mean(str(name), parts)}"
-            raise ValueError(f"the robot has no control part '{name}'; {there}")
-        return parts[name]
+        return look_up("control part", name, dict(self.parts))
 
     def check_tool(self, part: str | None) -> None:
         """Raises ValueError: the part has no tool centre point; None stands for the one that has it."""
@@ -133,7 +128,7 @@ class Scene:
             target=home,
             velocity_target=jnp.zeros_like(home),
             effort=jnp.zeros_like(home),
-            poses={},
+            kept={},
             action=jnp.zeros(0),
             episode_step=jnp.zeros((), jnp.int32),
         )
@@ -185,13 +180,6 @@ def make_scene(
         cameras=cameras,
         followers=tuple((index[one], index[other]) for one, other in robot.followers.items()),
     )
-
-
-def _find(kind: str, entries: Iterable[Any], uid: str) -> Any:
-    by_uid = {each.uid: each for each in entries}
-    if uid not in by_uid:
-        raise ValueError(f"no {kind} '{uid}'; there is {', '.join(by_uid) or 'none'}")
-    return by_uid[uid]
 
 
 def _add_drives(root: ET.Element, robot: Robot, drives: Drives) -> None:

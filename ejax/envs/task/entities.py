@@ -3,7 +3,7 @@ moves freely, or the robot; its joints and links are named by regular expression
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import mujoco
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array
 
+T = TypeVar("T")
 Entity: TypeAlias = Mapping[str, str]
 Kind: TypeAlias = Literal["body", "joint", "site", "geom", "sensor"]
 
@@ -24,11 +25,15 @@ _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 def find(model: mujoco.MjModel, kind: Kind, name: str) -> int:
     """Get the number of the element of this name. Raises ValueError, listing the names: there is none."""
-    names = names_of(model, kind)
-    if name not in names:
-        there = f"there is {', '.join(names)}" if names else f"the model names no {kind}"
-        raise ValueError(f"no {kind} '{name}'; {there}{did_you_mean(name, names)}")
-    return names[name]
+    return look_up(kind, name, names_of(model, kind))
+
+
+def look_up(what: str, name: Any, table: Mapping[str, T], where: str = "") -> T:
+    """Get an entry by its name. Raises ValueError, listing the names: there is none."""
+    if name not in table:
+        there = ", ".join(table) or "none"
+        raise ValueError(f"{where}no {what} '{name}'; there is {there}{did_you_mean(str(name), table)}")
+    return table[name]
 
 
 def names_of(model: mujoco.MjModel, kind: Kind) -> dict[str, int]:
@@ -40,13 +45,10 @@ def names_of(model: mujoco.MjModel, kind: Kind) -> dict[str, int]:
 
 def matching_names(what: str, patterns: Any, names: Mapping[str, int]) -> list[str]:
     """List the names that a regular expression matches as a whole, in the model's order. None: all."""
-    if patterns is None:
-        return list(names)
-    given = [patterns] if isinstance(patterns, str) else list(patterns)
-    for pattern in given:
+    given = [".*"] if patterns is None else [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in given if patterns is not None else ():
         if not any(re.fullmatch(pattern, name) for name in names):
-            there = f"there is {', '.join(names)}{did_you_mean(pattern, names)}"
-            raise ValueError(f"{what}_names: no {what} '{pattern}'; {there}")
+            look_up(what, pattern, dict.fromkeys(names, 0), f"{what}_names: ")
     return [name for name in names if any(re.fullmatch(pattern, name) for pattern in given)]
 
 
@@ -62,24 +64,19 @@ def per_joint(joints: tuple[str, ...], values: Mapping[str, float]) -> tuple[flo
 
 def object_body(model: mujoco.MjModel, entity: Any) -> int:
     """Find the body of an object that moves freely."""
-    uid, free = _uid(entity), _free_bodies(model)
-    if uid not in free:
-        there = f"there is {', '.join(free) or 'none'}{did_you_mean(uid, free)}"
-        raise ValueError(f"entity_cfg: no object '{uid}' that moves; {there}")
-    return free[uid]
+    return look_up("object that moves", _uid(entity), _free_bodies(model), "entity_cfg: ")
 
 
 def robot_links(model: mujoco.MjModel, entity: Any) -> list[int]:
     """List the bodies of the robot that have a mass."""
-    uid = _uid(entity)
     roots = {int(model.body_rootid[body]) for body in _driven(model)}
-    names = [ROBOT, *(model.body(root).name for root in sorted(roots))]
-    if uid not in names:
-        raise ValueError(f"entity_cfg: no robot '{uid}'; there is {', '.join(names)}{did_you_mean(uid, names)}")
+    names = {ROBOT: 0, **{model.body(root).name: root for root in sorted(roots)}}
+    look_up("robot", _uid(entity), names, "entity_cfg: ")
     return [i for i in range(1, model.nbody) if model.body_rootid[i] in roots and model.body_mass[i] > 0.0]
 
 
 def joint_dofs(model: mujoco.MjModel, entity: Any, joint_names: Any) -> NDArray[np.int_]:
+    """List the numbers in qvel of an entity's joints of these names."""
     is_object = _uid(entity) in _free_bodies(model)
     bodies = [object_body(model, entity)] if is_object else robot_links(model, entity)
     joints = {model.joint(j).name: j for j in range(model.njnt) if model.jnt_bodyid[j] in bodies}
@@ -113,23 +110,18 @@ def pose_slots(model: mujoco.MjModel, body: int) -> tuple[int, int] | None:
     return int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
 
 
-def position_names(model: mujoco.MjModel, joint: int) -> list[tuple[str, int]]:
-    """Name, with units, a joint's numbers in qpos, and how many numbers each has."""
-    name, kind = _joint_name(model, joint), int(model.jnt_type[joint])
+def name_joint(model: mujoco.MjModel, joint: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Name, with units, a joint's numbers in qpos and in qvel, and how many numbers each name has."""
+    kind, name = int(model.jnt_type[joint]), model.joint(joint).name
+    body = model.body(int(model.jnt_bodyid[joint])).name
+    name = (body or name if kind == FREE else name or body) or f"joint {joint}"
+    turned, turning = (f"{name} quaternion [1]", 4), (f"{name} angular velocity in its own frame [rad/s]", 3)
     if kind == FREE:
-        return [(f"{name} position [m]", 3), (f"{name} quaternion [1]", 4)]
+        return [(f"{name} position [m]", 3), turned], [(f"{name} velocity [m/s]", 3), turning]
     if kind == BALL:
-        return [(f"{name} quaternion [1]", 4)]
-    return [(f"{name} position [m]" if kind == _SLIDE else f"{name} angle [rad]", 1)]
-
-
-def velocity_names(model: mujoco.MjModel, joint: int) -> list[tuple[str, int]]:
-    """Name, with units, a joint's numbers in qvel, and how many numbers each has."""
-    name, kind = _joint_name(model, joint), int(model.jnt_type[joint])
-    turning = (f"{name} angular velocity in its own frame [rad/s]", 3)
-    if kind == FREE:
-        return [(f"{name} velocity [m/s]", 3), turning]
-    return [turning] if kind == BALL else [(f"{name} velocity [{'m/s' if kind == _SLIDE else 'rad/s'}]", 1)]
+        return [turned], [turning]
+    what, unit = ("position", "m") if kind == _SLIDE else ("angle", "rad")
+    return [(f"{name} {what} [{unit}]", 1)], [(f"{name} velocity [{unit}/s]", 1)]
 
 
 def fitting(what: str, value: ArrayLike, where: slice, like: Array) -> Array:
@@ -139,12 +131,6 @@ def fitting(what: str, value: ArrayLike, where: slice, like: Array) -> Array:
         wanted = "one number" if size == 1 else f"shape ({size},)"
         raise ValueError(f"{what}: got shape {given.shape}; must be {wanted}")
     return given.reshape(size)
-
-
-def _joint_name(model: mujoco.MjModel, joint: int) -> str:
-    name = model.joint(joint).name
-    body = model.body(int(model.jnt_bodyid[joint])).name
-    return (body or name if model.jnt_type[joint] == FREE else name or body) or f"joint {joint}"
 
 
 def _uid(entity: Any) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import load_model
+from ejax.envs.task.entities import look_up
 from ejax.schema.registry import did_you_mean
 
 LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}
@@ -39,14 +40,10 @@ def find_model(given: str, module: str) -> str:
 def home_of(asset: str, keyframe: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Give the qpos [nq] and qvel [nv] to start from. Raises ValueError: no such keyframe."""
     model = load_model(asset)
-    names = [model.key(i).name for i in range(model.nkey)]
-    if keyframe and keyframe not in names:
-        there = f"there is {', '.join(map(repr, names))}" if names else "the model has none"
-        raise ValueError(f"no keyframe '{keyframe}'; {there}{did_you_mean(keyframe, names)}")
-    if not names:
+    keys = {model.key(i).name: i for i in range(model.nkey)}
+    if not keys and not keyframe:
         return model.qpos0.copy(), np.zeros(model.nv)
-    wanted = keyframe or ("home" if "home" in names else names[0])
-    at = names.index(wanted)
+    at = look_up("keyframe", keyframe, keys) if keyframe else keys.get("home", 0)
     return model.key_qpos[at].copy(), model.key_qvel[at].copy()
 
 

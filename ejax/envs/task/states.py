@@ -1,9 +1,6 @@
 """States of an episode: arrays only. Each has ``physics``, ``action``, ``episode_step``, ``markers`` (mocap body ->
 place [3], m) and ``kept`` (what ``World.keep`` stores); the rest is the task's own."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 from flax import struct
 
 from ejax.envs.mujoco.engine import PhysicsState
@@ -26,9 +23,6 @@ class TaskState:
     episode_step: Array
     """Control steps done, int32."""
 
-    def keeping(self, values: Mapping[str, Array]) -> "TaskState":
-        return replace(self, kept={**self.kept, **values})
-
 
 @struct.dataclass(kw_only=True)
 class SceneState:
@@ -42,8 +36,8 @@ class SceneState:
     """[J], m/s or rad/s"""
     effort: Array
     """[J]: efforts added to the drives' forces, N or N·m."""
-    poses: dict[str, Array]
-    """Virtual targets by their key, [4, 4]."""
+    kept: dict[str, Array]
+    """Virtual targets by their key, [4, 4]: all that a gym config's events store."""
     action: Array
     """[A]: the policy's last action, as it gave it; zeros before the first step."""
     episode_step: Array
@@ -52,19 +46,11 @@ class SceneState:
     """Observation with a history -> its last values, [history_length, ...], the newest at the end."""
 
     @property
-    def kept(self) -> dict[str, Array]:
-        """The virtual targets: all that a gym config's events store."""
-        return self.poses
-
-    @property
     def markers(self) -> dict[str, Array]:
         """A disc is drawn at each virtual target."""
-        return {marker_name(key): pose[:3, 3] for key, pose in self.poses.items()}
-
-    def keeping(self, values: Mapping[str, Array]) -> "SceneState":
-        return replace(self, poses={**self.poses, **values})
+        return {marker_name(key): pose[:3, 3] for key, pose in self.kept.items()}
 
 
 def marker_name(key: str) -> str:
-    """The body that is drawn where the virtual target ``key`` is."""
+    """Name the body that is drawn where the virtual target ``key`` is."""
     return f"target {key}"

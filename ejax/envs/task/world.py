@@ -24,10 +24,9 @@ from ejax.envs.task.entities import (
     find,
     fitting,
     joint_slices,
+    name_joint,
     names_of,
     pose_slots,
-    position_names,
-    velocity_names,
 )
 from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.step import Snapshot
@@ -194,11 +193,11 @@ class World(Snapshot):
 
     def joint_positions(self, *names: str) -> dict[str, Array]:
         """``{"hip angle [rad]": …}``: positions of these joints, by default of all, for an observation."""
-        return self._named(names, position_names, self.physics.qpos, 0)
+        return self._named(names, self.physics.qpos, 0)
 
     def joint_velocities(self, *names: str) -> dict[str, Array]:
         """``{"hip velocity [rad/s]": …}``, as ``joint_positions``."""
-        return self._named(names, velocity_names, self.physics.qvel, 1)
+        return self._named(names, self.physics.qvel, 1)
 
     def part_qpos(self, name: str) -> Array:
         """[joints of the control part]."""
@@ -324,7 +323,7 @@ class World(Snapshot):
         will have."""
         if not isinstance(self.state, TaskState | SceneState):
             raise ValueError(f"this task stores no numbers, nor {', '.join(values)}; a gym config and MuJoCoTask do")
-        return replace(self, state=self.state.keeping({name: jnp.asarray(x) for name, x in values.items()}))
+        return self._with(kept={**self.state.kept, **{name: jnp.asarray(x) for name, x in values.items()}})
 
     def advance(self, num_substeps: int) -> "World":
         """The world after physics steps under a scene's current targets."""
@@ -356,17 +355,11 @@ class World(Snapshot):
         pose = pose_at(physics.qpos)
         return Frame(pose[:3, 3], pose[:3, :3], rate)
 
-    def _named(
-        self,
-        names: Iterable[str],
-        name_parts: Callable[[mujoco.MjModel, int], list[tuple[str, int]]],
-        values: Array,
-        side: int,
-    ) -> dict[str, Array]:
+    def _named(self, names: Iterable[str], values: Array, side: int) -> dict[str, Array]:
         model, named = self.model, {}
         for joint in [find(model, "joint", name) for name in names] or range(model.njnt):
             start = joint_slices(model, joint)[side].start
-            for name, size in name_parts(model, joint):
+            for name, size in name_joint(model, joint)[side]:
                 named[name] = values[start] if size == 1 else values[start : start + size]
                 start += size
         return named

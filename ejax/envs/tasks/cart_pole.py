@@ -8,18 +8,30 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from flax.core import FrozenDict
 
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import Engine, PhysicsState, load_model
 from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.world import World
-from ejax.envs.tasks.states import CartPoleState
 from ejax.types import Array, Key
 
 _HOME = (-0.2, 0.07)
 _SUCCESS_ANGLE = 0.02
 _SUCCESS_VELOCITY = 0.05
+
+
+@struct.dataclass(kw_only=True)
+class CartPoleState:
+    """One episode."""
+
+    physics: PhysicsState
+    """qpos [2]: cart (m), pole (rad, 0 is upright); qvel [2]."""
+    target: Array
+    """[2]: the positions that the drives hold the joints at."""
+    episode_step: Array
+    """Control steps done, int32."""
 
 
 @dataclass(frozen=True)

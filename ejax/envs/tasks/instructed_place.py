@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from flax.core import FrozenDict
 
 from ejax.envs.description import EnvDescription, Feature
-from ejax.envs.mujoco.choice import Engine
+from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.task.states import marker_name
 from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_scene import HALF_EDGE, HOME, make_model
@@ -24,7 +25,6 @@ from ejax.envs.tasks.grasp_task import (
     is_set_down,
 )
 from ejax.envs.tasks.place_instructions import BYTES, COLOURS, LENGTH, MEANING, ZONES, Split, pairs, wordings
-from ejax.envs.tasks.states import InstructedPlaceState
 from ejax.envs.text import as_text
 from ejax.types import Array, Key
 
@@ -47,6 +47,33 @@ ZONE_CENTRES: tuple[tuple[float, float], ...] = ((-0.82, -0.42), (-0.82, -0.15),
 
 _NUM_TRIES = 8
 _ZONE_RGBA = "0.30 0.32 0.35 1"
+
+
+@struct.dataclass(kw_only=True)
+class InstructedPlaceState:
+    """One episode."""
+
+    physics: PhysicsState
+    """qpos [22]: 6 joints, 2 fingers, position and quaternion of each cube; qvel [20]."""
+    zones: Array
+    """[3, 3], m: where a cube's centre is that stands in the middle of a zone."""
+    colours: Array
+    """[2] int32: of the cubes, as indices into ``COLOURS``."""
+    target_cube: Array
+    """int32"""
+    target_zone: Array
+    """int32"""
+    instruction: Array
+    """[64] uint8"""
+    was_lifted: Array
+    """[2] bool: that cube has been 0.05 m above the floor in this episode."""
+    episode_step: Array
+    """Control steps done, int32."""
+
+    @property
+    def cubes(self) -> Array:
+        """[2, 3], m: the cubes' centres."""
+        return self.physics.qpos[8:].reshape(2, 7)[:, :3]
 
 
 @dataclass(frozen=True)

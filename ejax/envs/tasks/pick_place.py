@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from flax.core import FrozenDict
 
-from ejax.envs.mujoco.choice import Engine
+from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_scene import GOAL_MARKER, HOME, make_model
 from ejax.envs.tasks.grasp_task import (
@@ -20,7 +21,6 @@ from ejax.envs.tasks.grasp_task import (
     draw_turn,
     is_set_down,
 )
-from ejax.envs.tasks.states import PickPlaceState
 from ejax.types import Array, Key
 
 OBSERVATION = (
@@ -29,6 +29,25 @@ OBSERVATION = (
     "was lifted",
 )
 """The name of each number of the observation; rad, m, and 0 or 1."""
+
+
+@struct.dataclass(kw_only=True)
+class PickPlaceState:
+    """One episode."""
+
+    physics: PhysicsState
+    """qpos [15]: 6 joints, 2 fingers, cube position, cube quaternion; qvel [14]."""
+    goal: Array
+    """[3], m: where the cube's centre should end up."""
+    was_lifted: Array
+    """bool: the cube has been 0.05 m above the floor in this episode."""
+    episode_step: Array
+    """Control steps done, int32."""
+
+    @property
+    def cube(self) -> Array:
+        """[3], m: the cube's centre."""
+        return self.physics.qpos[8:11]
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,36 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from flax.core import FrozenDict
 
 from ejax.envs.description import Feature, features
-from ejax.envs.mujoco.choice import Engine
+from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.task.physics_task import PhysicsTask, Position, Range, draw_position
 from ejax.envs.task.world import World
-from ejax.envs.tasks.states import PushCubeState
 from ejax.types import Array, Key
 
 _ARM_HOME = (0.0, -1.57, 1.57, -1.57, -1.57, 0.0)
 _FIXED: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
 _PUSH = 0.015
 _JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
+
+
+@struct.dataclass(kw_only=True)
+class PushCubeState:
+    """One episode."""
+
+    physics: PhysicsState
+    """qpos [13]: 6 joints, cube position, cube quaternion; qvel [12]."""
+    goal: Array
+    """[3], m"""
+    episode_step: Array
+    """Control steps done, int32."""
+
+    @property
+    def cube(self) -> Array:
+        """[3], m: the cube's centre."""
+        return self.physics.qpos[6:9]
 
 
 @dataclass(frozen=True)
