@@ -68,7 +68,7 @@ class CaptionedEnv(Protocol):
     """An environment whose videos carry a text, such as an episode's instruction."""
 
     def caption(self, state: PyTree) -> str:
-        """The text; may be empty."""
+        """Return the text; may be empty."""
         ...
 
 

@@ -19,7 +19,7 @@ NUM_ROWS = 3
 
 
 def first_two(env: Any) -> list[Any]:
-    """The observations of a reset and of a step."""
+    """Give the observations of a reset and of a step."""
     carry = reset(env, KEY, NUM_ROWS)
     action = jnp.full((NUM_ROWS, 2), 0.3)
     return [carry.obs, step(env, carry, action, KEY)[1].obs]

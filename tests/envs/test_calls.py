@@ -33,7 +33,7 @@ CALM = np.zeros((2, 1), np.float32)
 
 @pytest.fixture(autouse=True)
 def trusted() -> None:
-    """These tests make it by name, without a config that names it."""
+    """Let these tests make it by name, without a config that names it."""
     trust("rude_tasks:Rude")
 
 

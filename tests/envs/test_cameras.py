@@ -54,7 +54,7 @@ def row(tree: Any, index: int) -> Any:
 
 
 def near(one: Any, other: Any) -> float:
-    """The part of the pixels that are the same, below MuJoCo's haze on the horizon."""
+    """Compute the part of the pixels that are the same, below MuJoCo's haze on the horizon."""
     difference = np.abs(np.asarray(one).astype(int) - np.asarray(other).astype(int)).max(axis=-1)
     return float((difference[5:] < 25).mean())
 

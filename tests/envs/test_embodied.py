@@ -38,7 +38,7 @@ RESET, STEP = jax.jit(ENV.reset), jax.jit(ENV.step)
 
 
 def changed(config: dict, key: str, value: object) -> dict:
-    """A copy with one dotted key set, or deleted if the value is None."""
+    """Make a copy with one dotted key set, or deleted if the value is None."""
     config = copy.deepcopy(config)
     node = config
     *above, last = key.split(".")
@@ -694,7 +694,7 @@ def test_numbers_beyond_32_bits_are_refused_where_they_stand(key: str, value: ob
 
 
 def train_file(tmp_path: Path, gym_config: dict, **trainer: object) -> Path:
-    """A train config beside its gym config, which it names from the root of a repository."""
+    """Write a train config beside its gym config, which it names from the root of a repository."""
     network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "relu"}}
     data = {
         "trainer": {"gym_config": "some/where/gym_config.json", "num_envs": 2, "buffer_size": 8, **trainer},
@@ -771,7 +771,10 @@ def test_the_first_release_with_its_scene_and_event_is_its_task(tmp_path: Path) 
     status = {note.key.partition(":")[2]: note.status for note in check(path)}
     assert status["env.events.randomize_cube.func"] == status["env.extensions.place_reward_weight"] == "renamed"
     assert status["robot.uid"] == "without effect"
-    with pytest.raises(ConfigError, match=r"env.events.randomize_cube: the task class PushCubeRL takes only randomize_rigid_object_pose"):
+    with pytest.raises(
+        ConfigError,
+        match=r"env.events.randomize_cube: the task class PushCubeRL takes only randomize_rigid_object_pose",
+    ):
         load_config(train_file(tmp_path, changed(gym_config, "env.events.randomize_cube.mode", "interval")))
 
 

@@ -38,7 +38,7 @@ COUNT = {"func": "count", "mode": "interval", "interval_step": 3}
 
 
 def count(world: World, key: Key, store_key: str = "fired") -> World:
-    """Adds 1 to a stored pose each time."""
+    """Add 1 to a stored pose each time."""
     del key
     return world.keep(**{store_key: world.pose(store_key) + 1.0})
 

@@ -41,7 +41,7 @@ def make_world(
     action: Array | None = None,
     active: tuple[int, ...] | None = None,
 ) -> World:
-    """The world in a state of one's own; the cube is upright and at rest."""
+    """Make the world in a state of one's own; the cube is upright and at rest."""
     state = ENV._start()
     state = replace(
         state,
@@ -309,7 +309,7 @@ def test_joints_are_put_in_their_range_with_their_targets() -> None:
 
 
 def act(name: str, action: Array, world: World | None = None, **params: object) -> Array:
-    """The drives' targets after a term acted."""
+    """Give the drives' targets after a term acted."""
     world = world or make_world()
     term = find_functor("actions", name)(world.scene, world.active, **params)
     assert term.width == len(action)

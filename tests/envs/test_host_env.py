@@ -33,7 +33,7 @@ SEED = np.array([3, 5, 7], np.uint32)
 
 
 def by_hand(mode: AutoresetMode, row: int, rewards: np.ndarray) -> list[dict[str, Any]]:
-    """The steps of one row, from a loop over a single environment: transitions, and steps that only reset."""
+    """Compute the steps of one row, from a loop over a single environment: transitions, and steps that only reset."""
     env, seed, steps = Ladder(), SEED[row : row + 1], []
     obs, resets_next = env.reset(seed=int(seed[0]))[0], False
     for reward in rewards:

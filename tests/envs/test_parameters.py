@@ -48,7 +48,7 @@ def drawn(asset: str, names: tuple[str, ...], num_rows: int, seed: int = 0) -> d
 
 
 def rolling(num_rows: int, names: tuple[str, ...] = ()) -> tuple[PhysicsState, Array]:
-    """The ball slides and the arm swings."""
+    """Let the ball slide and the arm swing."""
     qpos = jnp.tile(jnp.array([0.0, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0, 0.3]), (num_rows, 1))
     qvel = jnp.tile(jnp.array([1.0, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0]), (num_rows, 1))
     return PhysicsState(qpos=qpos, qvel=qvel, parameters=drawn(SCENE, names, num_rows)), jnp.full((num_rows, 1), -0.2)

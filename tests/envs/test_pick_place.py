@@ -47,7 +47,7 @@ def act(
 
 
 def grasp() -> tuple[PickPlaceState, Array]:
-    """The cube between the closed fingers, on the floor."""
+    """Put the cube between the closed fingers, on the floor."""
     state, obs = RESET(KEY)
     state, obs, _ = act(state, obs, lambda obs: obs[CUBE] + jnp.array([0.0, 0.0, 0.1]), OPEN, 20)
     state, obs, _ = act(state, obs, lambda obs: obs[CUBE], OPEN, 15)
@@ -202,7 +202,7 @@ def test_rewards_are_the_formula_and_sum_to_a_difference_of_potentials() -> None
 
 
 def standing(was_lifted: bool = True, offset: float = 0.0, speed: float = 0.0, travel: float = 0.0) -> PickPlaceState:
-    """The cube at the goal, the tool at home."""
+    """Put the cube at the goal, the tool at home."""
     state, _ = RESET(KEY)
     place = state.goal + jnp.array([offset, 0.0, 0.0])
     qpos = state.physics.qpos.at[8:11].set(place).at[6:8].set(travel)

@@ -108,7 +108,7 @@ def test_gradients_are_finite_differences_also_across_resets(length: int) -> Non
 
 
 def mean_min_distance(policy: Policy, params: Any, num_envs: int = 256) -> float:
-    """The smallest distance of each held-out episode, averaged."""
+    """Compute the smallest distance of each held-out episode, averaged."""
     carry = reset(ENV, jax.random.key(999), num_envs)
     obs_distance = jnp.linalg.norm(carry.obs[:, 2:4] - carry.obs[:, 4:6], axis=-1)
 

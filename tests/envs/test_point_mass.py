@@ -83,7 +83,7 @@ def test_actions_are_clipped_to_one(step: Callable[..., Any], fresh: tuple[Any, 
 
 @pytest.fixture
 def one(fresh: tuple[Any, np.ndarray]) -> Any:
-    """A single new episode."""
+    """Start a single new episode."""
     return jax.tree.map(lambda x: jnp.asarray(x[0]), fresh[0])
 
 

@@ -19,7 +19,7 @@ HOME = [0.0, -1.57, 1.57, -1.57, -1.57, 0.0]
 
 
 def tool_position(q: np.ndarray) -> np.ndarray:
-    """The UR10's Denavit-Hartenberg table, and 0.16 m along the flange's z axis."""
+    """Compute the tool's place by the UR10's Denavit-Hartenberg table, and 0.16 m along the flange's z axis."""
     d = [0.1273, 0.0, 0.0, 0.163941, 0.1157, 0.0922]
     a = [0.0, -0.612, -0.5723, 0.0, 0.0, 0.0]
     alpha = [np.pi / 2, 0.0, 0.0, np.pi / 2, -np.pi / 2, 0.0]
@@ -166,7 +166,7 @@ def test_a_scan_of_a_batch_is_the_single_steps() -> None:
 
 
 def push(position: Array, obs: Array) -> Array:
-    """A scripted policy: damped least squares to one point after another; then push, steering the cube to the goal."""
+    """Play a scripted policy: damped least squares to one point after another; then push, steering the cube to the goal."""
     cube, goal = obs[9:11], obs[12:14]
     direction = (goal - cube) / jnp.linalg.norm(goal - cube)
     from_behind = obs[6:8] - (cube - 0.07 * direction)

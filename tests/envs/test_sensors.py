@@ -51,7 +51,7 @@ ENGINES = ["mujoco", *(name for name in ("mjx", "warp") if how_to_install(name) 
 
 
 def task(sensors: str, engine: Any = "mujoco", xml: str = MODEL) -> MuJoCoTask:
-    """A task that places the marker and the puck, and sees its sensors."""
+    """Make a task that places the marker and the puck, and sees its sensors."""
 
     class Seeing(MuJoCoTask):
         model = xml.format(sensors)
@@ -70,7 +70,7 @@ def task(sensors: str, engine: Any = "mujoco", xml: str = MODEL) -> MuJoCoTask:
 
 
 def in_mujoco(asset: str, qpos: Any, qvel: Any) -> np.ndarray:
-    """Readings of the whole model by MuJoCo itself."""
+    """Compute readings of the whole model by MuJoCo itself."""
     model = mujoco.MjModel.from_xml_string(asset)
     data = mujoco.MjData(model)
     data.qpos[:], data.qvel[:], data.mocap_pos[0] = qpos, qvel, PLACE

@@ -45,8 +45,7 @@ def velocity_task(robot: str) -> VelocityTask:
 
 def read_task(path: Path) -> VelocityTask:
     """Read a robot's file. Raises OSError: as ``plain_files.read_text``. ValueError: no TOML, or a wrong key."""
-    table = _table(path)
-    task = _task_table(path, table.pop("task", {}))
+    table, task = _tables(path)
     for name, kind in (("command", CommandRanges), ("push", Push)):
         if isinstance(task.get(name), dict):
             task[name] = _filled(kind, task[name], f"{path}: task.{name}")
@@ -55,21 +54,20 @@ def read_task(path: Path) -> VelocityTask:
     return _filled(VelocityTask, made, f"{path}: task")
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the tables of a robot and of its task, whose gaps the one that it is like has filled."""
     try:
-        return tomllib.loads(read_text(path))
+        robot = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is no TOML: {error}") from error
-
-
-def _task_table(path: Path, own: dict[str, Any]) -> dict[str, Any]:
+    own = robot.pop("task", {})
     like = own.pop("like", None)
     if like is None:
-        return own
+        return robot, own
     other = path.with_name(f"{like}.toml")
     if not other.is_file():
         raise ValueError(f"{path}: task.like must name a robot that has a file beside it, got {like!r}")
-    return _merged(_task_table(other, _table(other)["task"]), own, depth=2)
+    return robot, _merged(_tables(other)[1], own, depth=2)
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any], depth: int) -> dict[str, Any]:

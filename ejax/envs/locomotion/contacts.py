@@ -48,17 +48,12 @@ def start_timers(num_feet: int) -> FootTimers:
 
 
 def no_contacts(robot: LeggedRobot) -> Contacts:
+    """Give the contacts of a robot in the air, which an episode starts with."""
     num_feet = len(robot.feet)
     none, zero = jnp.zeros(num_feet, bool), jnp.zeros(())
-    return Contacts(
-        found=none,
-        landed=none,
-        force=jnp.zeros((num_feet, 3)),
-        guarded_force=zero,
-        self_contacts=zero,
-        flight=jnp.zeros(num_feet),
-        unwanted_force=jnp.zeros(len(robot.unwanted)),
-    )
+    lengths = {"force": (num_feet, 3), "flight": num_feet, "unwanted_force": len(robot.unwanted)}
+    zeros = {name: jnp.zeros(shape) for name, shape in lengths.items()}
+    return Contacts(found=none, landed=none, guarded_force=zero, self_contacts=zero, **zeros)
 
 
 def follow_contacts(

@@ -20,6 +20,7 @@ from ejax.envs.locomotion.links import COLLISION, read_links
 from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
 from ejax.envs.locomotion.terrain import Terrain, add_terrain
 from ejax.envs.mujoco.engine import load_model
+from ejax.envs.task.mjcf import find_child
 
 _CONTACT_DATA = ("found", "force", "normal", "tangent")
 PLACE = 10
@@ -54,24 +55,19 @@ def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedM
     robot's links is not installed. ValueError: no package has them, or the file lacks something."""
     root = ET.parse(robot_file("scene.xml")).getroot()
     source = _read(robot)
-    option = _child(root, "option")
-    option.attrib |= {
-        "timestep": str(timestep),
-        "integrator": "implicitfast",
-        "iterations": "10",
-        "ls_iterations": "20",
-    }
-    world = _child(root, "worldbody")
+    solver = {"integrator": "implicitfast", "iterations": "10", "ls_iterations": "20"}
+    find_child(root, "option").attrib |= {"timestep": str(timestep), **solver}
+    world = find_child(root, "worldbody")
     add_terrain(root, terrain)
-    _child(root, "compiler").attrib |= {"autolimits": "true"}
+    find_child(root, "compiler").attrib |= {"autolimits": "true"}
     root.extend(source.findall("default"))
-    base = _child(source, f"worldbody/body[@name='{robot.base}']")
+    base = find_child(source, f"worldbody/body[@name='{robot.base}']")
     base.set("pos", f"0 0 {robot.height}")
     geoms = _prepare_links(base, robot)
     away = max(1.0, robot.height / 0.4)  # so that a tall robot's feet are in the picture too
     place = f"{-0.9 * away} {-0.9 * away} {0.4 * away}"
     camera = {"name": "main", "mode": "track", "pos": place, "xyaxes": "0.707 -0.707 0 0.22 0.22 0.95"}
-    world.remove(_child(world, "camera[@name='main']"))
+    world.remove(find_child(world, "camera[@name='main']"))
     ET.SubElement(base, "camera", camera)
     world.append(base)
     _add_drives(root, base, robot)
@@ -137,7 +133,7 @@ def _add_drives(root: ET.Element, base: ET.Element, robot: LeggedRobot) -> None:
     drives = robot.drives
     actuators = ET.SubElement(root, "actuator")
     for i, name in enumerate(robot.joints):
-        _child(base, f".//joint[@name='{name}']").set("armature", repr(drives.armature[i]))
+        find_child(base, f".//joint[@name='{name}']").set("armature", repr(drives.armature[i]))
         limit = drives.max_effort[i]
         drive = {"kp": repr(drives.stiffness[i]), "kv": repr(drives.damping[i]), "forcerange": f"{-limit} {limit}"}
         ET.SubElement(actuators, "position", drive, name=name, joint=name)
@@ -154,16 +150,16 @@ def _add_sensors(root: ET.Element, robot: LeggedRobot, geoms: list[str]) -> dict
         return name
 
     feet = [[add(name, "floor", foot.contacts) for name in _like(foot.geoms, geoms)] for foot in robot.feet]
-    guarded = [add(name, "floor", 1) for name in _like(robot.guarded, geoms)] if robot.guarded else []
+    # one sensor of a geom serves both: where it is guarded, and where it shall not touch
+    guards = {name: add(name, "floor", 1) for name in _like(robot.guarded, geoms)} if robot.guarded else {}
     touching = []
     for one, other in itertools.chain.from_iterable(
         itertools.product(_like(left, geoms), _like(right, geoms)) for left, right in robot.self_contacts
     ):
         ET.SubElement(pairs, "pair", geom1=one, geom2=other, condim="1")
         touching.append(add(one, other, 1))
-    guards = {name: f"{name} on floor" for name in _like(robot.guarded, geoms)} if robot.guarded else {}
     unwanted = [[guards.get(name) or add(name, "floor", 1) for name in _like(part, geoms)] for part in robot.unwanted]
-    return {"feet": feet, "guarded": [guarded], "self": [touching], "unwanted": unwanted}
+    return {"feet": feet, "guarded": [list(guards.values())], "self": [touching], "unwanted": unwanted}
 
 
 def _like(pattern: str, geoms: list[str]) -> list[str]:
@@ -176,10 +172,3 @@ def _like(pattern: str, geoms: list[str]) -> list[str]:
 def _places(model: mujoco.MjModel, names: list[str]) -> tuple[int, ...]:
     starts = [(int(model.sensor(name).adr[0]), int(model.sensor(name).dim[0])) for name in names]
     return tuple(place for start, size in starts for place in range(start, start + size, PLACE))
-
-
-def _child(element: ET.Element, path: str) -> ET.Element:
-    child = element.find(path)
-    if child is None:
-        raise ValueError(f"the MJCF of <{element.tag}> has no {path}")
-    return child

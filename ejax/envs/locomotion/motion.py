@@ -147,7 +147,7 @@ def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState)
 
 
 def drive_torque(robot: LeggedRobot, motion: Motion, target: Array) -> Array:
-    """[A], N·m: clip(k·(q* − q) − c·q̇, ±F), with ``target`` q*."""
+    """Compute [A], N·m: clip(k·(q* − q) − c·q̇, ±F), with ``target`` q*."""
     drives = robot.drives
     stiffness, damping, limit = (jnp.asarray(x) for x in (drives.stiffness, drives.damping, drives.max_effort))
     return jnp.clip(stiffness * (target - motion.joint_pos) - damping * motion.joint_vel, -limit, limit)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.envs.task.mjcf import find_child
 from ejax.types import Array
 
 _DEPTH = 0.5
@@ -60,10 +61,8 @@ def height_below(terrain: Terrain, position: Array) -> Array:
 
 
 def add_terrain(root: ET.Element, terrain: Terrain) -> None:
-    floor = root.find("worldbody/geom[@name='floor']")
-    assets = root.find("asset")
-    if floor is None or assets is None:
-        raise ValueError("the scene's MJCF has no floor, or no assets")
+    """Make the floor of a scene the ground."""
+    floor, assets = find_child(root, "worldbody/geom[@name='floor']"), find_child(root, "asset")
     floor.attrib |= {"contype": "1", "conaffinity": "0"}
     if terrain.kind == "flat":
         return

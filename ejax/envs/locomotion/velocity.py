@@ -61,8 +61,8 @@ class VelocityRL(PhysicsTask):
 
     A step: the drives pull to q* for one control step → a push, if one is due → contacts → the next command →
     observation, fall, reward. ``info["rewards"]`` are weighted and sum up to the reward. The observation has two parts,
-    ``policy`` with noise and ``critic`` without, with contacts beside. Terminated: a fall, ``VelocityTask.max_tilt``,
-    ``min_height`` or ``max_guarded_force``. Truncated: the time limit, or a rough field's edge. There is no success.
+    ``policy`` with noise and ``critic`` without, with contacts beside. Terminated: ``VelocityTask.terminations``.
+    Truncated: the time limit, or a rough field's edge. There is no success.
 
     Differs from EmbodiChain: rewards are for the command that was acted on, for Go1 as for G1; the encoders' bias is
     drawn for each episode; sensors of contact lag one physics step; commands stay at the curriculum's first stage.
@@ -102,12 +102,13 @@ class VelocityRL(PhysicsTask):
         for name in ("command", "rewards", "noise", "push", "terrain"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, freeze(dict(getattr(self, name))))
-        super().__post_init__()
         try:
-            _ = self.task, self.ground
-            self._check_links()
+            source, _ = self.task.robot.source, self.ground
+            # a package's file is known to fit: it is not compiled before it is needed
+            _ = self.legged if source is None or source.startswith(FILE) else robot_file(source)
         except (ModuleNotFoundError, TypeError, ValueError) as error:
             raise ValueError(f"VelocityRL: {error}") from error
+        super().__post_init__()
 
     @property
     def task(self) -> VelocityTask:
@@ -127,9 +128,8 @@ class VelocityRL(PhysicsTask):
 
     @property
     def num_substeps(self) -> int:
-        if self.sim_steps_per_control is None:
-            return velocity_task(self.robot).sim_steps_per_control
-        return self.sim_steps_per_control
+        given = self.sim_steps_per_control
+        return self.task.sim_steps_per_control if given is None else given
 
     @property
     def control_period(self) -> float:
@@ -149,10 +149,9 @@ class VelocityRL(PhysicsTask):
         return tuple(Feature(f"{joint} position change / action scale", "rad") for joint in self.task.robot.joints)
 
     def reset(self, key: Key) -> tuple[VelocityState, dict[str, Array]]:
-        task, robot = self.task, self.task.robot
+        task, robot, bias = self.task, self.task.robot, self.task.encoder_bias
         key_place, key_command, key_push, key_bias, key_noise = jax.random.split(key, 5)
         physics = self._start(key_place)
-        bias = task.encoder_bias
         state = VelocityState(
             physics=physics,
             command=task.command.draw(key_command, self.control_period),
@@ -214,13 +213,6 @@ class VelocityRL(PhysicsTask):
         forward, left, turn = (float(x) for x in state.command.velocity)
         return f"command: {forward:+.1f} m/s forward, {left:+.1f} m/s left, {turn:+.1f} rad/s"
 
-    def _check_links(self) -> None:
-        source = self.task.robot.source
-        if source is None or source.startswith(FILE):
-            _ = self.legged
-        else:
-            robot_file(source)
-
     def _start(self, key: Key) -> PhysicsState:
         task, robot, ground = self.task, self.task.robot, self.ground
         key_xy, key_z, key_yaw = jax.random.split(key, 3)
@@ -280,11 +272,11 @@ class VelocityRL(PhysicsTask):
 
     def _see(self, world: World, key: Key) -> dict[str, Array]:
         world = replace(world, legs=replace(world.legged, command=world.state.command.velocity))
-        groups = {
-            name: [each for each in self.of("observations") if each.path == (name,)] for name in ("policy", "critic")
+        terms = self.of("observations")
+        return {
+            group: observe([each for each in terms if each.path == (group,)], world, noise)
+            for group, noise in (("policy", key), ("critic", None))
         }
-        noisy = observe(groups["policy"], world, key)
-        return {"policy": noisy, "critic": observe(groups["critic"], world)}
 
 
 @functools.lru_cache(maxsize=32)
@@ -300,14 +292,14 @@ def _changed_task(env: VelocityRL) -> VelocityTask:
 
 
 def _with_velocity_change(physics: PhysicsState, change: Array) -> PhysicsState:
-    """``change``: [6], of the base, linear and angular, both in the world's frame."""
+    """Change the base's velocity by ``change`` [6], linear and angular, both in the world's frame."""
     rotation = matrix_from_quaternion(physics.qpos[3:7] / jnp.linalg.norm(physics.qpos[3:7]))
     linear, angular = change[:3], change[3:] @ rotation
     return replace(physics, qvel=physics.qvel.at[:6].add(jnp.concatenate([linear, angular])))
 
 
 def _soft_limits(task: VelocityTask, legged: LeggedModel) -> NDArray[np.float32]:
-    """[A, 2], rad"""
+    """Compute [A, 2], rad."""
     limits = np.array([legged.model.joint(name).range for name in task.robot.joints])
     middle, half = limits.mean(axis=1), (limits[:, 1] - limits[:, 0]) / 2.0 * task.robot.soft_limit_factor
     return np.stack([middle - half, middle + half], axis=1).astype(np.float32)

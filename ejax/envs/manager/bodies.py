@@ -12,7 +12,7 @@ _ATTRIBUTE_GROUPS = ("mass_props", "rigid_props", "collision_props", "material_p
 
 
 def read_objects(root: Section) -> tuple[RigidObject, ...]:
-    """The entries of both lists."""
+    """Read the entries of both lists."""
     return (*_read_list(root, "rigid_object"), *_read_list(root, "background"))
 
 

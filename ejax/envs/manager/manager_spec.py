@@ -4,17 +4,18 @@ import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax.core import FrozenDict
 
 from ejax.envs.manager.bodies import read_objects
-from ejax.envs.manager.cameras import names_camera, read_cameras
+from ejax.envs.manager.cameras import SensorCamera, names_camera, read_cameras
 from ejax.envs.manager.extensions import Extensions, read_extensions
 from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.robots import Vector
 from ejax.envs.manager.scene import RigidObject, Scene, make_scene
 from ejax.envs.manager.vocabulary import IGNORED, OTHER_TASKS, TASKS_ELSEWHERE
+from ejax.envs.task.physics_task import EVENTS
 from ejax.envs.task.terms import Term
 from ejax.envs.terms.actions import ActionTerm
 from ejax.envs.terms.observations import OF_CAMERAS
@@ -29,7 +30,6 @@ from ejax.schema.values import number_problems
 
 SOURCE = "gym config"
 _NO_SENSORS = "no effect: enable_sensor is false"
-INTERVAL_EVENTS = "interval_events"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +51,6 @@ class ManagerSpec:
     notes: tuple[KeyNote, ...]
 
 
-class _Physics(NamedTuple):
-    gravity: Vector
-    timestep: float
-    """s"""
-    num_substeps: int
-
-
-class _Env(NamedTuple):
-    terms: tuple[Term, ...]
-    actions: tuple[Term, ...]
-    extensions: Extensions
-    control_parts: Any
-
-
 @functools.lru_cache(maxsize=32)
 def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> ManagerSpec:
     """Read a gym config, with more events after those of ``env.events``. Raises ConfigError: all unsupported keys."""
@@ -79,28 +65,34 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
         root.refuse("articulation", "ejax has no articulations other than the robot")
         objects = read_objects(root)
-        physics = _read_physics(root, env)
+        gravity, timestep, num_substeps = _read_physics(root, env)
         with root.open("robot") as section:
             placed = read_robot(section)
         robot_uid = placed.uid if placed else str(section.data.get("uid"))
         cameras = read_cameras(root, placed.bodies if placed else (), robot_uid)
         sensing = root.flag("enable_sensor", True)
-        uids = [*(each.uid for each in objects), robot_uid], [each.uid for each in cameras]
-        read = _read_env(root, env, task, robot_uid, uids, sensing=sensing)
-        more = read_specs(Section(interval_events, INTERVAL_EVENTS, report), "events", robot_uid, ("interval",))
+        env.take("num_envs")
+        env.ignore_all(IGNORED["env"])
+        control_parts = env.take("control_parts")
+        extensions = read_extensions(root, env, _parameters(task))
+        events = read_specs(env.open("events"), "events", robot_uid)
+        events += read_specs(Section(interval_events, EVENTS, report), "events", robot_uid, ("interval",))
+        observations = read_specs(env.open("observations"), "observations", robot_uid)
+        observations = _seen(root, observations, cameras, [*(each.uid for each in objects), robot_uid], sensing)
+        rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
+        own_actions = read_specs(extensions.actions, "actions", robot_uid)
     # what follows needs both; the report has the reason by now
     if placed is None or task is None:
         raise ConfigError(report.problems, SOURCE, report.notes)
     _check_names({"floor", *(each.get("name") for each in placed.robot.body.iter())}, objects, report)
     report.raise_if_refused(SOURCE)
-    terms = (*read.terms, *more, _read_ends(task, read.extensions))
+    terms = (*events, *observations, *rewards, _read_ends(task, extensions))
     markers = tuple(dict.fromkeys(key for term in terms for key in stored_keys(term)))
     seen = cameras if sensing else ()
-    scene = make_scene(placed, objects, physics.gravity, physics.timestep, markers=markers, cameras=seen)
-    active = _active(scene, read.control_parts, report)
-    actions = _make_actions(read.actions, scene, active, report)
+    scene = make_scene(placed, objects, gravity, timestep, markers=markers, cameras=seen)
+    active = _active(scene, control_parts, report)
+    actions = _make_actions(own_actions, scene, active, report)
     report.raise_if_refused(SOURCE)
-    extensions = read.extensions
     return ManagerSpec(
         scene=scene,
         active=active,
@@ -109,8 +101,8 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         extensions=extensions.values,
         max_episode_steps=extensions.max_episode_steps,
         ignore_terminations=extensions.ignore_terminations,
-        num_substeps=physics.num_substeps,
-        timestep=physics.timestep,
+        num_substeps=num_substeps,
+        timestep=timestep,
         notes=report.notes,
     )
 
@@ -162,7 +154,8 @@ def _read_ends(task: str, extensions: Extensions) -> Term:
     return Term(name=task, func=TERMS["terminations"][name], kind="terminations", params=freeze(params), key="id")
 
 
-def _read_physics(root: Section, env: Section) -> _Physics:
+def _read_physics(root: Section, env: Section) -> tuple[Vector, float, int]:
+    """Read gravity, the length of a physics step, s, and how many make a control step."""
     with root.open("physics_config") as physics:
         x, y, z = physics.numbers("gravity", (0.0, 0.0, -9.81), 3)
         period = physics.number("physics_dt", 0.01, above=0.0)
@@ -181,45 +174,29 @@ def _read_physics(root: Section, env: Section) -> _Physics:
             text = f"means {substeps} physics steps, but sim_steps_per_control is {given}; keep one"
             env.problem("target_control_frequency", text)
     env.take("target_control_frequency")
-    return _Physics((x, y, z), period / finer, finer * substeps)
+    return (x, y, z), period / finer, finer * substeps
 
 
-def _read_env(
-    root: Section,
-    env: Section,
-    task: str | None,
-    robot_uid: str,
-    uids: tuple[Sequence[str], Sequence[str]],
-    *,
-    sensing: bool,
-) -> _Env:
-    env.take("num_envs")
-    env.ignore_all(IGNORED["env"])
-    control_parts = env.take("control_parts")
-    extensions = read_extensions(root, env, _parameters(task))
-    events = read_specs(env.open("events"), "events", robot_uid)
-    observations = read_specs(env.open("observations"), "observations", robot_uid)
+def _seen(
+    root: Section, terms: tuple[Term, ...], cameras: Sequence[SensorCamera], bodies: Sequence[str], sensing: bool
+) -> tuple[Term, ...]:
+    """Leave out observations of cameras that are off, and refuse unknown uids: functors observe zeros for a missing
+    object, which must not hide a misspelled name."""
+    names = tuple(each.uid for each in cameras)
     if not sensing:
         root.note("sensor", _NO_SENSORS, "without effect")
-        blind = [each for each in observations if each.path[0] == "sensor" or names_camera(each.params, tuple(uids[1]))]
+        blind = [each for each in terms if each.path[0] == "sensor" or names_camera(each.params, names)]
         for each in blind:
             root.report.add(each.key, "without effect", _NO_SENSORS)
-        observations = tuple(each for each in observations if each not in blind)
-    # a camera is no body: each kind of functor knows uids of its own
-    for each in observations:
-        _check_uids(each, uids[1] if each.func in OF_CAMERAS else uids[0], root.report)
-    rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
-    actions = read_specs(extensions.actions, "actions", robot_uid)
-    return _Env((*events, *observations, *rewards), actions, extensions, control_parts)
-
-
-def _check_uids(term: Term, uids: Sequence[str], report: KeyReport) -> None:
-    """Refuse unknown uids: functors observe zeros for a missing object, which must not hide a misspelled name."""
-    for name, entity in term.params.items():
-        if name.endswith("_cfg") and isinstance(entity, Mapping) and entity.get("uid") not in uids:
-            uid = str(entity.get("uid"))
-            text = f"no '{uid}' in the scene; there is {', '.join(uids) or 'none'}{did_you_mean(uid, uids)}"
-            report.refuse(f"{term.key}.params.{name}", text)
+        terms = tuple(each for each in terms if each not in blind)
+    for term in terms:
+        uids = names if term.func in OF_CAMERAS else bodies  # a camera is no body
+        for name, entity in term.params.items():
+            if name.endswith("_cfg") and isinstance(entity, Mapping) and entity.get("uid") not in uids:
+                uid = str(entity.get("uid"))
+                text = f"no '{uid}' in the scene; there is {', '.join(uids) or 'none'}{did_you_mean(uid, uids)}"
+                root.report.refuse(f"{term.key}.params.{name}", text)
+    return terms
 
 
 def _check_names(taken: set[str | None], objects: Sequence[RigidObject], report: KeyReport) -> None:
@@ -233,11 +210,9 @@ def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, .
     everything = tuple(range(len(scene.joints)))
     if control_parts is None:
         return everything
-    if not isinstance(control_parts, list | tuple) or not control_parts:
-        text = f"got {control_parts!r}; must be a list of the robot's parts, or null for all"
-        report.refuse("env.control_parts", text)
-        return everything
     try:
+        if not isinstance(control_parts, list | tuple) or not control_parts:
+            raise ValueError(f"got {control_parts!r}; must be a list of the robot's parts, or null for all")
         return tuple(sorted({joint for part in control_parts for joint in scene.part(part)}))
     except (TypeError, ValueError) as error:
         report.refuse("env.control_parts", str(error))

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from xml.etree import ElementTree as ET
 
 from ejax.envs.mujoco.models import ASSETS
+from ejax.envs.task.mjcf import find_child, to_text
 
 Vector: TypeAlias = tuple[float, float, float]
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
@@ -125,18 +126,6 @@ def matching_joints(pattern: str, joints: Iterable[str]) -> list[str]:
         return [each for each in joints if re.fullmatch(pattern, each, re.IGNORECASE)]
     except re.error:
         return []
-
-
-def to_text(numbers: Iterable[float]) -> str:
-    return " ".join(repr(float(number)) for number in numbers)
-
-
-def find_child(element: ET.Element, path: str) -> ET.Element:
-    """Find an element of an MJCF. Raises ValueError: it has none."""
-    child = element.find(path)
-    if child is None:
-        raise ValueError(f"the MJCF of <{element.tag}> has no {path}")
-    return child
 
 
 def _read_body(file: str, **numbers: Any) -> ET.Element:

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.manager.cameras import SensorCamera
-from ejax.envs.manager.robots import Drives, PlacedRobot, Robot, Vector, find_child, to_text
+from ejax.envs.manager.robots import Drives, PlacedRobot, Robot, Vector
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
 from ejax.envs.task.entities import look_up
+from ejax.envs.task.mjcf import find_child, to_text
 from ejax.envs.task.states import SceneState, marker_name
 from ejax.types import Array
 
@@ -90,11 +91,11 @@ class Scene:
         return tuple(each.uid for each in self.objects)
 
     def camera(self, uid: str) -> SensorCamera:
-        """Raises ValueError: no such camera; the message lists the uids."""
+        """Find a camera. Raises ValueError: no such camera."""
         return look_up("camera", uid, {each.uid: each for each in self.cameras})
 
     def find_object(self, uid: str) -> RigidObject:
-        """Raises ValueError: no such object; the message lists the uids."""
+        """Find an object. Raises ValueError: no such object."""
         return look_up("rigid object", uid, {each.uid: each for each in self.objects})
 
     def part(self, name: str) -> tuple[int, ...]:
@@ -102,7 +103,7 @@ class Scene:
         return look_up("control part", name, dict(self.parts))
 
     def check_tool(self, part: str | None) -> None:
-        """Raises ValueError: the part has no tool centre point; None stands for the one that has it."""
+        """Raise ValueError at a part without a tool centre point; None stands for the one that has it."""
         if part is not None:
             self.part(part)
         if self.tool_part is None or part not in (None, self.tool_part):

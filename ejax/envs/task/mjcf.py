@@ -3,7 +3,9 @@
 import functools
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import mujoco
 import numpy as np
@@ -61,7 +63,7 @@ def start_noise_of(
 
 
 def check_actuators(kind: str, model: mujoco.MjModel, num_actions: int, own_control: bool) -> None:
-    """Raises ValueError: actuators that actions cannot be scaled to. ``num_actions`` 0: they are the actuators'."""
+    """Raise ValueError at actuators that actions cannot be scaled to. ``num_actions`` 0: they are the actuators'."""
     if not model.nu:
         raise ValueError(f"{kind}: the model has no actuators; give its MJCF an <actuator> section")
     if own_control:
@@ -80,7 +82,7 @@ def check_actuators(kind: str, model: mujoco.MjModel, num_actions: int, own_cont
 
 
 def name_numbers(name: str, shape: tuple[int, ...]) -> tuple[Feature, ...]:
-    """The numbers of one part of an observation: ``"tip to goal [m]"`` with three of them is x, y and z, in m."""
+    """Name the numbers of one part of an observation: ``"tip to goal [m]"`` with three of them is x, y and z, in m."""
     match = _UNIT.fullmatch(name)
     text, unit = (match["name"], match["unit"]) if match else (name, "1")
     if not shape:
@@ -112,9 +114,22 @@ def describe_actuator(model: mujoco.MjModel, i: int) -> Feature:
 
 
 def actuator_name(model: mujoco.MjModel, i: int) -> str:
-    """An actuator's name; where it has none, its joint's."""
+    """Give an actuator's name; without one its joint's."""
     if name := model.actuator(i).name:
         return name
     if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT:
         return model.joint(int(model.actuator_trnid[i, 0])).name or f"actuator {i}"
     return f"actuator {i}"
+
+
+def to_text(numbers: Iterable[float]) -> str:
+    """Write numbers as an MJCF's attribute."""
+    return " ".join(repr(float(number)) for number in numbers)
+
+
+def find_child(element: ET.Element, path: str) -> ET.Element:
+    """Find an element of an MJCF. Raises ValueError: it has none."""
+    child = element.find(path)
+    if child is None:
+        raise ValueError(f"the MJCF of <{element.tag}> has no {path}")
+    return child

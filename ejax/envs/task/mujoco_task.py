@@ -240,7 +240,7 @@ class MuJoCoTask(PhysicsTask):
         return self._sensed(self.start(key_start, self._sensed(self.world(state))))
 
     def _sensed(self, world: World) -> World:
-        """The world with what its sensors read there, with all controls at 0."""
+        """Give the world with what its sensors read there, with all controls at 0."""
         if not world.model.nsensordata:
             return world
         state = world.state
@@ -300,7 +300,7 @@ def _own_fields(base: type) -> tuple[Any, ...]:
 
 
 def _refuse_misspelt(cls: type) -> None:
-    """Raises TypeError: a method or attribute that nothing would ever look at, named almost like one that is."""
+    """Raise TypeError at a method or attribute that nothing would look at, named almost like one that is."""
     known = [name for name in (*dir(MuJoCoTask), *MuJoCoTask.__annotations__) if not name.startswith("_")]
     for name in vars(cls):
         if name.startswith("_") or name in known or name in cls.__annotations__:

@@ -44,7 +44,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a step ends, in whole or by one term of kind ``terminations``."""
+    """Ends of a step: all of them, or those of one term of kind ``terminations``."""
 
     success: Array | None = None
     """bool; ends the episode, with no value after it, as does ``fail``. None: the task has no notion of success."""

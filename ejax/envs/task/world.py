@@ -118,7 +118,7 @@ class World(Snapshot):
 
     @property
     def kept(self) -> dict[str, Array]:
-        """What ``keep`` stored; of a task that stores nothing, nothing."""
+        """Numbers that ``keep`` stored; none of a task that stores nothing."""
         return self.state.kept if isinstance(self.state, TaskState | SceneState) else {}
 
     @property
@@ -183,7 +183,7 @@ class World(Snapshot):
         return JointState(physics.qpos[places.start], physics.qvel[speeds.start])
 
     def sensor(self, name: str) -> Array:
-        """A sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago, with markers
+        """Read a sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago, with markers
         where they were during that step. At an episode's start: of the start itself, with all controls at 0.
         """
         model = self.model
@@ -263,7 +263,7 @@ class World(Snapshot):
         return self.kept[key]
 
     def with_joint(self, name: str, position: ArrayLike | None = None, velocity: ArrayLike | None = None) -> "World":
-        """The world with a joint elsewhere, or moving otherwise; shapes as of ``joint``."""
+        """Put a joint elsewhere, or let it move otherwise; shapes as of ``joint``."""
         model, physics = self.model, self.physics
         places, speeds = joint_slices(model, find(model, "joint", name))
         if position is not None:
@@ -284,7 +284,7 @@ class World(Snapshot):
         return self._with(physics=physics, **held)
 
     def with_object_pose(self, uid: str, pose: Array) -> "World":
-        """The world with an object that moves freely elsewhere, at rest. Raises ValueError: it stands."""
+        """Put an object that moves freely elsewhere, at rest. Raises ValueError: it stands."""
         slots, physics = self._slots(uid), self.physics
         if slots is None:
             raise ValueError(f"rigid object '{uid}' is static: it cannot be moved; give body_type 'dynamic'")
@@ -326,7 +326,7 @@ class World(Snapshot):
         return self._with(kept={**self.state.kept, **{name: jnp.asarray(x) for name, x in values.items()}})
 
     def advance(self, num_substeps: int) -> "World":
-        """The world after physics steps under a scene's current targets."""
+        """Make physics steps under a scene's current targets."""
         return self._with(physics=Physics(self.asset, self.engine, num_substeps).step(self.physics, self.ctrl))
 
     def appearance(self) -> Appearance:

@@ -4,8 +4,9 @@ import functools
 import itertools
 from xml.etree import ElementTree as ET
 
-from ejax.envs.manager.robots import Drives, PlacedRobot, find_child, make_ur
+from ejax.envs.manager.robots import Drives, PlacedRobot, make_ur
 from ejax.envs.manager.scene import RigidObject, make_scene
+from ejax.envs.task.mjcf import find_child
 from ejax.envs.task.states import marker_name
 
 HALF_EDGE = 0.025
@@ -39,12 +40,8 @@ def make_model(
     root = ET.fromstring(scene.xml)
     for name, armature in zip(scene.joints, _ARMATURE, strict=True):
         find_child(root, f".//joint[@name='{name}']").set("armature", str(armature))
-    find_child(root, "option").attrib |= {
-        "cone": "elliptic",
-        "impratio": "10",
-        "iterations": "10",
-        "ls_iterations": "20",
-    }
+    contacts = {"cone": "elliptic", "impratio": "10"}
+    find_child(root, "option").attrib |= {**contacts, "iterations": "10", "ls_iterations": "20"}
     find_child(root, "option/flag").set("eulerdamp", "disable")
     for one, other in itertools.combinations(cubes, 2):
         _let_corners_touch(find_child(root, "contact"), one, other)

@@ -82,7 +82,7 @@ class GraspTask(PhysicsTask):
         raise NotImplementedError
 
     def target(self, state: Any) -> tuple[Array, Array, Array]:
-        """The cube that is meant [3], m, its goal [3], m, and whether it was lifted, bool."""
+        """Return the cube that is meant [3], m, its goal [3], m, and True where it was lifted."""
         raise NotImplementedError
 
     def distance(self, state: Any) -> Array:

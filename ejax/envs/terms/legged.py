@@ -108,7 +108,7 @@ def joint_torques_l2(world: World) -> Array:
 
 
 def action_rate_l2(world: World) -> Array:
-    """‖a − a_before‖²"""
+    """Compute ‖a − a⁻‖², a⁻ the action before."""
     return jnp.sum((world.legged.action - world.legged.last_action) ** 2)
 
 
@@ -120,7 +120,7 @@ def is_terminated(world: World) -> Array:
 def feet_air_time(
     world: World, threshold_min: float = 0.05, threshold_max: float = 0.5, command_threshold: float = 0.5
 ) -> Array:
-    """The number of feet that have been in the air for more than the one time and less than the other, s."""
+    """Count the feet that have been in the air for more than the one time and less than the other, s."""
     in_range = (world.legged.air_time > threshold_min) & (world.legged.air_time < threshold_max)
     return jnp.sum(in_range) * _moves(world, command_threshold)
 
@@ -132,14 +132,14 @@ def flight_time(world: World, threshold: float, command_threshold: float) -> Arr
 
 
 def unwanted_contacts(world: World, threshold: float) -> Array:
-    """The number of parts that touch the ground with more than the threshold, N, and shall not."""
+    """Count the parts that touch the ground with more than the threshold, N, and shall not."""
     return jnp.sum(world.legged.contacts.unwanted_force > threshold).astype(jnp.float32)
 
 
 def foot_gait(
     world: World, period: float, offset: tuple[float, ...], threshold: float, command_threshold: float
 ) -> Array:
-    """The part of feet that touch the ground just when their phase, t/period + offset modulo 1, is below threshold."""
+    """Give the part of feet that touch the ground just when their phase, t/period + offset modulo 1, is below threshold."""
     expected = (world.legged.time / period + jnp.asarray(offset)) % 1.0 < threshold
     return jnp.mean(world.legged.contacts.found == expected) * _moves(world, command_threshold)
 
@@ -181,17 +181,17 @@ def self_collisions(world: World) -> Array:
 
 
 def bad_orientation(world: World, limit: float) -> Outcome:
-    """A failure where the base tilts by more than ``limit``, rad."""
+    """Fail where the base tilts by more than ``limit``, rad."""
     return Outcome(fail=-world.legged.motion.gravity_b[2] < jnp.cos(limit))
 
 
 def illegal_contact(world: World, limit: float) -> Outcome:
-    """A failure where a guarded geom touches the ground with more than ``limit``, N."""
+    """Fail where a guarded geom touches the ground with more than ``limit``, N."""
     return Outcome(fail=world.legged.contacts.guarded_force > limit)
 
 
 def root_height_below_minimum(world: World, limit: float) -> Outcome:
-    """A failure where the base is lower than ``limit``, m."""
+    """Fail where the base is lower than ``limit``, m."""
     return Outcome(fail=world.legged.motion.position[2] < limit)
 
 

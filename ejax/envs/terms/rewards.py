@@ -84,7 +84,7 @@ def orientation_alignment(world: World, source_entity_cfg: Entity, target_entity
 
 
 def action_smoothness_penalty(world: World) -> Array:
-    """−‖a − a_prev‖; 0 in an episode's first step.
+    """Compute −‖a − a⁻‖, a⁻ the action before; 0 in an episode's first step.
     EmbodiChain compares the joint target with the former action, and has 0 in evaluation and at a rollout's start.
     """
     change = jnp.linalg.norm(world.action - _before(world).action)
