@@ -166,7 +166,7 @@ def test_a_scan_of_a_batch_is_the_single_steps() -> None:
 
 
 def push(position: Array, obs: Array) -> Array:
-    """Play a scripted policy: damped least squares to one point after another; then push, steering the cube to the goal."""
+    """Act by damped least squares to one point after another; then push, steering the cube to the goal."""
     cube, goal = obs[9:11], obs[12:14]
     direction = (goal - cube) / jnp.linalg.norm(goal - cube)
     from_behind = obs[6:8] - (cube - 0.07 * direction)

@@ -183,9 +183,8 @@ class World(Snapshot):
         return JointState(physics.qpos[places.start], physics.qvel[speeds.start])
 
     def sensor(self, name: str) -> Array:
-        """Read a sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago, with markers
-        where they were during that step. At an episode's start: of the start itself, with all controls at 0.
-        """
+        """Read a sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago, with
+        markers where they were during that step. At an episode's start: of the start itself, all controls at 0."""
         model = self.model
         sensor = find(model, "sensor", name)
         start = int(model.sensor_adr[sensor])

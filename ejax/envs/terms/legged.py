@@ -139,7 +139,7 @@ def unwanted_contacts(world: World, threshold: float) -> Array:
 def foot_gait(
     world: World, period: float, offset: tuple[float, ...], threshold: float, command_threshold: float
 ) -> Array:
-    """Give the part of feet that touch the ground just when their phase, t/period + offset modulo 1, is below threshold."""
+    """Give the part of feet that touch the ground just when their phase, t/period + offset modulo 1, is below it."""
     expected = (world.legged.time / period + jnp.asarray(offset)) % 1.0 < threshold
     return jnp.mean(world.legged.contacts.found == expected) * _moves(world, command_threshold)
 
