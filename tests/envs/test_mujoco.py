@@ -16,7 +16,7 @@ import pytest
 from cube_sweep import C_ENGINE, CUBE, assert_same_bits, sweep, trajectory
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.drawing import default_view
+from ejax.envs.mujoco.drawing import Appearance, default_view
 from ejax.envs.mujoco.engine import Physics, render
 from ejax.envs.mujoco.engines.mjx import load_mjx
 from ejax.envs.mujoco.kinematics import site_pose
@@ -209,7 +209,9 @@ def test_a_thread_that_draws_many_sizes_leaves_the_canvas_of_another_alone() -> 
     sizes = [(32, 24), (40, 30), (48, 36), (56, 42), (64, 48), (72, 54)]
 
     def draw(size: tuple[int, int]) -> NDArray[np.int_]:
-        return render("push_cube.xml", np.zeros(physics.nq), width=size[0], height=size[1]).astype(int)
+        return render(
+            Appearance(asset="push_cube.xml", qpos=np.zeros(physics.nq)), width=size[0], height=size[1]
+        ).astype(int)
 
     physics = Physics("push_cube.xml").model
     alone = {size: draw(size) for size in sizes}
@@ -225,7 +227,7 @@ def test_a_model_without_a_camera_main_is_seen_whole() -> None:
     xml = """<mujoco><option><flag warmstart="disable"/></option><worldbody><light pos="5 0 3"/>
         <body pos="5 0 0"><freejoint/><geom type="box" size="0.1 0.1 0.1" rgba="1 0 0 1"/></body>
         </worldbody></mujoco>"""
-    picture = render(xml, np.array([5.0, 0, 0, 1, 0, 0, 0]), width=64, height=48)
+    picture = render(Appearance(asset=xml, qpos=np.array([5.0, 0, 0, 1, 0, 0, 0])), width=64, height=48)
     red = np.argwhere(picture[..., 0] > picture[..., 1] + 40)
     np.testing.assert_allclose(red.mean(axis=0), (23.5, 31.5), atol=3.0)  # in the middle
     view = default_view(xml)
@@ -238,6 +240,7 @@ def test_a_camera_that_tracks_a_body_goes_with_it() -> None:
     xml = """<mujoco><option><flag warmstart="disable"/></option><worldbody>
         <body name="box"><freejoint/><geom type="box" size="0.1 0.1 0.1" rgba="1 0 0 1"/>
         <camera name="main" mode="trackcom" pos="-1 0 0" xyaxes="0 -1 0 0 0 1"/></body></worldbody></mujoco>"""
-    near, far = (render(xml, np.array([x, 0, 0, 1, 0, 0, 0]), width=32, height=24) for x in (0.0, 5.0))
+    places = [Appearance(asset=xml, qpos=np.array([x, 0, 0, 1, 0, 0, 0])) for x in (0.0, 5.0)]
+    near, far = (render(each, width=32, height=24) for each in places)
     assert near[12, 16, 0] > near[12, 16, 1] + 40
     np.testing.assert_array_equal(far[12, 16], near[12, 16])

@@ -90,7 +90,7 @@ def numbers(seen: Appearance, size: int, view: CameraView) -> Array:
     )
     solids = [solid for solid in scenery(seen.asset).solids if solid.geom is not None and solid.kind != "plane"]
     rgba = {
-        solid.name: jnp.array([(solid.geom or 0) / 255.0 / (1.0 + solid.emission), 1.0, 0.0, 1.0]) for solid in solids
+        solid.name: jnp.array([(solid.geom or 0) / 255.0 / (1.0 + solid.surface[0]), 1.0, 0.0, 1.0]) for solid in solids
     }
     image = draw(seen.replace(rgba=rgba), width=size, height=size, camera=view, lights=flat)  # type: ignore[attr-defined]
     return jnp.where((image[..., 1] > 130) & (image[..., 2] < 110), image[..., 0], 0)
@@ -126,7 +126,9 @@ def test_each_ray_meets_the_solid_that_mujocos_ray_meets() -> None:
 
 def test_each_kind_of_solid_is_lit_as_mujoco_lights_it() -> None:
     mine = np.asarray(picture(seen_solids())).astype(int)
-    theirs = render(SOLIDS, load_drawn_model(SOLIDS).qpos0, width=SIZE, height=SIZE, camera=VIEW).astype(int)
+    theirs = render(
+        Appearance(asset=SOLIDS, qpos=load_drawn_model(SOLIDS).qpos0), width=SIZE, height=SIZE, camera=VIEW
+    ).astype(int)
     inside = (np.abs(mine - theirs).max(axis=-1) < 12).mean()  # the others are edges, which round differently
     assert np.abs(mine - theirs).mean() < 2.0 and inside > 0.97
 

@@ -19,6 +19,7 @@ from tiny import EPISODE, EVALUATED, STEPS, tiny
 from ejax.config import ConfigError, parse_config
 from ejax.config.camera import CameraConfig
 from ejax.distributions import Normal
+from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import render
 from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
 from ejax.envs.tasks.push_cube import PushCubeRL
@@ -302,7 +303,7 @@ BALL = """
 def test_a_point_is_drawn_where_eye_target_up_and_intrinsics_project_it(up: list, intrinsics: list) -> None:
     eye, target, ball = np.array([-1.4, 1.0, 1.2]), np.array([0.2, 0.0, 0.2]), np.array([0.3, -0.2, 0.4])
     camera = CameraConfig(resolution=(160, 120), eye=tuple(eye), target=tuple(target), up=up, intrinsics=intrinsics)
-    picture = render(BALL, np.zeros(1), width=160, height=120, camera=camera.view).astype(int)
+    picture = render(Appearance(asset=BALL, qpos=np.zeros(1)), width=160, height=120, camera=camera.view).astype(int)
     rows, columns = np.nonzero(picture[..., 0] - picture[..., 1] > 100)
 
     ahead = (target - eye) / np.linalg.norm(target - eye)
@@ -323,7 +324,7 @@ def test_a_camera_that_looks_at_nothing_is_refused() -> None:
 
 def test_a_camera_may_look_straight_down() -> None:
     view = CameraConfig(resolution=(160, 120), eye=(0.3, -0.2, 2.0), target=(0.3, -0.2, 0.0)).view
-    assert render(BALL, np.zeros(1), width=160, height=120, camera=view)[60, 80, 0] > 100
+    assert render(Appearance(asset=BALL, qpos=np.zeros(1)), width=160, height=120, camera=view)[60, 80, 0] > 100
 
 
 def test_a_camera_sees_from_where_it_stands() -> None:

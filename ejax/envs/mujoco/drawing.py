@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
 import mujoco
@@ -44,25 +43,15 @@ class AppearingEnv(Protocol):
 
 
 def render(
-    asset: str,
-    qpos: Array | NDArray[Any],
-    *,
-    width: int = 640,
-    height: int = 480,
-    mocap_pos: Mapping[str, Array | NDArray[Any]] | None = None,
-    rgba: Mapping[str, Array | NDArray[Any]] | None = None,
-    camera: CameraView | None = None,
+    seen: Appearance, *, width: int = 640, height: int = 480, camera: CameraView | None = None
 ) -> NDArray[np.uint8]:
     """Draw one configuration, on a display or without one (EGL, or what MUJOCO_GL names): [height, width, 3] RGB.
-
-    ``mocap_pos`` and ``rgba`` as in ``Appearance``; without a camera the model's ``main``, else ``default_view``.
-    """
-    camera = camera or default_view(asset)
+    Without a camera the model's ``main``, else ``default_view``."""
+    camera = camera or default_view(seen.asset)
     effects = camera is None or camera.effects
-    model, data, renderer = _canvases.get(asset, width, height, effects)
-    data.qpos[:] = np.asarray(qpos)
-    model.geom_rgba[:] = load_drawn_model(asset).geom_rgba
-    set_look(model, data, mocap_pos or {}, rgba or {})
+    model, data, renderer = _canvases.get(seen.asset, width, height, effects)
+    model.geom_rgba[:] = load_drawn_model(seen.asset).geom_rgba  # without the colours of the picture before
+    show(model, data, seen)
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)  # for cameras that go with a body
     mujoco.mj_camlight(model, data)
@@ -78,11 +67,12 @@ def render(
     return cast(NDArray[np.uint8], renderer.render())
 
 
-def set_look(model: mujoco.MjModel, data: mujoco.MjData, mocap_pos: Mapping[str, Any], rgba: Mapping[str, Any]) -> None:
-    """Put markers in their places, and give geoms their colours, as an ``Appearance`` has them."""
-    for name, position in mocap_pos.items():
+def show(model: mujoco.MjModel, data: mujoco.MjData, seen: Appearance) -> None:
+    """Put joints and markers in their places, and give geoms their colours."""
+    data.qpos[:] = np.asarray(seen.qpos)
+    for name, position in seen.mocap_pos.items():
         data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
-    for name, colour in rgba.items():
+    for name, colour in seen.rgba.items():
         model.geom(name).rgba[:] = np.asarray(colour)
 
 

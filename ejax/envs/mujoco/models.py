@@ -6,7 +6,6 @@ A step is a pure function of qpos and qvel: the solver's warm start is off, and 
 import copy
 import functools
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ _SENSOR = mujoco.mjtSensor
 _SEEING = _SENSOR.mjSENS_RANGEFINDER, _SENSOR.mjSENS_GEOMDIST, _SENSOR.mjSENS_GEOMNORMAL, _SENSOR.mjSENS_GEOMFROMTO
 """Sensors that read geoms which collide with nothing, too."""
 _DISTANCE = 1  # a rangefinder's ``data`` of nothing else
+_WARM_START, _SLEEP = int(mujoco.mjtDisableBit.mjDSBL_WARMSTART), int(mujoco.mjtEnableBit.mjENBL_SLEEP)
 _MAX_XML = 16 << 20
 _MAX_ASSET = 1 << 30  # bytes of a mesh, a texture or a height field
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
@@ -72,9 +72,9 @@ def mocap_bodies(model: Any) -> NDArray[np.int_]:
 @functools.cache
 def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.MjModel:
     spec = _read_spec(asset)
-    # warm starts and sleep would make a step depend on the steps before it
-    for field, flag, _ in _unset_flags(spec):
-        setattr(spec.option, field, flag)
+    # either would make a step depend on the steps before it
+    spec.option.disableflags |= _WARM_START
+    spec.option.enableflags &= ~_SLEEP
     spec.compiler.discardvisual = not visual and all(each.type not in _SEEING for each in spec.sensors)
     model = spec.compile()
     _refuse_memory(asset, model)
@@ -83,7 +83,13 @@ def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.
 
 def settings_changed(asset: str) -> tuple[str, ...]:
     """Name settings of the MJCF that the model is simulated without."""
-    return tuple(text for _, _, text in _unset_flags(_read_spec(asset)))
+    option, texts = _read_spec(asset).option, []
+    if not option.disableflags & _WARM_START:
+        text = "the solver's warm start is off, as if <option><flag warmstart='disable'/></option> were in the MJCF"
+        texts.append(f"{text}: a step depends on the state alone")
+    if option.enableflags & _SLEEP:
+        texts.append("sleeping bodies (<flag sleep>) are off: a step depends on the state alone")
+    return tuple(texts)
 
 
 def check_model_files(model: Path | str) -> None:
@@ -125,17 +131,6 @@ def _read_spec(asset: str) -> mujoco.MjSpec:
     model = asset if asset.lstrip().startswith("<") else ASSETS / asset
     check_model_files(model)
     return mujoco.MjSpec.from_string(model) if isinstance(model, str) else mujoco.MjSpec.from_file(str(model))
-
-
-def _unset_flags(spec: mujoco.MjSpec) -> Iterator[tuple[str, int, str]]:
-    disabled, enabled = spec.option.disableflags, spec.option.enableflags
-    warm, sleep = int(mujoco.mjtDisableBit.mjDSBL_WARMSTART), int(mujoco.mjtEnableBit.mjENBL_SLEEP)
-    if not disabled & warm:
-        text = "the solver's warm start is off, as if <option><flag warmstart='disable'/></option> were in the MJCF"
-        yield "disableflags", disabled | warm, f"{text}: a step depends on the state alone"
-    if enabled & sleep:
-        text = "sleeping bodies (<flag sleep>) are off: a step depends on the state alone"
-        yield "enableflags", enabled & ~sleep, text
 
 
 def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:

@@ -32,9 +32,7 @@ def picture(
 
     def draw_one(given: tuple[Appearance, Camera | None]) -> NDArray[np.uint8]:
         one, placed = given
-        look = {"mocap_pos": one.mocap_pos, "rgba": one.rgba}
-        view = fixed if placed is None else as_view(placed)
-        return render(one.asset, one.qpos, width=width, height=height, camera=view, **look)
+        return render(one, width=width, height=height, camera=fixed if placed is None else as_view(placed))
 
     moving, fixed = (camera, None) if isinstance(camera, Camera) else (None, camera)
     return picture_on_host(draw_one, (seen, moving), width, height)

@@ -156,7 +156,7 @@ def _cast(
     mask = (1 << max(1, (len(solids) - 1).bit_length())) - 1  # the low bits of a depth: 2e-6 of it for 16 solids
     nearest = _nearest(solids, turns, centres, colours[:, 3] > 0.0, rays, mask)
     depth = jax.lax.bitcast_convert_type(nearest & ~mask, jnp.float32)
-    looks = [(solid.emission, solid.specular, 128.0 * solid.shininess) for solid in solids]
+    looks = [(emission, specular, 128.0 * shininess) for emission, specular, shininess in (x.surface for x in solids)]
     table = {
         "centre": centres,
         "turn": turns.reshape(-1, 9),

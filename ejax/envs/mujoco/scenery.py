@@ -37,9 +37,7 @@ class Solid(NamedTuple):
     size: tuple[float, float, float]
     local: NDArray[np.float64]  # [4, 4]: its pose on the body
     rgba: tuple[float, float, float, float]
-    emission: float
-    specular: float
-    shininess: float
+    surface: tuple[float, float, float]  # emission, specular, shininess
     texture: Texture | None
 
 
@@ -158,7 +156,6 @@ def _solid(model: mujoco.MjModel, what: Literal["geom", "site"], index: int) -> 
         rgba = rgba if tuple(rgba.tolist()) != _GREY else model.mat_rgba[material]
         surface = model.mat_emission[material], model.mat_specular[material], model.mat_shininess[material]
         texture = _texture(model, material, kind, name)
-    emission, specular, shininess = map(float, surface)
     return Solid(
         name=name,
         kind=kind,
@@ -167,9 +164,7 @@ def _solid(model: mujoco.MjModel, what: Literal["geom", "site"], index: int) -> 
         size=triple(of("size")),
         local=transform(of("pos"), of("quat")),
         rgba=cast(Any, tuple(map(float, rgba))),
-        emission=emission,
-        specular=specular,
-        shininess=shininess,
+        surface=cast(Any, tuple(map(float, surface))),
         texture=texture,
     )
 

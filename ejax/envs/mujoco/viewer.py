@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.drawing import Appearance, set_look
+from ejax.envs.mujoco.drawing import Appearance, show
 from ejax.envs.mujoco.models import load_drawn_model
 
 SPACE = 32
@@ -53,8 +53,8 @@ class Window:
         """Show a state, in NumPy's arrays, at its time: wait until then, and while paused. ``qvel``: [nv], or None."""
         model, data = self._model, self._data
         with self._handle.lock():
-            data.qpos[:], data.qvel[:] = seen.qpos, 0.0 if qvel is None else qvel
-            set_look(model, data, seen.mocap_pos, seen.rgba)
+            show(model, data, seen)
+            data.qvel[:] = 0.0 if qvel is None else qvel
             data.time += self._period
             mujoco.mj_forward(model, data)
         self._handle.set_texts((None, None, text, ""))

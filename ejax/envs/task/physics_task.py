@@ -127,9 +127,7 @@ class PhysicsTask(Task):
         self, state: Any, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
-        seen = self.appearance(state)
-        moved = {"mocap_pos": seen.mocap_pos, "rgba": seen.rgba}
-        return render(seen.asset, seen.qpos, width=width, height=height, camera=camera, **moved)
+        return render(self.appearance(state), width=width, height=height, camera=camera)
 
     def appearance(self, state: Any) -> Appearance:
         return Appearance(
