@@ -113,7 +113,7 @@ class AsyncCollector:
 
     def publish(self, params: Params, version: int) -> None:
         """Hand over a copy of the parameters after ``version`` updates. Raises ValueError: not the next version."""
-        copy = jax.tree.map(jnp.copy, params)
+        copy = jax.tree.map(jnp.copy, params)  # the learner's own may be donated to the next update
         with self._changed:
             newest = max(self._published, default=version - 1)
             if version != newest + 1:
@@ -217,7 +217,7 @@ class AsyncCollector:
 
     def _is_past(self, version: int) -> bool:
         if version == max(self._published):
-            return False
+            return False  # ``publish`` counts from it
         begins = self.first + self.account.begun
         if self.schedule.recorded is not None:
             return version not in {max(self.first, each) for each in self.schedule.recorded[begins:]}

@@ -114,7 +114,7 @@ class GroupPlayer:
                 policy_s += time.perf_counter() - began
             # before the step: an environment may write the next observation over this one
             before = _write(before, t, num_steps, (self.obs, action, (self.memory, remembered)))
-            with gate() as stop:
+            with gate() as stop:  # outside ``turns``, so that other groups act while this one steps
                 if stop:
                     raise CollectionStopped
                 report(f"step {t + 1} of {num_steps}, group {self.number}: {self.name}")

@@ -75,7 +75,7 @@ class GymnasiumVector:
             obs = self._reset(done)
         elif done.any():
             final_obs = self._final_obs(obs, info)
-        success = np.full(self.num_envs, np.nan, np.float32)
+        success = np.full(self.num_envs, np.nan, np.float32)  # not known, where nobody says it
         for name in ("success", "is_success"):
             for source in (info, info.get("final_info", {})):
                 if name in source:
@@ -112,7 +112,7 @@ class GymnasiumVector:
         finally:
             self.env.closed = True
             for process in self.env.processes:
-                process.kill()
+                process.kill()  # an environment can ignore any other signal
 
     def _reset(self, rows: Rows, *, everything: bool = False) -> PyTree:
         seeds: Any = [int(each) for each in self.row_seed]  # one per row, which Gymnasium takes despite its annotation
@@ -171,6 +171,7 @@ def make(
     make_row = partial(_make_row, name, action_chunk, observation_indices, dict(env_kwargs))
     makers = [partial(make_row, row) for row in range(num_envs)]
     if vectorization == "async":
+        # of a server: a fork of this process has locks of JAX's threads, and without the threads that hold them
         makers = [partial(make_in_worker, make_one, os.getpid()) for make_one in makers]
         vector: VectorEnv = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="forkserver")
     else:
@@ -194,7 +195,7 @@ class ChunkedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = self.env.step(each)
             total += float(reward)
             if terminated or truncated:
-                break
+                break  # the rest of the sequence was meant for the episode that ended
         return obs, total, terminated, truncated, info
 
 

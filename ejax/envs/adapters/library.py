@@ -50,7 +50,7 @@ def check_name(family: str, name: str, known: Iterable[str]) -> None:
     by_fold = {candidate.casefold(): candidate for candidate in known}
     if name in by_fold.values():
         return
-    near = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.5)  # of hundreds, all would hide them
     listed = ", ".join(by_fold[key] for key in near or sorted(by_fold))
     raise ValueError(f"{family} has no environment '{name}'; {'nearest' if near else 'there is'}: {listed}")
 

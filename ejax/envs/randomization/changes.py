@@ -31,6 +31,7 @@ class Change:
 
 def write_parameters(model: mujoco.MjModel, values: Values, **rows: Any) -> Change:
     """Change parameters. ``rows``: parameter -> the index of its entries that ``values`` gives."""
+    # what is written is known without a draw: overlaps are refused, and startup's entries kept, by these
     masks = {name: np.zeros(parameter(model, name).shape, bool) for name in rows}
     for name, row in rows.items():
         masks[name][row] = True
@@ -45,10 +46,10 @@ def write_parameters(model: mujoco.MjModel, values: Values, **rows: Any) -> Chan
 
 def write_drawn(model: mujoco.MjModel, draw: Draw, shape: tuple[int, ...], **rows: Any) -> Change:
     """Change parameters by numbers of one draw, of this shape; ``rows`` as of ``write_parameters``."""
-    nominal = {name: parameter(model, name)[row].copy() for name, row in rows.items()}
+    nominal = {name: parameter(model, name)[row].copy() for name, row in rows.items()}  # the model is shared
 
     def values(key: Key, level: Array | None) -> dict[str, Array]:
-        x = draw.sample(key, shape)
+        x = draw.sample(key, shape)  # once: a friction of geoms and pairs is the same number
         return {name: draw.value(each, x, level) for name, each in nominal.items()}
 
     return write_parameters(model, values, **rows)
@@ -65,7 +66,7 @@ def refuse_overlaps(changes: Iterable[tuple[str, Change]], report: KeyReport) ->
 def base(model: mujoco.MjModel, changes: Sequence[Change]) -> dict[str, NDArray[np.float32]]:
     """Collect the MJCF's value of every parameter that one of the changes writes."""
     names = sorted({name for change in changes for name in change.writes})
-    return {name: parameter(model, name).astype(np.float32) for name in names}
+    return {name: parameter(model, name).astype(np.float32) for name in names}  # float32, as a state's arrays are
 
 
 def keep_written(change: Change, ended: PhysicsState, started: PhysicsState) -> PhysicsState:

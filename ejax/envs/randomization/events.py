@@ -77,7 +77,7 @@ class Event(NamedTuple, Generic[D]):
 
     def key_of(self, key: Key) -> Key:
         """Derive this event's own key: what is drawn does not depend on which others there are."""
-        return jax.random.fold_in(key, zlib.crc32(self.name.encode()))
+        return jax.random.fold_in(key, zlib.crc32(self.name.encode()))  # ``hash`` differs between processes
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def read_events(
     funcs = physical | {name: partial(make, spaces) for name, make in SENSING.items()} | {CURRICULUM: Curriculum}
     read = [_read(name, data, funcs, why_none, report) for name, data in thaw(entries).items()]
     events = [event for event in read if event is not None]
-    # events that would undo each other
+    # events that would undo each other; one row has one latency and one level
     refuse_overlaps(((event.name, event.does) for event in events if isinstance(event.does, Change)), report)
     only_once = [CURRICULUM, "delay_observation", "delay_action"]
     for one, other in itertools.combinations(events, 2):

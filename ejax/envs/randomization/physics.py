@@ -104,6 +104,7 @@ def randomize_rigid_object_inertia(
     body = object_body(model, entity_cfg)
     draw = read_draw("inertia_range", inertia_range, operation, distribution, (3,))
     low, high = draw.ends(model.body_inertia[body])
+    # drawn independently, the worst case is one moment at its highest and the others at their lowest
     if (low <= 0.0).any() or any(high[i] > low[i - 1] + low[i - 2] for i in range(3)):
         text = "a body's moments are positive, and none is greater than the sum of the others"
         raise ValueError(f"inertia_range: allows moments from {low} to {high} kg·m²; {text}")
@@ -239,6 +240,7 @@ def randomize_drive_gains(
 
     def values(key: Key, level: Array | None) -> dict[str, Array]:
         keys = dict(zip(("stiffness", "damping"), jax.random.split(key), strict=True))
+        # ratios to the MJCF's: gain and bias of a drive scale alike, so that its target stays where it is
         ratio = {
             name: draw.value(nominal[name], draw.sample(keys[name], nominal[name].shape), level)
             / jnp.asarray(nominal[name], jnp.float32)
@@ -273,13 +275,14 @@ def push_rigid_object_by_setting_velocity(
     if not isinstance(velocity_range, Mapping) or not velocity_range or set(velocity_range) - set(axes):
         raise ValueError(f"velocity_range: got {velocity_range!r}; must give (low, high) of any of {', '.join(axes)}")
     body = object_body(model, entity_cfg)
+    # a free joint's numbers: position and quaternion; velocity in the world's frame, turning in the body's
     start, turn = int(model.body_dofadr[body]), int(model.jnt_qposadr[model.body_jntadr[body]]) + 3
     ends = np.array([velocity_range.get(axis, (0.0, 0.0)) for axis in axes], np.float64).T
     draw = read_draw("velocity_range", ends, "abs", "uniform", (6,))
 
     def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
         velocity = draw.value(np.zeros(6), draw.sample(key, (6,)), level).astype(physics.qvel.dtype)
-        about = matrix_from_quaternion(physics.qpos[turn : turn + 4]).T @ velocity[3:]  # in the body's own frame
+        about = matrix_from_quaternion(physics.qpos[turn : turn + 4]).T @ velocity[3:]
         return replace(physics, qvel=physics.qvel.at[start : start + 6].add(jnp.concatenate([velocity[:3], about])))
 
     return Change(apply)
@@ -309,6 +312,6 @@ def _read_ranges(given: Mapping[str, Any], operation: str, distribution: str) ->
 
 
 def _check_positive(name: str, draw: Draw, nominal: NDArray[np.float64], *, or_zero: bool = False) -> None:
-    low, _ = draw.ends(nominal)
+    low, _ = draw.ends(nominal)  # of a mass MuJoCo needs more than 0; a friction or damping of 0 is none
     if (low < 0.0 if or_zero else low <= 0.0).any():
         raise ValueError(f"{name}: allows {low.min():g}; must stay {'>= 0' if or_zero else '> 0'}")

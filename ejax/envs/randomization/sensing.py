@@ -80,7 +80,7 @@ def add_noise(
 def delay(side: Side, spaces: Mapping[Side, gymnasium.Space[Any]], steps_range: Any, whole: bool = False) -> Sensing:
     """Delay actions, or the numbers of an observation, by control steps, uniform in (low, high); text and pictures come
     at once. ``whole``: whole numbers of steps only, each as likely."""
-    if side == "action":
+    if side == "action":  # of an observation, parts that are no numbers come at once
         _array(spaces["action"], None)
     draw = read_draw("steps_range", steps_range)
     if draw.low < 0.0 or (whole and (draw.low % 1.0 or draw.high % 1.0)):
@@ -120,7 +120,7 @@ def late(past: PyTree, steps: Array | None) -> PyTree:
     def mixed(leaf: Array) -> Array:
         if steps is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf[0]  # text and pictures, of which there is no mixture
-        n = jnp.floor(steps).astype(jnp.int32)
+        n = jnp.floor(steps).astype(jnp.int32)  # whole steps, and the part of one that mixes in the next older
         share = (steps - n).astype(leaf.dtype)
         return (1.0 - share) * leaf[n] + share * leaf[jnp.minimum(n + 1, len(leaf) - 1)]
 

@@ -54,6 +54,7 @@ def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tup
 
 class _HostStepper:
     def __init__(self, model: mujoco.MjModel, num_substeps: int, names: tuple[str, ...] = ()) -> None:
+        # the cores that this process may use, of which a container often has fewer than the machine
         num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._model, self._num_substeps, self._num_threads = model, num_substeps, num_threads
         self._data = [mujoco.MjData(model) for _ in range(num_threads)]
@@ -92,7 +93,7 @@ class _HostStepper:
                 nstep=self._num_substeps,
                 state=self._trajectory,
                 sensordata=self._readings if self._readings.size else None,
-                chunk_size=max(1, -(-num_rows // self._num_threads)),
+                chunk_size=max(1, -(-num_rows // self._num_threads)),  # one for each thread: rows take as long
             )
             last = self._trajectory[:, -1]
             # a row that broke was reset, time and all; a non-finite control was taken for 0

@@ -83,6 +83,7 @@ def make_step(
     @step_rows.def_vmap
     def _(size: int, has_axis: Sequence[Any], *rows: Any) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
         """Fold a batch of batches into one: all contacts are in one buffer."""
+        # what is the same in all rows, such as a constant control, has no axis of its own
         full = jax.tree.map(
             lambda x, batched: x if batched else jnp.broadcast_to(x, (size, *x.shape)), rows, tuple(has_axis)
         )
@@ -150,7 +151,7 @@ def _make_simulation(
         blank = mjx.make_data(model, impl="warp", naconmax=contacts, njmax=constraints)
         own = mjx.put_model(model, impl="jax")
         derive = (own, mjx.make_data(own))
-    options = warp_model.opt
+    options = warp_model.opt  # a warning would be printed in each step; the flags are read instead
     warp_model = warp_model.replace(opt=options.replace(_impl=options._impl.replace(warn_overflow=0)))
     losses = lost_flags()
 
