@@ -74,7 +74,7 @@ class GroupPlayer:
 
     @property
     def savable(self) -> SavableHostEnv | None:
-        """The environments whose state can be saved, outside any guard. None: theirs cannot."""
+        """Return the environments whose state can be saved, outside any guard. None: it cannot."""
         bare = self.env.inner if isinstance(self.env, GuardedEnv) else self.env
         return bare if isinstance(bare, SavableHostEnv) else None
 

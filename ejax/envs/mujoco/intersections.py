@@ -126,7 +126,7 @@ def dot(one: Sequence[Array], other: Sequence[Array]) -> Array:
 
 
 def larger(one: Array, other: Array | float) -> Array:
-    """Without ``jnp.maximum``'s care for NaN, which costs as much again."""
+    """Return the maximum without ``jnp.maximum``'s care for NaN, which costs as much again."""
     return jnp.where(one > other, one, other)
 
 

@@ -141,7 +141,7 @@ def constants(model: Any, data: Any) -> dict[str, Array]:
     inverse = jnp.linalg.inv(mass)
 
     def weights(body: Array) -> Array:
-        """[2]: of translation and of rotation."""
+        """Return [2]: of translation and of rotation."""
         there, about = mjx.jac(model, data, data.xipos[body], body)  # [nv, 3] each
         return jnp.stack([jnp.einsum("ia,ij,ja->", x, inverse, x, precision="highest") for x in (there, about)]) / 3.0
 

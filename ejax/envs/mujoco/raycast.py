@@ -106,7 +106,7 @@ class _Rays:
         self.y = jnp.asarray(np.repeat(down, width), jnp.float32)
 
     def along(self, row: Array) -> Array:
-        """row·(x, y, 1), [P]."""
+        """Compute row·(x, y, 1), [P]."""
         return row[0] * self.x + row[1] * self.y + row[2]
 
     def directions(self) -> Vec:

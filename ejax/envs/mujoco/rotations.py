@@ -37,7 +37,7 @@ def quaternion_from_matrix(matrix: Array) -> Array:
 
 
 def matrix_from_euler(angles: Array) -> Array:
-    """Rx(α)·Ry(β)·Rz(γ): intrinsic rotations about x, then y, then z, rad; EmbodiChain's convention."""
+    """Compute Rx(α)·Ry(β)·Rz(γ): intrinsic rotations about x, then y, then z, rad; EmbodiChain's convention."""
     (cx, cy, cz), (sx, sy, sz) = jnp.cos(angles), jnp.sin(angles)
     zero, one = jnp.zeros_like(cx), jnp.ones_like(cx)
     about_x = jnp.array([[one, zero, zero], [zero, cx, -sx], [zero, sx, cx]])
@@ -56,7 +56,7 @@ def rotation_vector(matrix: Array) -> Array:
 
 
 def matrix_from_rotation_vector(vector: Array) -> Array:
-    """I + sin θ/θ·K + (1 − cos θ)/θ²·K², θ the length of axis times angle (rad) and K·x = vector × x (Rodrigues)."""
+    """Compute I + sin θ/θ·K + (1 − cos θ)/θ²·K² (Rodrigues): θ the length of axis times angle, rad, K·x = vector × x."""
     square = jnp.dot(vector, vector)
     small = square < 1e-8
     angle = jnp.sqrt(jnp.where(small, 1.0, square))

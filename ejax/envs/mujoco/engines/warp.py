@@ -67,7 +67,7 @@ def make_step(
 
     @custom_vmap
     def step_rows(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array, Array]:
-        """[N, nq], [N, nv], [N, nu], [N, *shape] -> (qpos, qvel, readings)."""
+        """Step [N, nq], [N, nv], [N, nu], [N, *shape] to (qpos, qvel, readings)."""
         sound = _sound(qpos, qvel, ctrl, *(x.reshape(len(x), -1) for x in parameters.values()))
         rows = (qpos, qvel, ctrl)
         finite = [jnp.where(sound, x.astype(jnp.float32), y[:, : x.shape[1]]) for x, y in zip(rows, start, strict=True)]
