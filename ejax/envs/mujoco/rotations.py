@@ -56,7 +56,7 @@ def rotation_vector(matrix: Array) -> Array:
 
 
 def matrix_from_rotation_vector(vector: Array) -> Array:
-    """Compute I + sin θ/θ·K + (1 − cos θ)/θ²·K² (Rodrigues): θ the length of axis times angle, rad, K·x = vector × x."""
+    """Compute I + sin θ/θ·K + (1 − cos θ)/θ²·K² (Rodrigues): θ = ‖axis times angle‖, rad, K·x = vector × x."""
     square = jnp.dot(vector, vector)
     small = square < 1e-8
     angle = jnp.sqrt(jnp.where(small, 1.0, square))
