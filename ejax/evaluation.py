@@ -70,15 +70,7 @@ def evaluate(
             t=now.t + 1,
         )
 
-    start = _Progress(
-        envs=with_memory(reset(env, key_reset, num_envs), policy),
-        total=jnp.zeros(num_envs),
-        length=jnp.zeros(num_envs),
-        healthy=jnp.ones(num_envs, bool),
-        count=jnp.zeros(num_envs, jnp.int32),
-        record={},
-        t=jnp.zeros((), jnp.int32),
-    )
+    start = _first_progress(with_memory(reset(env, key_reset, num_envs), policy), num_envs)
     start = replace(start, record=dict.fromkeys(jax.eval_shape(play, start)[-1], jnp.full(num_episodes, jnp.nan)))
     with jax.named_scope("env_steps"):
         end = jax.lax.while_loop(
@@ -87,6 +79,19 @@ def evaluate(
     # an episode that never ended has no other result than that it was not finite
     row = rows_of(~end.healthy, end.count)
     return end.record | {"nonfinite": end.record["nonfinite"].at[row].set(1.0, mode="drop")}
+
+
+def _first_progress(envs: EnvCarry, num_envs: int) -> "_Progress":
+    zeros = jnp.zeros(num_envs)
+    return _Progress(
+        envs=envs,
+        total=zeros,
+        length=zeros,
+        healthy=jnp.ones(num_envs, bool),
+        count=jnp.zeros(num_envs, jnp.int32),
+        record={},
+        t=jnp.zeros((), jnp.int32),
+    )
 
 
 @struct.dataclass(kw_only=True)

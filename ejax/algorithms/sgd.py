@@ -110,12 +110,11 @@ def sgd_epochs(
         (after, stopped), log = jax.lax.scan(partial(jax.lax.scan, body), start, (orders, counts))
         return after if flat is None else flat.unpack_state(after, like=state), stopped, log
 
-    rows = _rows_in_cache(state.params["params"], size)
+    trained, rows = state.params["params"], _rows_in_cache(state.params["params"], size)
     in_cache = grad if rows == size else _in_chunks(grad, rows, skip_weightless="mask" in batch)
     # only an optimizer that treats each number by itself may be given all of them in one vector
-    flat = None
-    if isinstance(optimizer, Elementwise):
-        flat = flat_params(state.params["params"], critic_apart=minibatches.clip_per_network)
+    is_flat = isinstance(optimizer, Elementwise)
+    flat = flat_params(trained, critic_apart=minibatches.clip_per_network) if is_flat else None
     # A GPU has no cache that a chunk would fit, and pays for kernels instead: one vector takes a third of those that
     # small parameters do. A CPU would need a fifth more time for it.
     forms = by_platform(cpu=partial(epochs, gradient=in_cache), gpu=partial(epochs, flat=flat))

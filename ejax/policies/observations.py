@@ -29,16 +29,9 @@ def part_of(obs: PyTree, path: str) -> PyTree:
     for name in path.split("."):
         if not isinstance(node, Mapping) or name not in node:
             there = sorted(node) if isinstance(node, Mapping) else "one array without names"
-            raise ValueError(f"obs_groups names '{path}', but the observation has no '{name}'; it has {there}")
+            raise ValueError(f"the policy reads '{path}', but the observation has no '{name}'; it has {there}")
         node = node[name]
     return node
-
-
-def parts(obs: PyTree, above: str = "") -> list[str]:
-    """List the dotted paths of an observation's arrays; none for a single array."""
-    if not isinstance(obs, Mapping):
-        return [above] if above else []
-    return [path for name, part in obs.items() for path in parts(part, f"{above}.{name}" if above else str(name))]
 
 
 def without(obs: PyTree, paths: tuple[str, ...], above: str = "") -> PyTree:

@@ -15,7 +15,7 @@ from ejax.distributions import ActionSpec
 from ejax.policies.heads import action_head
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import ObsNormalizer
-from ejax.policies.observations import flatten_observation, part_of, parts, without
+from ejax.policies.observations import flatten_observation, part_of, without
 from ejax.policies.record import PolicyKind
 from ejax.types import Array, PyTree
 
@@ -49,14 +49,9 @@ class VisionPolicy(nn.Module):
     def __call__(
         self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
     ) -> tuple[Any, Array]:
-        missing = [name for name in self.images if name not in parts(obs)]
-        if missing:
-            there = sorted(parts(obs)) or "one array without names"
-            raise ValueError(f"policy.cfg.images names {', '.join(missing)}, but the observation has {there}")
         if len(self.channels) != len(KERNELS):
-            raise ValueError(
-                f"policy.cfg.channels needs {len(KERNELS)} numbers, one a convolution; got {self.channels}"
-            )
+            text = f"policy.cfg.channels needs {len(KERNELS)} numbers, one a convolution; got {self.channels}"
+            raise ValueError(text)
         seen = [ImageEncoder(self.channels, name=encoder_name(name))(part_of(obs, name)) for name in self.images]
         others = without(obs, self.images)
         # of pictures alone, none
