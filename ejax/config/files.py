@@ -17,12 +17,9 @@ from ejax.schema.problems import ConfigError, Problem
 
 MAX_BYTES = {".json": 4 << 20, ".yaml": 1 << 20, ".yml": 1 << 20}
 """Suffix -> bytes of a file. A train config has kilobytes; YAML is parsed in Python, at about 1 MiB/s."""
-MAX_VALUES = 10_000
-"""Keys and values of a file, each alias counted as what it stands for."""
-MAX_CHARACTERS = 1 << 20
-"""Characters of all texts in it, likewise."""
-MAX_DEPTH = 60
-"""Sections and lists inside each other."""
+MAX_VALUES = 10_000  # keys and values of a file, each alias counted as what it stands for
+MAX_CHARACTERS = 1 << 20  # characters of all texts in it, likewise
+MAX_DEPTH = 60  # sections and lists inside each other
 
 _TAG = "tag:yaml.org,2002:"
 _TEXT = (f"{_TAG}str", f"{_TAG}value")  # the second is a lone =

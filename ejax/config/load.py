@@ -70,11 +70,11 @@ def parse_config(
     Raises ConfigError: as ``load_config``.
     """
     if not isinstance(data, Mapping):
-        raise ConfigError(
-            [Problem("", f"got {short_repr(data)}; must be a mapping with trainer, policy and algorithm")]
-        )
-    trust_strings(data)
-    return parse_untrusted(plain(data), overrides, device, folder)
+        text = f"got {short_repr(data)}; must be a mapping with trainer, policy and algorithm"
+        raise ConfigError([Problem("", text)])
+    tree = plain(data)  # refuses one that holds itself
+    trust_strings(tree)
+    return parse_untrusted(tree, overrides, device, folder)
 
 
 def parse_untrusted(
@@ -102,6 +102,7 @@ def read_draft(draft: Draft) -> RunConfig | None:
     for edit in PASSES:
         edit(draft)
     config, problems = _validate(draft.tree)
+    # one text a key: what is wrong with it in several ways is in one place of the message
     texts: dict[str, list[str]] = {}
     for key, text in problems:
         if not key.startswith(tuple(f"{section}." for section in draft.no_sections)):
@@ -145,6 +146,7 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
         config = RunConfig.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problems += [problem for problem in explain(error, tree) if problem.key not in reported]
+    # an environment is made only of arguments that are right by themselves: its own errors would repeat them
     wrong = {problem.key for problem in problems}
     of_class = [] if config is None else class_problems(config.policy)
     problems += of_class
@@ -161,9 +163,7 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
 
 def device_problems(device: str) -> list[Problem]:
     """Report a device that jax does not have here."""
-    if device == "cpu":
-        return []
-    if not (problem := device_problem(device)):
+    if device == "cpu" or not (problem := device_problem(device)):  # for cpu, JAX need not start
         return []
     platform = device.partition(":")[0]
     remedy = f"set trainer.device to cpu (python -m ejax.train --device cpu), or install jax for {platform}"

@@ -302,12 +302,12 @@ class PolicyConfig(StrictModel):
 
     @property
     def record(self) -> PolicyKind:
-        """The record of the policy that the name stands for."""
+        """Record of the policy that the name stands for."""
         return find_policy(self.name)
 
     @property
     def memories(self) -> dict[str, MemoryConfig]:
-        """The arguments ``actor_memory`` and ``critic_memory`` of a policy class; empty where nothing remembers."""
+        """Arguments ``actor_memory`` and ``critic_memory`` of a policy class; empty where nothing remembers."""
         if self.actor is None or self.actor.memory is None:
             return {}
         if self.critic is None or not self.record.has_critic:
@@ -338,5 +338,5 @@ class AlgorithmConfig(StrictModel):
 
     @property
     def record(self) -> Algorithm:
-        """The algorithm that the name stands for."""
+        """Record of the algorithm that the name stands for."""
         return find_algorithm(self.name)

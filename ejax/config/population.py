@@ -28,8 +28,7 @@ from ejax.schema.frozen import StrictModel, freeze, thaw, with_value
 from ejax.schema.messages import short_repr
 from ejax.schema.values import leaves
 
-OPTIONS = "algorithm.cfg."
-"""Prefix of the keys in which members may differ, besides the seed."""
+OPTIONS = "algorithm.cfg."  # prefix of the keys in which members may differ, besides the seed
 _KEY = r"^(algorithm|trainer|policy|env|data)(\..+)?$"
 _Seed = Annotated[int, Field(ge=0, lt=2**31)]
 

@@ -52,8 +52,7 @@ def _struct(**fields: Any) -> Any:
     return type("_Struct", (ctypes.Structure,), {"_fields_": tuple(fields.items())})
 
 
-_HEAD = {"size": ctypes.c_size_t, "extension": ctypes.c_void_p}
-"""Two fields that most structures begin with."""
+_HEAD = {"size": ctypes.c_size_t, "extension": ctypes.c_void_p}  # two fields that most structures begin with
 _Version = _struct(**_HEAD, major=ctypes.c_int, minor=ctypes.c_int)
 _Error = _struct(**_HEAD, message=ctypes.c_char_p, code=ctypes.c_int)
 _CreateError = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Error))

@@ -28,7 +28,7 @@ _end_process = os._exit  # the real one: ``exit_with`` replaces it for everybody
 
 
 class StopRequested(KeyboardInterrupt):
-    """A signal ends what the main thread is at."""
+    """Signal that ends what the main thread is at."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

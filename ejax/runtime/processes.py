@@ -20,8 +20,7 @@ import jax
 from ejax.schema.problems import ConfigError
 
 _DEAD_AFTER_S = 15
-_LATE_S = 60.0
-"""A process prints then what it waits for."""
+_LATE_S = 60.0  # a process prints then what it waits for
 _RESCUE = "rescue"
 _POLL_MS = 1000
 _FOUND_BY_JAX = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI"}
@@ -123,8 +122,7 @@ def leads() -> bool:
     return count() == 1 or jax.process_index() == 0
 
 
-_rounds = itertools.count(1)
-"""Numbers the exchanges of this process; all processes make the same ones."""
+_rounds = itertools.count(1)  # numbers the exchanges of this process; all processes make the same ones
 
 
 class Group:

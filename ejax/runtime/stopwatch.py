@@ -32,5 +32,4 @@ class Stopwatch:
         return seconds
 
 
-ENGINE = Stopwatch()
-"""Stopwatch of MuJoCo's C engine, for all environments of the process: ``physics``."""
+ENGINE = Stopwatch()  # Stopwatch of MuJoCo's C engine, for all environments of the process: physics

@@ -3,8 +3,7 @@
 from typing import Any
 
 MAX_VALUE_CHARS = 200
-MAX_TEXT_CHARS = 2000
-"""Characters of one message: the longest lists of allowed keys fit."""
+MAX_TEXT_CHARS = 2000  # characters of one message: the longest lists of allowed keys fit
 
 
 def short_repr(value: Any) -> str:

@@ -13,14 +13,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
 
-MAX_DIGITS = 100
-"""Digits of an integer: the time to read one grows with their square, and nobody means more."""
-HUGE = 1 << 40
-"""Bytes of a file that is read piece by piece."""
-MAX_DEPTH = 100
-"""Mappings and lists inside each other."""
-MAX_BYTES = 64 << 20
-"""Bytes of a file, where the reader gives no bound of its own."""
+MAX_DIGITS = 100  # digits of an integer: the time to read one grows with their square, and nobody means more
+HUGE = 1 << 40  # bytes of a file that is read piece by piece
+MAX_DEPTH = 100  # mappings and lists inside each other
+MAX_BYTES = 64 << 20  # bytes of a file, where the reader gives no bound of its own
 _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
 _KINDS = {
     stat.S_IFREG: "a file",

@@ -10,10 +10,8 @@ from ejax.schema.messages import MAX_VALUE_CHARS, shorten
 
 Status = Literal["used", "renamed", "without effect", "unsupported"]
 
-MAX_MESSAGE_CHARS = 16_000
-"""Characters of a ``ConfigError``'s problems; those that come after them are counted."""
-EMPTY = "empty"
-"""The text of a key without effect that requests nothing."""
+MAX_MESSAGE_CHARS = 16_000  # characters of a ConfigError's problems; those that come after them are counted
+EMPTY = "empty"  # the text of a key without effect that requests nothing
 
 
 class Problem(NamedTuple):

@@ -19,18 +19,15 @@ Kind = Literal["env", "policy", "algorithm", "task"]
 # data beside the code: a built-in environment, policy or algorithm is its own file and a line there
 _ENTRIES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
-ENVS: dict[str, Any] = _ENTRIES["env"]
-"""Called as ``Name(**cfg)``."""
-ENV_FAMILIES = _ENTRIES["env_family"]
-"""``family:Name`` is called as ``make(Name, **cfg)``."""
+ENVS: dict[str, Any] = _ENTRIES["env"]  # called as Name(**cfg)
+ENV_FAMILIES = _ENTRIES["env_family"]  # family:Name is called as make(Name, **cfg)
 POLICIES: dict[str, Any] = _ENTRIES["policy"]
 ALGORITHMS: dict[str, Any] = _ENTRIES["algorithm"]
 DEMONSTRATORS = _ENTRIES["task"]
 CHECKPOINT_READERS = _ENTRIES["checkpoint_reader"]
 """Checkpoints of other systems, by the ending of their files. Called as
 ``reader(file, config, parts, policy_only=…) -> (RunState, notes)``; raises ValueError or TypeError."""
-EXPORT = "policy.json"
-"""The file by which an export's folder is known."""
+EXPORT = "policy.json"  # the file by which an export's folder is known
 POLICY_READERS = _ENTRIES["policy_reader"]
 """Policies of other forms. That of a file is called as ``reader(file, policy, params)``, with parameters of this form,
 and gives the file's; that of ``EXPORT`` as ``reader(folder, env) -> (policy, params)``. Both raise ValueError,

@@ -70,18 +70,11 @@ def trust(*places: str) -> None:
 
 def trust_strings(tree: Any) -> None:
     """``trust`` every place among the strings of nested mappings and lists."""
-    pending, seen = [tree], set()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:  # a config may hold a section in many places, even in itself
-            continue
-        seen.add(id(node))
-        if isinstance(node, Mapping):
-            pending += node.values()
-        elif isinstance(node, list | tuple):
-            pending += node
-        elif isinstance(node, str) and (place := _place_in(node)):
-            _named.setdefault(place, False)
+    if isinstance(tree, str) and (place := _place_in(tree)):
+        _named.setdefault(place, False)
+    elif isinstance(tree, Mapping | list | tuple):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            trust_strings(part)
 
 
 def trust_words(words: Iterable[str], *, remember: bool = False) -> None:

@@ -17,15 +17,12 @@ MAX_SEED = 2**33 - 1
 FLOAT32_MAX = 3.4028234663852886e38
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
-MAY_BE_INFINITE = ("algorithm.cfg.max_grad_norm",)
-"""Infinity: no clipping. The models of some algorithms refuse it."""
+MAY_BE_INFINITE = ("algorithm.cfg.max_grad_norm",)  # infinity: no clipping. The models of some algorithms refuse it
 COUNTED_ON_THE_HOST = ("trainer.total_timesteps", "trainer.eval_freq", "trainer.save_freq", "trainer.eval_seed")
 """Integers beyond int32, and likewise every key named ``seed``; the models bound them."""
 # both below the limits of ejax.config.files, so that the resolved form, which has the defaults too, can be read again
-MAX_VALUES = 8_000
-"""Keys and values of a whole config, its gym config included, but for the defaults."""
-MAX_CHARACTERS = 1 << 17
-"""Characters of all text in it."""
+MAX_VALUES = 8_000  # keys and values of a whole config, its gym config included, but for the defaults
+MAX_CHARACTERS = 1 << 17  # characters of all text in it
 MAX_DEPTH = 50
 _TOO_LONG = f"got an integer of more than {MAX_DIGITS} digits"
 

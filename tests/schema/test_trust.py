@@ -238,13 +238,6 @@ def test_a_config_in_memory_is_the_programs_own_word(mark: Path, tmp_path: Path)
     assert not trust.trusted_file().exists()  # a program's word is not written down
 
 
-def test_a_config_that_contains_itself_is_walked_once() -> None:
-    section: dict[str, Any] = {"env": "evilmod:Env"}
-    section["self"] = [section, section]
-    trust.trust_strings(section)
-    trust.check_trusted("evilmod:Env")
-
-
 def test_a_gym_config_that_a_program_refers_to_is_a_file(mark: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--trust evilmod:Env"):
         parse_config(of_gym_config(tmp_path, {"id": "evilmod:Env", "env": {}}), folder=tmp_path)

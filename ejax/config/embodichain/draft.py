@@ -1,6 +1,5 @@
 """A train config on its way to the canonical form."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,7 @@ from ejax.schema.messages import short_repr
 from ejax.schema.problems import EMPTY, KeyReport
 from ejax.schema.sections import Section, is_empty
 
-OVERRIDE = " (override)"
-"""Ends the spelling of a key that an override gives."""
+OVERRIDE = " (override)"  # ends the spelling of a key that an override gives
 
 
 class Draft(Section):
@@ -66,12 +64,6 @@ class Draft(Section):
             if not isinstance(node, dict):
                 raise TypeError(f"{'.'.join(sections[:depth])} is {short_repr(node)}, not a section")
         node[name] = value
-
-    def put_default(self, key: str, value: Any) -> None:
-        """Set a value that is not given, unless a value stands in a section's place."""
-        if not self.has(key):
-            with contextlib.suppress(TypeError):
-                self.put(key, value)
 
     def key(self, name: str) -> str:
         """Return a canonical key as the user spells it."""

@@ -20,8 +20,7 @@ from ejax.schema.sections import Section
 from ejax.schema.trust import UntrustedCodeError
 
 MANAGER_ENV = "EmbodiedEnv"
-_FIRST: dict[str, Any] = TABLES["first_release"]
-"""What ejax reads of the first releases' gym configs."""
+_FIRST: dict[str, Any] = TABLES["first_release"]  # what ejax reads of the first releases' gym configs
 
 
 def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,7 @@ MOVED: dict[str, str] = TABLES["moved"] | {
     for key in NetworkConfig.model_fields
 }
 """Old place -> canonical place."""
-LOGARITHMS: dict[str, str] = TABLES["logarithms"]
-"""Key of a standard deviation -> that of its logarithm."""
+LOGARITHMS: dict[str, str] = TABLES["logarithms"]  # key of a standard deviation -> that of its logarithm
 WITHOUT_EFFECT: dict[str, str] = TABLES["without_effect"]
 GYM_DEFAULTS: dict[str, Any] = TABLES["gym_defaults"]
 """``trainer`` defaults of the ``gym_config`` path, where they differ from the models'."""
@@ -107,7 +107,9 @@ def resolve_compat(draft: Draft) -> None:
     options = {} if algorithm is None else algorithm.compat.get(mode, {})
     defaults |= {f"algorithm.cfg.{name}": value for name, value in options.items()}
     for key, value in defaults.items():
-        draft.put_default(key, value)
+        with suppress(TypeError):  # a value stands in a section's place, as is reported later
+            if not draft.has(key):
+                draft.put(key, value)
     draft.note("compat", "sets " + ", ".join(f"{key} {draft.get(key)}" for key in defaults))
 
 
@@ -203,7 +205,7 @@ def drop_unsupported(draft: Draft) -> None:
     for key in OF_THE_CRITIC if _name("policy", draft.get("policy.name")) == "actor_only" else ():
         if draft.has(key) and draft.pop(key):
             draft.note(key, "no effect: actor_only has no critic", "without effect")
-    # EmbodiChain has APG's options under trainer, whatever the algorithm; SHAC has some of them too
+    # EmbodiChain has APG's options under trainer, for any algorithm; SHAC has some of them too
     if algorithm := _algorithm(draft):
         for old, new in MOVED.items():
             of_apg = old.startswith("trainer.") and new.startswith("algorithm.")
