@@ -75,13 +75,15 @@ class ChunkReader:
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
     def _copies(self, count: int, draw: Draw, rng: np.random.Generator, charged: list[Charge]) -> Copies:
-        made, is_large = self._buffer.empty(count, draw.size), self._buffer.chunk_bytes(draw.size) >= _LARGE
+        is_large = self._buffer.chunk_bytes(draw.size) >= _LARGE
+        one_by_one = is_large or draw.history_length is not None
+        made = self._buffer.empty(count if one_by_one else 0, draw.size)
         # small ones all at once: the fewest calls. Large ones one at a time: few are torn, and few copies are wasted
         for places in np.arange(count).reshape((-1, 1) if is_large else (1, -1)):
             tries = 0
             while places.size:
                 windows, version = self._choose(places.size, draw, rng, charged)
-                if is_large or draw.history_length is not None:
+                if one_by_one:
                     for i, place in enumerate(places):
                         self._buffer.copy_window(windows, i, made, place)
                 elif places.size == count:

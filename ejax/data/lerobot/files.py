@@ -25,8 +25,6 @@ _TRIES = 5
 _MAX_CHARS = 1000
 """Longest path below the folder, in characters."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
-_NO_FILE = (errno.EFBIG, errno.EINVAL, errno.EISDIR)
 
 Digests: TypeAlias = Mapping[str, tuple[str, ...]]
 """SHA-256 in hex by name: of the latest version, and of earlier ones that a crash may have left in its place."""
@@ -118,38 +116,30 @@ def sha256(file: IO[bytes]) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # any file of bytes will do
 
 
-def inside(folder: Path, name: Any) -> Path:
+def inside(folder: Path, name: str) -> Path:
     """Return the path of file ``name``, relative with slashes, of ``folder``, which may be a link; it need not exist.
     Raises ValueError if it leads out of the folder, by itself or by links, or is something other than a plain file."""
-    if problem := path_problem(name):
-        raise ValueError(
-            f"{folder} has a file that names {shown(name)}, which {problem}; files of a data set are named by their "
-            f"path below its folder. Do not use this folder unless you know who made it"
-        )
     path = folder / name
     try:
-        real, root = path.resolve(), folder.resolve()
+        real = path.resolve()
+        is_inside = real.is_relative_to(folder.resolve())
         # not of what lies outside: to look at some devices is to use them
-        mode = path.stat().st_mode if real.is_relative_to(root) else None
-    except FileNotFoundError:
-        mode = None
+        mode = path.stat().st_mode if is_inside and path.exists() else stat.S_IFREG
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, up to Python 3.12
-        if isinstance(error, OSError) and error.errno not in _NO_PATH:
-            raise
         raise ValueError(f"{folder} has no file {shown(name)}: {error}") from error
-    if not real.is_relative_to(root):
+    if not is_inside:
         raise ValueError(
             f"{path} leads out of {folder}, to {real}; files of a data set lie in its folder. If you trust what the "
             f"link leads to, copy it into place (cp -rL)"
         )
-    if mode is not None and not stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode):
         raise ValueError(
             f"{path} is {kind_of(mode)}, where a data set has a file; remove it, or do not use this folder"
         )
     return path
 
 
-def open_inside(folder: Path, name: Any, most: int = HUGE) -> IO[bytes]:
+def open_inside(folder: Path, name: str, most: int = HUGE) -> IO[bytes]:
     """Open file ``name`` of ``folder`` for reading; never waits for a pipe's writer. Raises FileNotFoundError;
     ValueError as ``inside``, or for more than ``most`` bytes."""
     path = inside(folder, name)
@@ -158,7 +148,7 @@ def open_inside(folder: Path, name: Any, most: int = HUGE) -> IO[bytes]:
     except FileNotFoundError as error:
         raise FileNotFoundError(error.errno, "a file of the data set is missing; restore it", str(path)) from error
     except OSError as error:
-        if error.errno not in _NO_FILE:
+        if error.errno not in (errno.EFBIG, errno.EINVAL, errno.EISDIR):
             raise
         raise ValueError(f"{path} {error.strerror}; restore it from a copy") from error
 
