@@ -49,8 +49,9 @@ class OnlineDataEngine(ChunkSource):
         """None: a pickled copy."""
         self._phase: EngineState | None = EngineState.CREATED
         """None: as the shared memory has it."""
-        self._lock, self._requesting = threading.Lock(), threading.Lock()
-        self._cancelled, self._settled = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        """Held while the engine starts, stops, or requests a refill."""
+        self._cancelled = threading.Event()
         self._supervisor: Supervisor | None = None
         self._ticket: Ticket | None = None
         self._consumer: Consumer | None = None
@@ -91,26 +92,24 @@ class OnlineDataEngine(ChunkSource):
                 raise RuntimeError(
                     f"start() requires state CREATED; current state is {self.state.name}; make a new engine"
                 )
-            self._phase = EngineState.STARTING  # before the lock is let go: a second start() is refused
-        try:
-            self._supervisor = Supervisor(self.cfg, self.run_id)
-            self._events = self._supervisor.events  # the list itself: events can be drained after the end
-            self._finalizer = weakref.finalize(self, _abandon, self._supervisor, os.getpid())
-            self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
-            atexit.register(self._finalizer)
-            layout = self._supervisor.bring_up(self._cancelled)
-            self._ticket, self._phase = Ticket(self._supervisor.folder, layout), None
-        except BaseException as error:
-            if self._supervisor is not None:
-                try:
-                    self._supervisor.close()
-                except OnlineDataWorkerError as late:
-                    error.add_note(f"and the worker could not be stopped cleanly: {late}")
-            self._phase = EngineState.STOPPED if isinstance(error, StartCancelledError) else EngineState.FAILED
-            self._reported = True
-            raise
-        finally:
-            self._settled.set()
+            self._phase = EngineState.STARTING
+            try:
+                self._supervisor = Supervisor(self.cfg, self.run_id)
+                self._events = self._supervisor.events  # the list itself: events can be drained after the end
+                self._finalizer = weakref.finalize(self, _abandon, self._supervisor, os.getpid())
+                self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
+                atexit.register(self._finalizer)
+                layout = self._supervisor.bring_up(self._cancelled)
+                self._ticket, self._phase = Ticket(self._supervisor.folder, layout), None
+            except BaseException as error:
+                if self._supervisor is not None:
+                    try:
+                        self._supervisor.close()
+                    except OnlineDataWorkerError as late:
+                        error.add_note(f"and the worker could not be stopped cleanly: {late}")
+                self._phase = EngineState.STOPPED if isinstance(error, StartCancelledError) else EngineState.FAILED
+                self._reported = True
+                raise
 
     def stop(self) -> None:
         """End the worker and remove the buffer. Does nothing the second time.
@@ -121,32 +120,32 @@ class OnlineDataEngine(ChunkSource):
             Exception: the task's own error, not yet reported, or from its closing.
         """
         self._require_owner("stop")
-        with self._lock:
-            if self._phase is EngineState.CREATED:
-                self._phase = EngineState.STOPPED
-        if self._phase is EngineState.STARTING:
-            # another thread is in start(), which ends its worker itself once it sees this
-            self._cancelled.set()
-            if not self._settled.wait(self.cfg.shutdown_timeout + _GIVE_UP_S):
-                raise TimeoutError("start() has not given up yet; call stop() again")
-        with self._lock:
-            supervisor = self._supervisor
-            if supervisor is None or self._phase is EngineState.STOPPED:
-                return
-            try:
-                supervisor.close()
-            except BaseException:
-                self._phase, self._reported = EngineState.FAILED, True
-                raise
-            self._supervisor = self._ticket = self._consumer = None  # and with them the memory
-            self._finalizer.detach()
-            atexit.unregister(self._finalizer)
-            has_failed = bool(supervisor.control["failure_size"])
-            if has_failed or self._phase is None:  # an engine that failed to start stays so
-                self._phase = EngineState.FAILED if has_failed else EngineState.STOPPED
-            # a failure is raised once: by the draw that met it, or else here
-            unreported, self._reported = has_failed and not self._reported, True
-        if unreported:
+        self._cancelled.set()  # another thread may be in start(), which ends its worker itself once it sees this
+        if not self._lock.acquire(timeout=self.cfg.shutdown_timeout + _GIVE_UP_S):
+            raise TimeoutError("start() has not given up yet; call stop() again")
+        try:
+            self._stop()
+        finally:
+            self._lock.release()
+
+    def _stop(self) -> None:
+        supervisor = self._supervisor
+        if supervisor is None or self._phase is EngineState.STOPPED:
+            self._phase = EngineState.STOPPED if self._phase is EngineState.CREATED else self._phase
+            return
+        try:
+            supervisor.close()
+        except BaseException:
+            self._phase, self._reported = EngineState.FAILED, True
+            raise
+        self._supervisor = self._ticket = self._consumer = None  # and with them the memory
+        self._finalizer.detach()
+        atexit.unregister(self._finalizer)
+        has_failed = bool(supervisor.control["failure_size"])
+        if has_failed or self._phase is None:  # an engine that failed to start stays so
+            self._phase = EngineState.FAILED if has_failed else EngineState.STOPPED
+        if has_failed and not self._reported:  # a failure is raised once: by the draw that met it, or else here
+            self._reported = True
             supervisor.control.raise_failure()
 
     def request_refill(self) -> int:
@@ -154,7 +153,7 @@ class OnlineDataEngine(ChunkSource):
         RuntimeError if not the owner or not READY, else as ``sample_batch``."""
         self._require_owner("request_refill")
         self._require_ready("request_refill")
-        with self._requesting:  # of two threads, the second joins the first's request
+        with self._lock:  # of two threads, the second joins the first's request
             control = self._consume().control
             control["requested"] = generation = max(control["requested"], control["fills"] + 1)
         return int(generation)
