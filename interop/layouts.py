@@ -16,10 +16,19 @@ from ejax.types import PyTree, Rollout
 Write = Callable[[Rollout, PyTree, bool, Any], dict[str, Any]]
 Read = Callable[[Mapping[str, Any], Any], tuple[Rollout, PyTree]]
 
-_HEAD = ("obs", "action", "sample_log_prob", "value", "reward", "done", "terminated", "truncated")
-_PR122 = ("observation", "action", "sample_log_prob", "value", "next")
-_PR122_NEXT = ("observation", "reward", "done", "terminated", "truncated", "value")
-_SEED = ("obs", "actions", "rewards", "dones", "values", "logprobs")
+_SAME = {name: name for name in ("reward", "done", "terminated", "truncated")}
+_HEAD = {"obs": "obs", "action": "action", "log_prob": "sample_log_prob", "value": "value", **_SAME}
+_PR122 = {"obs": "observation", "action": "action", "log_prob": "sample_log_prob", "value": "value"}
+_PR122_NEXT = {"next_value": "value", **_SAME}
+_SEED = {
+    "obs": "obs",
+    "action": "actions",
+    "reward": "rewards",
+    "done": "dones",
+    "value": "values",
+    "log_prob": "logprobs",
+}
+"""Each layout's own fields: a rollout's name -> EmbodiChain's."""
 _BESIDE = ("info", "distribution", "dropout_seed", "valid", "version", "memory")
 """Fields of a rollout that no layout has, and that may be missing."""
 
@@ -35,17 +44,9 @@ def write_head(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dic
     def extended(x: Any, last: Any) -> Any:
         return xp.concatenate([_swap(x), last[:, None]], axis=1)
 
-    obs = jax.tree.map(extended, rollout.obs, _required(last_obs, "head"))
-    fields = {
-        "obs": obs,
-        "action": padded(rollout.action),
-        "sample_log_prob": padded(rollout.log_prob),
-        "value": extended(rollout.value, rollout.next_value[-1]),
-        "reward": padded(rollout.reward),
-        "done": padded(rollout.done),
-        "terminated": padded(rollout.terminated),
-        "truncated": padded(rollout.truncated),
-    }
+    fields = _renamed(rollout, _HEAD, padded)
+    fields["obs"] = obs = jax.tree.map(extended, rollout.obs, _required(last_obs, "head"))
+    fields["value"] = extended(rollout.value, rollout.next_value[-1])
     if isinstance(obs, dict) and obs.keys() == {"obs", "critic_obs"}:  # 0.3: a critic that sees something else
         fields |= obs
     fields |= _moments(rollout.distribution, ("action_mean", "action_std"), padded, xp)
@@ -61,100 +62,54 @@ def read_head(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
     if "critic_obs" in data:
         steps["obs"] = {"obs": steps["obs"], "critic_obs": steps.pop("critic_obs")}
         last_obs = {"obs": last_obs, "critic_obs": data["critic_obs"][:, -1]}
-    rollout = Rollout(
-        obs=steps["obs"],
-        action=steps["action"],
-        log_prob=steps["sample_log_prob"],
-        value=steps["value"],
-        next_value=steps.pop("next_value", _swap(data["value"][:, 1:])),
-        reward=steps["reward"],
-        terminated=steps["terminated"],
-        truncated=steps["truncated"],
-        **_read_beside(steps, _HEAD, ("action_mean", "action_std"), xp),
-    )
-    return rollout, last_obs
+    fields, rest = _taken(steps, _HEAD)
+    fields["next_value"] = rest.pop("next_value", _swap(data["value"][:, 1:]))
+    return _rollout(fields, rest, ("action_mean", "action_std"), xp), last_obs
 
 
 def write_pr122(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dict[str, Any]:
     """[N, T]. The next observation is the one acted on next: after an episode's end, the reset one."""
 
-    def column(x: Any) -> Any:
-        return _swap(x)[..., None]
-
     def following(x: Any, last: Any) -> Any:
         return _swap(xp.concatenate([x[1:], last[None]]))
 
-    fields = {
-        "observation": jax.tree.map(_swap, rollout.obs),
-        "action": _swap(rollout.action),
-        "sample_log_prob": column(rollout.log_prob),
-        "value": column(rollout.value),
-        "next": {
-            "observation": jax.tree.map(following, rollout.obs, _required(last_obs, "pr122")),
-            "reward": column(rollout.reward),
-            "done": column(rollout.done),
-            "terminated": column(rollout.terminated),
-            "truncated": column(rollout.truncated),
-            "value": column(rollout.next_value),
-        },
-    }
+    next_obs = jax.tree.map(following, rollout.obs, _required(last_obs, "pr122"))
+    fields = _renamed(rollout, _PR122, _swap)
+    fields["next"] = {"observation": next_obs, **_columns(_renamed(rollout, _PR122_NEXT, _swap))}
+    fields |= _columns({name: fields[name] for name in ("sample_log_prob", "value")})
     fields |= _moments(rollout.distribution, ("loc", "scale"), _swap, xp)
     return _joined(fields, jax.tree.map(_swap, to_state_dict(_beside(rollout) if extras else {})))
 
 
 def read_pr122(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
     """Invert ``write_pr122``."""
-    _check_fields(data, _PR122, "pr122")
-    _check_fields(data["next"], _PR122_NEXT, "pr122, under next")
-    steps = jax.tree.map(_swap, data)
-    following = steps["next"]
-    rollout = Rollout(
-        obs=steps["observation"],
-        action=steps["action"],
-        log_prob=steps["sample_log_prob"][..., 0],
-        value=steps["value"][..., 0],
-        next_value=following["value"][..., 0],
-        reward=following["reward"][..., 0],
-        terminated=following["terminated"][..., 0],
-        truncated=following["truncated"][..., 0],
-        **_read_beside(steps, _PR122, ("loc", "scale"), xp),
-    )
-    return rollout, jax.tree.map(lambda x: x[-1], following["observation"])
+    _check_fields(data, {**_PR122, "next": "next"}, "pr122")
+    _check_fields(data["next"], {"obs": "observation", **_PR122_NEXT}, "pr122, under next")
+    fields, rest = _taken(jax.tree.map(_swap, data), _PR122)
+    following = rest.pop("next")
+    scalars = {"log_prob": fields["log_prob"], "value": fields["value"], **_taken(following, _PR122_NEXT)[0]}
+    fields |= {name: x[..., 0] for name, x in scalars.items()}
+    last_obs = jax.tree.map(lambda x: x[-1], following["observation"])
+    return _rollout(fields, rest, ("loc", "scale"), xp), last_obs
 
 
 def write_seed(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dict[str, Any]:
     """[T, N], unchanged."""
     del last_obs, xp
-    fields = {
-        "obs": rollout.obs,
-        "actions": rollout.action,
-        "rewards": rollout.reward,
-        "dones": rollout.done,
-        "values": rollout.value,
-        "logprobs": rollout.log_prob,
-    }
     unstored = {name: getattr(rollout, name) for name in ("next_value", "terminated", "truncated")}
-    return _joined(fields, to_state_dict({**unstored, **_beside(rollout)}) if extras else {})
+    rest = to_state_dict({**unstored, **_beside(rollout)}) if extras else {}
+    return _joined(_renamed(rollout, _SEED, lambda x: x), rest)
 
 
 def read_seed(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
     """Invert ``write_seed``; there is no last observation."""
     _check_fields(data, _SEED, "seed")
-    steps = dict(data)
-    value, done = steps["values"], steps["dones"]
+    fields, rest = _taken(data, _SEED)
+    value, done = data["values"], data["dones"]
     bootstrap = xp.concatenate([value[1:], xp.zeros_like(value[:1])])
-    rollout = Rollout(
-        obs=steps["obs"],
-        action=steps["actions"],
-        log_prob=steps["logprobs"],
-        value=value,
-        next_value=steps.pop("next_value", bootstrap),
-        reward=steps["rewards"],
-        terminated=steps.pop("terminated", done),
-        truncated=steps.pop("truncated", xp.zeros_like(done)),
-        **_read_beside(steps, _SEED, (), xp),
-    )
-    return rollout, None
+    unstored = {"next_value": bootstrap, "terminated": done, "truncated": xp.zeros_like(done)}
+    fields |= {name: rest.pop(name, x) for name, x in unstored.items()}
+    return _rollout(fields, rest, (), xp), None
 
 
 def check_batch(rollout: Rollout, last_obs: PyTree) -> None:
@@ -198,10 +153,24 @@ def _required(last_obs: PyTree, layout: str) -> PyTree:
     return last_obs
 
 
-def _check_fields(data: Mapping[str, Any], fields: tuple[str, ...], layout: str) -> None:
-    missing = [name for name in fields if name not in data]
+def _check_fields(data: Mapping[str, Any], names: Mapping[str, str], layout: str) -> None:
+    missing = [name for name in names.values() if name not in data]
     if missing:
         raise ValueError(f"no rollout of layout {layout}: it lacks {', '.join(missing)}; it has {', '.join(data)}")
+
+
+def _renamed(rollout: Rollout, names: Mapping[str, str], move: Callable[[Any], Any]) -> dict[str, Any]:
+    return {theirs: jax.tree.map(move, getattr(rollout, ours)) for ours, theirs in names.items()}
+
+
+def _taken(data: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a layout's fields under a rollout's names, and everything else. ``done`` follows from them."""
+    fields = {ours: data[theirs] for ours, theirs in names.items() if ours != "done"}
+    return fields, {name: x for name, x in data.items() if name not in names.values()}
+
+
+def _columns(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x[..., None] for name, x in fields.items()}
 
 
 def _joined(fields: dict[str, Any], extras: dict[str, Any]) -> dict[str, Any]:
@@ -224,21 +193,18 @@ def _beside(rollout: Rollout) -> dict[str, Any]:
     return {name: field for name, field in fields.items() if jax.tree.leaves(field)} | rollout.extras
 
 
-def _read_beside(
-    steps: Mapping[str, Any], fields: tuple[str, ...], moments: tuple[str, ...], xp: Any
-) -> dict[str, Any]:
-    """Read the rollout's fields outside the layout's own; unknown ones become its ``extras``.
+def _rollout(fields: Mapping[str, Any], rest: dict[str, Any], moments: tuple[str, ...], xp: Any) -> Rollout:
+    """Make a rollout of the layout's own fields and of everything else, which becomes its ``extras`` where unknown.
 
     Mean and deviation become the distribution, unless that is there itself.
     """
-    rest = {name: field for name, field in steps.items() if name not in fields}
     if moments and all(name in rest for name in moments):
         mean, std = (rest.pop(name) for name in moments)
         rest.setdefault("distribution", {"mean": mean, "log_std": xp.log(std)})
     if "distribution" in rest:
         rest["distribution"] = _distribution(rest["distribution"])
     known = {name: rest.pop(name) for name in _BESIDE if name in rest}
-    return {**known, "extras": rest}
+    return Rollout(**fields, **known, extras=rest)
 
 
 def _distribution(fields: Mapping[str, Any]) -> Any:
