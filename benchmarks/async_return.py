@@ -1,4 +1,4 @@
-"""Return over wall time of PPO whose rollouts are in turn with the updates, or beside them and older.
+"""Return over wall time of PPO whose rollouts alternate with the updates, or overlap them and older.
 
 PointMass (256 environments behind the host interface, a step of them takes ``--env-ms``), a million steps' worth of
 learning rate. Each variant trains for the same wall time; success is evaluated on fixed episodes.
@@ -30,7 +30,7 @@ from ejax.types import HostTimestep
 
 CONFIG = Path(__file__).parents[1] / "configs" / "torch" / "point_mass.yaml"
 VARIANTS = {
-    "in turn": ("host", 0, "none"),
+    "alternately": ("host", 0, "none"),
     "lag 1": ("async", 1, "none"),
     "lag 4": ("async", 4, "none"),
     "lag 4, decoupled": ("async", 4, "decoupled"),

@@ -1,10 +1,10 @@
 """How much faster asynchronous collection is, where stages take given times, beside what could be had at most.
 
-Stages are modelled by sleeping: one step of the environments takes E whatever their number (they run in parallel
+Stages are modelled by sleeping: one step of the environments takes E for any number of them (they run in parallel
 elsewhere), the policy takes P for all rows and proportionally less for fewer (one accelerator), an update U for each
 collected step. With the real collectors, queues and policy calls around them. Per collected step:
 
-    in turn               P + E + U
+    alternately           P + E + U
     two stages at once    max(P + E, U)                  ceiling 1 + min/max
     three, in G groups    max(P, P/G + E, U)
 
@@ -132,7 +132,7 @@ def main() -> None:
     policy = ActorOnly(spec, NetworkConfig(hidden_sizes=(64, 64), activation="tanh"))
     params = policy.init(jax.random.key(0), np.zeros((NUM_ENVS, 8), np.float32))
     rows = []
-    print("| P ms | E ms | U ms | in turn, s | two stages | ceiling | reached | 4 groups | ceiling | reached |")
+    print("| P ms | E ms | U ms | alternately, s | two stages | ceiling | reached | 4 groups | ceiling | reached |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for case in CASES_MS:
         p, e, u = (ms / 1000 for ms in case)

@@ -1,6 +1,6 @@
 """What it costs to cross between JAX and torch: rollouts in each layout, both ways, and a torch environment's steps.
 
-Needs ``pip install -e '.[torch]'``. All programs are timed in turn, A B C A B C; figures are medians.
+Needs ``pip install -e '.[torch]'``. All programs are timed alternately, A B C A B C; figures are medians.
 """
 
 import argparse

@@ -64,13 +64,13 @@ def print_files(folders: list[Path]) -> None:
         for path in sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file()):
             try:
                 refused = [note for note in check(path) if note.status == "unsupported"]
-                said = refused[0].text if refused else "every key is used, or told to be without effect"
+                verdict = refused[0].text if refused else "every key is used, or reported as without effect"
             except ConfigError as error:
-                said = str(error)
-            named.setdefault(said, []).append(path.relative_to(folder).as_posix())
+                verdict = str(error)
+            named.setdefault(verdict, []).append(path.relative_to(folder).as_posix())
     print("| files | such as | `check` says |\n|---|---|---|")
-    for said, files in sorted(named.items(), key=lambda each: -len(each[1])):
-        print(f"| {len(files)} | `{files[0]}` | {_cell(said)} |")
+    for verdict, files in sorted(named.items(), key=lambda each: -len(each[1])):
+        print(f"| {len(files)} | `{files[0]}` | {_cell(verdict)} |")
     print(f"\n{sum(map(len, named.values()))} files")
 
 

@@ -1,4 +1,4 @@
-"""Damage every file of a run's folder in every way, and go on with the run: is it told, are the bits the same?
+"""Damage every file of a run's folder in every way, and go on with the run: is it reported, are the bits the same?
 
     python benchmarks/damage.py
 
@@ -75,10 +75,8 @@ def _make_newest(run: Path, name: str) -> None:
 
 
 def _report(verdicts: dict[str, Counter[str]]) -> int:
-    kinds = ["told", "refused", *_FAULTS]
-    print(
-        "| damage | told, and the same bits | told, and refused | raw error | unnoticed, the same bits | other bits |"
-    )
+    kinds = ["reported", "refused", *_FAULTS]
+    print("| damage | reported, same bits | reported, refused | raw error | unnoticed, same bits | other bits |")
     print("|---|---|---|---|---|---|")
     for how, counts in verdicts.items():
         print(f"| {how} | {' | '.join(str(counts[kind]) for kind in kinds)} |")
@@ -91,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th case (default: all)")
     parser.add_argument("--first", type=int, default=0, metavar="K", help="of those, the K-th to begin with")
-    parser.add_argument("--verbose", action="store_true", help="print what is said of each")
+    parser.add_argument("--verbose", action="store_true", help="print the report of each")
     return parser
 
 

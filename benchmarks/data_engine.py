@@ -2,8 +2,8 @@
 
 Each figure is of N processes at a time: chunks/s and GB/s that all of them get together. ``copy`` is the same number of
 bytes per call copied by NumPy from an array as large as the buffer: the bound of any engine that hands out copies.
-``idle``: the worker waits. ``refilling``: it rewrites the rows as fast as it can, so chunks are drawn anew. With
-``--against embodichain`` its engine (idle) is timed in turn with the others.
+``idle``: the worker waits. ``refilling``: it rewrites the rows as fast as it can, so chunks are drawn again. With
+``--against embodichain`` its engine (idle) is timed alternately with the others.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main() -> None:
 def _measure(
     workload: str, task_cfg: dict[str, Any], consumers: int, seconds: float, repeats: int, peer: list[str] | None
 ) -> dict[str, Any]:
-    """Medians over rounds; in each, copying and drawing in turn."""
+    """Medians over rounds; in each, copying and drawing alternate."""
     rates: dict[str, list[float]] = {"copy": [], "idle": [], "refilling": []}
     redrawn, write_ms = 0.0, 0.0
     engines = {"idle": 10**9, "refilling": 1}

@@ -1,8 +1,8 @@
 """EmbodiChain's side of the comparisons. Runs in an interpreter with torch, tensordict and the embodichain package.
 
 ``update.py`` and ``point_mass.py`` start it: ``serve`` answers each line on standard input with one timing on
-standard output, so that two programs can be timed in turn; ``train`` runs EmbodiChain's own trainer once, and evaluates
-the last policy.
+standard output, so that two programs can be timed alternately; ``train`` runs EmbodiChain's own trainer once, and
+evaluates the last policy.
 """
 
 import argparse

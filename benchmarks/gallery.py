@@ -42,10 +42,10 @@ def main() -> None:
         task, _, run = what.partition("=")
         if what == "experts":
             for name, module in EXPERTS.items():
-                save(module, demonstrated(module), told=name)
+                save(module, demonstrated(module), title=name)
         else:
             draw = {"PointMassRL": point_mass, "PlanarReachRL": planar_reach}.get(task)
-            save(task.removesuffix("RL").lower(), played(run, draw, FROM_AFAR.get(task)), told=task)
+            save(task.removesuffix("RL").lower(), played(run, draw, FROM_AFAR.get(task)), title=task)
 
 
 def demonstrated(module: str, seed: int = 3) -> Pictures:
@@ -130,14 +130,14 @@ class Canvas:
         return np.asarray(self.image)
 
 
-def save(name: str, pictures: Pictures, *, told: str) -> None:
+def save(name: str, pictures: Pictures, *, title: str) -> None:
     """Write a film, and a strip of four moments."""
     chosen = [0, len(pictures) // 3, (2 * len(pictures)) // 3, len(pictures) - 1]
     strip = Image.fromarray(np.concatenate([pictures[i] for i in chosen], axis=1))
     strip.quantize(128).save(TO / f"{name}.png", optimize=True)
     write_video(TO / f"{name}.mp4", pictures, FPS)
     sizes = ", ".join(f"{(TO / f'{name}{kind}').stat().st_size / 1e3:.0f} kB" for kind in (".png", ".mp4"))
-    print(f"{told}: {len(pictures)} frames, {sizes}", flush=True)
+    print(f"{title}: {len(pictures)} frames, {sizes}", flush=True)
 
 
 if __name__ == "__main__":

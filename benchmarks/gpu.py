@@ -1,4 +1,4 @@
-"""All that only a GPU can tell, in one call. ``--dry-run`` tries the same on the CPU, with tiny sizes.
+"""All that only a GPU can show, in one call. ``--dry-run`` tries the same on the CPU, with tiny sizes.
 
 numerics    the same training and the same gradient on CPU and GPU, in every matmul precision: how far they part
 physics     one control step of PushCube on MJX and on Warp beside the C engine's, also with randomized parameters
@@ -636,17 +636,17 @@ def _worst(apart: dict[str, float]) -> dict[str, float]:
 
 
 def _peak_bytes() -> int | None:
-    """Of this process, in JAX's own pool: what Warp and CUDA take is not in it. None: a CPU, which does not tell."""
+    """Return the peak of JAX's own pool in this process, without Warp's and CUDA's. None: a CPU, which has none."""
     import jax
 
     return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
-def _measure_here(asked: dict[str, Any]) -> int:
+def _measure_here(request: dict[str, Any]) -> int:
     """Measure in a process of its own: the last line that it prints is the result."""
     try:
-        result = globals()[f"measure_{asked['what']}"](**asked["arguments"])
-    except Exception as error:  # whatever it is, it is this measurement's result
+        result = globals()[f"measure_{request['what']}"](**request["arguments"])
+    except Exception as error:  # of any kind: it is this measurement's result
         traceback.print_exc()
         result = {"error": f"{type(error).__name__}: {error}"[:2000]}
     print(json.dumps(result))
@@ -655,21 +655,21 @@ def _measure_here(asked: dict[str, Any]) -> int:
 
 def _run(each: Measurement, device: str, limit: float) -> dict[str, Any]:
     """Return the result of a process; how it ended, if there is none."""
-    asked = json.dumps({"what": each.what, "arguments": each.arguments})
+    request = json.dumps({"what": each.what, "arguments": each.arguments})
     # compiled programs are not kept: how long they take is measured
     env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
     env |= {"JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda,cpu", **(each.env or {})}
-    command = [sys.executable, str(Path(__file__).resolve()), "--one", asked]
+    command = [sys.executable, str(Path(__file__).resolve()), "--one", request]
     with tempfile.TemporaryFile("w+") as errors:
         try:
             done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
             return {"error": f"not done after {limit:.0f} s; --limit gives it more"}
         errors.seek(0)
-        said = errors.read().splitlines()
+        complaints = errors.read().splitlines()
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        return {"error": f"its process ended with code {done.returncode}: {' / '.join(said[-3:])}"}
+        return {"error": f"its process ended with code {done.returncode}: {' / '.join(complaints[-3:])}"}
     return json.loads(lines[-1])
 
 

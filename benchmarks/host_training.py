@@ -1,4 +1,4 @@
-"""Whole PPO training on a Gymnasium environment, beside Stable-Baselines3's and sbx's on the same machine, in turn.
+"""Whole PPO training on a Gymnasium environment, beside Stable-Baselines3's and sbx's on the same machine, alternately.
 
 Same hyperparameters: 64-64 tanh, Adam 3e-4, 10 epochs, minibatches of 64, 2,048 rows per update, no reward or
 observation normalization, environments in one process. Steps per second after the first update, and with start and
@@ -113,7 +113,7 @@ def main() -> None:
                     numbers = [num_envs, ROWS, args.steps, seed]
                     command = [args.peer_python, "-c", _PEER, library, "HalfCheetah-v5", *map(str, numbers)]
                     trainings[library] = run(command)
-            trainings["ejax, in turn"] = ours("host", num_envs, args.steps, seed)
+            trainings["ejax, alternating"] = ours("host", num_envs, args.steps, seed)
             trainings["ejax, async"] = ours("async", num_envs, args.steps, seed)
             base = trainings.get("sb3", {}).get("steps_per_s")
             for name, each in trainings.items():

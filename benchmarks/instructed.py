@@ -2,8 +2,8 @@
 
     python benchmarks/instructed.py clone=outputs/clone tuned=outputs/tuned --episodes 500
 
-The rows are the scripted expert, random actions, and the runs that are named. A policy that does what is said, and not
-what is meant, succeeds in one of six episodes with a shuffled instruction.
+The rows are the scripted expert, random actions, and the runs that are named. A policy that follows the
+instruction, and not what is meant, succeeds in one of six episodes with a shuffled instruction.
 """
 
 import argparse

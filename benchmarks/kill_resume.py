@@ -80,9 +80,9 @@ class Mode:
         while not _log(run).exists() and process.poll() is None:
             time.sleep(0.01)
         self.start_s = time.monotonic() - began
-        said = process.communicate(timeout=_LIMIT_S)[0]
+        output = process.communicate(timeout=_LIMIT_S)[0]
         if process.returncode:
-            raise SystemExit(f"{name}, never killed, ended with {process.returncode}:\n{said}")
+            raise SystemExit(f"{name}, never killed, ended with {process.returncode}:\n{output}")
         self.training_s = time.monotonic() - began - self.start_s
         self.expected = what_is_left(run, "tiny")
         print(f"{name}: {self.start_s:.1f} s to the first update, {self.training_s:.1f} s of training", flush=True)
@@ -91,13 +91,13 @@ class Mode:
         """Start, kill, resume, kill, …, and compare what is left in the end."""
         self.trainings += 1
         run = self.folder / f"run_{self.trainings}"
-        said = ""
+        output = ""
         for _ in range(rng.randint(2, _MOST_KILLS)):
             process = self._start(run)
             moment = rng.choice(["start", "training", "training", "save", "save"])
             self._wait_for(moment, process, run, rng)
             if process.poll() is not None:
-                said = process.communicate()[0]
+                output = process.communicate()[0]
                 break
             process.send_signal(signal.SIGKILL)
             process.communicate()
@@ -106,11 +106,11 @@ class Mode:
         else:
             process = self._start(run)
             try:
-                said = process.communicate(timeout=_LIMIT_S)[0]
+                output = process.communicate(timeout=_LIMIT_S)[0]
             except subprocess.TimeoutExpired:
                 process.kill()
-                said = "it hangs"
-        self._compare(run, process.returncode, said)
+                output = "it hangs"
+        self._compare(run, process.returncode, output)
 
     def _start(self, run: Path) -> "subprocess.Popen[str]":
         """Start a new run, or continue the one in the folder."""
@@ -138,7 +138,7 @@ class Mode:
                 return
             time.sleep(0.001)
 
-    def _compare(self, run: Path, code: int, said: str) -> None:
+    def _compare(self, run: Path, code: int, output: str) -> None:
         try:
             if code == 0 and same(what_is_left(run, "tiny"), self.expected, log=True):
                 return
@@ -147,7 +147,7 @@ class Mode:
             what = f"nothing to compare: {error}"
         kept = Path(tempfile.mkdtemp(prefix="kill_resume_")) / self.name
         run.rename(kept) if run.exists() else None
-        self.faults.append(f"{self.name}, training {self.trainings}: {what}; kept as {kept}\n{said}")
+        self.faults.append(f"{self.name}, training {self.trainings}: {what}; kept as {kept}\n{output}")
 
 
 def _log(run: Path) -> Path:

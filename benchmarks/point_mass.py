@@ -2,7 +2,7 @@
 
 PPO: 64 environments x 256 steps, 64-64 tanh, 10 epochs, batch 4096. APG: 64 environments x 100 steps, 64-64 tanh, one
 segment. Evaluation, logging and checkpoints included. With ``--against embodichain`` its own trainer runs its own
-config in turn with ours.
+config alternately with ours.
 
 The last policy is evaluated after the clock has stopped, by the first episode of each environment: of 1,000 here, of
 256 there; beside it what EmbodiChain's own ``evaluate_episodes`` says of 256 episodes: of those that end first.

@@ -7,7 +7,7 @@ compares every array of the last checkpoint with one device's. Does the same wit
 and in four, over loopback. Then it kills, or suspends, one of two processes in the middle of a run,
 measures how long the other takes to end, and resumes.
 
-With --collectors host async the processes step four groups of environments outside the program, in turn with the
+With --collectors host async the processes step four groups of environments outside the program, alternating with the
 updates or beside them; the environments themselves are then also continued in fewer and in more processes.
 """
 
@@ -161,8 +161,8 @@ def fail(config: Path, kind: str, folder: Path, collector: str) -> None:
     text = job.logs[0].read_text()
     # an error of its own, or the words of the coordination service that ends the process
     named = re.findall(r"ejax: .*process 1.*|stopped sending heartbeats\):\n1$", text, re.MULTILINE)
-    said = named[-1][:200].replace("\n", " ") if named else text[-500:]
-    print(f"{kind}, {collector}: process 0 ended with code {code} after {seconds:.1f} s: {said}")
+    message = named[-1][:200].replace("\n", " ") if named else text[-500:]
+    print(f"{kind}, {collector}: process 0 ended with code {code} after {seconds:.1f} s: {message}")
     if code == 0 or not named:
         raise RuntimeError("the error does not name process 1")
     resumed = Job(2, output, "--run", str(only_run(output)), "--resume", "latest", "trainer.iterations=60")

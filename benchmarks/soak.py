@@ -97,7 +97,7 @@ class Faulty:
 
 
 def checksum(obs: NDArray[Any], action: NDArray[Any]) -> NDArray[np.float32]:
-    """[…]: a number of what was seen and done, exact in float32 whatever computes it."""
+    """[…]: a number of what was seen and done, exact in float32 on every device."""
     bits = np.ascontiguousarray(action[..., 0], np.float32).view(np.uint32)
     parts = obs.astype(np.uint32)
     mixed = bits ^ (parts[..., 0] * np.uint32(2654435761)) ^ (parts[..., 1] * np.uint32(40503)) ^ parts[..., 2]
@@ -131,7 +131,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Signed:
-    """Acts around the number of its version; its value tells observations apart."""
+    """Acts around the number of its version; its value distinguishes observations."""
 
     def init(self, key: Key, obs: PyTree) -> Params:
         del key, obs

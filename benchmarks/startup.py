@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _start(config: Path, overrides: list[str], cache: str) -> dict[str, float]:
-    """Start one training, wait for the two lines that tell how far it is, end it."""
+    """Start one training, wait for the two lines that show its progress, end it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ejax.train", "--config", str(config), *overrides]
         command += [f"trainer.output_dir={folder}", "trainer.console=true", "trainer.updates_per_dispatch=1"]

@@ -1,6 +1,6 @@
 """How fast an update is: GAE, and PPO with two 256-256 networks, against the machine's matrix-product rate.
 
-With ``--against embodichain`` the same work runs in EmbodiChain too, the two timed in turn: A B A B.
+With ``--against embodichain`` the same work runs in EmbodiChain too, the two timed alternately: A B A B.
 """
 
 import argparse
@@ -198,7 +198,7 @@ def _timer(work: Callable[[], object]) -> Callable[[], float]:
 
 
 def _interleave(programs: dict[str, tuple[Callable[[], float], int]]) -> dict[str, list[float]]:
-    """Time every program in turn, the short ones several times a round."""
+    """Time every program round by round, the short ones several times a round."""
     rounds = min(count for _, count in programs.values())
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(rounds):

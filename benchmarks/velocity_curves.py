@@ -1,4 +1,4 @@
-"""Draw how fast legged robots learn to walk as they are told: the velocity error, in training and in evaluations.
+"""Draw how fast legged robots learn to walk as commanded: the velocity error, in training and in evaluations.
 
 python benchmarks/velocity_curves.py Go2=outputs/go2 'ANYmal C=outputs/anymal' --standing 0.63 --out docs/robots.png
 """

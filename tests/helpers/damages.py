@@ -82,7 +82,7 @@ def outcome(config: RunConfig, run: Path, resume: str, expected: dict[str, Any])
         return "raw", f"{type(error).__name__}: {error}"
     if not result.finished or not same(what_is_left(run, config.trainer.exp_name), expected):
         return "other bits", said.getvalue()
-    return ("told" if said.getvalue() else "unnoticed"), said.getvalue()
+    return ("reported" if said.getvalue() else "unnoticed"), said.getvalue()
 
 
 def what_is_left(run: Path, exp_name: str) -> dict[str, Any]:

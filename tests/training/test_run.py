@@ -220,11 +220,11 @@ def to_damage(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dic
     ("name", "how", "verdict"),
     [
         ("configs/resolved.json", "one bit", "refused"),
-        ("configs/SHA256", "removed", "told"),
-        (f"checkpoints/tiny_step_{6 * STEPS}/SHA256", "cut to nothing", "told"),
-        (f"checkpoints/tiny_step_{6 * STEPS}/meta.json", "a folder", "told"),
-        ("logs/metrics.jsonl", "middle byte", "told"),
-        ("schedule.json", "cut in half", "told"),
+        ("configs/SHA256", "removed", "reported"),
+        (f"checkpoints/tiny_step_{6 * STEPS}/SHA256", "cut to nothing", "reported"),
+        (f"checkpoints/tiny_step_{6 * STEPS}/meta.json", "a folder", "reported"),
+        ("logs/metrics.jsonl", "middle byte", "reported"),
+        ("schedule.json", "cut in half", "reported"),
     ],
 )
 def test_a_damaged_file_is_said_and_changes_no_bit(
