@@ -56,6 +56,7 @@ OTHERWISE = {
     ("ejax/envs/manager/robots.py", "(ASSETS / 'ur.toml').read_text"): _SHIPPED,
     ("ejax/envs/manager/robots.py", "(ASSETS / file).read_text"): _SHIPPED,
     ("ejax/envs/manager/vocabulary.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,
+    ("ejax/envs/tasks/place_instructions.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,
     ("ejax/envs/mujoco/models.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
     ("ejax/schema/plain_files.py", "os.open"): _READER,
     ("ejax/schema/registry.py", "Path(__file__).with_suffix('.toml').read_text"): _SHIPPED,
