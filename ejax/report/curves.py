@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         if len(group) > 1:
             own = [run.name for run in group]
             by_keys = ", ".join(f"{key.rpartition('.')[2]}={as_text(values[i])}" for key, values in keys)
-            same = takewhile(lambda letters: len(set(letters)) == 1, zip(*own, strict=False))
-            prefix = "".join(letters[0] for letters in same)
+            prefix = commonprefix(own)  # noqa: RUF071 of names, letter by letter
             # of no other run's name
             by_prefix = f"{prefix}…" if sum(name.startswith(prefix) for name in names) == len(own) else ""
             # the first that says what they share, and fits
@@ -65,14 +64,12 @@ def sweep(groups: Sequence[Group]) -> str:
         return ""
     watched = {(run.trainer["best_eval_metric"], run.trainer["best_eval_mode"]) for run in runs}
     keys = _swept([group.runs[0] for group in groups])
-    why = ""
-    if any(run.exploits for run in runs):
-        why = "members went on from each other, and with other values than their first"
-    elif len(watched) > 1:
-        why = "the runs watch different metrics"
-    elif len(keys) > _MAX_KEYS:
-        why = f"the runs differ in {len(keys)} keys, which is no sweep"
-    if why:
+    reasons = {
+        "members went on from each other, and with other values than their first": any(run.exploits for run in runs),
+        "the runs watch different metrics": len(watched) > 1,
+        f"the runs differ in {len(keys)} keys, which is no sweep": len(keys) > _MAX_KEYS,
+    }
+    if why := next((reason for reason, holds in reasons.items() if holds), ""):
         return f'<p class="note">No table: {why}.</p>'
     ((metric, mode),) = watched
     # fresh episodes chose no checkpoint, so they are fair; but only if all runs have them

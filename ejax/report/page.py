@@ -113,7 +113,6 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
         # the newest one that was measured
         speed = next((x for x in reversed(run.series("charts/SPS").values()) if math.isfinite(x)), None)
         task = f"{run.config.get('env', {}).get('id', NOTHING)}, {run.config.get('algorithm', {}).get('name', NOTHING)}"
-        last = run.last_evaluation
         rows.append(
             [
                 f"{swatch(colours[id(run)])}{escape(run.name)}",
@@ -125,7 +124,7 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
                 number_cell(speed),
                 f"{escape(run.trainer['best_eval_metric'])} ({escape(run.trainer['best_eval_mode'])})",
                 _pair("at", (run.best.step, run.best.value) if run.best else None),
-                _pair("at", last),
+                _pair("at", run.last_evaluation),
                 _pair("of", run.fresh("best")),
                 _pair("of", run.fresh("last")),
                 number_cell(run.skipped),

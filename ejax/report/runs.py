@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ejax.logs.best import Best, improves
 from ejax.logs.charts import LARGEST
@@ -21,18 +21,13 @@ _NAMES = {f"trainer.{name}" for name in ("exp_name", "output_dir", "console", "u
 """Keys of a run's names and places, which change nothing that it computes."""
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(NamedTuple):
     """From one start of a run's program to its end, or to the last line of one that was killed; seconds since 1970."""
 
     start: float
     end: float
     is_from_start: bool = True
     """False: without an event file that gives the start, this is the first line."""
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
 
 
 @dataclass(frozen=True)
@@ -163,7 +158,7 @@ class Run:
 
     @property
     def wall_s(self) -> float | None:
-        return sum(session.seconds for session in self.sessions) if self.sessions else None
+        return sum(each.end - each.start for each in self.sessions) if self.sessions else None
 
     @property
     def skipped(self) -> float:
