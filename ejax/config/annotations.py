@@ -39,9 +39,10 @@ def mismatch(annotation: Any, value: Any) -> str | None:
         return None
     try:
         adapter = TypeAdapter(annotation)
-    except PydanticSchemaGenerationError:
+    except PydanticSchemaGenerationError:  # an array's class, or any other that pydantic does not know
         return None
     try:
+        # strict, for True is no number and "1" none either; but what JSON has as a list may be a tuple
         adapter.validate_python(value, strict=not isinstance(value, list))
     except ValidationError as error:
         return " or ".join(dict.fromkeys(map(_text, error.errors())))

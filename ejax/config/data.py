@@ -91,6 +91,7 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
         if _is_given(data, key):
             text = f"got {short_repr(getattr(data, key))}, but source '{data.source}' does not read it; leave it out"
             yield Problem(f"data.{key}", text)
+    # one decision of the policy is taught by that many successive actions
     if data.chunk_size < action_chunk:
         text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions at once; give at least that"
         yield Problem("data.chunk_size", text)

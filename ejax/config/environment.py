@@ -22,7 +22,7 @@ from ejax.schema.registry import did_you_mean, did_you_mean_family, resolve
 from ejax.schema.values import leaves
 from ejax.types import PHASES
 
-_REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)
+_REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)  # what a class may raise at wrong arguments
 _GIVEN = {
     *PolicyConfig.model_fields.keys() - {"name"},
     *("action_spec", "action_space", "observation_space", "instructions", "held_out_instructions"),
@@ -34,7 +34,7 @@ def class_problems(policy: PolicyConfig) -> list[Problem]:
     """Find problems of ``policy.cfg``, or a class that is not there."""
     try:
         record = policy.record
-        if record.mlps:
+        if record.mlps:  # it takes no cfg, as its own rules report
             return []
         linen = isinstance(record.make, type) and issubclass(record.make, nn.Module)
         given = _GIVEN | {"name", "parent"} if linen else _GIVEN
@@ -131,7 +131,7 @@ def _refusals(make: Any, build: Callable[[], Any], section: str, above: str, own
 
     ``section``: the key of what has none. ``above`` comes before a key of the class's, in place of ``own``.
     """
-    if not dataclasses.is_dataclass(make):
+    if not dataclasses.is_dataclass(make):  # to make another may take long, or start a simulator
         return []
     try:
         build()
@@ -147,7 +147,7 @@ def space_problems(
 ) -> list[Problem]:
     """Find problems of ``action_dim``, ``squash_actions``, ``obs_groups``, and of pictures where an MLP reads them."""
     problems, key = [*_groups(policy, observation_space)], "env"
-    try:
+    try:  # first without squashing: it is the environment's fault if that is refused already
         count = action_spec(action_space).num_actions * action_chunk
         key = "policy.squash_actions"
         action_spec(action_space, squash=policy.squash_actions)

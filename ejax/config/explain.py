@@ -14,7 +14,7 @@ from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import did_you_mean, is_import_path
 from ejax.schema.sections import unknown_key
 
-_MAX_EXPLAINED = 300
+_MAX_EXPLAINED = 300  # unknown keys with a nearest name, each 0.3 ms to find
 
 
 def explain(error: ValidationError, tree: Any) -> list[Problem]:
@@ -31,6 +31,7 @@ def explain(error: ValidationError, tree: Any) -> list[Problem]:
             texts.setdefault(key, []).append("unknown key")
         else:
             texts.setdefault(key, []).append(_text(each, key, tree))
+    # a key of a union has an error for each of its types
     return [Problem(key, " or ".join(dict.fromkeys(each))) for key, each in texts.items()]
 
 
@@ -43,7 +44,7 @@ def _dotted(location: tuple[int | str, ...], tree: Any) -> str:
         elif isinstance(node, list) and isinstance(part, int):
             node = node[part] if part < len(node) else {}
         else:
-            continue
+            continue  # pydantic's own name of a union's branch
         names.append(str(part))
     return ".".join(names)
 
@@ -68,6 +69,7 @@ def _text(error: Any, key: str, tree: Any) -> str:
 
 
 def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:
+    # their models are chosen by a name beside them, which the schema does not express
     for kind, keywords in (("optimizer", OPTIMIZER_KWARGS), ("lr_scheduler", SCHEDULE_KWARGS)):
         if section == f"algorithm.cfg.{kind}.kwargs":
             name = tree["algorithm"]["cfg"][kind].get("name", "adam").lower()

@@ -158,6 +158,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         mark, is_alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
         self._depth += 1
+        # before it is read on, since PyYAML recurses
         if self._depth > MAX_DEPTH + 1 or len(self.measures) > MAX_VALUES:
             raise UnreadableError(_too_much(self._depth - 1), mark.line + 1)
         node = super().compose_node(parent, index)
@@ -218,7 +219,7 @@ def _pairs(node: yaml.MappingNode, key: str) -> dict[str, yaml.Node]:
                 merged = {**_pairs(each, key), **merged}
         elif not isinstance(name, yaml.ScalarNode):
             raise UnreadableError("a key must be text, got a list or a mapping", line, key)
-        elif name.value in own:
+        elif name.value in own:  # PyYAML would take the last one, without a word
             raise UnreadableError(f"the key {short_repr(name.value)} is given twice in one section", line)
         else:
             own[name.value] = value

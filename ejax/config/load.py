@@ -138,7 +138,7 @@ def read_section_numbers(draft: Draft) -> None:
 
 
 def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
-    if unwritable := writing_problems(tree):
+    if unwritable := writing_problems(tree):  # what is too large or odd would only be cut in other messages
         return None, unwritable
     config, problems = None, number_problems(tree)
     reported = {key for problem in problems for key in with_sections(problem.key)}
@@ -178,7 +178,7 @@ def _override(draft: Draft, text: str) -> None:
     if not equals or not all(names) or len(names) > MAX_DEPTH or len(text) > MAX_CHARACTERS:
         draft.problem(source, "must read section.key=value, such as trainer.seed=3")
         return
-    trust_words([text])
+    trust_words([text])  # who types the name of code knows it
     key = canonical_key(written)
     if key == "trainer.gym_config" and draft.has("env"):  # one environment replaces the other
         draft.pop("env")
@@ -211,6 +211,7 @@ def fill_env(draft: Draft) -> None:
             data = _merge(read_file(path), given_cfg.pop("gym_config", None))
             env = read_gym_config(draft, data, str(name))
             draft.put("env", {**env, **given, "cfg": {**env.get("cfg", {}), **given_cfg}})
+        # EmbodiChain's two ways to an environment have defaults of their own
         for key, value in GYM_DEFAULTS.items():
             draft.tree["trainer"].setdefault(key, value)
     elif not draft.has("env"):
@@ -277,7 +278,7 @@ def _candidates(folder: Path | None, name: str, expected: Sequence[Path]) -> lis
         for start in range(1, len(parts))
         for place in (above if start < len(parts) - 1 else above[:1])
     ]
-    files: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}  # by the real path: a link is no second file
     for path in (expected[0], *(place / name for place in above[1:]), *expected[1:], *tails):
         if is_file(path):
             files.setdefault(path.resolve(), path)

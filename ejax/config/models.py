@@ -27,7 +27,6 @@ from pydantic import (
 
 from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.collectors.config import CollectorConfig
-from ejax.config.camera import CameraConfig
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
 from ejax.policies.mlp import NetworkConfig
@@ -39,10 +38,11 @@ from ejax.schema.frozen import ANY_CASE, Kwargs, MayChange, StrictModel, freeze
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import did_you_mean, trusted_name
 from ejax.schema.values import INT64_MAX
-from ejax.types import Phase
+from ejax.types import CameraView, Phase
 
 MAX_NAME_BYTES = 180
 """Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""
+Vector = tuple[float, float, float]
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
 
@@ -109,6 +109,48 @@ class EventsConfig(StrictModel):
     def of(self, phase: Phase) -> FrozenDict:
         """Give the events of one phase, in the form of a gym config's ``env.events``."""
         return freeze({name: dict(event) for name, event in getattr(self, phase).items()})
+
+
+class CameraConfig(StrictModel):
+    """``params`` of ``record_camera_data_async``."""
+
+    phase: Phase = "eval"
+    """The recorded policy: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in
+    the training's; the section of ``events`` that the event is in."""
+    name: str = "cam"
+    """Part of the videos' file names."""
+    resolution: tuple[PositiveInt, PositiveInt] = (640, 480)
+    """(width, height) of one environment's picture."""
+    eye: Vector = (-1.4, 1.4, 2.0)
+    """Position of the camera, m, in the world."""
+    target: Vector = (0.0, 0.0, 0.0)
+    """The point that it looks at, m."""
+    up: Vector = (0.0, 0.0, 1.0)
+    """Direction that points up in the picture; without effect where the camera looks along it."""
+    intrinsics: tuple[float, float, float, float] | None = None
+    """(fx, fy, cx, cy) in pixels, from the upper left corner. None: (600, 600, w/2, h/2)."""
+    max_env_num: PositiveInt = 16
+    """Environments in the video, side by side."""
+    save_path: str | None = None
+    """Folder, in which no video replaces another. None: ``videos/<phase>`` in the run's folder."""
+    interval_step: PositiveInt = 1
+    """Every how many steps a frame is taken; the event's key of this name."""
+
+    @property
+    def view(self) -> CameraView:
+        width, height = self.resolution
+        fx, fy, cx, cy = self.intrinsics or (600.0, 600.0, width / 2.0, height / 2.0)
+        fovx, fovy = (math.degrees(2.0 * math.atan(size / (2.0 * f))) for size, f in ((width, fx), (height, fy)))
+        center = (cx / width, cy / height)
+        return CameraView(self.eye, self.target, fovy, effects=False, up=self.up, fovx=fovx, center=center)
+
+    @model_validator(mode="after")
+    def _sees_something(self) -> "CameraConfig":
+        if self.eye == self.target:
+            raise ValueError(f"eye and target are both {self.eye}; give a target to look at")
+        if self.intrinsics is not None and not min(self.intrinsics[:2]) > 0.0:
+            raise ValueError(f"intrinsics {self.intrinsics}: fx and fy must be > 0, in pixels")
+        return self
 
 
 class ProfileConfig(StrictModel):

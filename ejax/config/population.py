@@ -70,7 +70,7 @@ class PopulationConfig(StrictModel):
         """Read lists under dotted keys, or under sections as overrides make them, as ``vary``."""
         if not isinstance(given, Mapping):
             return given
-        given = _tuples(given)
+        given = _tuples(given)  # after a validator in Python, strict models take no list for a tuple
         own = {name: value for name, value in given.items() if name in cls.model_fields}
         rest = {name: value for name, value in given.items() if name not in cls.model_fields}
         listed = own.get("vary") or {}

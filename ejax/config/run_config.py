@@ -111,6 +111,7 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
     if trainer.num_envs % trainer.collector.num_groups and not trainer.distributed:
         text = f"got {trainer.collector.num_groups}, which does not divide num_envs {trainer.num_envs}"
         yield Problem("trainer.collector.num_groups", text)
+    # an evaluation of no episodes has no average
     if trainer.enable_eval and trainer.num_eval_episodes < 1:
         yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
 
@@ -132,6 +133,7 @@ def _data(config: RunConfig) -> Iterator[Problem]:
     if number is not None and number > 1 and not memory and config.policy.record.built_in:
         text = f"got {number}, but the policy remembers nothing; give 1, or policy.actor.memory"
         yield Problem("data.history_length", text)
+    # an update whose windows a buffer cannot give would wait for ever
     windows, budget = config.trainer.buffer_size // data.chunk_size, data.episode_sample_budget
     if budget is not None and windows > budget * data.buffer_size:
         allowed = f"with data.buffer_size {data.buffer_size} allows {budget * data.buffer_size} windows"
@@ -149,8 +151,8 @@ def _population(config: RunConfig) -> Iterator[Problem]:
         yield Problem("population.exploit", "copies within one program; leave it out, or population.separate_runs")
     seen = set()
     for member in config.members:
-        combination = tuple(member.values.items())
-        if combination in seen:  # the seed is checked already
+        combination = tuple(member.values.items())  # members with other seeds only have the same problems
+        if combination in seen:
             continue
         seen.add(combination)
         try:

@@ -33,6 +33,7 @@ def make_schema() -> dict[str, Any]:
                 node["properties"][name] = dict(sorted({**node["properties"][name], "description": text}.items()))
     algorithm = schema["$defs"]["AlgorithmConfig"]
     algorithm["properties"]["cfg"] = {"type": "object", "description": algorithm["properties"]["cfg"]["description"]}
+    # the options depend on the name; its pattern is that of any case
     algorithm["allOf"] = [
         {
             "if": {"properties": {"name": {"pattern": f"^(?i:{name})$"}}},
@@ -46,6 +47,7 @@ def make_schema() -> dict[str, Any]:
     schema["required"] = ["policy", "algorithm"]
     for key, others in TABLES["schema"].items():
         _sections(schema, key)[0]["properties"] |= others
+    # a key in another spelling is checked like the one that it stands for
     for old, new in MOVED.items():
         section, _, name = new.rpartition(".")
         nodes = [node for node in _sections(schema, section) if name in node["properties"]]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.config.camera import CameraConfig
+from ejax.config.models import CameraConfig
 from ejax.envs.description import caption_of
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.runtime.video import tile_frames, with_caption, write_video

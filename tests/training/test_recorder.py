@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tiny import EPISODE, EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, parse_config
-from ejax.config.camera import CameraConfig
+from ejax.config.models import CameraConfig
 from ejax.distributions import Normal
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import render

@@ -32,12 +32,14 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     data = read_file(path)
     if (what := _other_file(data)) is not None:
         return [KeyNote(shorten(path.name, MAX_VALUE_CHARS), "unsupported", what)]
+    # a gym config by itself, as EmbodiChain's environments are started with
     alone = "id" in data and isinstance(data.get("env"), Mapping) and not any(name in data for name in _SECTIONS)
     draft = Draft({} if alone else read_file(path), path.parent, overrides)
     notes = [] if alone else _check_train_config(draft, data)
     if alone:
         _read_gym_config(draft, path, data)
     notes += _gym_notes(draft)
+    # what no key of the files has: overrides, and keys that are missing
     reported = {key for note in notes for key in with_sections(note.key)}
     notes += [note for note in draft.report.notes if note.status == "unsupported" and note.key not in reported]
     return [note._replace(key=shorten(note.key, MAX_VALUE_CHARS), text=shorten(note.text)) for note in notes]
@@ -100,6 +102,7 @@ def _gym_notes(draft: Draft) -> Iterator[KeyNote]:
         return
     (name, path), report = draft.gym_config, draft.report
     if draft.get("env.id") == MANAGER_ENV:
+        # the task's own reading has a note for each key; the draft knows what else was wrong
         for note in manager_notes(draft.get("env.cfg.gym_config")):
             key = f"{name}:{note.key}"
             refused = next((section for section in with_sections(key) if report.refuses(section)), None)

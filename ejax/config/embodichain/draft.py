@@ -67,6 +67,7 @@ class Draft(Section):
 
     def key(self, name: str) -> str:
         """Return a canonical key as the user spells it."""
+        # the longest prefix that was spelled otherwise; what is below it is spelled alike
         above = [known for known in self.spelled if name == known or name.startswith(f"{known}.")]
         if not above:
             return name

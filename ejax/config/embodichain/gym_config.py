@@ -87,6 +87,7 @@ def _read_extensions(draft: Draft, extensions: Section, task: str, arguments: Co
             extensions.problem(key, f"got {value!r}; the task class {task} acts by joint steps only: delta_qpos")
         elif value is not None:
             extensions.note(key, f"no effect: the task class {task} has its own", "without effect")
+    # both spellings are allowed: a file may be ejax's own by now
     for old, new in _FIRST["extensions"].items():
         if old in cfg and new not in cfg:
             cfg[new] = cfg.pop(old)

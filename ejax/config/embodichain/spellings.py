@@ -217,7 +217,7 @@ def drop_unsupported(draft: Draft) -> None:
 
 
 def _judge_none(draft: Draft) -> None:
-    # EmbodiChain looks a text up in a table with ReLU for what it lacks, and "None" is such a text
+    # EmbodiChain takes the text for ReLU, and null alone for no activation
     for net, name in itertools.product(("actor", "critic"), ("activation", "last_activation")):
         key = f"policy.{net}.network_cfg.{name}"
         value = draft.get(key)
