@@ -117,7 +117,8 @@ def export_pt(
     if checkpoint in ("latest", "best"):
         path = directory.find(checkpoint, lambda text: print(text, file=sys.stderr))
     else:
-        path = verify_checkpoint(Path(checkpoint)).path
+        path = Path(checkpoint)
+        verify_checkpoint(path)
     # on as many devices as there were: only the training's state is read, and it is replicated
     trainer = config.trainer.model_copy(update={"distributed": False})
     parts = build(config.model_copy(update={"trainer": trainer}))

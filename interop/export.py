@@ -113,7 +113,7 @@ def export_run(
     directory, config = open_policy_run(run, member)
     prepare_jax("cpu")
     path = chosen_checkpoint(directory, checkpoint, "interop.export")
-    meta = verify_checkpoint(path).meta
+    meta = verify_checkpoint(path)
     with tempfile.TemporaryDirectory() as scratch, guarded_calls(config.env.id, config.trainer.collector):
         env = build_env(config, num_envs=_NUM_ENVS, quarantine=Path(scratch))
         with closing(env) if isinstance(env, HostEnv) else nullcontext():

@@ -140,7 +140,8 @@ def chosen_checkpoint(directory: RunDirectory, which: str | None, command: str) 
     """
     if which in (None, "best", "latest"):
         return directory.find(which, lambda text: print(f"{command}: {text}", file=sys.stderr))
-    return verify_checkpoint(Path(which)).path
+    verify_checkpoint(Path(which))
+    return Path(which)
 
 
 def filmed(config: RunConfig) -> RunConfig:

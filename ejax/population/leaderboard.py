@@ -44,12 +44,11 @@ class PopulationResult:
 
     @classmethod
     def of(cls, progress: Sequence[Progress], alive: Sequence[bool], **facts: Any) -> "PopulationResult":
-        bests = [each.best for each in progress]
         return cls(
             alive=tuple(alive),
             skipped_updates=tuple(each.skipped_updates for each in progress),
-            best_eval_values=tuple(best.value if best else None for best in bests),
-            best_eval_steps=tuple(best.step if best else None for best in bests),
+            best_eval_values=tuple(each.best_eval_value for each in progress),
+            best_eval_steps=tuple(each.best_eval_step for each in progress),
             **facts,
         )
 
@@ -106,7 +105,7 @@ def write_summary(
         row |= {key: thaw(value) for key, value in member.values.items()}
         row |= {f"{key} now": each[i] for key, each in values.items()}
         if own.best is not None:
-            row |= {"best_eval_value": own.best.value, "best_eval_step": own.best.step}
+            row |= {"best_eval_value": own.best_eval_value, "best_eval_step": own.best_eval_step}
         row |= {"last_eval": own.last_eval_metrics, FITNESS: rewards[i] if math.isfinite(rewards[i]) else None}
         rows.append(row | {"alive": bool(alive[i]), "skipped_updates": own.skipped_updates})
     facts = {"best": best, "metric": trainer.best_eval_metric, "step": step, "members": rows}

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, cast
 
@@ -174,7 +175,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         )
 
     def _more(self) -> dict[str, Any]:
-        members = [{**folder.progress.meta(), "log": folder.writer.logged()} for folder in self._folders]
+        members = [{**asdict(folder.progress), "log": folder.writer.logged()} for folder in self._folders]
         # JSON has no NaN
         return {"members": members, "rewards": [x if math.isfinite(x) else None for x in self._rewards.tolist()]}
 

@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,14 +46,6 @@ class CheckpointMeta(BaseModel):
     config: dict[str, Any] = {}
     best_eval_value: float | None = None
     last_eval_metrics: dict[str, float] = {}
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint on disk."""
-
-    path: Path
-    meta: dict[str, Any]
 
 
 def save_checkpoint(
@@ -95,7 +86,8 @@ def recover_checkpoints(directory: Path) -> list[Path]:
         final = partial.with_name(partial.name.removeprefix(_PARTIAL))
         if not os.path.lexists(final):
             with suppress(CheckpointError):
-                os.replace(verify_checkpoint(partial).path, final)
+                verify_checkpoint(partial)
+                os.replace(partial, final)
                 recovered.append(final)
     return recovered + _tidy(directory)
 
@@ -109,7 +101,7 @@ def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, d
     Raises:
         CheckpointError: incomplete, damaged, of another schema, or of another structure than ``like``.
     """
-    meta = verify_checkpoint(path).meta
+    meta = verify_checkpoint(path)
     return load_arrays(path, like, part, _REMEDY), meta
 
 
@@ -135,8 +127,8 @@ def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): np.asarray(numbers[name]) for name in forms}
 
 
-def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta) -> Checkpoint:
-    """Check every file of a checkpoint against its digest, and its meta against ``schema``.
+def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta) -> dict[str, Any]:
+    """Check every file of a checkpoint against its digest, and its meta against ``schema``. Returns the meta.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged or of another schema.
@@ -160,7 +152,7 @@ def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta)
         raise CheckpointError(
             f"checkpoint {path} has schema version {meta['schema_version']}, this ejax reads {readable}"
         )
-    return Checkpoint(path, meta)
+    return meta
 
 
 def list_checkpoints(directory: Path, pattern: str) -> list[Path]:

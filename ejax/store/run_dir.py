@@ -205,7 +205,8 @@ class RunDirectory:
         candidates = self.saved() if which == "latest" else self.best()
         for path in candidates:
             try:
-                return verify_checkpoint(path, RunMeta).path
+                verify_checkpoint(path, RunMeta)
+                return path
             except CheckpointError as error:
                 report(f"{error}; using the one before it")
         seen = f"all {len(candidates)} are damaged" if candidates else "there is none yet"

@@ -51,7 +51,8 @@ def best_or_last(best: Path | None, last: Path, note: Callable[[str], None]) -> 
     if best is None:
         return last
     try:
-        return verify_checkpoint(best).path
+        verify_checkpoint(best)
+        return best
     except CheckpointError as error:
         note(f"{error}; the last checkpoint stands for it in the fresh episodes")
         return last

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from ejax.config.models import CameraConfig
 from ejax.envs.description import caption_of
 from ejax.policies.calls import apply_policy, first_memory
+from ejax.runtime.sharding import own_copy
 from ejax.runtime.video import tile_frames, with_caption, write_video
+from ejax.training.callbacks import Callback, TrainingRun
 from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 
 _FPS = 20
@@ -32,15 +34,22 @@ _UNLIMITED = 1000
 """Steps recorded of an environment without a time limit."""
 
 
-class VideoRecorder:
-    """Makes the videos of one run, one at a time, in ``folder``, and draws each phase's environment of ``envs``.
+class VideoRecorder(Callback):
+    """Makes the videos of one run, one at a time, in ``folder``, and draws each phase's environment of ``envs``: after
+    each evaluation; of a run without evaluations, at each checkpoint.
 
     A context manager: leaving it waits for the video under way, unless an exception ended the run.
     """
 
     def __init__(
-        self, policy: Policy, envs: Mapping[Phase, Env], cameras: tuple[CameraConfig, ...], folder: Path
+        self,
+        policy: Policy,
+        envs: Mapping[Phase, Env],
+        cameras: tuple[CameraConfig, ...],
+        folder: Path,
+        device: jax.Device | None = None,
     ) -> None:
+        self._device = device or jax.devices()[0]
         self._policy, self._envs, self._cameras, self._folder = policy, envs, cameras, folder
         self._thread = ThreadPoolExecutor(1, "ejax-recorder") if cameras else None
         self._video: Future[list[Path]] | None = None
@@ -48,6 +57,18 @@ class VideoRecorder:
         self._reports: list[str] = []
         self._known: set[str] = set()
         """Reports of what goes wrong, each of which is made once."""
+
+    def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
+        self._record_run(run, run.cadence.video_number(run.update))
+
+    def on_save(self, run: TrainingRun, path: Path) -> None:
+        if not run.config.trainer.enable_eval:
+            self._record_run(run, run.update)
+
+    def _record_run(self, run: TrainingRun, number: int) -> None:
+        # learners may have the parameters on several devices
+        params = own_copy(run.state.train.params, self._device)
+        self.record(params, jax.random.key(run.config.trainer.eval_seed), number)
 
     def record(self, params: Params, key: Key, count: int) -> None:
         """Record the policy of this moment with all cameras, unless the last videos are still being made.

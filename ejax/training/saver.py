@@ -4,7 +4,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -25,9 +25,11 @@ Verdict = Literal["best", "not the best", "given up", "failed"]
 
 @dataclass
 class Progress(Callback):
-    """Host-side counters of a whole run, resumes included: the meta of each checkpoint keeps them."""
+    """Host-side counters of a whole run, resumes included: the meta of each checkpoint keeps them by these names."""
 
-    best: Best | None = None
+    best_eval_value: float | None = None
+    best_eval_step: int | None = None
+    best_eval_reward: float | None = None
     last_eval_metrics: dict[str, float] = field(default_factory=dict)
     last_evaluated: int | None = None
     skipped_updates: float = 0.0
@@ -39,39 +41,29 @@ class Progress(Callback):
 
         Values of another ``best_eval_metric`` than this trainer's are dropped.
         """
-        progress = cls(
-            last_eval_metrics=meta.get("last_eval_metrics", {}),
-            last_evaluated=meta.get("last_evaluated"),
-            skipped_updates=meta.get("skipped_updates", 0.0),
-        )
-        value = meta.get("best_eval_value")
-        if value is None:
-            return progress, []
+        progress = cls(**{each.name: meta[each.name] for each in fields(cls) if each.name in meta})
         saved = meta.get("config", {}).get("trainer", {})
         now = trainer.best_eval_metric, trainer.best_eval_mode
         before = saved.get("best_eval_metric", now[0]), saved.get("best_eval_mode", now[1])
-        if before != now:
-            was, now_is = (f"the {mode} of {tag}" for tag, mode in (before, now))
-            return progress, [f"the best so far, {was}, is not compared: from here on it is {now_is}"]
-        progress.best = Best(value, meta.get("best_eval_step"), meta.get("best_eval_reward"))
-        return progress, []
+        if progress.best is None or before == now:
+            return progress, []
+        progress.best_eval_value = progress.best_eval_step = progress.best_eval_reward = None
+        was, now_is = (f"the {mode} of {tag}" for tag, mode in (before, now))
+        return progress, [f"the best so far, {was}, is not compared: from here on it is {now_is}"]
 
-    def meta(self) -> dict[str, Any]:
-        return {
-            "best_eval_value": self.best.value if self.best else None,
-            "best_eval_step": self.best.step if self.best else None,
-            "best_eval_reward": self.best.reward if self.best else None,
-            "last_eval_metrics": self.last_eval_metrics,
-            "last_evaluated": self.last_evaluated,
-            "skipped_updates": self.skipped_updates,
-        }
+    @property
+    def best(self) -> Best | None:
+        if self.best_eval_value is None:
+            return None
+        return Best(self.best_eval_value, self.best_eval_step, self.best_eval_reward)
 
     def judge(self, trainer: TrainerConfig, metrics: Mapping[str, float], update: int, step: int) -> bool:
         """Take in an evaluation; True if it is the best so far."""
         tag, mode = trainer.best_eval_metric, trainer.best_eval_mode
         is_best = improves(metrics, self.best, tag=tag, mode=mode)
         if is_best:
-            self.best = Best(metrics[tag], step, metrics.get(REWARD))
+            self.best_eval_value, self.best_eval_step = metrics[tag], step
+            self.best_eval_reward = metrics.get(REWARD)
         self.last_evaluated, self.last_eval_metrics = update, dict(metrics)
         return is_best
 
@@ -206,7 +198,7 @@ class Saver(Callback):
         return {
             "global_step": update * self._rows,
             "num_updates": update,
-            **self._progress.meta(),
+            **asdict(self._progress),
             "evaluation_due": False,
             "log": self._writer.logged(),
             "schedule_sha256": self._schedule_sha256,

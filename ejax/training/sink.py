@@ -26,7 +26,7 @@ from ejax.training.loop import Dispatch, Sink
 from ejax.training.recorder import VideoRecorder
 from ejax.training.saver import Progress, Saver, Verdict
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
-from ejax.training.start import Call, RunLocation, StartState, open_log
+from ejax.training.start import Call, StartState, open_log
 from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params, Phase
 
@@ -68,7 +68,9 @@ class RunSink(Sink[RunState, RunResult]):
             judged=self._judged,
         )
         self._evaluator = make_evaluator(config, parts, directory.path / "quarantine" / "eval")
-        self._recorder = _recorder(call.location, start)
+        envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env, parts.eval_env)}
+        cameras = tuple(each for each in self._trainer.cameras if self._trainer.enable_eval or each.phase == "train")
+        self._recorder = VideoRecorder(parts.policy, envs, cameras, directory.path / "videos", self._device)
         skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
         self._reporter = MetricReporter(writer, self._progress, call.clock, self._device, on_log)
         # in the order of their calls: numbers that the caller adds are logged before the state is saved
@@ -78,7 +80,7 @@ class RunSink(Sink[RunState, RunResult]):
             *self._callbacks,
             self._reporter,
             self.saver,
-            Videos(self._recorder, self._device),
+            self._recorder,
         ]
         for text in [*messages, *self._callbacks.load(start.meta.get("callbacks", {}))]:
             writer.alarm(text)
@@ -230,7 +232,7 @@ class RunSink(Sink[RunState, RunResult]):
             training_fps=steps_per_s,
             finished=finished,
             skipped_updates=progress.skipped_updates,
-            best_eval_value=progress.best.value if progress.best else None,
+            best_eval_value=progress.best_eval_value,
             latest_checkpoint_path=self.saver.latest,
             best_checkpoint_path=self.saver.best,
             last_train_metrics=self._reporter.last,
@@ -309,31 +311,3 @@ class MetricReporter(Callback):
             self._writer.write(run.step, metrics, self._progress.best)
         if self._on_log is not None and self._on_log(run.step, dict(metrics)) is False:
             run.stop()
-
-
-class Videos(Callback):
-    """Record the policy after each evaluation; of a run without evaluations, at each checkpoint."""
-
-    def __init__(self, recorder: VideoRecorder, device: jax.Device) -> None:
-        self._recorder, self._device = recorder, device
-
-    def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        del metrics
-        self._record(run, run.cadence.video_number(run.update))
-
-    def on_save(self, run: TrainingRun, path: Path) -> None:
-        del path
-        if not run.config.trainer.enable_eval:
-            self._record(run, run.update)
-
-    def _record(self, run: TrainingRun, number: int) -> None:
-        params: Any = own_copy(run.state.train.params, self._device)
-        self._recorder.record(params, jax.random.key(run.config.trainer.eval_seed), number)
-
-
-def _recorder(location: RunLocation, start: StartState) -> VideoRecorder:
-    config, parts = location.config, start.parts
-    trainer = config.trainer
-    envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env, parts.eval_env)}
-    cameras = tuple(camera for camera in trainer.cameras if trainer.enable_eval or camera.phase == "train")
-    return VideoRecorder(parts.policy, envs, cameras, location.directory.path / "videos")

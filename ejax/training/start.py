@@ -135,7 +135,8 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     """Open a run's folder, put it in order, and find the checkpoint ``which``: ``latest``, ``best`` or a path."""
     checkpoint = file = None
     if which not in ("latest", "best"):
-        checkpoint = verify_checkpoint(Path(which), RunMeta).path
+        checkpoint = Path(which)
+        verify_checkpoint(checkpoint, RunMeta)
         run_dir = run_dir or checkpoint.absolute().parents[1]
     elif which == "latest" and run_dir is not None and never_began(run_dir):
         alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import jax
 import numpy as np
-from pydantic import BaseModel, NonNegativeInt, ValidationError
+from pydantic import ValidationError
 
 from ejax.algorithms.record import Teacher, find_algorithm
 from ejax.algorithms.step import RunState
@@ -20,7 +20,7 @@ from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.environment import paths
 from ejax.config.explain import explain
 from ejax.envs.description import EnvDescription, describe
-from ejax.logs.json_records import FactsError, read_facts
+from ejax.logs.json_records import FactsError
 from ejax.optim import scheduled_learning_rate, set_learning_rate
 from ejax.schema.frozen import thaw
 from ejax.schema.registry import (
@@ -33,7 +33,7 @@ from ejax.schema.registry import (
 )
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
 from ejax.store.resume_rules import differences
-from ejax.store.run_dir import open_policy_run
+from ejax.store.run_dir import RunMeta, open_policy_run
 from ejax.training.environments import sample_obs
 from ejax.training.parts import Parts
 from ejax.training.policies import build_policy
@@ -48,21 +48,6 @@ _TEACHER_REMEDY = (
 )
 
 
-class _Algorithm(BaseModel):
-    name: str
-
-
-class _Config(BaseModel):
-    algorithm: _Algorithm
-    env: dict[str, Any]
-    policy: dict[str, Any]
-
-
-class _Origin(BaseModel):
-    global_step: NonNegativeInt
-    config: _Config
-
-
 @dataclass(frozen=True)
 class _Seen:
     observation_space: gymnasium.Space[Any]
@@ -73,7 +58,7 @@ class _Seen:
 def start_from_file(
     file: Path, parts: Parts, config: RunConfig, *, policy_only: bool = False
 ) -> tuple[RunState, list[str]]:
-    """The state in which another system's training stands, and messages about it.
+    """Read the state in which another system's training stands, with messages about it.
 
     ``policy_only``: the policy alone, for a training from the start.
 
@@ -83,17 +68,19 @@ def start_from_file(
     try:
         read = import_entry(CHECKPOINT_READERS, Path(file).suffix)
     except ImportError as error:
-        raise CheckpointError(
-            f"{file} is read by interop: pip install -e '.[torch]' in ejax's folder ({error})"
-        ) from error
+        raise CheckpointError(_read_by_interop(file, error)) from error
     try:
         return read(file, config, parts, policy_only=policy_only)
     except (FileNotFoundError, TypeError, ValueError) as error:
         raise CheckpointError(str(error)) from error
 
 
+def _read_by_interop(file: Path, error: ImportError) -> str:
+    return f"{file} is read by interop: pip install -e '.[torch]' in ejax's folder ({error})"
+
+
 def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
-    """The whole state of another run's checkpoint, and messages about it.
+    """Read the whole state of another run's checkpoint, with messages about it.
 
     The learning rate in it becomes this config's at that update, if rate or schedule differ.
 
@@ -119,7 +106,7 @@ def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[R
 
 
 def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
-    """The first state of a run with the policy that ``policy.init_from`` names, and messages about it.
+    """Begin with the policy that ``policy.init_from`` names, if any: the first state, and messages about it.
 
     Parameters and normalizers' statistics are taken over, for a ``kl_coef`` reference as well; the optimizer is fresh,
     the step 0.
@@ -136,8 +123,7 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
             state, notes = start_from_file(Path(source), parts, config, policy_only=True)
             return state, [f"the policy is that of {source}", *notes]
         path, meta = _open(Path(source), reports)
-        remedy = "The networks and normalizers under policy must be those of the checkpoint."
-        params = _params_of(path, meta["config"]["policy"], config, parts, remedy)
+        params = _params_of(path, meta["config"]["policy"], config, parts)
     except (CheckpointError, FactsError, FileNotFoundError) as error:
         raise ConfigError([Problem("policy.init_from", str(error))]) from error
     train = start_from(state.train, params)
@@ -152,7 +138,7 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
 
 
 def find_checkpoint(source: Path, reports: list[str]) -> Path:
-    """``source`` itself, or of a run the best checkpoint, else the latest; of a population, the best member's.
+    """Find ``source`` itself, or of a run the best checkpoint, else the latest; of a population, the best member's.
 
     Args:
         source: a checkpoint's folder; a run's, or without the time at its end the newest run of that name.
@@ -168,29 +154,29 @@ def find_checkpoint(source: Path, reports: list[str]) -> Path:
 
 
 def _open(source: Path, reports: list[str]) -> tuple[Path, dict[str, Any]]:
-    """Find a checkpoint as ``find_checkpoint`` does, check its files, and read its ``_Origin``."""
+    """Find a checkpoint as ``find_checkpoint`` does, check its files, and read its meta."""
     path = find_checkpoint(source, reports)
-    verify_checkpoint(path)
-    return path, read_facts(path / "meta.json", _Origin)
+    meta = verify_checkpoint(path, RunMeta)
+    if not {"algorithm", "env", "policy"} <= meta["config"].keys():
+        raise CheckpointError(f"checkpoint {path} has no config of a run")
+    return path, meta
 
 
-def _params_of(path: Path, there: dict[str, Any], config: RunConfig, parts: Parts, remedy: str) -> Params:
-    """The parameters of a checkpoint, as this policy has them: one with adapters takes over one that has none."""
+def _params_of(path: Path, there: dict[str, Any], config: RunConfig, parts: Parts) -> Params:
+    """Read the parameters of a checkpoint, as this policy has them: one with adapters takes over one without."""
     policy: Any = parts.policy
-    own = parts.state.train.params
-    if _has_adapters(config.policy.model_dump(mode="json")) and not _has_adapters(there):
-        like = jax.eval_shape(policy.merge, own)
-        return policy.adopt(load_params(path, like, remedy=remedy), own)
-    return load_params(path, own, remedy=remedy)
+    own, remedy = parts.state.train.params, "The networks and normalizers under policy must be those of the checkpoint."
+    if not _has_adapters(config.policy.model_dump(mode="json")) or _has_adapters(there):
+        return load_params(path, own, remedy=remedy)
+    return policy.adopt(load_params(path, jax.eval_shape(policy.merge, own), remedy=remedy), own)
 
 
 def _has_adapters(policy: dict[str, Any]) -> bool:
-    model = (policy.get("vla_config") or {}).get("model_config") or {}
-    return model.get("lora") is not None
+    return ((policy.get("vla_config") or {}).get("model_config") or {}).get("lora") is not None
 
 
 def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
-    """The first state of a run, with the weights that ``policy.vla_config`` names, and messages about them."""
+    """Begin with the weights that ``policy.vla_config`` names, if any: the first state, and messages about them."""
     if config.policy.vla_config is None:
         return parts.state, []
     from ejax.policies.pretrained.weights import WeightsError
@@ -206,7 +192,7 @@ def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list
 
 
 def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[str, ...]]:
-    """The teacher that ``algorithm.cfg`` names, for the run's ``env``, and messages about it.
+    """Load the teacher that ``algorithm.cfg`` names, for the run's ``env``, with messages about it.
 
     Raises:
         ConfigError: there is no such policy, it is damaged, or it reads or does what this environment has not.
@@ -220,7 +206,9 @@ def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[
     notes: list[str] = []
     try:
         if foreign:
-            policy, params = _from_pt(source, _policy_of(options.teacher_policy) or config.policy, seen)
+            policy = build_policy(_policy_of(options.teacher_policy) or config.policy, seen)
+            zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), _shapes(policy, seen))
+            params = import_entry(POLICY_READERS, ".pt")(source, policy, zeros)
         elif exported:
             policy, params = import_entry(POLICY_READERS, EXPORT)(source, seen)
         else:
@@ -229,8 +217,7 @@ def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[
         text = "; ".join(f"{problem.key}: {problem.text}" for problem in error.problems)
         raise ConfigError([Problem(_TEACHER, f"the policy of {source} is not for this environment: {text}")]) from error
     except ImportError as error:
-        text = f"{source} is read by interop: pip install -e '.[torch]' in ejax's folder ({error})"
-        raise ConfigError([Problem(_TEACHER, text)]) from error
+        raise ConfigError([Problem(_TEACHER, _read_by_interop(source, error))]) from error
     except (CheckpointError, FactsError, OSError, TypeError, ValueError) as error:
         raise ConfigError([Problem(_TEACHER, str(error))]) from error
     return Teacher(policy, params, options.teacher_obs), (*notes, f"the teacher is that of {source}")
@@ -260,18 +247,12 @@ def _from_run(source: Path, config: RunConfig, seen: Any, notes: list[str]) -> t
     return policy, load_params(path, _shapes(policy, seen), remedy=_TEACHER_REMEDY)
 
 
-def _from_pt(source: Path, config: PolicyConfig, seen: Any) -> tuple[Policy, Params]:
-    policy = build_policy(config, seen)
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), _shapes(policy, seen))
-    return policy, import_entry(POLICY_READERS, ".pt")(source, policy, zeros)
-
-
 def _shapes(policy: Policy, seen: Any) -> Params:
     return jax.eval_shape(policy.init, jax.random.key(0), sample_obs(seen, 1))
 
 
 def _policy_of(section: Any) -> PolicyConfig | None:
-    """The section ``policy`` of a config; None: empty. Code that it names has to be trusted; ConfigError if invalid."""
+    """Read the section ``policy`` of a config; None: empty. Code in it has to be trusted; ConfigError if invalid."""
     tree = thaw(section)
     if not tree:
         return None

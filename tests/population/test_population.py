@@ -18,7 +18,6 @@ from helpers.tiny import EVALUATED, GRPO, STEPS, tiny
 from ejax.algorithms.ppo import PPOConfig
 from ejax.algorithms.step import RunState, Step, repeat_step
 from ejax.config import ConfigError, RunConfig, parse_config
-from ejax.logs.best import Best
 from ejax.numerics.episodes import init_episode_stats
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
 from ejax.play.saved_policy import evaluate_run
@@ -262,7 +261,7 @@ def test_summaries_are_of_the_finite_values() -> None:
 
 def test_the_best_member_has_the_best_evaluation_and_of_equal_ones_the_higher_reward() -> None:
     trainer = population({"seeds": 3}).trainer
-    progress = [Progress(best=Best(1.0, 0, reward)) for reward in (0.2, 0.4, 0.3)]
+    progress = [Progress(1.0, 0, reward) for reward in (0.2, 0.4, 0.3)]
     assert best_member(trainer, progress, [0.0] * 3) == 1
     assert best_member(trainer, [Progress()] * 3, [float("nan"), 1.0, 2.0]) == 2
     assert best_member(trainer, [Progress()] * 3, [float("nan")] * 3) is None

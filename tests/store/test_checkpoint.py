@@ -70,7 +70,7 @@ def test_a_state_comes_back_bit_by_bit(saved: Path) -> None:
 
 
 def test_a_checkpoint_tells_its_schema_and_libraries(saved: Path) -> None:
-    meta = verify_checkpoint(saved).meta
+    meta = verify_checkpoint(saved)
     assert meta["schema_version"] == 2
     assert {"ejax", "jax", "flax", "optax"} <= set(meta["versions"])
 

@@ -129,8 +129,7 @@ def test_the_state_of_a_callback_survives_a_kill_bit_for_bit(update: int, tmp_pa
     assert (resumed.calls, resumed.total) == (whole.calls, whole.total) and whole.calls == UPDATES
     assert same(*(what_is_left(tmp_path / name, "tiny") for name in ("run", "whole")), log=True)
     states = [
-        verify_checkpoint(RunDirectory(tmp_path / name, "tiny").periodic()[0]).meta["callbacks"]
-        for name in ("run", "whole")
+        verify_checkpoint(RunDirectory(tmp_path / name, "tiny").periodic()[0])["callbacks"] for name in ("run", "whole")
     ]
     assert states[0] == states[1] == {"Counter": whole.state_dict()}
 

@@ -85,7 +85,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, count: in
 def left(run: Path) -> tuple[dict, list[tuple[str, object]]]:
     """All that a run leaves that does not depend on timing: the newest checkpoint, the log, what is best."""
     directory = RunDirectory(run, "tiny")
-    metas = [verify_checkpoint(path).meta for path in (directory.periodic()[0], *directory.best())]
+    metas = [verify_checkpoint(path) for path in (directory.periodic()[0], *directory.best())]
     facts = ("num_updates", "best_eval_value", "last_eval_metrics", "last_evaluated", "evaluation_due")
     return what_is_left(run, "tiny"), [(name, meta.get(name)) for meta in metas for name in facts]
 
@@ -176,7 +176,7 @@ def test_what_was_trained_before_an_evaluation_that_fails_is_kept(
         train(run_config, run_dir=tmp_path / "run")
     monkeypatch.undo()
     newest = RunDirectory(tmp_path / "run", "tiny").periodic()[0]
-    assert verify_checkpoint(newest).meta["num_updates"] == saved_at
+    assert verify_checkpoint(newest)["num_updates"] == saved_at
     train(run_config, resume="latest", run_dir=tmp_path / "run")
     (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole[14])
     assert same(arrays, expected_arrays, log=True) and facts == expected_facts
