@@ -1,19 +1,18 @@
 """The config of an online data engine."""
 
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from ejax.data.chunks import check_count
 from ejax.data.samplers import check_seed
 from ejax.data.task import DemonstrationTask
+from ejax.schema.plain_files import tables_beside
 
 RefillPolicy = Literal["sample_threshold", "manual"]
 
-_LACKING: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_LACKING: dict[str, dict[str, str]] = tables_beside(__file__)
 OF_EMBODICHAIN_ONLY = (*_LACKING["refused"], *_LACKING["without_effect"])
 """The fields of EmbodiChain's class that this one lacks."""
 

@@ -6,11 +6,9 @@ Noise drives episodes off and the expert brings them back, so a cloned policy ha
 recorded too. Source: Laskey et al. 2017, "DART: noise injection for robust imitation learning".
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -22,6 +20,7 @@ from ejax.data.task import Episode, EpisodeSpec, Failure, Field
 from ejax.envs.mujoco.pictures import Renderer
 from ejax.envs.wrappers.rendered import WristCamera, check_renderer, draw_state, draw_wrist
 from ejax.schema.frozen import freeze
+from ejax.schema.plain_files import tables_beside
 from ejax.types import CameraView, PyTree, RenderableEnv
 
 Rows = NDArray[Any]
@@ -227,7 +226,7 @@ class ScriptedTask:
 
 def read_plan(module: str) -> Mapping[str, Any]:
     """Read the numbers and words of an expert's plan, from the TOML beside its module; lists become tuples."""
-    return freeze(tomllib.loads(Path(module).with_suffix(".toml").read_text()))
+    return freeze(tables_beside(module))
 
 
 def limit_length(vector: Rows, bound: Rows) -> Rows:

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import stat
+import tomllib
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
@@ -123,6 +124,11 @@ def _check(found: os.stat_result, path: str | Path, most: int) -> None:
 
 def _too_large(path: str | Path, size: int, most: int) -> OSError:
     return OSError(errno.EFBIG, f"has {size} bytes; at most {most} are read", str(path))
+
+
+def tables_beside(module: str) -> dict[str, Any]:
+    """Read the TOML of a module's own name beside it, ``tables_beside(__file__)``: data that ejax ships."""
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text())
 
 
 def package_folder(name: str) -> Path | None:

@@ -6,18 +6,17 @@ place is a name too, once the gate (``ejax.schema.trust``) lets it through.
 
 import difflib
 import importlib
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
+from ejax.schema.plain_files import tables_beside
 from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
 
 Kind = Literal["env", "policy", "algorithm", "task"]
 
 # data beside the code: a built-in environment, policy or algorithm is its own file and a line there
-_ENTRIES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_ENTRIES: dict[str, dict[str, str]] = tables_beside(__file__)
 
 ENVS: dict[str, Any] = _ENTRIES["env"]  # called as Name(**cfg)
 ENV_FAMILIES = _ENTRIES["env_family"]  # family:Name is called as make(Name, **cfg)

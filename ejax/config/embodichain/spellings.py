@@ -6,9 +6,7 @@
 import itertools
 import math
 import re
-import tomllib
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,11 +17,12 @@ from ejax.config.models import MAX_NAME_BYTES
 from ejax.envs.manager.vocabulary import IGNORED
 from ejax.policies.mlp import NetworkConfig
 from ejax.schema.messages import short_repr
+from ejax.schema.plain_files import tables_beside
 from ejax.schema.registry import Kind, UnknownNameError, did_you_mean, registered_name
 from ejax.schema.values import is_positive
 from ejax.types import PHASES, Phase
 
-TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+TABLES = tables_beside(__file__)
 MOVED: dict[str, str] = TABLES["moved"] | {
     f"policy.{block}.{key}": f"policy.{block}.network_cfg.{key}"
     for block in ("actor", "critic")

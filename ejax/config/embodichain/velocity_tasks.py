@@ -4,19 +4,18 @@ It gives the control rate, the length of an episode and the pushes; the rest is 
 """
 
 import math
-import tomllib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ejax.envs.manager.vocabulary import IGNORED
 from ejax.schema.messages import short_repr
+from ejax.schema.plain_files import tables_beside
 from ejax.schema.sections import Section
 
 if TYPE_CHECKING:
     from ejax.envs.locomotion.robots import LeggedRobot
 
 VELOCITY_ENV = "VelocityRL"
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_TABLES = tables_beside(__file__)
 _IGNORED: dict[str, dict[str, str]] = _TABLES["ignored"]
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 _PUSH = "push_articulation_by_setting_velocity"

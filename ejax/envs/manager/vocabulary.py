@@ -1,15 +1,15 @@
 """The names of EmbodiChain's gym configs that ejax reads otherwise, or not at all: ``vocabulary.toml``."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+
+from ejax.schema.plain_files import tables_beside
 
 
 def _by_key(reasons: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return {key: reason for reason, keys in reasons.items() for key in keys}
 
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_TABLES = tables_beside(__file__)
 IGNORED = {section.replace("top level", ""): _by_key(reasons) for section, reasons in _TABLES["ignored"].items()}
 """section -> key that changes nothing -> reason"""
 CONTRACTS: dict[str, str] = _TABLES["contracts"]

@@ -1,13 +1,13 @@
 """The names of everything that ``trainer.events`` may ask for; without MuJoCo, which takes long to import."""
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from flax.core import FrozenDict
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+from ejax.schema.plain_files import tables_beside
+
+_TABLES = tables_beside(__file__)
 _MODES: dict[str, list[str]] = _TABLES["physics"] | _TABLES["sensing"] | _TABLES["curriculum"]
 CURRICULUM, PHYSICS_EVENTS, KINDS = "curriculum", tuple(_TABLES["physics"]), tuple(_MODES)
 REFUSED: dict[str, str] = _TABLES["refused"]

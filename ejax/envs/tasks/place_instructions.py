@@ -1,18 +1,17 @@
 """Instructions of ``InstructedPlaceRL``: sentences that name a colour and a zone, and their bytes. Some wordings and
 pairs are kept for testing; training has each word of a pair in other pairs, and all but one or two of a wording's."""
 
-import tomllib
-from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
 from ejax.envs.text import as_bytes
+from ejax.schema.plain_files import tables_beside
 
 Split = Literal["train", "held_out", "all"]
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_TABLES = tables_beside(__file__)
 COLOURS: dict[str, tuple[float, float, float, float]] = {name: tuple(x) for name, x in _TABLES["colours"].items()}
 ZONES = ("left", "middle", "right")
 """As seen from the robot's base: −y is the left."""

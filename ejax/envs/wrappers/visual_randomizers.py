@@ -6,10 +6,8 @@ own, from its episode's key; most of EmbodiChain's functors draw one for all.
 
 import functools
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +19,7 @@ from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model
 from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
+from ejax.schema.plain_files import tables_beside
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, CameraView, Key
 
@@ -42,7 +41,7 @@ class _Functor(NamedTuple):
     ranges: dict[str, Draw]  # by parameter
 
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_TABLES = tables_beside(__file__)
 _PARAMETERS: Mapping[str, Mapping[str, int]] = _TABLES["parameters"]
 _REFUSED: Mapping[str, str] = _TABLES["refused"]
 
