@@ -55,9 +55,8 @@ class GuardedEnv:
         self._env = env
         self.name = str(recipe["id"])
         self.num_steps = self.num_quarantined = self.num_restarts = 0
-        self._actions: list[NDArray[Any]] = []
-        self._began = np.zeros(self.num_envs, np.int64)
-        """Index in ``_actions`` where each row's episode began; negative: longer ago than is kept."""
+        self._actions: deque[NDArray[Any]] = deque(maxlen=_MAX_ACTIONS)  # of the last steps
+        self._began = np.zeros(self.num_envs, np.int64)  # ``num_steps`` when each row's episode began
         self._info: dict[str, Any] = {}  # ``info`` of the last step
         self._obs: PyTree = None
         self._reports: deque[str] = deque()  # added to in the thread that steps, taken by another
@@ -78,19 +77,19 @@ class GuardedEnv:
     def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
         obs = self._reset_inner(seed, rows)
         chosen = np.ones(self.num_envs, bool) if rows is None else rows
-        self._began = np.where(chosen, len(self._actions), self._began)
+        self._began = np.where(chosen, self.num_steps, self._began)
         self._keep(self._finite_start(obs, chosen))
         return self._obs
 
     def adopt(self, obs: PyTree) -> None:
         """Go on with episodes that began elsewhere: after ``set_state`` of the environment inside."""
-        self._began = np.full(self.num_envs, -1)
+        self._began = np.full(self.num_envs, -1)  # before the first of ``_actions``
         self._keep(obs)
 
     def step(self, action: NDArray[Any]) -> HostTimestep:
         self.num_steps += 1
         before, seed = self._obs, self.row_seed.copy()
-        self._remember(action)
+        self._actions.append(np.array(action))
         try:
             timestep = call_env(self.name, "step", self._env.step, action)
             check_timestep(timestep, self.observation_space, self.num_envs)
@@ -118,7 +117,7 @@ class GuardedEnv:
         if started.any():
             obs = self._finite_start(obs, started)
             final_obs = choose_rows(~valid, obs, final_obs)
-        self._began = np.where(started, len(self._actions), self._began)
+        self._began = np.where(started, self.num_steps, self._began)
         self._info = {**timestep.info, "valid": valid & ~broken, "nonfinite": broken}
         self._keep(obs)
         return replace(timestep, obs=self._obs, final_obs=final_obs, info=self._info)
@@ -159,29 +158,22 @@ class GuardedEnv:
             where = f"env '{self.name}' failed to reset after {self.num_steps} steps"
             raise HostEnvError(f"{where}: {described(error)}") from error
 
-    def _remember(self, action: NDArray[Any]) -> None:
-        if len(self._actions) >= 2 * _MAX_ACTIONS:  # half at once, so that a step costs a constant on average
-            drop = len(self._actions) - _MAX_ACTIONS
-            del self._actions[:drop]
-            self._began -= drop
-        self._actions.append(np.array(action))
-
     def _quarantine(self, broken: NDArray[np.bool_], seed: NDArray[np.uint32], timestep: HostTimestep) -> None:
         """Write a replay file for each broken row. Raises HostEnvError: more rows than allowed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for row in np.flatnonzero(broken):
             self.num_quarantined += 1
-            began = int(self._began[row])
+            length = self.num_steps - int(self._began[row])
             facts = {
                 "recipe": self._recipe,
                 "seed": int(seed[row]),
                 "seeded": self.seeds_rows,
-                "complete": began >= 0,
+                "complete": length <= len(self._actions),
                 "step": self.num_steps,
                 "row": int(row),
                 "reward": float(timestep.reward[row]),
             }
-            actions = np.stack([each[row] for each in self._actions[max(began, 0) :]])
+            actions = np.stack([each[row] for each in self._actions][-length:])
             last = {f"obs/{i}": np.asarray(leaf)[row] for i, leaf in enumerate(jax.tree.leaves(self._obs))}
             broke = {f"final_obs/{i}": leaf[row] for i, leaf in enumerate(jax.tree.leaves(timestep.final_obs))}
             with _new_file(self._folder, f"step{self.num_steps}_row{row}") as file:
