@@ -61,14 +61,10 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
     payload = load_plain(path)
     tensors = next((payload[key] for key in _NESTED if isinstance(payload.get(key), dict)), payload)
     for name, x in tensors.items():
-        if not isinstance(name, str) or (odd := odd_tensor(x)) is not None:
-            what = (
-                f"has a key that is no text, {repr(name)[:_MAX_CHARS]}" if not isinstance(name, str) else f"has {odd}"
-            )
-            where = "" if not isinstance(name, str) else f" at {name[:_MAX_CHARS]!r}"
+        if odd := odd_tensor(x) if isinstance(name, str) else "a key that is no text":
             raise ValueError(
-                f"{path} is not a state dict: it {what}{where}, where a tensor is expected. Save model.state_dict(), "
-                f"by itself or under one of {', '.join(_NESTED)}"
+                f"{path} is not a state dict: it has {odd} at {repr(name)[:_MAX_CHARS]}, where a tensor is expected. "
+                f"Save model.state_dict(), by itself or under one of {', '.join(_NESTED)}"
             )
     half = (torch.float16, torch.bfloat16)
     return {name: (x.float() if x.dtype in half else x).detach().numpy() for name, x in tensors.items()}

@@ -25,18 +25,9 @@ from interop.checkpoints.file import PtFile, bound_to, load_content, log_std_ran
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 from interop.exporters.entries import StateDict
+from interop.policy import ACTIVATIONS
 
 Layout = Literal["0.3", "head", "seed"]
-_TORCH_CLASS = {
-    "relu": "ReLU",
-    "elu": "ELU",
-    "tanh": "Tanh",
-    "gelu": "GELU",
-    "silu": "SiLU",
-    "swish": "SiLU",
-    "none": "Identity",
-    None: "no module",
-}
 _STD_RANGE_0_3 = (1e-6, 1e6)
 """The default ``action_std_range`` of EmbodiChain 0.3's ActorCritic."""
 
@@ -217,7 +208,8 @@ def _check_activations(saved: PtFile, policy: Policy) -> None:
         last = len(network.hidden_sizes) * stride + 1
         places = dict.fromkeys(range(activation, last - 1, stride), network.activation)
         for i, wanted in {**places, last: network.last_activation}.items():
-            there, here = saved.modules.get(f"{name}.{i}", "no module"), _TORCH_CLASS[wanted]
+            there = saved.modules.get(f"{name}.{i}", "no module")
+            here = "no module" if wanted is None else ACTIVATIONS[wanted].__name__
             if there != here:
                 raise ValueError(f"{name}.{i} is {there} in the file and {here} by the config: change policy.{name}")
 

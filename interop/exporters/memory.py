@@ -7,12 +7,12 @@ from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.with_memory import ActorCriticWithMemory
 from interop.artefacts.cases import draw_cases
 from interop.artefacts.parity import Case
-from interop.exporters.entries import Entry, mlp_entries, normalizer_entries
+from interop.exporters.entries import Entry, mlp_entries
 from interop.exporters.mlp import (
     action_fields,
     actor_fields,
     actor_groups,
-    log_std_entry,
+    network_entries,
     network_of,
     network_spec,
     network_specs,
@@ -67,16 +67,10 @@ def _policy_of(spec: PolicySpec) -> ActorCriticWithMemory | None:
 
 
 def _tensors(policy: ActorCriticWithMemory) -> Iterator[Entry]:
-    yield from log_std_entry(policy)
-    yield from _memory_entries("actor", policy.actor_memory)
-    yield from mlp_entries("actor", policy.actor, policy.action_spec.num_outputs)
-    if policy.critic is not None:
-        yield from _memory_entries("critic", policy.critic_memory)
-        yield from mlp_entries("critic", policy.critic, 1)
-    if policy.actor_obs_normalization:
-        yield from normalizer_entries("actor_obs_normalizer")
-    if policy.critic is not None and policy.critic_memory.type != "actor" and policy.critic_obs_normalization:
-        yield from normalizer_entries("critic_obs_normalizer")
+    if policy.critic_memory.type == "actor":  # such a critic reads no observation that it could normalize
+        policy = policy.clone(critic_obs_normalization=False)
+    memories = {"actor": policy.actor_memory, "critic": policy.critic_memory}
+    return network_entries(policy, lambda network: _memory_entries(network, memories[network]))
 
 
 def _memory_entries(name: str, config: MemoryConfig) -> Iterator[Entry]:

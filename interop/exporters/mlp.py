@@ -1,6 +1,6 @@
 """Export of ``ActorCritic`` and ``ActorOnly``."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ejax.distributions import ActionSpec
@@ -70,21 +70,24 @@ def _inside(groups: tuple[str, ...], observation: Mapping[str, int]) -> tuple[st
     return tuple(name for names in inside for name in names) if groups else tuple(observation)
 
 
-def _tensors(policy: ActorCritic | ActorOnly) -> Iterator[Entry]:
-    yield from log_std_entry(policy)
-    yield from mlp_entries("actor", policy.actor, policy.action_spec.num_outputs)
-    if isinstance(policy, ActorCritic):
-        yield from mlp_entries("critic", policy.critic, 1)
-    if policy.actor_obs_normalization:
-        yield from normalizer_entries("actor_obs_normalizer")
-    if isinstance(policy, ActorCritic) and policy.critic_obs_normalization:
-        yield from normalizer_entries("critic_obs_normalizer")
+def network_entries(policy: Any, before: Callable[[str], Iterable[Entry]] = lambda network: ()) -> Iterator[Entry]:
+    """Yield a policy's tensors in torch's order: log_std, actor, critic, normalizers.
 
-
-def log_std_entry(policy: Any) -> Iterator[Entry]:
-    """None of a policy with discrete actions."""
+    Args:
+        before: ``"actor"`` or ``"critic"`` -> the tensors in front of that network.
+    """
+    critic = getattr(policy, "critic", None)
     if policy.action_spec.continuous:
         yield Entry("log_std", ("params", "log_std"), "vector", policy.action_spec.sizes)
+    yield from before("actor")
+    yield from mlp_entries("actor", policy.actor, policy.action_spec.num_outputs)
+    if critic is not None:
+        yield from before("critic")
+        yield from mlp_entries("critic", critic, 1)
+    if policy.actor_obs_normalization:
+        yield from normalizer_entries("actor_obs_normalizer")
+    if critic is not None and getattr(policy, "critic_obs_normalization", False):
+        yield from normalizer_entries("critic_obs_normalizer")
 
 
 def _misfits(arrays: StateDict, policy: ActorCritic | ActorOnly) -> list[str]:
@@ -122,4 +125,6 @@ def _policy_of(spec: PolicySpec) -> ActorOnly | None:
     return ActorOnly(**actor_fields(spec), actor_obs_groups=actor_groups(spec))
 
 
-EXPORTER = Exporter(describe=describe, actor_of=_actor_of, tensors=_tensors, misfits=_misfits, policy_of=_policy_of)
+EXPORTER = Exporter(
+    describe=describe, actor_of=_actor_of, tensors=network_entries, misfits=_misfits, policy_of=_policy_of
+)

@@ -10,8 +10,8 @@ import numpy as np
 from ejax.policies.vision import KERNELS, STRIDES, VisionPolicy, encoder_name
 from ejax.types import Array, PyTree
 from interop.artefacts.cases import nest
-from interop.exporters.entries import Entry, StateDict, mlp_entries, normalizer_entries
-from interop.exporters.mlp import action_fields, actor_fields, log_std_entry, network_spec
+from interop.exporters.entries import Entry, StateDict
+from interop.exporters.mlp import action_fields, actor_fields, network_entries, network_spec
 from interop.exporters.record import Exporter
 from interop.twin.spec import EncoderSpec, PolicySpec
 
@@ -66,14 +66,9 @@ def _policy_of(spec: PolicySpec) -> VisionPolicy | None:
 
 
 def _tensors(policy: VisionPolicy) -> Iterator[Entry]:
-    yield from log_std_entry(policy)
-    for name in policy.images:
-        yield from _encoder_entries(encoder_name(name), policy.channels)
-    yield from mlp_entries("actor", policy.actor, policy.action_spec.num_outputs)
-    if policy.critic is not None:
-        yield from mlp_entries("critic", policy.critic, 1)
-    if policy.actor_obs_normalization:
-        yield from normalizer_entries("actor_obs_normalizer")
+    encoders = [e for name in policy.images for e in _encoder_entries(encoder_name(name), policy.channels)]
+    # actor and critic share the encoders, which stand in front of both
+    return network_entries(policy, lambda network: encoders if network == "actor" else ())
 
 
 def _encoder_entries(name: str, channels: tuple[int, ...]) -> Iterator[Entry]:

@@ -66,7 +66,7 @@ class TorchVLA(nn.Module):
         else:
             self.log_std = nn.Parameter(torch.zeros(size))
         if spec.critic_sizes:
-            self.critic = Critic(width, spec.critic_sizes)
+            self.critic = _critic(width, spec.critic_sizes)
         low, high = spec.clip or ((), ())
         for name, bound in {"low": low, "high": high}.items():
             self.register_buffer(f"_clip_{name}", torch.tensor(bound), persistent=False)
@@ -358,22 +358,6 @@ class SentenceTokens(nn.Module):
         return self.project(embedding)[:, None]
 
 
-class Critic(nn.Module):
-    """[B, W] -> [B, 1]; SiLU between its layers."""
-
-    def __init__(self, width: int, hidden_sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        for i, size in enumerate((*hidden_sizes, 1)):
-            self.add_module(f"linear_{i}", nn.Linear(width, size))
-            width = size
-
-    def forward(self, x: Tensor) -> Tensor:
-        *hidden, last = self.children()
-        for linear in hidden:
-            x = functional.silu(linear(x))
-        return last(x)
-
-
 class Normalizer(nn.Module):
     """(x − mean) / (std + 1e-2). The statistics stay as they were loaded."""
 
@@ -388,6 +372,17 @@ class Normalizer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean[None]) / (self.variance.sqrt() + _EPSILON)[None]
+
+
+def _critic(width: int, hidden_sizes: tuple[int, ...]) -> nn.Sequential:
+    """[B, W] -> [B, 1]; SiLU between its layers."""
+    layers = nn.Sequential()
+    for i, size in enumerate(hidden_sizes):
+        layers.add_module(f"linear_{i}", nn.Linear(width, size))
+        layers.add_module(f"silu_{i}", nn.SiLU())
+        width = size
+    layers.add_module(f"linear_{len(hidden_sizes)}", nn.Linear(width, 1))
+    return layers
 
 
 def _image_tokens(spec: ImageTokensSpec, shape: tuple[int, int, int], width: int) -> nn.Module:

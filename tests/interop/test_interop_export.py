@@ -467,8 +467,8 @@ runpy.run_path("examples/" + {name!r}, run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    told = r" (\S+)  length (\d+)  success (\w+)  final distance (\S+) m"
-    here, there = (re.search(who + told, done.stdout) for who in ("return", "by JAX"))
+    pattern = r" (\S+)  length (\d+)  success (\w+)  final distance (\S+) m"
+    here, there = (re.search(who + pattern, done.stdout) for who in ("return", "by JAX"))
     assert here and there, done.stdout
     for found, tolerance in ((here, 1e-4), (there, 1e-5)):  # the latter is printed, no more
         assert float(found[1]) == pytest.approx(measured["eval/avg_reward"], abs=tolerance)

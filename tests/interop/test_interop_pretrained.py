@@ -263,19 +263,19 @@ class _Harmful:
 
 
 @pytest.mark.parametrize(
-    ("payload", "told"),
+    ("payload", "message"),
     [
         ({"a": torch.ones(1), "epoch": 3}, r"is not a state dict: it has 3 at 'epoch'.*state_dict"),
-        ({1: torch.ones(1)}, "has a key that is no text, 1"),
+        ({1: torch.ones(1)}, "has a key that is no text at 1"),
         ({"a": torch.tensor([float("nan")])}, "with NaN or infinity at 'a'"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
         ([torch.ones(1)], "holds a list"),
         ({"a": _Harmful()}, "holds more than tensors and plain data, and is not read"),
     ],
 )
-def test_what_is_no_state_dict_is_refused(tmp_path: Path, payload: Any, told: str) -> None:
+def test_what_is_no_state_dict_is_refused(tmp_path: Path, payload: Any, message: str) -> None:
     torch.save(payload, tmp_path / "w.pt")
-    with pytest.raises(WeightsError, match=told):
+    with pytest.raises(WeightsError, match=message):
         load_weights(tmp_path / "w.pt")
 
 

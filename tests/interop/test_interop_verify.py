@@ -166,7 +166,7 @@ def test_a_broken_artefact_under_a_new_digest_is_a_mismatch(
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "told"),
+    ("change", "code", "message"),
     [
         (lambda r: r.update(sha256={}), 2, "'sha256' must be a mapping that is not empty"),
         (lambda r: r.update(artefacts={}), 2, "'artefacts' must be a mapping that is not empty"),
@@ -189,12 +189,12 @@ def test_a_broken_artefact_under_a_new_digest_is_a_mismatch(
     ],
 )
 def test_the_certificate_is_not_believed(
-    change: Any, code: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    change: Any, code: int, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewrite(folder, change)
     assert main([str(folder)]) == code
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert "python -m interop.export RUN --to DIR" in error or "observations.npz" in error
 
 
@@ -285,7 +285,7 @@ def test_errors_in_the_certificate_decide_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda arrays: arrays.update({"environment/allowed/action": np.float32(np.nan)}), "must be finite, above 0"),
         (lambda arrays: arrays.update({"environment/allowed/mean": np.float32(np.inf)}), "must be finite, above 0"),
@@ -298,7 +298,7 @@ def test_errors_in_the_certificate_decide_nothing(folder: Path) -> None:
     ],
 )
 def test_observations_that_let_everything_pass_are_refused(
-    change: Any, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    change: Any, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with np.load(folder / "observations.npz") as file:
         arrays = dict(file)
@@ -308,11 +308,11 @@ def test_observations_that_let_everything_pass_are_refused(
     np.savez(folder / "observations.npz", **arrays)
     seal(folder, "observations.npz")
     assert main([str(folder)]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda spec: spec.update(observation=3), "'observation' must be"),
         (lambda spec: spec["actor"].update(hidden_sizes=["a"]), "'actor.hidden_sizes.0' must be int, got 'a'"),
@@ -324,13 +324,13 @@ def test_observations_that_let_everything_pass_are_refused(
         (lambda spec: spec.update(schema_version=True), "schema version True"),
     ],
 )
-def test_an_odd_spec_is_refused(change: Any, told: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_odd_spec_is_refused(change: Any, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = json.loads((folder / "policy.json").read_text())
     change(spec)
     (folder / "policy.json").write_text(json.dumps(spec))
     seal(folder, "policy.json")
     assert main([str(folder)]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_spec_of_an_export_survives_its_file(exported: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_weight_is_that_of_torchs_convolution() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "wrong", "told"),
+    ("key", "wrong", "message"),
     [
         (
             "encoder_image.1.weight",
@@ -206,14 +206,14 @@ def test_a_weight_is_that_of_torchs_convolution() -> None:
         ("encoder_lamp.0.bias", np.zeros(4), r"has encoder_lamp\.0\.bias, which the policy lacks"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(key: str, wrong: Any, told: str) -> None:
+def test_weights_that_do_not_fit_are_named(key: str, wrong: Any, message: str) -> None:
     policy, params = made("two")
     state_dict = state_dict_from_params(policy, params)
     if wrong is None:
         del state_dict[key]
     else:
         state_dict[key] = np.asarray(wrong, np.float32)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         params_from_state_dict(policy, state_dict)
 
 
@@ -305,7 +305,7 @@ def test_the_actor_acts_without_what_is_hidden_from_it(twin: Any, torch_obs: Any
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda image: image.float() / 255.0, r"torch\.float32 \[6, 16, 20, 3\].*torch\.uint8 .*\[16, 20, 3\]"),
         (lambda image: image[:, :14], r"\[6, 14, 20, 3\]"),
@@ -313,8 +313,8 @@ def test_the_actor_acts_without_what_is_hidden_from_it(twin: Any, torch_obs: Any
     ],
     ids=["floats", "size", "channels first"],
 )
-def test_a_wrong_image_is_an_error_that_says_so(twin: Any, torch_obs: Any, change: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_wrong_image_is_an_error_that_says_so(twin: Any, torch_obs: Any, change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         twin.act({**torch_obs, "image": change(torch_obs["image"])})
 
 

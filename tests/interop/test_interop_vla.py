@@ -259,7 +259,7 @@ def test_a_text_may_be_one_several_or_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda x: x.pop("vocabulary"), "needs type, vocabulary and max_words"),
         (lambda x: x.update(type="bpe"), "'bpe'; this interop has 'words'"),
@@ -268,10 +268,10 @@ def test_a_text_may_be_one_several_or_bytes() -> None:
         (lambda x: x.update(vocabulary=["Red"]), r"single ones in lower case.*Red"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(change: Any, told: str) -> None:
+def test_what_is_no_tokenizer_is_refused(change: Any, message: str) -> None:
     raw = json.loads(Words(("red",), 2).to_json())
     change(raw)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Tokenizer.from_json(json.dumps(raw))
 
 
@@ -402,7 +402,7 @@ RUNTIMES = [pytest.param("torch", marks=needs("pt")), pytest.param("onnx", marks
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"image": None}, r"lacks 'image': it has .*; the policy reads image, state, instruction"),
         ({"instruction": None}, r"lacks 'instruction'"),
@@ -416,12 +416,12 @@ RUNTIMES = [pytest.param("torch", marks=needs("pt")), pytest.param("onnx", marks
     ids=["no image", "no text", "one text of five", "floats", "turned", "width", "batch", "noise"],
 )
 def test_a_wrong_observation_is_an_error_that_says_so(
-    keypoints: Path, runtime: str, change: dict[str, Any], told: str
+    keypoints: Path, runtime: str, change: dict[str, Any], message: str
 ) -> None:
     obs = {**spoken(observations(Talk())), **change}
     noise = obs.pop("noise", None)
     obs = {name: x for name, x in obs.items() if x is not None}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         load_by(runtime, keypoints).act(obs, noise)
 
 
@@ -471,7 +471,9 @@ def test_a_policy_that_was_always_told_the_same_needs_no_text() -> None:
     obs = observations(env)
     expected = jax.jit(lambda params, obs: policy.apply(params, obs)[0].mode())(params, obs)
     np.testing.assert_allclose(loaded.act(obs), expected, atol=2e-5)
-    assert np.abs(loaded.act({**obs, "instruction": "put blue"}) - expected).max() > 1e-4  # it can be told other things
+    assert (
+        np.abs(loaded.act({**obs, "instruction": "put blue"}) - expected).max() > 1e-4
+    )  # it can be message other things
 
 
 def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
@@ -482,7 +484,7 @@ def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda spec: spec.update(schema_version=2), "schema version 2, this interop reads 1"),
         (lambda spec: spec.update(kind="odd"), "of the kind 'odd'; there is network, vla"),
@@ -492,10 +494,10 @@ def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
         (lambda spec: spec.pop("text"), "lacks text"),
     ],
 )
-def test_what_is_no_spec_is_refused(change: Any, told: str) -> None:
+def test_what_is_no_spec_is_refused(change: Any, message: str) -> None:
     raw = json.loads(spec_to_json(spec_of(made("keypoints")[0], Talk())))
     change(raw)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         spec_from_json(json.dumps(raw))
 
 
@@ -571,9 +573,9 @@ serve(Path({str(keypoints)!r}), {runtime!r}, sys.stdin.buffer, sys.stdout.buffer
     spec = json.loads((keypoints / "policy.json").read_text())
     with deploy_vla.controller(keypoints, runtime, [sys.executable, "-c", code]) as ask:
         records = deploy_vla.play(Talk(), ask, spec, episodes=3, seed=7)
-        told = deploy_vla.play(Talk(), ask, spec, episodes=3, seed=7, say=TEXTS[2])
+        message = deploy_vla.play(Talk(), ask, spec, episodes=3, seed=7, say=TEXTS[2])
     there = evaluate(policy, Talk(), params, jax.random.key(7), num_envs=3, num_episodes=3)
     np.testing.assert_allclose([record["return"] for record in records], there["return"], atol=1e-4)
     assert {record["instruction"] for record in records} <= set(TEXTS)
     assert [record["length"] for record in records] == [4, 4, 4]
-    assert not np.allclose([record["return"] for record in told], there["return"], atol=1e-3)
+    assert not np.allclose([record["return"] for record in message], there["return"], atol=1e-3)

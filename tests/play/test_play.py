@@ -265,8 +265,10 @@ def test_a_video_is_written_with_blows_and_a_summary(
     video = tmp_path / "push.mp4"
     assert main([str(run), "--video", str(video), "--push", "1", "--push-every", "0.1", "--seed", "2"]) == 0
     assert video.stat().st_size > 0
-    told = capsys.readouterr().out
-    assert "[episode 1] return=" in told and "[summary] eval/avg_reward:" in told and "[summary] episodes: 1" in told
+    output = capsys.readouterr().out
+    assert (
+        "[episode 1] return=" in output and "[summary] eval/avg_reward:" in output and "[summary] episodes: 1" in output
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,8 +298,8 @@ def test_a_video_that_fails_costs_the_video_and_not_the_metrics(
 ) -> None:
     run = train(parse_config(tiny(tmp_path, iterations=1)), run_dir=tmp_path / "run").run_dir
     assert evaluate_main([str(run), "--episodes", "2", "--num-envs", "2", "--video", str(tmp_path / "a.mp4")]) == 1
-    told = capsys.readouterr().out
-    assert "[summary] eval/avg_reward:" in told and "no video: ValueError: PointMassRL cannot be recorded" in told
+    output = capsys.readouterr().out
+    assert "[summary] eval/avg_reward:" in output and "no video: ValueError: PointMassRL cannot be recorded" in output
     assert main([str(run), "--video", str(tmp_path / "a.mp4")]) == 2
     assert "PointMassRL cannot be shown" in (error := capsys.readouterr().err) and "ejax.evaluate gives" in error
 
