@@ -29,19 +29,25 @@ from ejax.schema.frozen import ANY_CASE, Kwargs, StrictModel, one_for_equal
 from ejax.types import Array, PyTree, TrainState, split_critic
 
 
-class _Adam(StrictModel):
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the gradient's mean and of its square's, a step."""
-    eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
+class _Rule(StrictModel):
     weight_decay: NonNegativeFloat = 0.0
     """Times the parameters, added to the gradient."""
     maximize: bool = False
     """Step along the gradient instead of against it."""
 
+    def decay(self) -> list[optax.GradientTransformation]:
+        return [optax.add_decayed_weights(self.weight_decay)] if is_active(self.weight_decay) else []
+
+
+class _Adam(_Rule):
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the gradient's mean and of its square's, a step."""
+    eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
+
     def direction(self) -> optax.GradientTransformation:
         adam = optax.scale_by_adam(*self.betas, self.eps)
-        return optax.chain(*decay, adam) if (decay := _decay(self)) else adam
+        return optax.chain(*decay, adam) if (decay := self.decay()) else adam
 
 
 class _AdamW(_Adam):
@@ -52,20 +58,16 @@ class _AdamW(_Adam):
         return optax.chain(optax.scale_by_adam(*self.betas, self.eps), optax.add_decayed_weights(self.weight_decay))
 
 
-class _SGD(StrictModel):
+class _SGD(_Rule):
     momentum: NonNegativeFloat = 0.0
     """Decay of the velocity, a step."""
     dampening: float = 0.0
     """Share of the gradient that does not enter the velocity."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Times the parameters, added to the gradient."""
     nesterov: bool = False
     """Nesterov's momentum."""
-    maximize: bool = False
-    """Step along the gradient instead of against it."""
 
     def direction(self) -> optax.GradientTransformation:
-        links = _decay(self)
+        links = self.decay()
         if is_active(self.momentum):
             # torch does not dampen the first gradient, and optax.trace none
             if is_array(self.dampening) or self.dampening:
@@ -80,28 +82,20 @@ class _SGD(StrictModel):
         return self
 
 
-class _RMSprop(StrictModel):
+class _RMSprop(_Rule):
     alpha: float = Field(default=0.99, ge=0.0, lt=1.0)
     """Decay of the squared gradient's mean, a step."""
     eps: PositiveFloat = 1e-8
     """Added to its root."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Times the parameters, added to the gradient."""
     momentum: NonNegativeFloat = 0.0
     """Decay of the velocity, a step."""
     centered: bool = False
     """Divide by the deviation instead of the root mean square."""
-    maximize: bool = False
-    """Step along the gradient instead of against it."""
 
     def direction(self) -> optax.GradientTransformation:
         scale = optax.scale_by_stddev if self.centered else optax.scale_by_rms
         velocity = [optax.trace(self.momentum)] if is_active(self.momentum) else []
-        return optax.chain(*_decay(self), scale(decay=self.alpha, eps=self.eps, eps_in_sqrt=False), *velocity)
-
-
-def _decay(kwargs: Any) -> list[optax.GradientTransformation]:
-    return [optax.add_decayed_weights(kwargs.weight_decay)] if is_active(kwargs.weight_decay) else []
+        return optax.chain(*self.decay(), scale(decay=self.alpha, eps=self.eps, eps_in_sqrt=False), *velocity)
 
 
 OPTIMIZER_KWARGS: dict[str, type[Any]] = {"adam": _Adam, "adamw": _AdamW, "sgd": _SGD, "rmsprop": _RMSprop}
