@@ -83,7 +83,8 @@ def load_efficientnet(model_path: str | Path = WEIGHTS, *, stride: Stride = 16) 
     """Load ``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``find_weights``). Raises
     WeightsError for weights that cannot be found or read, or are of another network."""
     module = EfficientNetLite0(stride)
-    return module, _fit(module, model_path)
+    later = ("_conv_head.", "_fc.", *(f"_blocks.{i}." for i in range(blocks_to(stride), len(BLOCKS))))
+    return module, _fit(module, model_path, later)
 
 
 def load_classifier(model_path: str | Path = WEIGHTS) -> tuple[EfficientNetLite0Classifier, Any]:
@@ -117,13 +118,10 @@ def fold_batch_norms(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return folded
 
 
-def _fit(module: nn.Module, model_path: str | Path) -> Any:
+def _fit(module: nn.Module, model_path: str | Path, may_be_left: tuple[str, ...] = ()) -> Any:
     shapes = jax.eval_shape(module.init, jax.random.key(0), jax.ShapeDtypeStruct((32, 32, 3), jnp.uint8))
     flat = fold_batch_norms(load_weights(model_path))
-    later: tuple[str, ...] = ()  # arrays of blocks behind the stride
-    if isinstance(module, EfficientNetLite0):
-        later = ("_conv_head.", "_fc.", *(f"_blocks.{i}." for i in range(blocks_to(module.stride), len(BLOCKS))))
-    return {"params": fit_weights(shapes["params"], flat, _RENAME, may_be_left=later, source=model_path)}
+    return {"params": fit_weights(shapes["params"], flat, _RENAME, may_be_left=may_be_left, source=model_path)}
 
 
 def blocks_to(stride: int) -> int:

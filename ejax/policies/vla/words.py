@@ -8,6 +8,7 @@ so that a text in a tensor becomes tokens on the device. For MiniLM's pieces see
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -82,20 +83,13 @@ def forget_words(text: Array, key: Key, rate: float) -> Array:
 
 def split(text: str) -> list[str]:
     """Split a text into words: "Put the RED cube!" -> ["put", "the", "red", "cube"]."""
-    kept = [byte if _inside(byte) else 32 for byte in text.encode().translate(_LOWER)]
-    return [word.decode() for word in bytes(kept).split()]  # of text, split() would also part at spaces beyond ASCII
+    # as bytes: lower() then leaves all beyond ASCII as it is, which is what a program does
+    return [word.decode() for word in re.findall(rb"[a-z0-9\x80-\xff]+", text.encode().lower())]
 
 
 def vocabulary_of(texts: Iterable[str]) -> tuple[str, ...]:
     """Return all words of some texts, sorted."""
     return tuple(sorted({word for text in texts for word in split(text)}))
-
-
-_LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))  # of ASCII alone, as in a program
-
-
-def _inside(byte: int) -> bool:
-    return 97 <= byte <= 122 or 48 <= byte <= 57 or byte >= 128
 
 
 def _read(text: Array) -> tuple[Array, Array, Array, Array]:
