@@ -19,28 +19,20 @@ from ejax.types import Array
 
 @struct.dataclass(kw_only=True)
 class FootTimers:
-    touching: Array
-    """[F] bool, in the last physics step that was sensed."""
-    air_time: Array
-    """[F], s, of a flight that goes on; 0 on the ground."""
+    touching: Array  # [F] bool, in the last physics step that was sensed
+    air_time: Array  # [F], s, of a flight that goes on; 0 on the ground
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contacts:
-    found: Array
-    """[F] bool"""
-    landed: Array
-    """[F] bool"""
-    force: Array
-    """[F, 3], N: the strongest force of the ground on the foot, in the world's frame."""
-    guarded_force: Array
-    """[], N: the strongest on a guarded geom; 0 without one."""
-    self_contacts: Array
-    """[]: physics steps in which the robot pushed against itself with more than ``self_threshold``."""
+    found: Array  # [F] bool
+    landed: Array  # [F] bool
+    force: Array  # [F, 3], N: the strongest force of the ground on the foot, in the world's frame
+    guarded_force: Array  # [], N: the strongest on a guarded geom; 0 without one
+    self_contacts: Array  # []: physics steps in which the robot pushed against itself with more than ``self_threshold``
     flight: Array
     """[F], s: how long those that landed had been in the air, the physics step of the landing included; else 0."""
-    unwanted_force: Array
-    """[U], N: the strongest on each part that shall not touch the ground."""
+    unwanted_force: Array  # [U], N: the strongest on each part that shall not touch the ground
 
 
 def start_timers(num_feet: int) -> FootTimers:

@@ -23,8 +23,7 @@ from ejax.envs.mujoco.engine import load_model
 from ejax.envs.task.mjcf import find_child
 
 _CONTACT_DATA = ("found", "force", "normal", "tangent")
-PLACE = 10
-"""Numbers of a contact sensor for each of its places."""
+PLACE = 10  # Numbers of a contact sensor for each of its places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,7 @@ class LeggedModel:
     upright: int
     feet: tuple[int, ...]
     """Bodies."""
-    foot_sensors: tuple[tuple[int, ...], ...]
-    """For each foot, where the places of its sensors begin in ``sensordata``."""
+    foot_sensors: tuple[tuple[int, ...], ...]  # For each foot, where the places of its sensors begin in ``sensordata``
     guarded_sensors: tuple[int, ...]
     self_sensors: tuple[int, ...]
     unwanted_sensors: tuple[tuple[int, ...], ...] = ()

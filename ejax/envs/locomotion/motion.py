@@ -28,25 +28,20 @@ _LATER: Any = None
 class Motion:
     """One robot at one moment. World frame unless noted; m, m/s, rad, rad/s."""
 
-    position: Array
-    """[3]: the base."""
-    rotation: Array
-    """[3, 3]: from the base's frame to the world's."""
+    position: Array  # [3]: the base
+    rotation: Array  # [3, 3]: from the base's frame to the world's
     lin_vel_b: Array
     ang_vel_b: Array
     """[3]: of the base, in its frame."""
-    gravity_b: Array
-    """[3]: the unit vector down, in the base's frame."""
+    gravity_b: Array  # [3]: the unit vector down, in the base's frame
     joint_pos: Array
     joint_vel: Array
     """[A]: in the policy's order."""
     foot_pos: Array
     foot_vel: Array
     """[F, 3]"""
-    upright_gravity: Array
-    """[3]: the unit vector down, in the frame of the body that shall stay upright."""
-    upright_ang_vel: Array
-    """[3]: that body's angular velocity."""
+    upright_gravity: Array  # [3]: the unit vector down, in the frame of the body that shall stay upright
+    upright_ang_vel: Array  # [3]: that body's angular velocity
     link_pos: Array
     link_vel: Array
     """[L, 3]: all bodies of the robot; their masses are ``link_masses``."""
@@ -68,28 +63,17 @@ class LeggedState:
     action: Array = _LATER
     last_action: Array = _LATER
     """[A]"""
-    joint_acc: Array = _LATER
-    """[A], rad/s²"""
-    joint_torque: Array = _LATER
-    """[A], N·m: what the drives pull with after the step."""
-    foot_height: Array = _LATER
-    """[F], m above the ground."""
-    swing_peak: Array = _LATER
-    """[F], m: the greatest height of a flight, up to and including its landing."""
-    air_time: Array = _LATER
-    """[F], s"""
-    encoder_bias: Array = _LATER
-    """[A], rad: measured minus true joint positions."""
-    terminated: Array = _LATER
-    """bool"""
-    time: Array = _LATER
-    """s since the episode's start."""
-    phase_period: float = _LATER
-    """s, of the gait that is observed."""
-    soft_limits: Array = _LATER
-    """[A, 2], rad"""
-    link_masses: Array = _LATER
-    """[L], kg"""
+    joint_acc: Array = _LATER  # [A], rad/s²
+    joint_torque: Array = _LATER  # [A], N·m: what the drives pull with after the step
+    foot_height: Array = _LATER  # [F], m above the ground
+    swing_peak: Array = _LATER  # [F], m: the greatest height of a flight, up to and including its landing
+    air_time: Array = _LATER  # [F], s
+    encoder_bias: Array = _LATER  # [A], rad: measured minus true joint positions
+    terminated: Array = _LATER  # bool
+    time: Array = _LATER  # s since the episode's start
+    phase_period: float = _LATER  # s, of the gait that is observed
+    soft_limits: Array = _LATER  # [A, 2], rad
+    link_masses: Array = _LATER  # [L], kg
 
     @property
     def offset(self) -> Array:

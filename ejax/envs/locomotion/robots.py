@@ -28,10 +28,8 @@ class Foot:
     body: str
     offset: Vector
     """m, in the body's frame: the point whose height and velocity count."""
-    geoms: str
-    """Regular expression."""
-    contacts: int
-    """With the ground at once, of each geom."""
+    geoms: str  # Regular expression
+    contacts: int  # With the ground at once, of each geom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +49,19 @@ class Shape:
     name: str
     kind: str
     """sphere, box or capsule."""
-    size: tuple[float, ...]
-    """m: radius, or half the sides."""
-    place: tuple[float, ...]
-    """m, in the body's frame: the middle, or a capsule's two ends."""
+    size: tuple[float, ...]  # m: radius, or half the sides
+    place: tuple[float, ...]  # m, in the body's frame: the middle, or a capsule's two ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointDrives:
     """Drives, in the order of the policy's joints."""
 
-    action_scale: tuple[float, ...]
-    """rad"""
-    stiffness: tuple[float, ...]
-    """N·m/rad"""
-    damping: tuple[float, ...]
-    """N·m·s/rad"""
-    armature: tuple[float, ...]
-    """kg·m²"""
-    max_effort: tuple[float, ...]
-    """N·m"""
+    action_scale: tuple[float, ...]  # rad
+    stiffness: tuple[float, ...]  # N·m/rad
+    damping: tuple[float, ...]  # N·m·s/rad
+    armature: tuple[float, ...]  # kg·m²
+    max_effort: tuple[float, ...]  # N·m
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,28 +69,22 @@ class LeggedRobot:
     name: str
     source: str | None = None
     """A file of ours, ``package:path`` of an installed one, or ``file:path``; None: the user has to give one."""
-    joints: tuple[str, ...]
-    """In the policy's order."""
-    home: tuple[float, ...]
-    """rad: the positions that actions are added to."""
+    joints: tuple[str, ...]  # In the policy's order
+    home: tuple[float, ...]  # rad: the positions that actions are added to
     drives: JointDrives
     base: str
     """The body of the free joint."""
-    upright: str
-    """The body that shall stay upright."""
-    height: float
-    """m, of the base at the start."""
+    upright: str  # The body that shall stay upright
+    height: float  # m, of the base at the start
     feet: tuple[Foot, ...]
     friction: float
     """The feet's."""
     guarded: str = ""
     """Regular expression: geoms whose contact with the ground can end an episode."""
-    unwanted: tuple[str, ...] = ()
-    """Regular expressions: for each part that shall not touch the ground, its geoms."""
+    unwanted: tuple[str, ...] = ()  # Regular expressions: for each part that shall not touch the ground, its geoms
     self_contacts: tuple[tuple[str, str], ...] = ()
     """Pairs of regular expressions: geoms of the robot that can touch each other. No others do."""
-    imu: Imu | None = None
-    """None: what is observed is the base's velocity."""
+    imu: Imu | None = None  # None: what is observed is the base's velocity
     shapes: tuple[Shape, ...] = ()
     soft_limit_factor: float = 1.0
     """The part of a joint's range, about its middle, that costs nothing."""

@@ -27,8 +27,7 @@ _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 class Push:
     """Sudden changes of the base's velocity, all in the world's frame, each axis uniform."""
 
-    interval: Range = (1.0, 3.0)
-    """s, uniform."""
+    interval: Range = (1.0, 3.0)  # s, uniform
     x: Range = (-0.5, 0.5)
     y: Range = (-0.5, 0.5)
     z: Range = (-0.4, 0.4)
@@ -58,24 +57,18 @@ class VelocityTask:
     actor: tuple[str, ...]
     critic: tuple[str, ...]
     """Terms of the observations ``policy`` and ``critic``."""
-    noise: Mapping[str, float]
-    """Term of the actor's observation -> half the width of the uniform noise on it."""
-    encoder_bias: float
-    """rad: half the width of the joint positions' error, drawn for an episode."""
+    noise: Mapping[str, float]  # Term of the actor's observation -> half the width of the uniform noise on it
+    encoder_bias: float  # rad: half the width of the joint positions' error, drawn for an episode
     rewards: Mapping[str, Mapping[str, Any]]
     push: Push | None = None
     drop: Range = (0.0, 0.0)
     """m: how much higher than at rest an episode starts."""
-    spread: float = 0.5
-    """m: an episode starts at x and y within ± this."""
-    turn: float = math.pi
-    """rad: an episode starts looking within ± this of the world's x."""
+    spread: float = 0.5  # m: an episode starts at x and y within ± this
+    turn: float = math.pi  # rad: an episode starts looking within ± this of the world's x
     terminations: Mapping[str, Mapping[str, Any]] = FrozenDict(bad_orientation=FrozenDict(limit=math.radians(70.0)))
     """Term -> its parameters: each ends an episode as a failure."""
-    phase_period: float = 0.6
-    """s, of the gait that is observed."""
-    timestep: float = 0.005
-    """s, of a physics step."""
+    phase_period: float = 0.6  # s, of the gait that is observed
+    timestep: float = 0.005  # s, of a physics step
     sim_steps_per_control: int = 4
 
     def terms(self, control_period: float) -> tuple[Term, ...]:

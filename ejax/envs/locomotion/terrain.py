@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from ejax.envs.task.mjcf import find_child
 from ejax.types import Array
 
-_DEPTH = 0.5
-"""m, of the ground below its lowest place."""
+_DEPTH = 0.5  # m, of the ground below its lowest place
 
 
 @dataclass(frozen=True, kw_only=True)

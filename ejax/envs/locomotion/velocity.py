@@ -41,17 +41,13 @@ class VelocityState:
     command: Command
     action: Array
     """[A]: the last, within ±1."""
-    joint_vel: Array
-    """[A], rad/s: after the step before."""
-    encoder_bias: Array
-    """[A], rad"""
+    joint_vel: Array  # [A], rad/s: after the step before
+    encoder_bias: Array  # [A], rad
     feet: FootTimers
     swing_peak: Array
     """[F], m: the greatest height since the last landing."""
-    push_in: Array
-    """Control steps until the next push, int32."""
-    episode_step: Array
-    """Control steps done, int32."""
+    push_in: Array  # Control steps until the next push, int32
+    episode_step: Array  # Control steps done, int32
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ class Lens(NamedTuple):
     name: str
     intrinsics: tuple[float, float, float, float]
     """fx, fy, cx, cy in pixels, from the upper left corner."""
-    shift: Vector
-    """Its place in the camera's frame, m."""
+    shift: Vector  # Its place in the camera's frame, m
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,8 +31,7 @@ from ejax.schema.messages import short_repr
 from ejax.schema.sections import Section
 
 _ROBOTS = f"URRobot ({', '.join(UR_FAMILY)}), with or without DH_PGI_140_80; CartPole"
-_FAR = 1e6
-"""m: no tool is that far from its flange."""
+_FAR = 1e6  # m: no tool is that far from its flange
 _IDENTITY: Matrix = tuple(tuple(row) for row in np.eye(4).tolist())
 
 

@@ -21,8 +21,7 @@ Vector: TypeAlias = tuple[float, float, float]
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 
 UR_FAMILY = ("ur3", "ur3e", "ur5", "ur5e", "ur10", "ur10e")
-FINGER_TRAVEL = 0.04
-"""m. The gripper opens 80 mm: each finger travels from 0 (open) to 0.04 (closed)."""
+FINGER_TRAVEL = 0.04  # m. The gripper opens 80 mm: each finger travels from 0 (open) to 0.04 (closed).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +40,15 @@ class Robot:
     body: ET.Element
     joints: tuple[str, ...]
     """In the order of qpos, qvel and actions."""
-    parts: dict[str, tuple[str, ...]]
-    """Control part -> joints."""
-    tool_part: str | None = None
-    """The part that carries the tool centre point, site ``tcp``."""
-    hull: tuple[str, ...] = ()
-    """Geoms that collide with objects."""
-    feelers: tuple[str, ...] = ()
-    """Geoms that collide with the floor."""
+    parts: dict[str, tuple[str, ...]]  # Control part -> joints
+    tool_part: str | None = None  # The part that carries the tool centre point, site ``tcp``
+    hull: tuple[str, ...] = ()  # Geoms that collide with objects
+    feelers: tuple[str, ...] = ()  # Geoms that collide with the floor
     stiffness: float
     damping: float
     max_effort: dict[str, float]
     """Drives where a config gives none: N·m/rad, N·m·s/rad, N·m."""
-    max_velocity: float | None = None
-    """rad/s or m/s; None: drives are taken as they are configured."""
+    max_velocity: float | None = None  # rad/s or m/s; None: drives are taken as they are configured
     followers: dict[str, str] = field(default_factory=dict)
     """Joint -> the joint whose command it takes where one number moves a gripper."""
 
@@ -68,8 +62,7 @@ class PlacedRobot:
     position: Vector = (0.0, 0.0, 0.0)
     rotation: Vector = (0.0, 0.0, 0.0)
     """m; intrinsic Euler angles, rad."""
-    home: tuple[float, ...]
-    """[J]: joint positions of a new episode, m or rad."""
+    home: tuple[float, ...]  # [J]: joint positions of a new episode, m or rad
     uid: str = "robot"
 
     @property

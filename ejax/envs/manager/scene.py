@@ -39,8 +39,7 @@ class RigidObject:
 
     uid: str
     shape: Literal["box", "sphere", "cylinder", "capsule"]
-    size: tuple[float, ...]
-    """MuJoCo's sizes: half edges, or radius and half height, m."""
+    size: tuple[float, ...]  # MuJoCo's sizes: half edges, or radius and half height, m
     dynamic: bool = True
     position: Vector = (0.0, 0.0, 0.0)
     rotation: Vector = (0.0, 0.0, 0.0)

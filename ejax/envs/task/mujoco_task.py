@@ -19,6 +19,7 @@ from ejax.envs.check import describe_error
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.engine import Engine, PhysicsState, check_physics, load_model
 from ejax.envs.mujoco.models import settings_changed
+from ejax.envs.task.entities import look_up
 from ejax.envs.task.mjcf import (
     actuator_name,
     check_actuators,
@@ -37,8 +38,7 @@ from ejax.schema.registry import did_you_mean
 from ejax.types import Array, Key
 
 _TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))
-_NEAR = 0.8
-"""From here on a name reads like a misspelt one; helpers that do are given a leading underscore."""
+_NEAR = 0.8  # From here on a name reads like a misspelt one; helpers that do are given a leading underscore
 
 
 class _SensesContacts:
@@ -99,8 +99,8 @@ class MuJoCoTask(PhysicsTask):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        inherited = {each.name: each.type for each in fields(MuJoCoTask)}
-        inherited |= {each.name: each.type for base in cls.__mro__[1:] for each in _own_fields(base)}
+        bases = [base for base in cls.__mro__[1:] if "__dataclass_fields__" in vars(base)]
+        inherited = {each.name: each.type for base in bases for each in fields(base)}
         own = inspect.get_annotations(cls)
         # ``episode_length = 100`` without a type changes the default too, which a dataclass would not heed
         cls.__annotations__ = own | {
@@ -181,8 +181,7 @@ class MuJoCoTask(PhysicsTask):
         return gymnasium.spaces.Box(-np.inf, np.inf, self._observed[0], np.float32)
 
     def reset(self, key: Key) -> tuple[TaskState, Array]:
-        key_noise, key_start = jax.random.split(key)
-        world = self._start_of(key_noise, key_start)
+        world = self._start_of(key)
         return world.state, self._observe(world)[0]
 
     def markers(self, state: TaskState) -> dict[str, Array]:
@@ -210,14 +209,14 @@ class MuJoCoTask(PhysicsTask):
         seen: list[tuple[Feature, ...] | None] = []
 
         def first() -> Array:
-            world = self._start_of(*jax.random.split(jax.random.key(0)))
-            obs, names = self._observe(world)
+            obs, names = self._observe(self._start_of(jax.random.key(0)))
             seen.append(names)
             return obs
 
         return jax.eval_shape(first).shape, seen[-1]
 
-    def _start_of(self, key_noise: Key, key_start: Key) -> World:
+    def _start_of(self, key: Key) -> World:
+        key_noise, key_start = jax.random.split(key)
         model = load_model(self.asset)
         home, speed = home_of(self.asset, self.keyframe)
         noise, low, high = start_noise_of(model, self.start_noise)
@@ -243,10 +242,8 @@ class MuJoCoTask(PhysicsTask):
         """Give the world with what its sensors read there, with all controls at 0."""
         if not world.model.nsensordata:
             return world
-        state = world.state
-        _, readings = replace(self.simulation, num_substeps=1).step_sensing(
-            state.physics, jnp.zeros(world.model.nu), state.markers
-        )
+        state, one_step = world.state, replace(self.simulation, num_substeps=1)
+        _, readings = one_step.step_sensing(state.physics, jnp.zeros(world.model.nu), state.markers)
         return replace(world, state=replace(state, readings=readings[0]))
 
     def sense(self, world: World, key: Key) -> World:
@@ -266,11 +263,9 @@ class MuJoCoTask(PhysicsTask):
 
     def advance(self, world: World, action: Array) -> TaskState:
         control = jnp.asarray(self.control(world, action))
-        if control.shape != (world.model.nu,):
-            raise ValueError(
-                f"{type(self).__name__}.control gave shape {control.shape}; the model's actuators take "
-                f"({world.model.nu},)"
-            )
+        if control.shape != (takes := (world.model.nu,)):
+            text = f"gave shape {control.shape}; the model's actuators take {takes}"
+            raise ValueError(f"{type(self).__name__}.control {text}")
         state = world.state
         physics, readings = self.simulation.step_sensing(state.physics, control, state.markers)
         return replace(state, physics=physics, action=action, readings=readings[-1])
@@ -288,15 +283,10 @@ class MuJoCoTask(PhysicsTask):
             raise ValueError(f"{kind}.rewards gave no terms")
         if odd := [f"{name} {x.shape}" for name, x in terms.items() if x.shape]:
             raise ValueError(f"{kind}.rewards: every term must be a scalar, got {', '.join(odd)}")
-        if unknown := [name for name in weights if name not in terms]:
-            there = f"there is {', '.join(terms)}{did_you_mean(unknown[0], terms)}"
-            raise ValueError(f"{kind}: weights names no term '{unknown[0]}'; {there}")
+        for name in weights:
+            look_up("term", name, terms, f"{kind}: weights names ")
         values = {name: weights.get(name, 1.0) * x for name, x in terms.items()}
         return sum(values.values(), jnp.zeros(())), values
-
-
-def _own_fields(base: type) -> tuple[Any, ...]:
-    return fields(base) if "__dataclass_fields__" in vars(base) else ()
 
 
 def _refuse_misspelt(cls: type) -> None:

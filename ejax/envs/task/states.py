@@ -14,14 +14,10 @@ class TaskState:
     physics: PhysicsState
     markers: dict[str, Array]
     """Mocap body -> its place [3], m."""
-    kept: dict[str, Array]
-    """Numbers that the task remembers, by its own names."""
-    action: Array
-    """[A]: the last, within ±1; zeros at the start."""
-    readings: Array
-    """[nsensordata]: see ``World.sensor``."""
-    episode_step: Array
-    """Control steps done, int32."""
+    kept: dict[str, Array]  # Numbers that the task remembers, by its own names
+    action: Array  # [A]: the last, within ±1; zeros at the start
+    readings: Array  # [nsensordata]: see ``World.sensor``
+    episode_step: Array  # Control steps done, int32
 
 
 @struct.dataclass(kw_only=True)
@@ -30,18 +26,12 @@ class SceneState:
 
     physics: PhysicsState
     """qpos: joints, then position and quaternion (w x y z) of each dynamic object; qvel likewise, 6 an object."""
-    target: Array
-    """[J]: target positions of the drives, m or rad."""
-    velocity_target: Array
-    """[J], m/s or rad/s"""
-    effort: Array
-    """[J]: efforts added to the drives' forces, N or N·m."""
-    kept: dict[str, Array]
-    """Virtual targets by their key, [4, 4]: all that a gym config's events store."""
-    action: Array
-    """[A]: the policy's last action, as it gave it; zeros before the first step."""
-    episode_step: Array
-    """Control steps done, int32."""
+    target: Array  # [J]: target positions of the drives, m or rad
+    velocity_target: Array  # [J], m/s or rad/s
+    effort: Array  # [J]: efforts added to the drives' forces, N or N·m
+    kept: dict[str, Array]  # Virtual targets by their key, [4, 4]: all that a gym config's events store
+    action: Array  # [A]: the policy's last action, as it gave it; zeros before the first step
+    episode_step: Array  # Control steps done, int32
     history: dict[str, Array] = struct.field(default_factory=dict)
     """Observation with a history -> its last values, [history_length, ...], the newest at the end."""
 

@@ -30,12 +30,9 @@ if TYPE_CHECKING:
 class Snapshot:
     """A state and what led there: the world of a task without MuJoCo, whose own code knows where its numbers are."""
 
-    state: Any
-    """Arrays only, with ``episode_step``."""
-    executed: Any = None
-    """[A]: the last action as it was done; None at the step's beginning."""
-    before: Any = None
-    """The world before the last control step; None at an episode's start, and in events and actions."""
+    state: Any  # Arrays only, with ``episode_step``
+    executed: Any = None  # [A]: the last action as it was done; None at the step's beginning
+    before: Any = None  # The world before the last control step; None at an episode's start, and in events and actions
     obs: PyTree = None
     """The observation of ``state``, where terms are computed from it; computed again, its last bits may be others."""
     info: Mapping[str, Array] = struct.field(default_factory=dict)
@@ -48,12 +45,10 @@ class Outcome:
 
     success: Array | None = None
     """bool; ends the episode, with no value after it, as does ``fail``. None: the task has no notion of success."""
-    fail: Array | None = None
-    """None: never."""
+    fail: Array | None = None  # None: never
     truncated: Array | None = None
     """bool: an early end with a value after it; the time limit is not included. None: never."""
-    reward: Array | None = None
-    """Base reward, to which the terms are added. None: 0."""
+    reward: Array | None = None  # Base reward, to which the terms are added. None: 0.
     metrics: dict[str, Array] = field(default_factory=dict)
 
 

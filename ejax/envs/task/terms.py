@@ -77,8 +77,7 @@ class Term:
     mode: str = ""
     """An event's ``startup``, ``reset``, ``interval``; a reward's ``add``, ``replace``; an observation's ``add``,
     ``modify``."""
-    interval_step: int = 1
-    """Control steps of an episode from one interval event to the next."""
+    interval_step: int = 1  # Control steps of an episode from one interval event to the next
     shaping: Shaping = Shaping()
     path: tuple[str, ...] = ()
     """Its place in a nested observation."""

@@ -26,12 +26,9 @@ _SUCCESS_VELOCITY = 0.05
 class CartPoleState:
     """One episode."""
 
-    physics: PhysicsState
-    """qpos [2]: cart (m), pole (rad, 0 is upright); qvel [2]."""
-    target: Array
-    """[2]: the positions that the drives hold the joints at."""
-    episode_step: Array
-    """Control steps done, int32."""
+    physics: PhysicsState  # qpos [2]: cart (m), pole (rad, 0 is upright); qvel [2]
+    target: Array  # [2]: the positions that the drives hold the joints at
+    episode_step: Array  # Control steps done, int32
 
 
 @dataclass(frozen=True)

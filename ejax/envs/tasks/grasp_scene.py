@@ -9,8 +9,7 @@ from ejax.envs.manager.scene import RigidObject, make_scene
 from ejax.envs.task.mjcf import find_child
 from ejax.envs.task.states import marker_name
 
-HALF_EDGE = 0.025
-"""Half edge of the cube, m. It is grasped with the tool centre point at its centre."""
+HALF_EDGE = 0.025  # Half edge of the cube, m. It is grasped with the tool centre point at its centre.
 HOME = (-0.0215027, -1.5389777, 2.0042863, -2.036105, -1.5707964, -0.0215027, 0.0, 0.0)
 """The tool at (−0.65, −0.15, 0.25) m."""
 _TOOL = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.14), (0.0, 0.0, 0.0, 1.0))

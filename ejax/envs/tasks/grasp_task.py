@@ -1,15 +1,18 @@
 """The common part of ``grasp_scene``'s tasks: actions that move the tool, where things may lie, when a cube is placed.
 qpos begins with 6 joints and 2 fingers."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core import FrozenDict
 
 from ejax.envs.description import Feature
 from ejax.envs.manager.robots import FINGER_TRAVEL, Vector
+from ejax.envs.mujoco.choice import Engine
 from ejax.envs.mujoco.kinematics import solve_site_pose
 from ejax.envs.mujoco.rotations import make_pose
 from ejax.envs.task.physics_task import PhysicsTask
@@ -29,23 +32,18 @@ ROBOT = (
     *(f"tool {axis}" for axis in "xyz"),
 )
 """The numbers of an observation that the robot itself measures; rad and m."""
-LIFT = 0.05
-"""m above the floor at which a cube counts as lifted."""
-CUBE_FELL = -0.1
-"""Height of a cube that fell off the scene, m."""
+LIFT = 0.05  # m above the floor at which a cube counts as lifted
+CUBE_FELL = -0.1  # Height of a cube that fell off the scene, m
 
 _ARM = tuple(range(6))
-_DOWN = ((0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, -1.0))
-"""The tool's rotation; the fingers close along x."""
+_DOWN = ((0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, -1.0))  # The tool's rotation; the fingers close along x
 _IK_ITERATIONS = 3
-_RELEASED = 0.008
-"""m: fingers that have closed by less are clear of the cube, by at least 7 mm each."""
-_AT_REST = 0.05
-"""m/s"""
-_STANDS = 0.01
-"""Largest distance of a cube's centre from its place on the floor, m."""
+_RELEASED = 0.008  # m: fingers that have closed by less are clear of the cube, by at least 7 mm each
+_AT_REST = 0.05  # m/s
+_STANDS = 0.01  # Largest distance of a cube's centre from its place on the floor, m
 
 
+@dataclass(frozen=True)
 class GraspTask(PhysicsTask):
     """
         r = Φ(s') − Φ(s) − w_action·‖Δ‖ + w_success·[success]
@@ -60,13 +58,18 @@ class GraspTask(PhysicsTask):
     when a cube fell below −0.1 m.
     """
 
-    action_scale: float
-    reaching_weight: float
-    lifting_weight: float
-    placing_weight: float
-    action_penalty_weight: float
-    success_weight: float
-    cube_turn: float
+    episode_length: int = 100
+    action_scale: float = 0.04
+    success_threshold: float = 0.03
+    reaching_weight: float = 0.0
+    lifting_weight: float = 0.0
+    placing_weight: float = 0.0
+    action_penalty_weight: float = 0.0
+    success_weight: float = 1.0
+    physics: Engine = "auto"
+    sim_steps_per_control: int = 4
+    cube_turn: float = 0.2
+    interval_events: Mapping[str, Any] = FrozenDict()
     acted = ACTION
     clips_actions = True
     positive = ("episode_length", "action_scale", "success_threshold")

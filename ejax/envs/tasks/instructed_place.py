@@ -1,17 +1,15 @@
 """A UR10 with a two-finger gripper sets one of two cubes down in one of three zones, as an instruction says."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from flax.core import FrozenDict
 
 from ejax.envs.description import EnvDescription, Feature
-from ejax.envs.mujoco.engine import Engine, PhysicsState
+from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.task.states import marker_name
 from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_scene import HALF_EDGE, HOME, make_model
@@ -53,22 +51,14 @@ _ZONE_RGBA = "0.30 0.32 0.35 1"
 class InstructedPlaceState:
     """One episode."""
 
-    physics: PhysicsState
-    """qpos [22]: 6 joints, 2 fingers, position and quaternion of each cube; qvel [20]."""
-    zones: Array
-    """[3, 3], m: where a cube's centre is that stands in the middle of a zone."""
-    colours: Array
-    """[2] int32: of the cubes, as indices into ``COLOURS``."""
-    target_cube: Array
-    """int32"""
-    target_zone: Array
-    """int32"""
-    instruction: Array
-    """[64] uint8"""
-    was_lifted: Array
-    """[2] bool: that cube has been 0.05 m above the floor in this episode."""
-    episode_step: Array
-    """Control steps done, int32."""
+    physics: PhysicsState  # qpos [22]: 6 joints, 2 fingers, position and quaternion of each cube; qvel [20]
+    zones: Array  # [3, 3], m: where a cube's centre is that stands in the middle of a zone
+    colours: Array  # [2] int32: of the cubes, as indices into ``COLOURS``
+    target_cube: Array  # int32
+    target_zone: Array  # int32
+    instruction: Array  # [64] uint8
+    was_lifted: Array  # [2] bool: that cube has been 0.05 m above the floor in this episode
+    episode_step: Array  # Control steps done, int32
 
     @property
     def cubes(self) -> Array:
@@ -104,18 +94,7 @@ class InstructedPlaceRL(GraspTask):
     pairs: Split = "train"
     instruction: Literal["right", "shuffled"] = "right"
     episode_length: int = 80
-    action_scale: float = 0.04
-    success_threshold: float = 0.03
-    reaching_weight: float = 0.0
-    lifting_weight: float = 0.0
-    placing_weight: float = 0.0
-    action_penalty_weight: float = 0.0
-    success_weight: float = 1.0
-    physics: Engine = "auto"
-    sim_steps_per_control: int = 4
     zone_offset: float = 0.02
-    cube_turn: float = 0.2
-    interval_events: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,15 +1,12 @@
 """A UR10 with a two-finger gripper picks up a cube and sets it down in a goal zone. A task of ejax's own."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from flax.core import FrozenDict
 
-from ejax.envs.mujoco.engine import Engine, PhysicsState
+from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_scene import GOAL_MARKER, HOME, make_model
 from ejax.envs.tasks.grasp_task import (
@@ -35,14 +32,10 @@ OBSERVATION = (
 class PickPlaceState:
     """One episode."""
 
-    physics: PhysicsState
-    """qpos [15]: 6 joints, 2 fingers, cube position, cube quaternion; qvel [14]."""
-    goal: Array
-    """[3], m: where the cube's centre should end up."""
-    was_lifted: Array
-    """bool: the cube has been 0.05 m above the floor in this episode."""
-    episode_step: Array
-    """Control steps done, int32."""
+    physics: PhysicsState  # qpos [15]: 6 joints, 2 fingers, cube position, cube quaternion; qvel [14]
+    goal: Array  # [3], m: where the cube's centre should end up
+    was_lifted: Array  # bool: the cube has been 0.05 m above the floor in this episode
+    episode_step: Array  # Control steps done, int32
 
     @property
     def cube(self) -> Array:
@@ -64,22 +57,15 @@ class PickPlaceRL(GraspTask):
     positions = ("cube_position", "goal_position", "cube_position_range", "goal_position_range")
     marked = ((GOAL_MARKER, "goal"),)
 
-    episode_length: int = 100
-    action_scale: float = 0.04
-    success_threshold: float = 0.03
     reaching_weight: float = 1.0
     lifting_weight: float = 1.0
     placing_weight: float = 3.0
     action_penalty_weight: float = 0.05
     success_weight: float = 10.0
-    physics: Engine = "auto"
-    sim_steps_per_control: int = 4
     cube_position: tuple[float, float] = (-0.65, 0.05)
     goal_position: tuple[float, float] = (-0.65, -0.3)
     cube_position_range: tuple[float, float] = (0.1, 0.08)
     goal_position_range: tuple[float, float] = (0.15, 0.12)
-    cube_turn: float = 0.2
-    interval_events: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
         super().__post_init__()

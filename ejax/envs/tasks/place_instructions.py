@@ -18,8 +18,7 @@ ZONES = ("left", "middle", "right")
 HELD_OUT_PAIRS = (("red", "left"), ("blue", "middle"), ("yellow", "right"))
 _PAIRS = tuple((colour, zone) for colour in COLOURS for zone in ZONES)
 WORDINGS = (*_TABLES["wordings"]["train"], *_TABLES["wordings"]["held_out"])
-LENGTH = 64
-"""Bytes of an instruction in an observation."""
+LENGTH = 64  # Bytes of an instruction in an observation
 
 
 def wordings(split: Split) -> tuple[int, ...]:

@@ -14,10 +14,8 @@ from ejax.types import Array, Key
 
 @struct.dataclass(kw_only=True)
 class PlanarReachState:
-    joint_position: Array
-    """[2], rad"""
-    target_position: Array
-    """[2], m"""
+    joint_position: Array  # [2], rad
+    target_position: Array  # [2], m
     last_action: Array
     episode_step: Array
 
@@ -44,10 +42,8 @@ class PlanarReachRL(Task):
     max_episode_steps: int = 32
     link_length: tuple[float, float] = (1.0, 0.8)
     """m"""
-    action_scale: float = 0.2
-    """rad per step at full action."""
-    success_threshold: float = 0.05
-    """m"""
+    action_scale: float = 0.2  # rad per step at full action
+    success_threshold: float = 0.05  # m
 
     def __post_init__(self) -> None:
         super().__post_init__()

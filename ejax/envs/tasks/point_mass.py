@@ -15,8 +15,7 @@ from ejax.numerics.kernels import by_platform
 from ejax.types import Array, Key
 
 _MAX_DRAWS = 50
-_NEVER = 1e-12
-"""The probability of a failure that need not be provided for."""
+_NEVER = 1e-12  # The probability of a failure that need not be provided for
 
 
 @struct.dataclass(kw_only=True)
@@ -28,8 +27,7 @@ class PointMassState:
     goal_position: Array
     obstacle_position: Array
     """[2, 2]"""
-    obstacle_radius: Array
-    """[2]"""
+    obstacle_radius: Array  # [2]
     last_action: Array
     episode_step: Array
     path_length: Array

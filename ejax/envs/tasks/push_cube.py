@@ -25,12 +25,9 @@ _JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wris
 class PushCubeState:
     """One episode."""
 
-    physics: PhysicsState
-    """qpos [13]: 6 joints, cube position, cube quaternion; qvel [12]."""
-    goal: Array
-    """[3], m"""
-    episode_step: Array
-    """Control steps done, int32."""
+    physics: PhysicsState  # qpos [13]: 6 joints, cube position, cube quaternion; qvel [12]
+    goal: Array  # [3], m
+    episode_step: Array  # Control steps done, int32
 
     @property
     def cube(self) -> Array:

@@ -17,21 +17,17 @@ from ejax.types import Array, Key
 
 Range: TypeAlias = tuple[float, float]
 
-_SLOWEST_FORWARD = 0.3
-"""m/s"""
+_SLOWEST_FORWARD = 0.3  # m/s
 
 
 @struct.dataclass(kw_only=True)
 class Command:
-    velocity: Array
-    """[3]: v_x, v_y (m/s), ω_z (rad/s), in the base's frame."""
-    heading: Array
-    """rad"""
+    velocity: Array  # [3]: v_x, v_y (m/s), ω_z (rad/s), in the base's frame
+    heading: Array  # rad
     follows_heading: Array
     stands: Array
     """bool"""
-    steps_left: Array
-    """Control steps until the next, int32."""
+    steps_left: Array  # Control steps until the next, int32
 
 
 @dataclass(frozen=True, kw_only=True)

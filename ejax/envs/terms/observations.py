@@ -90,5 +90,4 @@ OF_WORLD = (
     *(normalize_robot_joint_data, get_robot_eef_pose, get_rigid_object_pose),
     *(get_rigid_object_velocity, target_position),
 )
-OF_CAMERAS = (get_sensor_pose_in_robot_frame, get_sensor_intrinsics)
-"""Functors whose entity is a camera."""
+OF_CAMERAS = (get_sensor_pose_in_robot_frame, get_sensor_intrinsics)  # Functors whose entity is a camera

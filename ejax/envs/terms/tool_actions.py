@@ -21,8 +21,7 @@ from ejax.envs.terms.actions import ActionTerm, Joints, Scale, check_scale, with
 from ejax.schema.values import is_positive
 from ejax.types import Array
 
-_ROUNDING = 1e-6
-"""rad or m, allowed above ``max_joint_delta``."""
+_ROUNDING = 1e-6  # rad or m, allowed above ``max_joint_delta``
 _ENDS = {"continuous": ("lower_command", "upper_command"), "binary": ("close_command", "open_command")}
 """Mode of a gripper -> the commands at −1 and at 1."""
 
