@@ -29,9 +29,8 @@ PLACE = 10  # Numbers of a contact sensor for each of its places
 @dataclass(frozen=True, kw_only=True)
 class LeggedModel:
     xml: str
-    joint_qpos: tuple[int, ...]
-    joint_qvel: tuple[int, ...]
-    """The policy's joints, in its order, which is the actuators' order too."""
+    joint_qpos: tuple[int, ...]  # The policy's joints, in its order, which is the actuators' order too
+    joint_qvel: tuple[int, ...]  # likewise
     upright: int
     feet: tuple[int, ...]
     """Bodies."""
@@ -39,8 +38,7 @@ class LeggedModel:
     guarded_sensors: tuple[int, ...]
     self_sensors: tuple[int, ...]
     unwanted_sensors: tuple[tuple[int, ...], ...] = ()
-    imu: int = 0
-    """Body; the world, where the base's velocity is observed."""
+    imu: int = 0  # Body; the world, where the base's velocity is observed
 
     @property
     def model(self) -> mujoco.MjModel:

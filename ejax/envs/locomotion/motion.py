@@ -30,24 +30,19 @@ class Motion:
 
     position: Array  # [3]: the base
     rotation: Array  # [3, 3]: from the base's frame to the world's
-    lin_vel_b: Array
-    ang_vel_b: Array
-    """[3]: of the base, in its frame."""
+    lin_vel_b: Array  # [3]: of the base, in its frame
+    ang_vel_b: Array  # likewise
     gravity_b: Array  # [3]: the unit vector down, in the base's frame
-    joint_pos: Array
-    joint_vel: Array
-    """[A]: in the policy's order."""
-    foot_pos: Array
-    foot_vel: Array
-    """[F, 3]"""
+    joint_pos: Array  # [A]: in the policy's order
+    joint_vel: Array  # likewise
+    foot_pos: Array  # [F, 3]
+    foot_vel: Array  # likewise
     upright_gravity: Array  # [3]: the unit vector down, in the frame of the body that shall stay upright
     upright_ang_vel: Array  # [3]: that body's angular velocity
-    link_pos: Array
-    link_vel: Array
-    """[L, 3]: all bodies of the robot; their masses are ``link_masses``."""
-    imu_lin_vel: Array
-    imu_ang_vel: Array
-    """[3]: as the IMU has them, in its body's frame; the base's where the robot has none."""
+    link_pos: Array  # [L, 3]: all bodies of the robot; their masses are ``link_masses``
+    link_vel: Array  # likewise
+    imu_lin_vel: Array  # [3]: as the IMU has them, in its body's frame; the base's where the robot has none
+    imu_ang_vel: Array  # likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +55,8 @@ class LeggedState:
     contacts: Contacts
     command: Array = _LATER
     """[3]: that of the observation that was acted on, for rewards; the next one, for observations."""
-    action: Array = _LATER
-    last_action: Array = _LATER
-    """[A]"""
+    action: Array = _LATER  # [A]
+    last_action: Array = _LATER  # likewise
     joint_acc: Array = _LATER  # [A], rad/s²
     joint_torque: Array = _LATER  # [A], N·m: what the drives pull with after the step
     foot_height: Array = _LATER  # [F], m above the ground

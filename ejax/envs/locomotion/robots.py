@@ -26,8 +26,7 @@ class Foot:
     """One foot: a point on a body, and what touches the ground."""
 
     body: str
-    offset: Vector
-    """m, in the body's frame: the point whose height and velocity count."""
+    offset: Vector  # m, in the body's frame: the point whose height and velocity count
     geoms: str  # Regular expression
     contacts: int  # With the ground at once, of each geom
 
@@ -37,8 +36,7 @@ class Imu:
     """The place of observed velocities, in place of the base's."""
 
     body: str
-    offset: Vector
-    """m, in the body's frame, which the velocities are in too."""
+    offset: Vector  # m, in the body's frame, which the velocities are in too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +45,7 @@ class Shape:
 
     body: str
     name: str
-    kind: str
-    """sphere, box or capsule."""
+    kind: str  # sphere, box or capsule
     size: tuple[float, ...]  # m: radius, or half the sides
     place: tuple[float, ...]  # m, in the body's frame: the middle, or a capsule's two ends
 
@@ -72,13 +69,11 @@ class LeggedRobot:
     joints: tuple[str, ...]  # In the policy's order
     home: tuple[float, ...]  # rad: the positions that actions are added to
     drives: JointDrives
-    base: str
-    """The body of the free joint."""
+    base: str  # The body of the free joint
     upright: str  # The body that shall stay upright
     height: float  # m, of the base at the start
     feet: tuple[Foot, ...]
-    friction: float
-    """The feet's."""
+    friction: float  # The feet's
     guarded: str = ""
     """Regular expression: geoms whose contact with the ground can end an episode."""
     unwanted: tuple[str, ...] = ()  # Regular expressions: for each part that shall not touch the ground, its geoms
@@ -86,8 +81,7 @@ class LeggedRobot:
     """Pairs of regular expressions: geoms of the robot that can touch each other. No others do."""
     imu: Imu | None = None  # None: what is observed is the base's velocity
     shapes: tuple[Shape, ...] = ()
-    soft_limit_factor: float = 1.0
-    """The part of a joint's range, about its middle, that costs nothing."""
+    soft_limit_factor: float = 1.0  # The part of a joint's range, about its middle, that costs nothing
 
 
 def robot_file(source: str) -> Path:

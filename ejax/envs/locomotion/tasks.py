@@ -54,15 +54,13 @@ class VelocityTask:
 
     robot: LeggedRobot
     command: CommandRanges
-    actor: tuple[str, ...]
-    critic: tuple[str, ...]
-    """Terms of the observations ``policy`` and ``critic``."""
+    actor: tuple[str, ...]  # Terms of the observation ``policy``
+    critic: tuple[str, ...]  # likewise of ``critic``
     noise: Mapping[str, float]  # Term of the actor's observation -> half the width of the uniform noise on it
     encoder_bias: float  # rad: half the width of the joint positions' error, drawn for an episode
     rewards: Mapping[str, Mapping[str, Any]]
     push: Push | None = None
-    drop: Range = (0.0, 0.0)
-    """m: how much higher than at rest an episode starts."""
+    drop: Range = (0.0, 0.0)  # m: how much higher than at rest an episode starts
     spread: float = 0.5  # m: an episode starts at x and y within ± this
     turn: float = math.pi  # rad: an episode starts looking within ± this of the world's x
     terminations: Mapping[str, Mapping[str, Any]] = FrozenDict(bad_orientation=FrozenDict(limit=math.radians(70.0)))

@@ -39,13 +39,11 @@ class VelocityState:
     physics: PhysicsState
     """qpos: base position and quaternion (w x y z), then the joints; qvel: base linear (world) and angular (base)."""
     command: Command
-    action: Array
-    """[A]: the last, within ±1."""
+    action: Array  # [A]: the last, within ±1
     joint_vel: Array  # [A], rad/s: after the step before
     encoder_bias: Array  # [A], rad
     feet: FootTimers
-    swing_peak: Array
-    """[F], m: the greatest height since the last landing."""
+    swing_peak: Array  # [F], m: the greatest height since the last landing
     push_in: Array  # Control steps until the next push, int32
     episode_step: Array  # Control steps done, int32
 

@@ -43,8 +43,7 @@ class Lens(NamedTuple):
     """One picture of a camera."""
 
     name: str
-    intrinsics: tuple[float, float, float, float]
-    """fx, fy, cx, cy in pixels, from the upper left corner."""
+    intrinsics: tuple[float, float, float, float]  # fx, fy, cx, cy in pixels, from the upper left corner
     shift: Vector  # Its place in the camera's frame, m
 
 
@@ -55,8 +54,7 @@ class SensorCamera:
     uid: str
     width: int
     height: int
-    pose: Matrix
-    """[4, 4], in the arena or in the frame of the parent."""
+    pose: Matrix  # [4, 4], in the arena or in the frame of the parent
     parent: str | None
     lenses: tuple[Lens, ...]
     pictures: bool

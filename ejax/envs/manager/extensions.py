@@ -28,8 +28,7 @@ class Extensions:
     """The parsed ``env.extensions``."""
 
     values: Mapping[str, Any]
-    actions: Section
-    """``env.actions``, or its equivalent in the first form."""
+    actions: Section  # ``env.actions``, or its equivalent in the first form
     max_episode_steps: int
     first_success: bool
     ignore_terminations: bool

@@ -39,15 +39,12 @@ class ManagerSpec:
     scene: Scene
     active: tuple[int, ...]
     actions: tuple[ActionTerm, ...]
-    terms: tuple[Term, ...]
-    """Events, observations, rewards, and the ends of the ``id``."""
+    terms: tuple[Term, ...]  # Events, observations, rewards, and the ends of the ``id``
     extensions: Mapping[str, Any]
     max_episode_steps: int
-    ignore_terminations: bool
-    """Episodes end by truncation only."""
+    ignore_terminations: bool  # Episodes end by truncation only
     num_substeps: int
-    timestep: float
-    """s"""
+    timestep: float  # s
     notes: tuple[KeyNote, ...]
 
 

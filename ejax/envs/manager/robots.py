@@ -38,8 +38,7 @@ class Robot:
     """A robot's MJCF and the names in it."""
 
     body: ET.Element
-    joints: tuple[str, ...]
-    """In the order of qpos, qvel and actions."""
+    joints: tuple[str, ...]  # In the order of qpos, qvel and actions
     parts: dict[str, tuple[str, ...]]  # Control part -> joints
     tool_part: str | None = None  # The part that carries the tool centre point, site ``tcp``
     hull: tuple[str, ...] = ()  # Geoms that collide with objects

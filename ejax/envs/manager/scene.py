@@ -46,9 +46,8 @@ class RigidObject:
     """Intrinsic Euler angles, rad."""
     mass: float
     friction: float = DEFAULT_FRICTION
-    linear_damping: float = 0.0
-    angular_damping: float = 0.0
-    """1/s"""
+    linear_damping: float = 0.0  # 1/s
+    angular_damping: float = 0.0  # likewise
     collides: bool = True
 
 
@@ -58,15 +57,12 @@ class Scene:
 
     xml: str
     joints: tuple[str, ...]
-    parts: tuple[tuple[str, tuple[int, ...]], ...]
-    """Control part -> joint indices."""
+    parts: tuple[tuple[str, tuple[int, ...]], ...]  # Control part -> joint indices
     tool_part: str | None
     drives: Drives
-    home: tuple[float, ...]
-    """Joint positions of a new episode, m or rad."""
+    home: tuple[float, ...]  # Joint positions of a new episode, m or rad
     objects: tuple[RigidObject, ...]
-    followers: tuple[tuple[int, int], ...]
-    """(joint, the joint whose command it takes where one number moves a gripper)."""
+    followers: tuple[tuple[int, int], ...]  # (joint, the joint whose command it takes where one number moves a gripper)
     base: str
     cameras: tuple[SensorCamera, ...]
 

@@ -41,8 +41,7 @@ class Shaping:
 
     clip: tuple[float, float] | None = None
     scale: float | tuple[float, ...] | None = None
-    noise: float = 0.0
-    """Half the width of uniform noise, in the scaled numbers' unit."""
+    noise: float = 0.0  # Half the width of uniform noise, in the scaled numbers' unit
     history_length: int = 1
     """Control steps whose numbers are observed together, the last one's at the end; 1: the present ones alone."""
 
@@ -79,8 +78,7 @@ class Term:
     ``modify``."""
     interval_step: int = 1  # Control steps of an episode from one interval event to the next
     shaping: Shaping = Shaping()
-    path: tuple[str, ...] = ()
-    """Its place in a nested observation."""
+    path: tuple[str, ...] = ()  # Its place in a nested observation
     key: str = ""
     """Dotted path in a config, for messages."""
 

@@ -42,8 +42,10 @@ class PlanarReachRL(Task):
     max_episode_steps: int = 32
     link_length: tuple[float, float] = (1.0, 0.8)
     """m"""
-    action_scale: float = 0.2  # rad per step at full action
-    success_threshold: float = 0.05  # m
+    action_scale: float = 0.2
+    """rad per step at full action"""
+    success_threshold: float = 0.05
+    """m"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

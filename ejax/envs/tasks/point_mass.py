@@ -25,8 +25,7 @@ class PointMassState:
     position: Array
     velocity: Array
     goal_position: Array
-    obstacle_position: Array
-    """[2, 2]"""
+    obstacle_position: Array  # [2, 2]
     obstacle_radius: Array  # [2]
     last_action: Array
     episode_step: Array

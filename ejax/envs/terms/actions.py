@@ -31,14 +31,12 @@ Command: TypeAlias = Literal["qpos", "qvel", "qf"]
 class ActionTerm:
     """One term's part of an action."""
 
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    """Bounds of the action space; nothing is clipped to them."""
+    low: tuple[float, ...]  # Bounds of the action space; nothing is clipped to them
+    high: tuple[float, ...]  # likewise
     apply: Callable[[World, Array], SceneState]
     """Sets new targets, from the world before the step and the term's numbers [width]."""
     command: Command | None = None
-    joints: Joints = ()
-    """The targets that it sets: two terms of one config may not set the same. None: not known."""
+    joints: Joints = ()  # The targets that it sets: two terms of one config may not set the same. None: not known.
 
     @property
     def width(self) -> int:

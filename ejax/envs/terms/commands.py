@@ -24,9 +24,8 @@ _SLOWEST_FORWARD = 0.3  # m/s
 class Command:
     velocity: Array  # [3]: v_x, v_y (m/s), ω_z (rad/s), in the base's frame
     heading: Array  # rad
-    follows_heading: Array
-    stands: Array
-    """bool"""
+    follows_heading: Array  # bool
+    stands: Array  # likewise
     steps_left: Array  # Control steps until the next, int32
 
 
@@ -41,8 +40,7 @@ class CommandRanges:
     standing: float = 0.1
     heading: float = 0.3
     forward: float = 0.2
-    heading_stiffness: float = 0.5
-    """1/s"""
+    heading_stiffness: float = 0.5  # 1/s
 
     def __post_init__(self) -> None:
         for name in ("lin_vel_x", "lin_vel_y", "ang_vel_z", "resampling_time"):
