@@ -1,9 +1,8 @@
 """The manager environment: a task that is written in an EmbodiChain gym config."""
 
-import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import jax
@@ -28,7 +27,8 @@ from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.types import Array, Key
 
-Obs = dict[str, Any]
+Obs: TypeAlias = dict[str, Any]
+Flat: TypeAlias = dict[tuple[str, ...], Array]  # path of a part of an observation -> its numbers
 _NOISE = 0x5EED0000
 
 
@@ -172,16 +172,17 @@ class EmbodiedEnv(PhysicsTask):
         )
 
     def sense(self, world: World, key: Key) -> World:
-        obs, history = self._sensors(world), {}
+        obs, history = flatten_dict(self._sensors(world)), {}
         for number, term in enumerate(self.of("observations")):
             # apart from the events' keys, which are folded from the same one by their places
             key_noise = jax.random.fold_in(key, _NOISE + number) if term.shaping.noise else None
             obs = _put(obs, term, world, key_noise)
             if term.shaping.history_length > 1:
                 # a start's state has none yet: its first numbers stand for those before
-                past = term.shaping.remember(_at(obs, term.path), world.state.history.get(term.name))
-                obs, history[term.name] = unflatten_dict({**flatten_dict(obs), term.path: past}), past
-        return replace(world, obs=jax.tree.map(_as_numbers, obs), state=replace(world.state, history=history))
+                obs[term.path] = term.shaping.remember(obs[term.path], world.state.history.get(term.name))
+                history[term.name] = obs[term.path]
+        numbers = jax.tree.map(_as_numbers, unflatten_dict(obs))
+        return replace(world, obs=numbers, state=replace(world.state, history=history))
 
     def _sensors(self, world: World) -> Obs:
         seen = world.appearance()
@@ -205,19 +206,16 @@ def _as_numbers(leaf: Array) -> Array:
     return leaf if leaf.dtype == jnp.uint8 else leaf.reshape(-1).astype(jnp.float32)
 
 
-def _at(obs: Any, path: tuple[str, ...]) -> Any:
-    return functools.reduce(lambda part, name: part[name], path, obs)
-
-
-def _put(obs: Obs, functor: Term, world: World, key: Key | None = None) -> Obs:
-    values, path = flatten_dict(obs), functor.path
-    there, name = ", ".join(sorted("/".join(each) for each in values)), "/".join(path)
-    if functor.mode == "modify" and path not in values:
+def _put(obs: Flat, term: Term, world: World, key: Key | None = None) -> Flat:
+    path, modifies = term.path, term.mode == "modify"
+    there, name = ", ".join(sorted("/".join(each) for each in obs)), "/".join(path)
+    if modifies and path not in obs:
         raise ValueError(f"cannot modify observation '{name}'; there is {there}")
-    if functor.mode != "modify" and any(path[: len(each)] == each[: len(path)] for each in values):
+    # neither the same name, nor a part of one, nor one with parts
+    if not modifies and any(path[: len(each)] == each[: len(path)] for each in obs):
         raise ValueError(f"cannot add observation '{name}': it is there already ({there}); use mode modify")
-    value = functor(world, values[path] if functor.mode == "modify" else obs)
-    return unflatten_dict({**values, path: functor.shaping.shape(value, key)})
+    value = term(world, obs[path] if modifies else unflatten_dict(obs))
+    return {**obs, path: term.shaping.shape(value, key)}
 
 
 def _as_space(obs: Any) -> Any:
@@ -252,17 +250,17 @@ def _try_functors(env: EmbodiedEnv) -> None:
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
     for event in env.of("events"):
         try_call(report, event.key, lambda state, key, event=event: event(world(state), key), state, key)
-    obs: Obs = try_call(report, "sensor", lambda state: env._sensors(world(state)), state) or {}
+    obs: Flat = try_call(report, "sensor", lambda state: flatten_dict(env._sensors(world(state))), state) or {}
     for each in env.of("observations"):
         # after a refusal the next one is tried on what there was, so that all are reported at once
         put = try_call(report, each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
         obs = put or obs
     outcome = try_call(report, "id", lambda state: vars(env.outcome(world(state))), state)
-    info = {name: outcome[name] for name in ("success", "fail")} if outcome else {}
+    info, nested = {name: outcome[name] for name in ("success", "fail")} if outcome else {}, unflatten_dict(obs)
     for term in env.of("rewards"):
 
         def reward(obs: Obs, state: SceneState, info: Obs, term: Term = term) -> Any:
             return term(world(state, obs=obs, info=info))
 
-        try_call(report, term.key, reward, obs, state, info)
+        try_call(report, term.key, reward, nested, state, info)
     report.raise_if_refused(SOURCE)

@@ -1,6 +1,7 @@
 """The base of every task: a frozen dataclass whose fields are its config, and hooks, which are functions of a world:
 ``Snapshot``, or with MuJoCo ``ejax.envs.task.world.World``."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -35,6 +36,7 @@ class Task:
     """The field that actions are within ± of. Empty: they are within ±1."""
     positive: ClassVar[tuple[str, ...]] = ()
     """Fields that must be above 0."""
+    not_negative: ClassVar[tuple[str, ...]] = ()
     terms: Any = ()
     """``Term``s beside the methods below: rewards, terminations and interval events of ``ejax.envs.terms``."""
     first_event: ClassVar[int] = 0x5EE70000
@@ -46,9 +48,10 @@ class Task:
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        for name in self.positive:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{kind}: {name} must be > 0, got {getattr(self, name)}")
+        for names, bound, fits in ((self.positive, "> 0", operator.gt), (self.not_negative, ">= 0", operator.ge)):
+            for name in names:
+                if not fits(getattr(self, name), 0):
+                    raise ValueError(f"{kind}: {name} must be {bound}, got {getattr(self, name)}")
         # a config gives strings: nothing else checks what a Literal allows
         for name, hint in get_type_hints(type(self)).items():
             if get_origin(hint) is Literal and getattr(self, name) not in (allowed := get_args(hint)):

@@ -59,6 +59,7 @@ class CartPoleRL(PhysicsTask):
         Feature("pole angle change / action_scale", "rad"),
     )
     positive = ("max_episode_steps", "action_scale")
+    not_negative = ("reset_range",)
 
     max_episode_steps: int = 500
     action_scale: float = 0.1
@@ -67,11 +68,6 @@ class CartPoleRL(PhysicsTask):
     physics: Engine = "auto"
     sim_steps_per_control: int = 4
     interval_events: Mapping[str, Any] = FrozenDict()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.reset_range >= 0.0:
-            raise ValueError(f"CartPoleRL: reset_range must be >= 0, got {self.reset_range}")
 
     @property
     def action_space(self) -> gymnasium.spaces.Box:

@@ -176,8 +176,7 @@ def check_reachable(task: str, name: str, centre: tuple[float, float], bound: tu
     low, high = np.subtract(centre, bound), np.add(centre, bound)
     if (np.array(bound) < 0.0).any():
         raise ValueError(f"{task}: {name}_position_range must be >= 0, got {bound}")
-    if (low < WORKSPACE[0][:2]).any() or (high > WORKSPACE[1][:2]).any():
-        raise ValueError(
-            f"{task}: {name}_position {centre} ± {bound} m leaves the tool's workspace, which goes from "
-            f"{WORKSPACE[0][:2]} to {WORKSPACE[1][:2]} m"
-        )
+    first, last = (corner[:2] for corner in WORKSPACE)
+    if (low < first).any() or (high > last).any():
+        text = f"{centre} ± {bound} m leaves the tool's workspace, which goes from {first} to {last} m"
+        raise ValueError(f"{task}: {name}_position {text}")

@@ -38,6 +38,7 @@ class PlanarReachRL(Task):
     )
     acted = tuple(Feature(f"joint {i} angle change / action_scale", "rad") for i in (1, 2))
     positive = ("max_episode_steps", "action_scale")
+    not_negative = ("success_threshold",)
 
     max_episode_steps: int = 32
     link_length: tuple[float, float] = (1.0, 0.8)
@@ -51,8 +52,6 @@ class PlanarReachRL(Task):
         super().__post_init__()
         if not min(self.link_length) > 0.0:
             raise ValueError(f"PlanarReachRL: link_length must be two lengths > 0, got {self.link_length}")
-        if not self.success_threshold >= 0.0:
-            raise ValueError(f"PlanarReachRL: success_threshold must be >= 0, got {self.success_threshold}")
 
     def start(self, key: Key) -> PlanarReachState:
         key_start, key_target = jax.random.split(key)

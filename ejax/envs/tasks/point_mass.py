@@ -50,6 +50,7 @@ class PointMassRL(Task):
     )
     acted = tuple(Feature(f"force {axis} / force_scale", "N") for axis in "xy")
     positive = ("max_episode_steps", "mass", "dt")
+    not_negative = ("success_bonus",)
 
     max_episode_steps: int = 100
     workspace_half: float = 1.0
@@ -68,8 +69,6 @@ class PointMassRL(Task):
         if not 0.0 < low <= high:
             text = f"must be (low, high) with 0 < low <= high, got {self.obstacle_radius_range}"
             raise ValueError(f"PointMassRL: obstacle_radius_range {text}")
-        if not self.success_bonus >= 0.0:
-            raise ValueError(f"PointMassRL: success_bonus must be >= 0, got {self.success_bonus}")
 
     @property
     def description(self) -> EnvDescription:

@@ -53,11 +53,9 @@ def _read_term(name: str, section: Section, kind: Kind, modes: tuple[str, ...], 
 
 
 def _read_contract(section: Section, func_name: Any) -> Any:
-    if "contract" not in section:
-        section.take("contract")
+    if section.take("contract") is None:
         return func_name
     if func_name is not None:
-        section.take("contract")
         section.problem("contract", "means a functor, and func is given too; keep one")
         return func_name
     contract = section.choice("contract", CONTRACTS)

@@ -58,7 +58,7 @@ def incremental_distance_to_target(
     Differs from EmbodiChain, which remembers d_prev across episodes.
     """
     before, now = (
-        _target_distance(each, source_entity_cfg, target_pose_key, use_xy_only) for each in (_before(world), world)
+        _target_distance(each, source_entity_cfg, target_pose_key, use_xy_only) for each in (world.before, world)
     )
     progress = jnp.tanh(tanh_scale * (before - now))
     reward = jnp.where(progress >= 0.0, positive_weight, negative_weight) * progress
@@ -87,7 +87,7 @@ def action_smoothness_penalty(world: World) -> Array:
     """Compute −‖a − a⁻‖, a⁻ the action before; 0 in an episode's first step.
     EmbodiChain compares the joint target with the former action, and has 0 in evaluation and at a rollout's start.
     """
-    change = jnp.linalg.norm(world.action - _before(world).action)
+    change = jnp.linalg.norm(world.action - world.before.action)
     return jnp.where(world.state.episode_step > 1, -change, 0.0)
 
 
@@ -123,12 +123,6 @@ REWARDS = (
     *(reaching_behind_object, distance_to_target, incremental_distance_to_target, distance_between_objects),
     *(orientation_alignment, action_smoothness_penalty, success_reward, joint_velocity_penalty, joint_limit_penalty),
 )
-
-
-def _before(world: World) -> World:
-    if world.before is None:
-        raise ValueError("this reward needs the world before the step")
-    return world.before
 
 
 def _position(world: World, entity: Entity) -> Array:
