@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from ejax.envs.tasks.grasp_scene import HALF_EDGE
+from ejax.envs.tasks.grasp_task import HALF_EDGE
 from ejax.envs.tasks.pick_place import PickPlaceRL
 from ejax.experts.task import Expert, Rows, ScriptedTask, limit_length, phrase, read_plan
 from ejax.types import CameraView

@@ -10,8 +10,7 @@ import pytest
 
 from ejax.envs.description import describe
 from ejax.envs.mujoco.choice import how_to_install
-from ejax.envs.tasks.grasp_scene import HALF_EDGE
-from ejax.envs.tasks.grasp_task import ROBOT
+from ejax.envs.tasks.grasp_task import HALF_EDGE, ROBOT
 from ejax.envs.tasks.instructed_place import (
     CUBE_DISTANCE,
     CUBES,

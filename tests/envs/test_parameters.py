@@ -16,7 +16,7 @@ from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
 from ejax.envs.mujoco.models import load_accelerated_model, load_parametric_model
 from ejax.envs.mujoco.parameters import FIELDS, ModelRows, constants, parameter
-from ejax.envs.tasks.grasp_scene import make_model
+from ejax.envs.tasks.grasp_task import make_model
 from ejax.types import Array
 
 SCENE = """<mujoco><option timestep="0.01" integrator="Euler" iterations="20" ls_iterations="20">

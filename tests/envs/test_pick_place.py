@@ -11,8 +11,7 @@ import pytest
 
 from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import PhysicsState
-from ejax.envs.tasks.grasp_scene import HALF_EDGE
-from ejax.envs.tasks.grasp_task import WORKSPACE
+from ejax.envs.tasks.grasp_task import HALF_EDGE, WORKSPACE
 from ejax.envs.tasks.pick_place import OBSERVATION, PickPlaceRL, PickPlaceState
 from ejax.schema.registry import resolve
 from ejax.types import Array, Timestep

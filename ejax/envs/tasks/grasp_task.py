@@ -1,9 +1,13 @@
-"""The common part of ``grasp_scene``'s tasks: actions that move the tool, where things may lie, when a cube is placed.
-qpos begins with 6 joints and 2 fingers."""
+"""The common part of PickPlaceRL and InstructedPlaceRL: a UR10 with a two-finger gripper and small cubes that it can
+hold, actions that move the tool, where things may lie, when a cube is placed. qpos begins with 6 joints and 2 fingers.
+"""
 
+import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +15,31 @@ import numpy as np
 from flax.core import FrozenDict
 
 from ejax.envs.description import Feature
-from ejax.envs.manager.robots import FINGER_TRAVEL, Vector
+from ejax.envs.manager.robots import FINGER_TRAVEL, Drives, PlacedRobot, Vector, make_ur
+from ejax.envs.manager.scene import RigidObject, make_scene
 from ejax.envs.mujoco.choice import Engine
 from ejax.envs.mujoco.kinematics import solve_site_pose
 from ejax.envs.mujoco.rotations import make_pose
+from ejax.envs.task.mjcf import find_child
 from ejax.envs.task.physics_task import PhysicsTask
+from ejax.envs.task.states import marker_name
 from ejax.envs.task.world import World
-from ejax.envs.tasks.grasp_scene import DRIVES, HALF_EDGE
 from ejax.types import Array, Key
 
+HALF_EDGE = 0.025  # Half edge of the cube, m. It is grasped with the tool centre point at its centre.
+HOME = (-0.0215027, -1.5389777, 2.0042863, -2.036105, -1.5707964, -0.0215027, 0.0, 0.0)
+"""The tool at (−0.65, −0.15, 0.25) m."""
+_TOOL = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.14), (0.0, 0.0, 0.0, 1.0))
+"""The tool in the frame of the flange: amid the fingers' contact points."""
+DRIVES = Drives(
+    stiffness=(1e4, 1e4, 1e4, 5e3, 5e3, 5e3, 600.0, 600.0),
+    damping=(300.0, 300.0, 200.0, 100.0, 100.0, 100.0, 40.0, 40.0),
+    max_effort=(500.0, 500.0, 500.0, 500.0, 500.0, 500.0, 30.0, 30.0),
+)
+_ARMATURE = (2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.5, 0.5)
+"""kg·m² and kg: rotors behind gears. Without the fingers' they would sink into the cube."""
+GOAL_MARKER = marker_name("goal")
+"""The body that is drawn where the goal is."""
 WORKSPACE: tuple[Vector, Vector] = ((-0.95, -0.55, 0.02), (-0.4, 0.25, 0.45))
 """The box that targets of the tool are clipped to, m."""
 ACTION = (
@@ -41,6 +61,43 @@ _IK_ITERATIONS = 3
 _RELEASED = 0.008  # m: fingers that have closed by less are clear of the cube, by at least 7 mm each
 _AT_REST = 0.05  # m/s
 _STANDS = 0.01  # Largest distance of a cube's centre from its place on the floor, m
+
+
+@functools.cache
+def make_model(
+    cubes: tuple[str, ...] = ("cube",), zones: tuple[str, ...] = ("goal",), zone_rgba: str | None = None
+) -> str:
+    """Compose the MJCF: cubes that can be grasped, and a disc for each zone (``marker_name``). Without the friction
+    cone's ``impratio`` a cube creeps down between the fingers by 5 mm/s; with Euler's implicit damping a shaken one
+    slides by 1 cm."""
+    size = (HALF_EDGE, HALF_EDGE, HALF_EDGE)
+    objects = tuple(RigidObject(uid=name, shape="box", size=size, mass=0.1, friction=1.0) for name in cubes)
+    robot = PlacedRobot(robot=make_ur("ur10", _TOOL, gripper=True), drives=DRIVES, home=HOME)
+    scene = make_scene(robot, objects, (0.0, 0.0, -9.81), 0.01, markers=zones)
+    root = ET.fromstring(scene.xml)
+    for name, armature in zip(scene.joints, _ARMATURE, strict=True):
+        find_child(root, f".//joint[@name='{name}']").set("armature", str(armature))
+    contacts = {"cone": "elliptic", "impratio": "10"}
+    find_child(root, "option").attrib |= {**contacts, "iterations": "10", "ls_iterations": "20"}
+    find_child(root, "option/flag").set("eulerdamp", "disable")
+    for one, other in itertools.combinations(cubes, 2):
+        _let_corners_touch(find_child(root, "contact"), one, other)
+    for zone in zones:
+        disc = find_child(root, f".//body[@name='{marker_name(zone)}']/geom")
+        disc.attrib |= {"size": "0.055 0.001", "pos": f"0 0 {0.001 - HALF_EDGE}"}
+        if zone_rgba is not None:
+            disc.set("rgba", zone_rgba)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _let_corners_touch(pairs: ET.Element, one: str, other: str) -> None:
+    """Collide two boxes as corner balls against the other box: engines agree on them, and MJX compiles sooner."""
+    pair = find_child(pairs, f"pair[@geom1='{one}'][@geom2='{other}']")
+    pairs.remove(pair)
+    for box, cube in ((one, other), (other, one)):
+        for corner in range(8):
+            names = {"geom1": f"{cube}_corner_{corner}", "geom2": box}
+            ET.SubElement(pairs, "pair", {**pair.attrib, **names})
 
 
 @dataclass(frozen=True)

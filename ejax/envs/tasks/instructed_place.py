@@ -12,8 +12,9 @@ from ejax.envs.description import EnvDescription, Feature
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.task.states import marker_name
 from ejax.envs.task.world import World
-from ejax.envs.tasks.grasp_scene import HALF_EDGE, HOME, make_model
 from ejax.envs.tasks.grasp_task import (
+    HALF_EDGE,
+    HOME,
     ROBOT,
     GraspTask,
     describe_numbers,
@@ -21,6 +22,7 @@ from ejax.envs.tasks.grasp_task import (
     draw_turn,
     horizontal_distance,
     is_set_down,
+    make_model,
 )
 from ejax.envs.tasks.place_instructions import BYTES, COLOURS, LENGTH, MEANING, ZONES, Split, pairs, wordings
 from ejax.envs.text import as_text

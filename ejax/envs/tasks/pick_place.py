@@ -8,8 +8,9 @@ from flax import struct
 
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.task.world import World
-from ejax.envs.tasks.grasp_scene import GOAL_MARKER, HOME, make_model
 from ejax.envs.tasks.grasp_task import (
+    GOAL_MARKER,
+    HOME,
     ROBOT,
     GraspTask,
     check_reachable,
@@ -17,6 +18,7 @@ from ejax.envs.tasks.grasp_task import (
     draw_place,
     draw_turn,
     is_set_down,
+    make_model,
 )
 from ejax.types import Array, Key
 
