@@ -180,6 +180,7 @@ def _leaked(env: Env) -> Iterator[Problem]:
         return env.step(state, _zero_action(env.action_space), key)
 
     try:
+        # slow, but exact: a leak shows nowhere else until it crashes a later trace
         with jax.checking_leaks():
             jax.eval_shape(play, jax.random.key(0))
     except Exception as error:  # JAX has no type of its own for it
@@ -204,6 +205,7 @@ def _played(env: Env, num_steps: int, seed: int) -> Iterator[Problem]:
             text = "differs between two episodes of the same key; draw from the key alone, with jax.random"
             yield Problem(jax.tree_util.keystr(path).lstrip("."), text)
             return
+    # steps are played on past an end, where nothing has to hold
     running = np.concatenate([np.ones((1, _NUM_ROWS), bool), ~first["ended"].cumsum(axis=0).astype(bool)])
     for name in ("obs", "reward"):
         for path, x in jax.tree_util.tree_leaves_with_path(first[name]):
@@ -255,6 +257,7 @@ def _zero_action(space: Any) -> Array:
 
 def _random_action(space: Any, key: Key) -> Array:
     if isinstance(space, gymnasium.spaces.Box):
+        # numbers without bounds are drawn from a normal distribution
         bounded = np.isfinite(space.low) & np.isfinite(space.high)
         low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 0.0)
         spread = jnp.asarray(high - low, jnp.float32)

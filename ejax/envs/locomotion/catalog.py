@@ -49,6 +49,7 @@ def read_task(path: Path) -> VelocityTask:
     for name, kind in (("command", CommandRanges), ("push", Push)):
         if isinstance(task.get(name), dict):
             task[name] = _filled(kind, task[name], f"{path}: task.{name}")
+    # after merging: a robot that is like another leaves its terms out by weight 0
     rewards = {name: spec for name, spec in task.get("rewards", {}).items() if spec.get("weight")}
     made = {**task, "robot": _robot(path, table), "rewards": rewards}
     return _filled(VelocityTask, made, f"{path}: task")

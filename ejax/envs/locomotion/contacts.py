@@ -57,11 +57,13 @@ def follow_contacts(
     touching = jnp.stack([(readings[:, jnp.array(places)] > 0.0).any(axis=1) for places in legged.foot_sensors], axis=1)
     before, air_time, landed = timers.touching, timers.air_time, jnp.zeros_like(timers.touching)
     flight = jnp.zeros_like(air_time)
+    # step by step: a foot may land and leave again within one control step
     for now in touching:
         flight = jnp.where(now & ~before, air_time + timestep, flight)
         landed |= now & ~before
         air_time = jnp.where(now, 0.0, air_time + timestep)
         before = now
+    # by the whole vector: components of different steps would be no force that acted
     strongest = jnp.linalg.norm(force, axis=-1).argmax(axis=0)
     contacts = Contacts(
         found=touching.any(axis=0),
@@ -79,6 +81,7 @@ def _force(readings: Array, places: tuple[int, ...]) -> Array:
     """[num_substeps, 3]: f₀·n + f₁·t + f₂·(n × t), added up over the places; 0 in those without a contact."""
     total = jnp.zeros((len(readings), 3), readings.dtype)
     for place in places:
+        # a sensor reports in the contact's frame; frames differ from place to place
         force, normal, tangent = (readings[:, place + i : place + i + 3] for i in (1, 4, 7))
         total += force[:, :1] * normal + force[:, 1:2] * tangent + force[:, 2:] * jnp.cross(normal, tangent)
     return total

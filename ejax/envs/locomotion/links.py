@@ -39,6 +39,7 @@ def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
     _check_names(spec, robot, path)
     base = _root_of(spec.joint(robot.joints[0]))
     base.name = robot.base
+    # URDFs have inertias that no body can have, or none; an MJCF may leave them to its meshes
     if path.suffix.lower() == ".urdf":
         _mend_inertia(spec)
     else:
@@ -47,6 +48,7 @@ def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
     for shape in robot.shapes:
         _add_shape(spec, shape)
     _name_collision_geoms(spec)
+    # URDFs and MJCFs of arms alone are fixed to the world
     if not any(joint.type == mujoco.mjtJoint.mjJNT_FREE for joint in base.joints):
         base.add_freejoint(name=f"{robot.base}_free")
     try:
@@ -54,6 +56,7 @@ def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
         root = ET.fromstring(spec.to_xml())
     except ValueError as error:
         raise ValueError(f"model: MuJoCo does not compile {path} without its meshes: {error}") from error
+    # after compiling, which fuses a URDF's links on fixed joints with their parents
     there = [body.get("name", "") for body in root.iter("body")]
     _refuse(f"{path} has as a part of another link", _bodies(robot) - set(there), robot, there)
     return _set_apart(root, robot.base)
@@ -156,6 +159,7 @@ def _set_apart(root: ET.Element, base: str) -> ET.Element:
         if root.find("default") is not None and not body.get("childclass"):
             body.set("childclass", "links")
     for element in root.iter():
+        # the drives have limits of their own, and colours are the scene's
         for name in ("material", "actuatorfrcrange", "actuatorfrclimited"):
             element.attrib.pop(name, None)
     return root

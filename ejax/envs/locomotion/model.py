@@ -58,6 +58,7 @@ def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedM
     find_child(root, "compiler").attrib |= {"autolimits": "true"}
     root.extend(source.findall("default"))
     base = find_child(source, f"worldbody/body[@name='{robot.base}']")
+    # the drawn model stands; an episode's qpos says where it starts
     base.set("pos", f"0 0 {robot.height}")
     geoms = _prepare_links(base, robot)
     away = max(1.0, robot.height / 0.4)  # so that a tall robot's feet are in the picture too
@@ -70,6 +71,7 @@ def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedM
     sensors = _add_sensors(root, robot, geoms)
     xml = ET.tostring(root, encoding="unicode")
     model = load_model(xml)
+    # of the compiled model: the file's order of joints need not be the policy's
     joints = [model.joint(name) for name in robot.joints]
     return LeggedModel(
         xml=xml,
@@ -113,6 +115,7 @@ def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
             continue
         names.append(name)
         is_foot = any(re.fullmatch(foot.geoms, name) for foot in robot.feet)
+        # with the floor only: its contype meets their conaffinity, and theirs meet nothing
         geom.attrib |= {"contype": "0", "conaffinity": "1", "condim": "3" if is_foot else "1", "solref": "0.01 1"}
         if is_foot:
             geom.attrib |= {"friction": f"{robot.friction} 0.005 0.0001", "priority": "1"}

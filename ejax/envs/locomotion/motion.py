@@ -83,9 +83,11 @@ def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState)
 
     def links(joints: Array) -> Array:
         """[L, 4, 4]: the robot's bodies in the base's frame."""
+        # the base's own motion is added in closed form, below
         at_origin = jnp.concatenate([jnp.zeros(3, qpos.dtype), jnp.eye(4, dtype=qpos.dtype)[0], joints])
         return jnp.stack([jnp.asarray(pose, qpos.dtype) for pose in body_poses(legged.model, at_origin)[1:]])
 
+    # one derivative along q̇ gives every link's velocity, at about the price of the poses
     poses, rates = jax.jvp(links, (qpos[7:],), (qvel[6:],))
     feet = jnp.array(legged.feet) - 1
     offsets = jnp.asarray([(*foot.offset, 1.0) for foot in robot.feet], qpos.dtype)

@@ -49,6 +49,7 @@ def height_below(terrain: Terrain, position: Array) -> Array:
     """[...], m: the ground's height at ``position`` [..., ≥ 2], x and y in m. Beyond the edge that of the edge."""
     if terrain.kind == "flat":
         return jnp.zeros(position.shape[:-1], position.dtype)
+    # a constant of the program: all rows walk on the same field
     heights = jnp.asarray(terrain.heights(), position.dtype)
     place = (position[..., :2] + terrain.half_size) * (terrain.num_cells / (2.0 * terrain.half_size))
     place = jnp.clip(place, 0.0, terrain.num_cells)

@@ -179,8 +179,10 @@ class VelocityRL(PhysicsTask):
         physics, readings = self.simulation.step_sensing(state.physics, target)
         state = replace(state, physics=physics, action=action, episode_step=state.episode_step + 1)
         state = self.happen(key, self.world(self._push(state, key_push))).state
+        # readings are of before the push, which acts on velocities after the physics
         feet, contacts = follow_contacts(state.feet, self.legged, readings, task.timestep)
         motion = observe_motion(robot, self.legged, state.physics)
+        # the peak is kept until its landing has been paid for, then starts again
         height = motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos)
         peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
         state = replace(state, feet=feet, swing_peak=peak)
@@ -194,6 +196,7 @@ class VelocityRL(PhysicsTask):
             swing_peak=jnp.where(contacts.landed, 0.0, peak),
         )
         obs = self._see(replace(self.world(state), legs=legged), key_noise)
+        # beyond the field there is no ground to walk on
         out_of_field = (self.ground.kind == "rough") & (jnp.abs(motion.position[:2]).max() > self.ground.half_size)
         return state, Timestep(
             obs=obs,
@@ -210,6 +213,7 @@ class VelocityRL(PhysicsTask):
     def _start(self, key: Key) -> PhysicsState:
         task, robot, ground = self.task, self.task.robot, self.ground
         key_xy, key_z, key_yaw = jax.random.split(key, 3)
+        # spread over half the field, so that rows meet different ground and stay clear of its edge
         rough = ground.kind == "rough"
         spread = ground.half_size / 2.0 if rough else task.spread
         xy = jax.random.uniform(key_xy, (2,), minval=-spread, maxval=spread)
@@ -237,6 +241,7 @@ class VelocityRL(PhysicsTask):
         pushed = replace(
             state, physics=_with_velocity_change(state.physics, change), push_in=self._draw_push_time(key_time)
         )
+        # drawn every step and selected: rows are due at different times
         return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
 
     def _legged_state(
@@ -277,8 +282,10 @@ class VelocityRL(PhysicsTask):
 def _changed_task(env: VelocityRL) -> VelocityTask:
     own = velocity_task(env.robot)
     task = change_task(own, command=env.command, rewards=env.rewards, noise=env.noise, push=env.push)
+    # an empty mapping changes nothing: a task without pushes stays without
     if env.push is not None and not env.push:
         task = replace(task, push=own.push)
+    # a file of one's own has its collision shapes itself
     if env.model is not None:
         path = Path(env.model).expanduser().absolute()
         task = replace(task, robot=replace(task.robot, source=f"{FILE}{path}", shapes=()))

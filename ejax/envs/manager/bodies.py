@@ -30,6 +30,7 @@ def _read_list(root: Section, name: str) -> Iterator[RigidObject]:
         x, y, z = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
         roll, pitch, yaw = map(math.radians, section.numbers("init_rot", (0.0, 0.0, 0.0), 3))
         scale = section.data.get("body_scale")
+        # a scale of 1 asks for nothing
         if isinstance(scale, list | tuple) and all(each == 1.0 for each in scale):
             section.take("body_scale")
         section.refuse("body_scale", "ejax scales no bodies: give the size in shape")

@@ -136,6 +136,7 @@ def _read_camera(section: Section, links: tuple[str, ...], robot_uid: str) -> Se
         x, y, z = (each / 2.0 for each in section.numbers("left_to_right_pos", _BASELINE, 3))
         section.ignore_all(IGNORED["sensor.stereo"])
         right = Lens("color_right", _read_intrinsics(section, "intrinsics_right"), (x, y, z))
+        # the camera's own place is amid the two
         lenses = (lenses[0]._replace(shift=(-x, -y, -z)), right)
     with section.open("extrinsics") as extrinsics:
         parent = _read_parent(extrinsics, links, robot_uid)
@@ -165,6 +166,7 @@ def _read_parent(section: Section, links: tuple[str, ...], robot_uid: str) -> st
     name = section.take("parent")
     if name is None:
         return None
+    # EmbodiChain writes a link with its robot, or alone
     link = str(name).removeprefix(f"{robot_uid}/")
     body = link if link in links else _LINKS.get(link, "")
     if body in links:

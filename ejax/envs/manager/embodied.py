@@ -136,10 +136,12 @@ class EmbodiedEnv(PhysicsTask):
 
     def act(self, world: World, action: Array) -> World:
         """Set the drives' targets by the action terms, each from its own numbers, and advance the physics."""
+        # terms share one action vector, in the config's order
         start = 0
         for term in self.spec.actions:
             world = as_world(world, term.apply(world, action[start : start + term.width]))
             start += term.width
+        # once for all terms: a term sets targets, and time passes after the last
         world = world.advance(self.spec.num_substeps)
         return replace(world, state=replace(world.state, action=action))
 
@@ -149,6 +151,7 @@ class EmbodiedEnv(PhysicsTask):
     def _start(self) -> SceneState:
         spec = self.spec
         start = spec.scene.initial_state()
+        # as the events of any mode write them, so that the state has the same leaves from the first step on
         parameters = base(spec.scene.model, [change for _, change in _changes(spec.scene, spec.terms)])
         return replace(
             start,

@@ -39,9 +39,11 @@ def read_extensions(root: Section, env: Section, task: Collection[str] | None) -
     None: there is no task, as is reported elsewhere."""
     actions = env.open("actions")
     with env.open("extensions") as section:
+        # ``env.actions`` came with 0.1.2, which reads none of these
         first_form = not actions.data and any(name in section for name in _FIRST_FORM)
         ignore_terminations = section.flag("ignore_terminations", False)
         limit, first_success = _read_limit(root, section, first_form)
+        # what those releases did, in terms of the later ones
         if first_form:
             actions = _first_actions(section, actions.path)
         elif not actions.data and task is not None:

@@ -52,6 +52,7 @@ class ManagerSpec:
 def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> ManagerSpec:
     """Read a gym config, with more events after those of ``env.events``. Raises ConfigError: all unsupported keys."""
     report = KeyReport()
+    # before anything is read: what is no number at all would fail somewhere else, without its key
     for key, text in number_problems(gym_config, element="[{}]"):
         report.refuse(key, text)
     report.raise_if_refused(SOURCE)
@@ -85,6 +86,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
     report.raise_if_refused(SOURCE)
     terms = (*events, *observations, *rewards, _read_ends(task, extensions))
     markers = tuple(dict.fromkeys(key for term in terms for key in stored_keys(term)))
+    # read all the same, so that a wrong one is refused though it is off
     seen = cameras if sensing else ()
     scene = make_scene(placed, objects, gravity, timestep, markers=markers, cameras=seen)
     active = _active(scene, control_parts, report)
@@ -160,6 +162,7 @@ def _read_physics(root: Section, env: Section) -> tuple[Vector, float, int]:
         physics.ignore_all(IGNORED["physics_config"])
         physics.ignore_all(IGNORED["physics_config of Newton"])
     substeps = env.integer("sim_steps_per_control", 4, at_least=1)
+    # another spelling of the number of physics steps; both may stand there if they agree
     if "target_control_frequency" in env:
         frequency = env.number("target_control_frequency", 1.0, above=0.0)
         given, exact = substeps, 1.0 / (frequency * period)

@@ -42,6 +42,7 @@ def read_robot(section: Section) -> PlacedRobot | None:
     arm, hand = _read_components(section)
     if kind.lower() in UR_FAMILY:
         arm = kind.lower()
+    # the class of the whole family; its files say which
     elif kind == "URRobot":
         arm = arm or "ur10"
     elif kind:
@@ -52,6 +53,7 @@ def read_robot(section: Section) -> PlacedRobot | None:
         return None
     tcp = _read_tcp(section)
     robot = make_cart_pole() if arm == "cart_pole" else make_ur(arm, tcp, gripper=hand)
+    # before the drives, which may name parts
     robot = replace(robot, parts=_read_parts(section, robot))
     names = [name for name in ("drive_pros", "joint_drive_props") if name in section]
     if len(names) == 2:
@@ -152,6 +154,7 @@ def _read_drives(section: Section, robot: Robot) -> Drives:
     velocity = _per_joint(section, robot, "max_velocity", dict.fromkeys(robot.joints, math.inf))
     section.expect("drive_type", "force", "ejax drives by force")
     section.ignore_all(IGNORED["robot.drive_pros"])
+    # damping comes in addition to the limited spring: unscaled it would hold a joint below its velocity limit
     scale = [
         1.0 if robot.max_velocity is None or c == 0.0 else min(1.0, f / (min(v, robot.max_velocity) * c))
         for f, v, c in zip(effort, velocity, damping, strict=True)

@@ -76,6 +76,7 @@ def make_ur(model: str, tcp: Matrix, *, gripper: bool) -> Robot:
     arm = tuple(f"{prefix}{i}" for i in range(1, 7))
     axes = [row[column] for column in (0, 1) for row in tcp[:3]]
     numbers = {"tcp": to_text(row[3] for row in tcp[:3]), "tcp_axes": to_text(axes), "joint": prefix}
+    # one template for six arms: they differ in numbers only
     body = _read_body("ur.xml", **numbers, **_arm_numbers(dh))
     hand: tuple[str, ...] = ()
     tips: list[str] = []
@@ -127,6 +128,7 @@ def _read_body(file: str, **numbers: Any) -> ET.Element:
 def _arm_numbers(dh: dict[str, Any]) -> dict[str, Any]:
     r, a = dh["radius"], dh["a"]
     sizes = {"thick": 0.95 * r, "middling": 0.72 * r, "thin": 0.6 * r}
+    # the links' as the template has them, base first, m
     lengths = (0.178, *a, 0.12, 0.12, 0.03)
     inertia = [
         to_text(_cylinder_inertia(mass, abs(length), r, along_x=link in (1, 2)))

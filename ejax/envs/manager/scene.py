@@ -152,11 +152,13 @@ def make_scene(
         feet = _add_body(world, each)
         for geom in feet if each.collides else ():
             _add_pair(pairs, "floor", geom, each.friction, DEFAULT_FRICTION)
+        # few geoms stand for the arm: each pair costs the solver rows
         for geom in robot.hull if each.collides else ():
             _add_pair(pairs, geom, each.uid, each.friction, DEFAULT_FRICTION)
     for one, other in itertools.combinations(objects, 2):
         if (one.dynamic or other.dynamic) and one.collides and other.collides:
             _add_pair(pairs, one.uid, other.uid, one.friction, other.friction)
+    # only what reaches the floor first: each pair costs the solver rows
     for geom in robot.feelers:
         _add_pair(pairs, "floor", geom, DEFAULT_FRICTION, DEFAULT_FRICTION)
     for key in markers:
@@ -202,6 +204,7 @@ def _add_body(world: ET.Element, each: RigidObject) -> list[str]:
     ET.SubElement(body, "geom", look | _FREE_OF_CONTACTS, name=each.uid, mass=str(each.mass))
     if not each.dynamic or each.shape != "box":
         return [each.uid] if each.dynamic else []
+    # inset by their radius, so that the box stands as high as without them
     radius = _CORNER * min(each.size)
     feet = [f"{each.uid}_corner_{i}" for i in range(8)]
     for name, signs in zip(feet, itertools.product((-1.0, 1.0), repeat=3), strict=True):

@@ -58,6 +58,7 @@ def per_joint(joints: tuple[str, ...], values: Mapping[str, float]) -> tuple[flo
     for pattern in values:
         if not any(re.fullmatch(pattern, joint) for joint in joints):
             raise ValueError(f"no joint is like '{pattern}'; there is {', '.join(joints)}")
+    # the last counts, so that a general pattern may stand first and exceptions after it
     found = [[value for pattern, value in values.items() if re.fullmatch(pattern, joint)] for joint in joints]
     return tuple(float(each[-1]) if each else 0.0 for each in found)
 
@@ -105,6 +106,7 @@ def pose_slots(model: mujoco.MjModel, body: int) -> tuple[int, int] | None:
     if joint < 0 or model.body_dofnum[body] != 6:
         return None
     kinds = model.jnt_type[joint : joint + int(model.body_jntnum[body])].tolist()
+    # slides of a body that stands elsewhere start from there: their numbers are then no place in the world
     if kinds != [FREE] and (kinds != [_SLIDE, _SLIDE, _SLIDE, BALL] or model.body_pos[body].any()):
         return None
     return int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
@@ -153,6 +155,7 @@ def _driven(model: mujoco.MjModel) -> Iterator[int]:
             yield int(model.site_bodyid[target])
         elif kind == mujoco.mjtTrn.mjTRN_BODY:
             yield target
+        # a tendon pulls at every joint and site that it runs over
         elif kind == mujoco.mjtTrn.mjTRN_TENDON:
             first = int(model.tendon_adr[target])
             for j in range(first, first + int(model.tendon_num[target])):

@@ -29,6 +29,7 @@ def find_model(given: str, module: str) -> str:
     if given.lstrip().startswith("<"):
         return given
     file = getattr(sys.modules.get(module), "__file__", None)
+    # a notebook's module has no file
     places = [*([Path(file).parent] if file else []), Path.cwd()]
     found = next((path for place in places if (path := place / given).is_file()), None)
     if found is None:
@@ -53,6 +54,7 @@ def start_noise_of(
     model: mujoco.MjModel, size: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
     """[nq] each: how far a number may be moved, and its bounds."""
+    # quaternions and free bodies stay: noise on them would leave the unit sphere, or let things overlap
     noise, low, high = (np.full(model.nq, x, np.float32) for x in (0.0, -np.inf, np.inf))
     for i in range(model.njnt):
         if int(model.jnt_type[i]) in LENGTHS:
@@ -88,6 +90,7 @@ def name_numbers(name: str, shape: tuple[int, ...]) -> tuple[Feature, ...]:
     if not shape:
         return (Feature(text, unit),)
     (size,) = shape
+    # four numbers are a quaternion by name only; three are always taken for axes
     letters = "wxyz" if size == 4 and "quaternion" in name else "xyz" if size == 3 else ""
     return tuple(Feature(f"{text} {letters[i] if letters else i}", unit) for i in range(size))
 
@@ -103,6 +106,7 @@ def describe_actuator(model: mujoco.MjModel, i: int) -> Feature:
     length = LENGTHS.get(kind)
     fixed = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
     what, unit, scale = "control", "1", 1.0
+    # the three forms that MJCF's motor, position and velocity compile to; what is none of them has no unit to name
     if length and fixed and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE:
         what, unit = ("torque", "N m") if length == "rad" else ("force", "N")
         scale = float(gain[0] * gear[0])

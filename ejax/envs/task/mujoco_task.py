@@ -106,6 +106,7 @@ class MuJoCoTask(PhysicsTask):
         cls.__annotations__ = own | {
             name: kind for name, kind in inherited.items() if name in vars(cls) and name not in own
         }
+        # a class attribute is shared by all instances, and a static argument has to be hashable
         for name in cls.__annotations__:
             if isinstance(vars(cls).get(name), dict | list):
                 setattr(cls, name, freeze(vars(cls)[name]))
@@ -122,6 +123,7 @@ class MuJoCoTask(PhysicsTask):
         for each in fields(self):
             if isinstance(getattr(self, each.name), dict | list | FrozenDict):
                 object.__setattr__(self, each.name, freeze(getattr(self, each.name)))
+        # by name over the class's own: a config changes one weight without repeating the others
         object.__setattr__(self, "weights", freeze({**getattr(type(self), "weights", {}), **self.weights}))
         if wrong := {name: x for name, x in self.weights.items() if not isinstance(x, int | float)}:
             raise ValueError(f"{kind}: weights must be numbers, got {thaw(wrong)}")
@@ -130,6 +132,7 @@ class MuJoCoTask(PhysicsTask):
             home_of(self.asset, self.keyframe)
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from error
+        # after the model: the number of substeps follows from its timestep
         check_physics(self.physics, self.num_substeps)
         check_actuators(kind, model, len(self.actions), self._has_control)
         try:
@@ -206,6 +209,7 @@ class MuJoCoTask(PhysicsTask):
     @functools.cached_property
     def _observed(self) -> tuple[tuple[int, ...], tuple[Feature, ...] | None]:
         """Shape of the observation and the names of its numbers, None where it has none. Nothing is computed."""
+        # names are no arrays, so they leave the trace by a list
         seen: list[tuple[Feature, ...] | None] = []
 
         def first() -> Array:
@@ -236,6 +240,7 @@ class MuJoCoTask(PhysicsTask):
             readings=jnp.zeros(model.nsensordata),
             episode_step=jnp.zeros((), jnp.int32),
         )
+        # sensed twice: ``start`` may read a sensor, and what it moves changes the readings
         return self._sensed(self.start(key_start, self._sensed(self.world(state))))
 
     def _sensed(self, world: World) -> World:
@@ -267,6 +272,7 @@ class MuJoCoTask(PhysicsTask):
             text = f"gave shape {control.shape}; the model's actuators take {takes}"
             raise ValueError(f"{type(self).__name__}.control {text}")
         state = world.state
+        # of the last physics step: earlier ones are of places that the policy never sees
         physics, readings = self.simulation.step_sensing(state.physics, control, state.markers)
         return replace(state, physics=physics, action=action, readings=readings[-1])
 

@@ -116,6 +116,7 @@ class PhysicsTask(Task):
 
     @property
     def simulation(self) -> Physics:
+        # by the class, not the instance: a run chooses its engine before it makes the task
         engine = choose_engine(self.physics, sensing=type(self).senses_contacts).engine
         return Physics(self.asset, engine, self.num_substeps)
 
@@ -127,6 +128,7 @@ class PhysicsTask(Task):
         self, state: Any, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
+        # by ``appearance``, so that a video shows what a policy that sees is shown
         return render(self.appearance(state), width=width, height=height, camera=camera)
 
     def appearance(self, state: Any) -> Appearance:

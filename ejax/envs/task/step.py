@@ -55,6 +55,7 @@ class Outcome:
 def conclude(outcomes: Iterable[Outcome]) -> Outcome:
     """Join outcomes: any of them ends the episode; base rewards add up."""
     whole = Outcome()
+    # None stays None: a task without a notion of success logs none
     for each in outcomes:
         whole = Outcome(
             success=_joined(whole.success, each.success),
@@ -71,17 +72,22 @@ def step_terms(task: "Task", state: Any, action: Array, key: Key) -> tuple[Any, 
     ``info`` has ``rewards``, and ``success`` and ``metrics`` of a task with such."""
     if action.shape != (shape := task.action_space.shape):
         raise ValueError(f"{type(task).__name__}.step takes an action of shape {shape}, got {action.shape}")
+    # what a term compares with: the world that the action was chosen in
     before = task.world(state)
     world = task.act(before, action)
+    # counted before anything reads the step, so that "after each third step" means the same to events and time limits
     counted = replace(world.state, episode_step=state.episode_step + 1)
     world = task.update(key, replace(world, state=counted, before=before), before)
     world = task.sense(task.happen(key, world), key)
 
+    # after the observation, which terms may read in place of computing it again
     outcome = task.outcome(world)
+    # a simulation that broke proves neither a success nor a fall: it is cut off
     finite = all_finite(world.state)
     fail = (jnp.zeros((), bool) if outcome.fail is None else outcome.fail) & finite
     success = None if outcome.success is None else outcome.success & finite
     info: dict[str, Any] = {} if success is None else {"success": success}
+    # rewards may pay for an end, so ends are known before them
     world = replace(world, info={**info, "fail": fail})
     reward, rewards = task.total(world, before, outcome)
     info |= {"rewards": rewards, **task.extras(world), **({"metrics": outcome.metrics} if outcome.metrics else {})}
@@ -90,6 +96,7 @@ def step_terms(task: "Task", state: Any, action: Array, key: Key) -> tuple[Any, 
     if success is not None and task.ends_on_success:
         terminated |= success
     truncated = ~finite
+    # 0: no limit
     if task.max_episode_steps > 0:
         truncated |= world.state.episode_step >= task.max_episode_steps
     if outcome.truncated is not None:

@@ -151,6 +151,7 @@ class Task:
 
     @property
     def action_space(self) -> gymnasium.spaces.Box:
+        # bounds of the space only: whether actions are clipped is the task's own affair
         bound = getattr(self, self.action_bound) if self.action_bound else 1.0
         return gymnasium.spaces.Box(-bound, bound, (len(self.acted),), np.float32)
 
@@ -176,6 +177,7 @@ class Task:
         fail, success = as_truth(f"{kind}.fails", self.fails(world)), None
         if type(self).succeeds is not Task.succeeds:
             success = as_truth(f"{kind}.succeeds", self.succeeds(world))
+            # what fails and succeeds at once has failed
             success = success if type(self).fails is Task.fails else success & ~fail
         own = Outcome(success=success, fail=fail, truncated=self.leaves(world), metrics=dict(self.metrics(world)))
         return conclude((own, *(term(world) for term in self.of("terminations"))))
@@ -199,4 +201,5 @@ def as_truth(what: str, given: Any) -> Array:
 
 def clip_with_gradient(action: Array) -> Array:
     """Clip to ±1. Unlike ``jnp.clip`` it does not halve the gradient on the bounds, where clipped actions lie."""
+    # a select passes the whole gradient at ±1, and none beyond
     return jnp.where(jnp.abs(action) > 1.0, jnp.sign(action), action)

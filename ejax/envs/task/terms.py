@@ -99,6 +99,7 @@ def compute(terms: Iterable[Term], world: Any, start: Array | None = None) -> tu
     for term in terms:
         value = jnp.asarray(term(world), jnp.float32)
         share = term.weight * value
+        # as EmbodiChain does: what came before a replacing term is forgotten, not subtracted
         total = share if term.mode == "replace" else total + share
         values[term.name] = value
     return total, values
@@ -123,6 +124,7 @@ def fire(events: Sequence[Term], world: Any, mode: str, key_of: KeyOf) -> Any:
     for number, event in enumerate(events):
         if event.mode != mode:
             continue
+        # computed every step and selected: rows of a batch are due at different times
         state = as_world(world, event(world, key_of(number, event))).state
         if mode == "interval":
             due = world.state.episode_step % event.interval_step == 0
@@ -136,6 +138,7 @@ def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
     """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params). ``action`` is as the policy gave
     it."""
     signature = inspect.signature(func)
+    # readers of a config check parameters by the signature: the three that are given are no parameters
     world, *rest = signature.parameters.values()
 
     @functools.wraps(func)

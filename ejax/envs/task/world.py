@@ -55,6 +55,7 @@ class Frame:
     @property
     def angular_velocity(self) -> Array:
         """[3], rad/s, in the world's axes: the ω of Ṙ = [ω]ₓ R."""
+        # full precision: a GPU's TF32 would leave a skew matrix off by 1e-3
         spin = jnp.matmul(self._rate()[:3, :3], self.rotation.T, precision="highest")
         return jnp.stack([spin[2, 1], spin[0, 2], spin[1, 0]])
 
@@ -209,6 +210,7 @@ class World(Snapshot):
     def eef_pose(self, part: str | None = None, qpos: Array | None = None) -> Array:
         """[4, 4]: the tool centre point, the site ``tcp``, by forward kinematics of ``qpos`` [J], by default the
         current ones. ``part`` None: the one with the tool. Raises ValueError: it, or the model, has none."""
+        # an MJCF alone has no parts, but may have the site
         if self.layout is not None or part is not None:
             self.scene.check_tool(part)
         find(self.model, "site", "tcp")
@@ -241,6 +243,7 @@ class World(Snapshot):
         slots = self._slots(uid)
         if slots is None:
             return self.body_pose(uid) if self.layout is None else self.layout.initial_pose(uid)
+        # read off qpos, whose slots are the pose: no kinematics to compute
         pose = self.physics.qpos[slots[0] : slots[0] + 7]
         return make_pose(pose[:3], matrix_from_quaternion(pose[3:]))
 
@@ -278,6 +281,7 @@ class World(Snapshot):
         drives hold them there."""
         model, physics = self.model, self.physics
         places, speeds = jnp.array(model.jnt_qposadr[list(joints)]), jnp.array(model.jnt_dofadr[list(joints)])
+        # without new targets the drives would pull the joints back
         held = {} if self.layout is None else {"target": self.state.target.at[places].set(qpos)}
         physics = replace(physics, qpos=physics.qpos.at[places].set(qpos), qvel=physics.qvel.at[speeds].set(0.0))
         return self._with(physics=physics, **held)
@@ -348,6 +352,7 @@ class World(Snapshot):
         def pose_at(qpos: Array) -> Array:
             return jnp.asarray(times(body_pose(model, body, qpos, self.state.markers), local), qpos.dtype)
 
+        # on demand: forward derivatives cost as much again, and most terms want places only
         def rate() -> Array:
             return jax.jvp(pose_at, (physics.qpos,), (rate_of_qpos(model, physics.qpos, physics.qvel),))[1]
 

@@ -90,6 +90,7 @@ class CartPoleRL(PhysicsTask):
 
     def succeeds(self, world: World) -> Array:
         angle, velocity = _pole(world)
+        # EmbodiChain judges the last step only: a pole that swings through upright has not succeeded
         out_of_time = world.state.episode_step >= self.max_episode_steps
         return out_of_time & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY)
 
@@ -105,6 +106,7 @@ class CartPoleRL(PhysicsTask):
 
     def observe(self, world: World) -> Array:
         model, state, qpos, qvel = world.model, world.state, world.qpos, world.qvel
+        # of the row where events changed them: the observed force is what the drive really pulls with
         gain, bias = (
             state.physics.parameters.get(name, getattr(model, name))
             for name in ("actuator_gainprm", "actuator_biasprm")

@@ -157,6 +157,7 @@ class GraspTask(PhysicsTask):
         """Φ's terms, weighted: near to the tool; lifted by ``LIFT``, or once; lifted and near to the goal."""
         cube, goal, was_lifted = self.target(state)
         reached = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(self.tool_position(state) - cube))
+        # once lifted counts as lifted: setting the cube down must not cost what lifting earned
         height = jnp.where(was_lifted, 1.0, jnp.clip(height_of(cube) / LIFT, 0.0, 1.0))
         placed = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(cube - goal))
         return {
@@ -172,8 +173,10 @@ class GraspTask(PhysicsTask):
     def control(self, world: World, action: Array) -> Array:
         """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.manager.robots``."""
         low, high = jnp.asarray(WORKSPACE)
+        # from where the tool is, not from its last target: targets that the arm cannot follow do not run away
         position = jnp.clip(self.tool_position(world.state) + self.action_scale * action[:3], low, high)
         pose = make_pose(position, jnp.asarray(_DOWN))
+        # few iterations do, from the angles of the step before
         angles, _ = solve_site_pose(world.model, "tcp", pose, world.qpos, _ARM, num_iterations=_IK_ITERATIONS)
         travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
         return jnp.asarray(DRIVES.stiffness) * jnp.concatenate([angles, travel])

@@ -176,6 +176,7 @@ class InstructedPlaceRL(GraspTask):
     def _draw_task(self, key: Key) -> dict[str, Array]:
         key_pair, key_cube, key_other, key_wording, key_named = jax.random.split(key, 5)
         colour, zone = _draw_one(key_pair, jnp.asarray(pairs(self.pairs), jnp.int32))
+        # an offset within 1 … 3: never the same colour twice
         other = (colour + jax.random.randint(key_other, (), 1, len(COLOURS))) % len(COLOURS)
         cube = jax.random.randint(key_cube, (), 0, len(CUBES))
         colours = jnp.where(jnp.arange(len(CUBES)) == cube, colour, other)
@@ -217,6 +218,7 @@ def _draw_cubes(key: Key) -> Array:
     """[2, 3], m: places at least ``CUBE_DISTANCE`` apart, or (1 in 7,000) the second in a corner."""
     key_first, key_second = jax.random.split(key)
     first = draw_place(key_first, *CUBE_AREA)
+    # all at once and the first that fits: a loop would ask the host after each on a GPU
     tries = jax.vmap(lambda key: draw_place(key, *CUBE_AREA))(jax.random.split(key_second, _NUM_TRIES))
     centre, bound = (jnp.asarray(each) for each in CUBE_AREA)
     corner = jnp.append(jnp.where(first[:2] < centre, centre + bound, centre - bound), HALF_EDGE)

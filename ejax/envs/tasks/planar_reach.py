@@ -57,6 +57,7 @@ class PlanarReachRL(Task):
         key_start, key_target = jax.random.split(key)
         return PlanarReachState(
             joint_position=jax.random.uniform(key_start, (2,), minval=-0.5 * jnp.pi, maxval=0.5 * jnp.pi),
+            # by a posture, not a point: every target is within reach
             target_position=self.end_effector(jax.random.uniform(key_target, (2,), minval=-jnp.pi, maxval=jnp.pi)),
             last_action=jnp.zeros(2),
             episode_step=jnp.zeros((), jnp.int32),
@@ -77,6 +78,7 @@ class PlanarReachRL(Task):
 
     def distance(self, state: PlanarReachState) -> Array:
         """Measure from the tip to the target, m, without a gradient."""
+        # the root has no gradient at 0, and nothing learns from it
         return jnp.sqrt(jax.lax.stop_gradient(self._squared_distance(state)))
 
     def succeeds(self, world: Snapshot) -> Array:

@@ -99,6 +99,7 @@ class PointMassRL(Task):
         velocity = state.velocity * (1.0 - self.linear_damping * self.dt)
         velocity = velocity + action * (self.force_scale / self.mass * self.dt)
         position = jnp.clip(state.position + velocity * self.dt, -self.workspace_half, self.workspace_half)
+        # logged only: its gradient at rest would be NaN
         moved = jnp.linalg.norm(jax.lax.stop_gradient(position - state.position))
         state = replace(
             state,

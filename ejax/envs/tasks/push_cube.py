@@ -108,8 +108,10 @@ class PushCubeRL(PhysicsTask):
     def rewards(self, world: World, before: World) -> dict[str, Array]:
         """EmbodiChain's terms. ``progress``: how much nearer the cube came to the goal, m."""
         tool, cube, goal = world.obs[6:9], world.obs[9:12], world.obs[12:15]
+        # 1e-6: at the goal itself the direction would be 0/0
         direction = (goal - cube) / (jnp.linalg.norm(goal - cube) + 1e-6)
         push = cube - _PUSH * direction + jnp.array([0.0, 0.0, _PUSH])
+        # of this very step: a distance kept in the environment would leak into the next episode
         progress = _distance(before) - _distance(world)
         place_weight = jnp.where(progress >= 0.0, self.place_weight, self.place_penalty_weight)
         return {

@@ -65,6 +65,7 @@ def joint_action(act: Callable[..., ActionTerm]) -> Callable[..., ActionTerm]:
 
 
 def _selected(scene: Scene, part_name: str | None, names: Sequence[str] | None, preserve_order: bool) -> Joints:
+    # either would do alone; both could contradict each other
     if (part_name is None) == (names is None):
         raise ValueError("give either part_name or joint_names")
     if part_name is not None:
@@ -198,6 +199,7 @@ def _position_term(
     bounds = bounds if within is None else (-within, within)
 
     def apply(world: World, action: Array) -> SceneState:
+        # a clip that does nothing would still be an operation, and other bits
         a = action if within is None else jnp.clip(action, -within, within)
         wanted = law(world.state.physics.qpos[jnp.array(joints)], jnp.asarray(scale) * a)
         return with_targets(world.state, joints, wanted)
@@ -211,6 +213,7 @@ def _drive_term(joints: Joints, scale: Scale, command: Command, field: str, high
 
     def apply(world: World, action: Array) -> SceneState:
         ids = jnp.array(joints)
+        # the spring must not pull back to an old target
         state = with_targets(world.state, joints, world.state.physics.qpos[ids])
         return replace(state, **{field: getattr(state, field).at[ids].set(jnp.asarray(scale) * action)})
 

@@ -59,6 +59,7 @@ class CommandRanges:
         keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
         low, high = jnp.array([self.lin_vel_x, self.lin_vel_y, self.ang_vel_z]).T
         velocity = jax.random.uniform(keys["velocity"], (3,), minval=low, maxval=high)
+        # never so slow that standing would do
         straight = jnp.zeros(3).at[0].set(jnp.maximum(jnp.abs(velocity[0]), _SLOWEST_FORWARD))
         first, last = self.resampling_time
         seconds = jax.random.uniform(keys["time"], (), minval=first, maxval=last)
@@ -72,6 +73,7 @@ class CommandRanges:
 
     def after(self, command: Command, key: Key, control_period: float) -> Command:
         """Keep the command for one control step more, or draw a new one if its time is up."""
+        # drawn every step and selected: rows change their commands at different times
         waiting = replace(command, steps_left=command.steps_left - 1)
         new = self.draw(key, control_period)
         return jax.tree.map(lambda new, old: jnp.where(waiting.steps_left <= 0, new, old), new, waiting)
@@ -79,6 +81,7 @@ class CommandRanges:
     def steer(self, command: Command, heading: Array) -> Command:
         """Turn the command's yaw rate towards its heading, or stop. ``heading``: the robot's, rad."""
         error = command.heading - heading
+        # the shorter way round
         error = jnp.arctan2(jnp.sin(error), jnp.cos(error))
         rate = jnp.clip(self.heading_stiffness * error, *self.ang_vel_z)
         velocity = jnp.where(command.follows_heading, command.velocity.at[2].set(rate), command.velocity)

@@ -63,6 +63,7 @@ def randomize_rigid_object_pose(
     uid = entity_cfg["uid"]
     start = world.initial_pose(uid)
     pose = _draw(key, start, position_range, rotation_range, relative_position, relative_rotation)
+    # at rest: what is put somewhere does not go on moving
     world = world.with_object_pose(uid, pose)
     return world.advance(physics_update_step) if physics_update_step > 0 else world
 
@@ -122,6 +123,7 @@ def _draw(
 ) -> Array:
     key_position, key_rotation = jax.random.split(key)
     position, rotation = reference[:3, 3], reference[:3, :3]
+    # an empty list is no range
     if position_range:
         drawn = _uniform(key_position, position_range)
         position = position + drawn if relative_position else drawn

@@ -66,6 +66,7 @@ def body_ang_vel(world: World) -> Array:
 
 def angular_momentum(world: World) -> Array:
     """‖Σ m_i·(x_i − x̄) × (ẋ_i − x̄̇)‖² over the origins of all links, their masses' mean x̄."""
+    # about the centre of mass, and relative to its motion: going straight on costs nothing
     weight = (world.legged.link_masses / world.legged.link_masses.sum())[:, None]
     position = world.legged.motion.link_pos - jnp.sum(weight * world.legged.motion.link_pos, axis=0)[None]
     velocity = world.legged.motion.link_vel - jnp.sum(weight * world.legged.motion.link_vel, axis=0)[None]

@@ -35,6 +35,7 @@ def normalize_robot_joint_data(
     if control_parts is not None:
         selected = {joint for part in control_parts for joint in world.scene.part(part)}
         joint_ids = [column for column, joint in enumerate(world.active) if joint in selected]
+    # not ``isinstance``: true and false are integers to Python
     if any(type(i) is not int for i in joint_ids or ()):
         raise ValueError(f"joint_ids must be a list of integers, got {joint_ids!r}")
     outside = [i for i in joint_ids or () if not 0 <= i < len(world.active)]
@@ -76,6 +77,7 @@ def get_sensor_pose_in_robot_frame(
     world: World, obs: Mapping[str, Any], entity_cfg: Entity, robot_uid: str | None = None, is_right: bool = False
 ) -> Array:
     """[4, 4]: a camera in the frame of the robot's base, its line of sight along −z and y up, m."""
+    # a constant: the base is fixed
     base = jnp.asarray(np.linalg.inv(world.scene.base_pose), jnp.float32)
     return base @ world.camera_pose(entity_cfg["uid"], right=is_right)
 

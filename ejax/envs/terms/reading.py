@@ -98,6 +98,7 @@ def _read_params(params: Section, func: Callable[..., Any], num_given: int, robo
                 # randomizers know the robot by one name, a config by its uid
                 if isinstance(func, PhysicsEvent) and value == freeze({"uid": robot_uid}):
                     given[each.name] = freeze({"uid": ROBOT})
+            # there is one robot, so its name can only be right or a slip
             elif each.name == "robot_uid" and value != robot_uid:
                 params.problem(each.name, f"no robot '{value}'; there is {robot_uid}")
         else:

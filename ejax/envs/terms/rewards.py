@@ -60,6 +60,7 @@ def incremental_distance_to_target(
     before, now = (
         _target_distance(each, source_entity_cfg, target_pose_key, use_xy_only) for each in (world.before, world)
     )
+    # bounded: a cube that is knocked far away in one step costs no more than the weight
     progress = jnp.tanh(tanh_scale * (before - now))
     reward = jnp.where(progress >= 0.0, positive_weight, negative_weight) * progress
     return jnp.where(world.state.episode_step > 1, reward, 0.0)

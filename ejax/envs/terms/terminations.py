@@ -57,6 +57,7 @@ def cart_pole(world: World) -> Outcome:
     """
     angle = jnp.abs(world.part_qpos("hand")[0])
     fell = angle > jnp.pi / 2.0
+    # EmbodiChain judges whole episodes: the pole has to be up at the end
     last = world.state.episode_step >= world.max_episode_steps
     return Outcome(
         success=last & _at_rest(world),

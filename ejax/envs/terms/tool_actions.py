@@ -136,6 +136,7 @@ def parallel_gripper(
         if command is not None and name not in needed:
             which = "use_joint_limits" if limited else f"command_mode {command_mode}"
             raise ValueError(f"{name} is not read with {which}; leave it out")
+    # EmbodiChain's second finger mimics the first; here it is a joint of its own that gets the same command
     leaders = dict(scene.followers)
     joints = tuple(joint for joint in scene.part(part_name) if joint not in leaders)
     if not joints:
@@ -178,6 +179,7 @@ def _pose_term(
 
 def _tool_joints(scene: Scene, part_name: str | None) -> Joints:
     part = part_name or scene.tool_part
+    # inverse kinematics are those of the site ``tcp``, which one part carries
     if part is None or part != scene.tool_part:
         raise ValueError(f"control part '{part}' has no tool centre point to bring to a pose")
     return scene.part(part)
@@ -194,6 +196,7 @@ def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float]
             raise ValueError(f"{name} names '{pattern}'; the joints to command are {', '.join(names)}")
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(f"{name}.{pattern} must be a number, got {number!r}")
+        # two patterns that both fit would leave it to their order
         if twice := [joint for joint in matched if joint in found]:
             raise ValueError(f"{name} gives {', '.join(twice)} twice")
         found |= dict.fromkeys(matched, float(number))
