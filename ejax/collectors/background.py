@@ -43,10 +43,8 @@ class Schedule:
             if not 0 <= version <= index:
                 raise ValueError(f"recorded[{index}] is version {version}: rollout {index} can have 0 to {index}")
             if index - version > self.max_staleness:
-                raise ValueError(
-                    f"recorded[{index}] is version {version}, {index - version} updates behind; allowed by "
-                    f"max_staleness are {self.max_staleness}. Give the max_staleness of the recorded run"
-                )
+                text = f"{index - version} updates behind; allowed by max_staleness are {self.max_staleness}"
+                raise ValueError(f"recorded[{index}] is version {version}, {text}: give that of the recorded run")
 
     def version(self, index: int, *, first: int, newest: int) -> int | None:
         """Return the version for rollout ``index``; None: wait for a newer one. ``first``: the oldest published."""

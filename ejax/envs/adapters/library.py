@@ -38,11 +38,8 @@ def import_library(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"environments '{extra}:<name>' need {extra}, and '{error.name}' is not installed: "
-            f"pip install -e '.[{extra}]' in ejax's folder",
-            name=error.name,
-        ) from error
+        text = f"'{error.name}' is not installed: pip install -e '.[{extra}]' in ejax's folder"
+        raise ModuleNotFoundError(f"environments '{extra}:<name>': {text}", name=error.name) from error
 
 
 def check_name(family: str, name: str, known: Iterable[str]) -> None:

@@ -94,8 +94,6 @@ def _is_shared(path: Any) -> bool:
 def _check_models(name: str) -> None:
     place = import_library("mujoco_playground._src.mjx_env", "playground").MENAGERIE_PATH
     if not place.exists():
-        raise FileNotFoundError(
-            f"playground:{name} needs the robot models of mujoco_menagerie in {place}. ejax downloads nothing: with a "
-            "network, fetch them once by python -c 'from mujoco_playground._src import mjx_env; "
-            "mjx_env.ensure_menagerie_exists()'. Environments of the DM Control Suite need none"
-        )
+        command = "from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()"
+        text = f"playground:{name} needs the robot models of mujoco_menagerie in {place}, which ejax does not download"
+        raise FileNotFoundError(f"{text}: once, with a network, python -c '{command}'; DM Control Suite's need none")

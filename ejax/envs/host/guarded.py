@@ -187,10 +187,9 @@ class GuardedEnv:
             where = f"row {row} of env '{self.name}' at its step {self.num_steps}"
             self._reports.append(f"quarantined {where}: not finite; {remedy}")
         if self.num_quarantined > self._max_quarantined:
-            raise HostEnvError(
-                f"env '{self.name}' gave values that are not finite in {self.num_quarantined} episodes, allowed are "
-                f"{self._max_quarantined} (trainer.collector.max_quarantined); the last one: {path}"
-            )
+            text = f"gave values that are not finite in {self.num_quarantined} episodes, allowed are"
+            limit = f"{self._max_quarantined} (trainer.collector.max_quarantined)"
+            raise HostEnvError(f"env '{self.name}' {text} {limit}; the last one: {path}")
 
     def _restart(self, error: Exception, before: PyTree) -> HostTimestep:
         where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows): {described(error)}"

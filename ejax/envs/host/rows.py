@@ -75,9 +75,8 @@ def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         flat: Any = spaces.flatten_space(space)
         return spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
-    raise ValueError(
-        f"observations of {space} are not vectors; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
-    )
+    allowed = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+    raise ValueError(f"observations of {space} are not vectors; allowed: {allowed}")
 
 
 def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:

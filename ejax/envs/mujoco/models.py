@@ -48,10 +48,8 @@ def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel
     wide = (model.sensor_type == int(_SENSOR.mjSENS_RANGEFINDER)) & (odd | (model.sensor_dim != 1))
     if wide.any():
         which = ", ".join(repr(model.sensor(i).name or int(i)) for i in np.flatnonzero(wide))
-        raise ValueError(
-            f"rangefinder {which} reads more than one distance, which only physics 'mujoco' has; give it a site and "
-            "no data, or physics: mujoco"
-        )
+        text = "reads more than one distance; give it a site and no data, or physics: mujoco"
+        raise ValueError(f"rangefinder {which} {text}")
     if "dof_frictionloss" not in names:
         return model
     model = copy.copy(model)
@@ -136,13 +134,12 @@ def _read_spec(asset: str) -> mujoco.MjSpec:
 def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
     """Refuse, by a ValueError, an element whose state is not in qpos and qvel."""
     named = "the MJCF text" if asset.lstrip().startswith("<") else asset
+    text = f"{named}: a step must depend on qpos, qvel and ctrl alone"
     if model.na:
         which = ", ".join(repr(model.actuator(i).name or i) for i in np.flatnonzero(model.actuator_actnum > 0))
-        raise ValueError(
-            f"{named}: a step must depend on qpos, qvel and ctrl alone, but actuator {which} has an activation of its "
-            "own; use motor, position or velocity, without dyntype or timeconst"
-        )
+        what = f"actuator {which} has an activation of its own"
+        raise ValueError(f"{text}, but {what}; use motor, position or velocity, without dyntype or timeconst")
     if model.npluginstate or model.nhistory:
         what = "a plugin with a state" if model.npluginstate else "a delay of an actuator or sensor"
-        text = "take it out; delay_action and delay_observation (docs/randomization.md) are delays of ejax's own"
-        raise ValueError(f"{named}: a step must depend on qpos, qvel and ctrl alone, but the model has {what}; {text}")
+        delays = "delay_action and delay_observation (docs/randomization.md) are delays of ejax's own"
+        raise ValueError(f"{text}, but the model has {what}; take it out; {delays}")

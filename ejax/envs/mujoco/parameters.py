@@ -40,9 +40,8 @@ def check_parameters(model: mujoco.MjModel, parameters: Mapping[str, Any]) -> No
     """Raise ValueError for a field that there is not, or another shape than the model's."""
     for name, value in parameters.items():
         if name not in FIELDS:
-            raise ValueError(
-                f"no parameter '{name}'; rows may differ in {', '.join(FIELDS)}{did_you_mean(name, FIELDS)}"
-            )
+            there = f"{', '.join(FIELDS)}{did_you_mean(name, FIELDS)}"
+            raise ValueError(f"no parameter '{name}'; rows may differ in {there}")
         if value.shape != parameter(model, name).shape:
             raise ValueError(f"parameter {name} has the shape {parameter(model, name).shape}, got {value.shape}")
 

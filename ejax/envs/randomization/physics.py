@@ -128,9 +128,8 @@ def randomize_rigid_object_scale(
     _check_positive("scale_factor_range", draw, np.ones(()))
     geoms = np.flatnonzero(model.geom_bodyid == body)
     if (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
-        raise ValueError(
-            f"{entity_cfg['uid']} collides by contype, whose trees of boxes are fixed; list its contacts as pairs"
-        )
+        text = "collides by contype, whose trees of boxes are fixed; list its contacts as pairs"
+        raise ValueError(f"{entity_cfg['uid']} {text}")
     if model.geom_dataid[geoms].max() >= 0:
         raise ValueError(f"{entity_cfg['uid']} has a mesh; only primitives can be scaled")
     powers = dict.fromkeys(("geom_size", "geom_rbound", "geom_aabb", "geom_pos", "body_ipos"), 1)

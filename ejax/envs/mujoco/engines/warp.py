@@ -125,9 +125,8 @@ def import_warp() -> None:
         import warp
         from mujoco import mjx  # noqa: F401
     except ImportError as error:
-        raise ModuleNotFoundError(
-            "physics 'warp' needs MuJoCo Warp: pip install -e '.[warp]' in ejax's folder"
-        ) from error
+        text = "physics 'warp' needs MuJoCo Warp: pip install -e '.[warp]' in ejax's folder"
+        raise ModuleNotFoundError(text) from error
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
 
 
