@@ -156,8 +156,6 @@ def make(
     Raises ValueError: a wrong option, or no such environment, with the nearest names; UntrustedCodeError: a
     ``package.module:Name-v0`` that only a file names.
     """
-    if vectorization not in ("sync", "async"):
-        raise ValueError(f"vectorization must be 'sync' or 'async', got '{vectorization}'")
     registered = name.partition(":")[2] or name
     try:
         if registered != name:

@@ -7,10 +7,10 @@ from typing import Any
 import gymnasium
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ejax.envs.adapters import library
 from ejax.envs.adapters.library import LibraryEnv, as_vectors, resolve_dtypes
+from ejax.envs.host.rows import rows_space
 from ejax.types import Array, Key, PyTree, Timestep
 
 
@@ -84,32 +84,15 @@ def make(
     limit = int(settings.max_steps_in_episode)
     if limit <= 0:
         raise ValueError(f"max_episode_steps must be > 0, got {limit}")
-    obs, _ = jax.eval_shape(lambda key: env.reset_env(key, settings), jax.random.key(0))
+    convert = library.import_library("gymnax.environments.spaces", "gymnax").gymnax_space_to_gym_space
+    action_space = convert(env.action_space(settings))
+    is_discrete = isinstance(action_space, gymnasium.spaces.Discrete)
     return GymnaxEnv(
         name=f"gymnax:{name}",
         max_episode_steps=limit,
         options={"differentiable": differentiable, "env_kwargs": dict(env_kwargs or {}), **params},
         env=env,
         params=settings,
-        observation_space=_observation_space(env.observation_space(settings), obs),
-        action_space=_action_space(env.action_space(settings)),
+        observation_space=rows_space(convert(env.observation_space(settings))),
+        action_space=action_space if is_discrete else rows_space(action_space),
     )
-
-
-def _observation_space(space: Any, obs: PyTree) -> gymnasium.Space:
-    if hasattr(space, "n"):
-        return gymnasium.spaces.Box(0.0, 1.0, (int(space.n),), np.float32)
-    return _bounded(space, obs.shape) if hasattr(space, "low") else library.vector_space(obs)
-
-
-def _action_space(space: Any) -> gymnasium.Space:
-    if hasattr(space, "n"):
-        return gymnasium.spaces.Discrete(int(space.n))
-    if hasattr(space, "low"):
-        return _bounded(space, space.shape)
-    raise ValueError(f"action space {space} is not supported; allowed: Discrete, Box")
-
-
-def _bounded(space: Any, shape: tuple[int, ...]) -> gymnasium.spaces.Box:
-    low, high = (np.broadcast_to(np.asarray(x, np.float32), shape).reshape(-1) for x in (space.low, space.high))
-    return gymnasium.spaces.Box(low, high, dtype=np.float32)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from traceback import walk_tb
 from typing import ParamSpec, TypeVar
 
+from ejax.schema.messages import shorten
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -104,7 +106,7 @@ def described(error: BaseException) -> str:
         text = repr(error)
     except BaseException:  # of the environment too
         text = f"{type(error).__name__}(…)"
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}… ({len(text)} characters)"
+    return shorten(text, _MAX_CHARS)
 
 
 @contextmanager
