@@ -130,7 +130,7 @@ class Unspeakable(Exception):
 def test_errors_are_described_in_bounded_length_whatever_their_repr_does() -> None:
     assert described(Unspeakable()) == "Unspeakable(…)"
     text = described(ValueError("🤖" * 9000))
-    assert len(text) < 600 and text.endswith("… (9014 characters)")
+    assert len(text) < 600 and "… (9014 characters) …" in text
 
 
 # In a guarded environment
