@@ -32,6 +32,7 @@ def numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool 
         raise ValueError(f"{name} has shape {list(x.shape)}, must have {list(shape)}")
     if boolean and x.dtype != torch.bool:
         raise ValueError(f"{name} is {x.dtype}, must be torch.bool: (x > 0) makes it so")
+    # NumPy has no bfloat16
     x = x.detach().cpu()
     return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 

@@ -123,6 +123,7 @@ class TorchVector:
         """
         chosen = np.ones(self.num_envs, bool) if rows is None else rows
         self.row_seed = np.where(chosen, seed, self.row_seed).astype(np.uint32)
+        # they are reset now, and need no step for it
         self._resets_next &= ~chosen
         with torch.no_grad():
             if chosen.all() or self._obs is None:
@@ -233,6 +234,7 @@ class TorchVector:
             at_end, _ = facts_of(final, self.num_envs)
             facts |= {name: replace_rows(done, x, facts.get(name, x)) for name, x in at_end.items()}
         if self._facts is None:
+            # a rollout's arrays need the same names at every step: the first step's are all there will be
             self._facts = {name: np.full_like(x, np.nan) for name, x in facts.items()}
             self._facts.setdefault("success", np.full(self.num_envs, np.nan, np.float32))
         late = sorted(facts.keys() - self._facts.keys())

@@ -235,6 +235,7 @@ def _write(
     """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
+        # beside ``to``, on the same file system: the last step is a rename
         made = Path(scratch) / "export"
         made.mkdir()
         (made / "policy.json").write_text(spec_to_json(trained.spec))

@@ -144,6 +144,7 @@ class TorchPolicy(nn.Module):
             distribution = self.distribution(parts)
         else:
             numbers = self._numbers(parts)
+            # policies with memory read numbers alone
             output, self.memory = self.output([], numbers, self._remembered(self.spec.memory, numbers[0]))
             distribution = self.head(output)
         action = self.clip(distribution.mode())
@@ -212,6 +213,7 @@ class TorchPolicy(nn.Module):
                 together, memory = self._remember(self.spec.memory, together, memory)
             elif self.spec.actor.normalized:
                 together = self.actor_obs_normalizer(together, self._read if self.spec.unread else None)
+            # images first: the order in which the first Linear was trained
             seen = [*seen, together]
         return self.actor(torch.cat(seen, dim=-1)), memory
 

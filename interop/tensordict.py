@@ -90,6 +90,7 @@ def rollout_to_tensordict(
     write, _ = _layout(layout)
     rollout, last_obs = jax.tree.map(lambda x: _to_torch(x, device), (rollout, last_obs))
     check_batch(rollout, last_obs)
+    # first to torch, then to the layout: a transposed view shares memory, which JAX's transpose would not
     data = write(rollout, last_obs, extras, torch)
     if copy and layout != "head":  # padding was a copy
         data = jax.tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), data)

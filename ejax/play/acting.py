@@ -54,6 +54,7 @@ class Actor:
         rows, single = self._rows(obs)
         check_obs(self.policy, rows)
         count = len(jax.tree.leaves(rows)[0])
+        # another number of rows: other episodes
         if self._memory is None or self._memory[0] != count:
             self._memory = count, first_memory(self.policy, count)
         memory = self._memory[1]
@@ -61,6 +62,7 @@ class Actor:
             if (flags := np.asarray(starts)).dtype != bool or flags.shape not in ((), (count,)):
                 raise ValueError(f"starts: got {flags.dtype}{list(flags.shape)}; must be bool [{count}]")
             memory = forget_outside(self.policy, memory, np.broadcast_to(flags, (count,)))
+        # also for the mode, so that a later sample does not depend on which calls were deterministic
         self._key, key = jax.random.split(self._key)
         action, memory = act(self.policy, self.params, rows, memory, key, samples=not deterministic)
         self._memory = count, memory
@@ -98,6 +100,7 @@ def _in_type(x: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     with np.errstate(all="ignore"):
         given = x.astype(dtype, copy=False)
         if dtype.kind == "f":
+            # rounding a real number is expected; float32 changes an integer beyond 2^24, which is not
             kept = np.isfinite(given) & (given.astype(x.dtype) == x if x.dtype.kind in "iu" else True)
         else:
             kept = given == x
@@ -123,6 +126,7 @@ def load(run: Path | str, *, checkpoint: str | None = None, member: int | None =
     prepare_jax(device)
     path = chosen_checkpoint(directory, checkpoint, "ejax.load")
     with guarded_calls(config.env.id, config.trainer.collector):
+        # made for its spaces alone, and so of one row
         env = build_env(config, phase="eval", num_envs=1, quarantine=directory.path / "quarantine" / "eval")
         policy, params = load_policy(config, env, path)
     return Actor(config, env, policy, params, checkpoint=path)

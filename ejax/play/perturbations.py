@@ -51,6 +51,7 @@ class HeldCommand:
         velocity = list(self._velocity or (0.0, 0.0, 0.0))
         if key in _AXES:
             axis, sign = _AXES[key]
+            # 0.1 + 0.2 would be shown with 17 digits
             velocity[axis] = round(velocity[axis] + sign * _STEP, 6)
         elif key == _STOP:
             velocity = [0.0, 0.0, 0.0]
@@ -85,6 +86,7 @@ def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> Sta
             return state
         waiting, angle = every, random.uniform(-math.pi, math.pi)
         change = np.zeros(model.nv)
+        # the first two of a free joint's six velocities are level: a blow upwards would only lift it
         change[start : start + 2] = size * math.cos(angle), size * math.sin(angle)
         return add_velocity(state, change)
 

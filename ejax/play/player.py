@@ -51,6 +51,7 @@ def play_pure(
     patch: Callable[[PyTree], PyTree] = lambda state: state,
 ) -> Iterator[Moment]:
     """Play one episode after the other, without an end; ``patch`` changes the state [1, ...] before each decision."""
+    # keys as in ``ejax.evaluate``, whose episodes these are
     key_reset, key_steps = jax.random.split(key)
     envs = with_memory(reset(env, key_reset, 1), policy)
     yield Moment((_row(envs.state),), starts=True)
@@ -64,6 +65,7 @@ def play_pure(
         sights = tuple(jax.tree.map(lambda x, i=i: x[i], states) for i in range(len(jax.tree.leaves(states)[0])))
         yield Moment(sights, float(timestep.reward[0]), ended=ended, finite=finite, facts=_facts(timestep.info))
         if ended:
+            # the other half of the key went to the step
             envs = _next_episode(env, envs, jax.random.split(key)[1])
             yield Moment((_row(envs.state),), starts=True)
 
@@ -104,6 +106,7 @@ def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int)
         memory, ended = forget_outside(policy, memory, done), ended | done
         if ended.all():
             return
+        # a row that ended keeps its last picture while the others play on
         pictures = np.where(ended[:, None, None, None], pictures, env.pictures())
         yield tile_frames(pictures)
 
@@ -146,6 +149,7 @@ class Score:
         total = sum((each.reward for each in moments), 0.0)
         episode = {"return": total, "length": len(moments), "nonfinite": not finite, **facts}
         if "success" in facts and not finite:
+            # an episode with NaN is no success, as in ``ejax.evaluation``
             episode["success"] = min(facts["success"], 0.0)
         for name, mean in _TRACKED.items():
             if values := [each.facts[name] for each in moments if name in each.facts]:
@@ -188,6 +192,7 @@ def _decide(
     keys = jax.random.split(jax.random.split(key)[0], 1)  # as ``ejax.rollout.step`` splits it
     state, timestep = jax.vmap(env.step)(envs.state, action, keys)
     states = state
+    # a chunk is shown action by action; it is simulated once more, which a viewer can afford
     if isinstance(env, ChunkedEnv) and env.actions_per_decision > 1:
         states = jax.tree.map(lambda x: x[0], jax.vmap(env.trajectory)(envs.state, action, keys))
     done = timestep.terminated | timestep.truncated

@@ -70,6 +70,7 @@ def evaluate_run(
     with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, device):
         path = chosen_checkpoint(directory, checkpoint, "ejax.evaluate")
         quarantine = directory.path / "quarantine" / "eval"
+        # a row plays one of the fixed episodes after the other: more rows than episodes would idle
         slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
         env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
         policy, params = load_policy(config, env, path)
@@ -148,6 +149,7 @@ def filmed(config: RunConfig) -> RunConfig:
     """Have the environment drawn, where Gymnasium needs to know so when it is made."""
     if "render_mode" in config.env.cfg:
         return config
+    # the registered ones draw without it; of other factories the signature decides
     takes_mode = config.env.id.startswith("gymnasium:")
     if not takes_mode and is_import_path("env", config.env.id):
         takes_mode = "render_mode" in inspect.signature(resolve("env", config.env.id)).parameters
@@ -160,6 +162,7 @@ def filmed(config: RunConfig) -> RunConfig:
 def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tuple[Policy, Params]:
     policy = build_policy(config.policy, env)
     key = jax.random.key(0)
+    # shapes suffice to load by, and cost no compilation
     like = jax.eval_shape(lambda: policy.init(key, sample_obs(env, 1)))
     return policy, load_params(checkpoint, like)
 

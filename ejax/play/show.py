@@ -130,6 +130,7 @@ def _play_pure(
     if asset is None or show.video is not None:
         frames = (with_caption(env.render(sight, *_SIZE), _text(env, sight, score)) for sight in sights)
         return {"video": write_video(cast(Path, show.video), frames, show.speed / period_of_action)}
+    # the mouse comes last, over the command and the blows
     with Window(asset, period_of_action, speed=show.speed, on_key=command.press) as window:
         patches.append(lambda state: add_velocity(state, window.velocity_change(period)))
         return _show(window, env, sights, score, period_of_action)

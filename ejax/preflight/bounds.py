@@ -39,6 +39,7 @@ class Bounds:
 
 def bounds(cost: Cost, card: Card, *, hosts: int = 1) -> Bounds:
     products = sum(flops / card.matrix.get(name, card.fp32) for name, flops in cost.dot_flops.items())
+    # the slowest link bounds a ring
     link = NETWORK if hosts > 1 else card.link
     sent = sum(count * _sent(each) for each, count in cost.collectives.items())
     return Bounds(
@@ -66,5 +67,6 @@ def assumptions(card: Card, *, hosts: int = 1) -> list[str]:
 def _sent(each: Collective) -> float:
     """Bytes that leave one card in a ring."""
     size = each.group_size or 1
+    # an all-reduce is a reduce-scatter and an all-gather; the result of a scatter is one card's part of the array
     rounds = {"all-reduce": 2, "reduce-scatter": size}.get(each.kind, 1)
     return rounds * each.num_bytes * (size - 1) / size

@@ -77,6 +77,7 @@ def rewrite(path: Path, config: str | None = None) -> None:
     budgets = read_facts(path, _Budgets)
     for entry in _entries(budgets, config, path):
         entry["counts"] = measure(entry)
+    # counts are XLA's: they hold for one release
     budgets["jax"] = jax.__version__
     path.write_text(json.dumps(budgets, indent=1) + "\n")
 

@@ -82,6 +82,7 @@ def instruction_cost(module: Module, within: Computation, instruction: Instructi
     if collective := _COLLECTIVE.match(opcode):
         num_bytes = _result_bytes(instruction)
         cost.collectives[Collective(collective.group(1), num_bytes, instruction.group_size, where)] = 1
+        # in memory each card reads its part and writes the result; the links are bounded apart
         cost.num_bytes = 2.0 * num_bytes
         return cost
     _add_operations(module, within, instruction, cost)
@@ -103,10 +104,12 @@ def _add_operations(module: Module, within: Computation, instruction: Instructio
         cost.dot_flops[_precision(shapes[0][0], instruction)] += _convolution_flops(instruction, shapes[1][0])
     elif opcode == "custom-call":
         cost.library_calls[instruction.target] += 1
+        # the names differ between releases of jaxlib: xla_python_gpu_callback, xla_ffi_python_gpu_callback
         cost.callbacks += bool(_CALLBACK.search(instruction.target))
         if flops := _library_flops(instruction, shapes):
             cost.dot_flops[_precision(shapes[0][0], instruction)] += flops
     elif opcode in ("reduce", "reduce-window", "scatter", "sort"):
+        # the work is in what is reduced, not in the small result
         operands = [shape for operand in shapes for shape in operand]
         cost.element_ops += max((shape.size for shape in operands), default=0)
     elif opcode not in _MOVES and opcode not in _FREE:
@@ -158,6 +161,7 @@ def _traffic(module: Module, within: Computation, instruction: Instruction) -> f
         return 2.0 * written
     if instruction.opcode == "dynamic-update-slice":  # in place: the row is read and written, not the array
         return 2.0 * operands[1]
+    # a fusion may take a slice of an operand only: its parameters show how much is really read
     called = instruction.called("calls") if instruction.opcode == "fusion" else ()
     if not called:
         return float(sum(operands) + written)
@@ -171,6 +175,7 @@ def _read(fused: Computation, parameter: Instruction) -> int:
     for user in fused.users.get(parameter.name, []):
         in_place = user.opcode == "dynamic-update-slice"
         is_whole = not in_place and user.opcode not in _SLICES
+        # as the index of a slice, or as what is written, it is read whole
         if is_whole or fused.source(user.operands[0]) is not parameter:
             return parameter.num_bytes
         total += 0 if in_place else user.num_bytes

@@ -22,6 +22,7 @@ class Shape:
 
     @property
     def num_bytes(self) -> int:
+        # pred has no width in its name and takes a byte; s4 takes half of one, so bits are rounded up at the end
         named = re.match(r"[a-z]+(\d+)", self.dtype)
         bits = int(named[1]) if named else _BITS.get(self.dtype, 8)
         return -(-self.size * bits // 8)
@@ -60,6 +61,7 @@ class Instruction:
     @property
     def group_size(self) -> int | None:
         """Number of devices in a collective; None: not given."""
+        # three spellings: [groups,size]<=[devices], lists of devices, and axes of a named mesh
         if size := self.find(r"replica_groups=\[\d+,(\d+)\]"):
             return int(size)
         if first := self.find(r"replica_groups=\{\{([\d,]+)\}"):
@@ -144,11 +146,13 @@ def parse(text: str) -> Module:
 
 def _instruction(line: str) -> Instruction:
     name, _, rest = line.removeprefix("ROOT ").partition(" = ")
+    # a tuple's shapes are in parentheses, with spaces between them
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     shapes = tuple(Shape(dtype, _integers(dims)) for dtype, dims in _ARRAY.findall(rest[:end]))
     start = rest.index("(", end)
     close = _closing(rest, start)
     opcode = rest[end:start].strip()
+    # constants and parameters have numbers there, which are no operands
     operands = () if opcode in ("constant", "parameter") else tuple(_NAME.findall(rest[start:close]))
     return Instruction(name.lstrip("%"), shapes, opcode, operands, rest[close + 1 :], line.startswith("ROOT "))
 

@@ -56,6 +56,7 @@ def _fill(module: Module, computation: Computation, around: Loop, cost: Cost) ->
             _add_loop(module, each, around, cost)
         elif each.opcode == "conditional":
             names = each.called("branch_computations") or each.called("true_computation", "false_computation")
+            # which branch runs is known on the card alone: the one of more kernels bounds both
             branches = []
             for name in names:
                 branches.append(Cost())
@@ -77,6 +78,7 @@ def _add_loop(module: Module, instruction: Instruction, around: Loop, cost: Cost
     cost.add(loop.trip, loop.trips or 1)
     if loop.trips is None:
         condition = module.computations[instruction.called("condition")[0]]
+        # the host reads the condition's result before each trip
         check = Cost(host_trips=1.0)
         _fill(module, condition, loop, check)
         cost.add(check, 2)  # before the one trip and after it
@@ -92,6 +94,7 @@ def _name(loop: Loop, around: Loop, body: Computation) -> str:
         return UPDATE
     if "env_steps" in last and not inside_steps:
         return f"{ENV_STEP}, backward" if "transpose" in last else ENV_STEP
+    # MJX's loops have no scope of their own: they are known by the operations inside them
     is_counted, ops = loop.trips is not None, body.instructions
     may_be_physics = inside_steps and is_counted and PHYSICS_STEP not in around.path
     if may_be_physics and any("/step/forward/" in each.op_name for each in ops):  # it is made of MJX's steps

@@ -122,7 +122,9 @@ def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax
 
     key = jax.random.key(trainer.seed)
     rollout = jax.eval_shape(collect, parts.state.train.params, key)
+    # outside JAX some steps only reset: the mask is an input of the real program
     rollout = replace(rollout, valid=jax.ShapeDtypeStruct(rollout.reward.shape, bool))
+    # environments on the host are no arrays of the program
     state = replace(parts.state, envs=())
     return stepper.learn.lower(*(shapes_on(SingleDeviceSharding(device), each) for each in (state, rollout, key)))
 
@@ -137,6 +139,7 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
     began = time.monotonic()
     compiled, library_products = _compile_products(lowered)
     plan: Any = compiled.memory_analysis()
+    # an output that takes a donated argument's place needs no memory of its own
     arguments, outputs = plan.argument_size_in_bytes, plan.output_size_in_bytes - plan.alias_size_in_bytes
     memory = Memory(
         arguments=arguments,

@@ -102,7 +102,9 @@ def search(memory_at: Callable[[int], Memory], first: Memory, num_envs: int, car
     """Compile at two sizes, then where the line through them meets the memory; ``first``: at ``num_envs``."""
     usable = int(USABLE * card_memory)
     points = [(num_envs, first.peak)]
+    # far enough that what grows outweighs what does not
     size = 8 * num_envs
+    # memory is so close to linear in num_envs that two or three compilations suffice
     for _ in range(4):
         points.append((size, memory_at(size).peak))
         crossing = _crossing(points[-2:], usable, num_envs)
@@ -118,4 +120,5 @@ def _crossing(points: Sequence[tuple[int, int]], usable: int, multiple: int) -> 
     """Give the largest multiple below the point where the line through both meets ``usable``."""
     (n0, peak0), (n1, peak1) = points
     slope = max((peak1 - peak0) / (n1 - n0), 1.0) if n1 != n0 else 1.0
+    # 1% below: padding bends the line
     return max(int(0.99 * (n1 + (usable - peak1) / slope)) // multiple, 1) * multiple

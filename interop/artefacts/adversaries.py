@@ -79,6 +79,7 @@ def _patterns(rng: np.random.Generator, rows: int, shape: tuple[int, int, int]) 
     corners = [(row == i) & (column == j) for i in (0, height - 1) for j in (0, width - 1)]
     boards = [(row // size + column // size) % 2 == 0 for size in (1, 2, 3, 4)]
     grey = [row < 0, row >= 0, row < height // 2, column < width // 2, frame, *corners, *boards]
+    # grey pictures and pure channels: swapped colours and a transposed image both show
     drawn = [np.repeat(mask[..., None], channels, axis=-1) for mask in grey]
     drawn += [np.broadcast_to(np.arange(channels) == c, shape) for c in range(channels)]
     noise = rng.random((max(rows - len(drawn), 0), *shape)) < 0.5

@@ -102,6 +102,7 @@ def _apart(seen: Arrays) -> tuple[Arrays, Arrays]:
 
 def _consecutive(policy: Policy, params: Params, spec: PolicySpec, played: Arrays) -> Case:
     expected, allowed = _answer_to_chunk(policy, params, spec, played, answer=_loop_answer)
+    # zeros mark an episode's first step: no memory of a later one is all zeros
     starts = ~played[MEMORY].any(axis=1, keepdims=True)
     before = np.concatenate([np.zeros_like(played[MEMORY][:1]), expected["next_memory"][:-1]])
     observation = {**played, MEMORY: np.where(starts, np.float32(0.0), before)}
@@ -310,6 +311,7 @@ def _act(
         distribution, _, remembered = apply_policy(policy, params, carry.obs, carry.memory)
         action = distribution.env_action(distribution.sample(key_action))
         after, timestep = step(env, carry, action, key_env)
+        # as in ``unroll``: rows that ended forget
         after = replace(after, memory=forget(policy, remembered, timestep.terminated | timestep.truncated))
         clips = jnp.bool_(False)
         if bounds is not None:

@@ -210,6 +210,7 @@ def _write_stablehlo(path: Path, trained: Trained) -> None:
 
     spec, exporter = trained.spec, exporter_of(trained.policy)
     policy, params = exporter.actor_of(trained.policy), exporter.actor_params(trained.policy, trained.params)
+    # as constants of the program, a critic's weights would be written too
     params = {
         collection: {name: x for name, x in tree.items() if not name.startswith("critic")}
         for collection, tree in params.items()

@@ -67,6 +67,7 @@ def allowed_error(expected: FloatArray, sensitivity: NDArray[np.float64]) -> Flo
         expected: [B, A], JAX's answers.
         sensitivity: [B, A], κ of each number.
     """
+    # fmax passes over NaN: where JAX itself gives one, the comparison of NaNs decides
     largest = np.fmax.reduce(sensitivity, axis=-1, keepdims=True, initial=0.0)
     return np.maximum(4.0 * largest, _FLOOR * _scale(expected)).astype(np.float32)
 
@@ -118,6 +119,7 @@ def check_repeats(run: Run, case: Case, spec: Spec) -> None:
         ParityError: the same observations, noise included, gave other bits the second time.
     """
     leaves = [case.observation[name] for name in spec.inputs]
+    # bytes, since NaN is not equal to itself
     first, second = ([np.asarray(y).tobytes() for y in run(leaves)] for _ in range(2))
     if first != second:
         raise ParityError(f"the same rows of '{case.name}' gave other bits the second time")

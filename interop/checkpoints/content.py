@@ -84,6 +84,7 @@ def _list_of(each: Check, length: int | None = None) -> Check:
 
 
 def _is_whole(x: Any, low: int, end: int) -> bool:
+    # not isinstance: True and False are ints, too
     return type(x) is int and low <= x < end
 
 
@@ -181,6 +182,7 @@ def _extent(tree: Any) -> tuple[int, int] | None:
             return 0, 1
         if id(x) in known or depth > _MAX_DEPTH:  # None as long as it is being measured: it contains itself
             return known.get(id(x))
+        # a pickle can make containers that share or hold themselves: a walk without a memo would not end
         known[id(x)] = None
         levels, values = 0, 1
         for part in x.values() if isinstance(x, Mapping) else x:

@@ -118,6 +118,7 @@ def write_pt(path: Path, payload: dict[str, Any]) -> Path:
     with partial.open("wb") as file:
         torch.save(_to_tensors(payload), file)
         file.flush()
+        # before the rename: a crash leaves the old file or the whole new one
         os.fsync(file.fileno())
     os.replace(partial, path)
     return path
@@ -139,6 +140,7 @@ def scheduler_state(schedule: ScheduleConfig, base_rate: float, rate: float, ste
     if schedule.name is None:
         return None
     options = SCHEDULE_KWARGS[schedule.name](**dict(schedule.kwargs)).model_dump()
+    # a scheduler is made of an optimizer, any one, and reads its rate
     optimizer = torch.optim.SGD([torch.zeros(())], lr=base_rate)
     state = _SCHEDULERS[schedule.name](optimizer, **options).state_dict()
     return {**state, "last_epoch": step, "_step_count": step + 1, "_last_lr": [rate]}

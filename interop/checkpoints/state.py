@@ -134,6 +134,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
         raise ValueError(
             f"'global_step' {saved.global_step} is {update} updates of {rows} env steps; 31 bits count them"
         )
+    # the schedule's own count, if any, decides the rate; older files have the env steps alone
     step = next(n for n in (saved.schedule_step, saved.num_updates, update) if n is not None)
     schedule = bind_schedule(options.lr_scheduler, config.trainer.num_updates)
     notes += _schedule_notes(saved, schedule) + _option_notes(saved, options)
@@ -157,6 +158,7 @@ def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float,
     """Return the clamp of log_std in the EmbodiChain that reads this layout."""
     if like is not None:
         return log_std_range(load_content(like).get("metadata"))
+    # 0.3 made the clamp an option of ActorCritic alone
     separate = layout == "0.3" and isinstance(policy, ActorCritic)
     return log_std_range({"policy_attributes": {"action_std_range": _STD_RANGE_0_3}} if separate else None)
 

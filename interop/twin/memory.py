@@ -54,6 +54,7 @@ def history_step(spec: MemorySpec, x: Tensor, memory: Tensor) -> tuple[Tensor, T
         x: [..., F]; ``memory``: [..., M].
     """
     past = memory[..., :-1].unflatten(-1, (spec.length - 1, x.shape[-1]))
+    # a runtime may return 2.9999998 for 3
     count = memory[..., -1:].round()
     together = torch.cat([past, x.unsqueeze(-2)], dim=-2)
     gap = (spec.length - 1 - count).unsqueeze(-1)

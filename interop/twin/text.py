@@ -120,6 +120,7 @@ def words_of(text: str | bytes) -> list[bytes]:
 def _hash(word: bytes) -> int:
     """Σ_i b_i·P^i  (mod 2^32)"""
     total = 0
+    # Horner's rule, from the last byte
     for byte in reversed(word):
         total = (total * _PRIME + byte) % 2**32
     return total

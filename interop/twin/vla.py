@@ -136,12 +136,14 @@ class TorchVLA(nn.Module):
         text, mask = self._text(given["tokens"])
         summary = (text * mask[..., None]).sum(1)
         if self.spec.text_mean:
+            # an empty instruction has no word
             summary = summary / mask.sum(1, keepdim=True).clamp(min=1)
         seen = [self.get_submodule(f"encoders_{name}")(given[name], summary) for name in self.spec.images]
         numbers = torch.cat([numbers, *(places for _, places in seen)], dim=-1)
         number = self.number_out(functional.silu(self.number_in(numbers)))
         tokens = [*(token for token, _ in seen), text, number[:, None]]
         present = [torch.ones_like(token[..., 0], dtype=torch.bool) for token in tokens]
+        # of the words alone some are padding; pictures and numbers are always there
         present[-2] = mask
         x, there = torch.cat(tokens, dim=1), torch.cat(present, dim=1)
         caches = []
@@ -201,6 +203,7 @@ class Block(nn.Module):
             keys, values = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
             there = torch.cat([past[2], present], dim=1)
         score = query @ keys.transpose(-1, -2) / math.sqrt(self.size)
+        # finite: the softmax of a row of -inf would be NaN
         score = torch.where(there[:, None, None], score, -1e30)
         mixed = (torch.softmax(score, dim=-1) @ values).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
