@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
-    """The facts of a quarantined episode, and its actions [T, ...]; ValueError if it cannot be played again."""
+    """Read the facts of a quarantined episode, and its actions [T, ...]; ValueError if it cannot be played again."""
     if not file.is_file():
         raise ValueError(f"{file} is no file; give <run>/quarantine/….npz")
     try:
@@ -113,7 +113,7 @@ def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | No
 
 
 def _not_finite(timestep: HostTimestep) -> str:
-    """Names and values of what is not finite; empty where all is."""
+    """Name what is not finite, with its values; empty where all is."""
     leaves = jax.tree_util.tree_leaves_with_path({"reward": timestep.reward, "final_obs": timestep.final_obs})
     broken = [(path, leaf[0]) for path, leaf in leaves if not np.isfinite(leaf).all()]
     return "; ".join(f"{jax.tree_util.keystr(path, simple=True, separator='/')} {value}" for path, value in broken)

@@ -67,7 +67,7 @@ class Lanes:
     """The devices that share them. None: one has all."""
 
     def each(self, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """A function of one member as one of all: arguments and results get a first axis [M]."""
+        """Make a function of one member one of all: arguments and results get a first axis [M]."""
 
         def of_all(*args: PyTree) -> PyTree:
             return jax.vmap(function)(*args) if self.together else jax.lax.map(lambda each: function(*each), args)
@@ -76,7 +76,7 @@ class Lanes:
 
 
 def with_values(options: Any, values: Values) -> Any:
-    """The options with these values, arrays among them, in place of theirs. They are not checked."""
+    """Put these values, arrays among them, in place of the options' own. They are not checked."""
     return reduce(lambda changed, item: with_value(changed, *item), values.items(), options)
 
 

@@ -64,7 +64,7 @@ def save_checkpoint(
 
 
 def arrays_under_way(directory: Path, name: str) -> Path:
-    """The folder of a checkpoint's arrays until it is complete."""
+    """Name the folder of a checkpoint's arrays until it is complete."""
     return directory / f"{_PARTIAL}{name}" / "state"
 
 

@@ -36,7 +36,7 @@ def check_same_run(config: RunConfig, saved: RunConfig) -> None:
 
 
 def may_change(key: str) -> bool:
-    """True if a dotted key, or a section that it is in, is marked ``MayChange``."""
+    """Recognize a dotted key that is marked ``MayChange``, or is in such a section."""
     model: Any = RunConfig
     for name in key.split("."):
         field = getattr(model, "model_fields", {}).get(name)

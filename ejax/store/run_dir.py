@@ -112,11 +112,11 @@ class RunDirectory:
         return self.path / "configs" / "resolved.json"
 
     def periodic(self) -> list[Path]:
-        """The checkpoints made along the way, newest first."""
+        """List the checkpoints made along the way, newest first."""
         return list_checkpoints(self.checkpoints, self.exp_name)
 
     def best(self) -> list[Path]:
-        """The best checkpoint, newest first (two where a run was killed while it changed)."""
+        """List the best checkpoint, newest first (two where a run was killed while it changed)."""
         return list_checkpoints(self.checkpoints, f"{self.exp_name}_best")
 
     def save(self, state: PyTree, meta: dict[str, Any], *, keep: int) -> Path:
@@ -148,7 +148,7 @@ class RunDirectory:
         return [f"recovered {path}: a kill came while it was put in place" for path in found]
 
     def saved(self) -> list[Path]:
-        """All checkpoints, damaged ones included: those made along the way, then the best."""
+        """List all checkpoints, damaged ones included: those made along the way, then the best."""
         return [*self.periodic(), *self.best()]
 
     def check_sealed(self, schema_version: int) -> list[str]:

@@ -126,7 +126,7 @@ def max_updates(trainer: TrainerConfig) -> int:
 
 
 def device_step(made: Ingredients, options: Any) -> Step:
-    """Environments, which are inside the program, and update; ``options`` may have arrays in it."""
+    """Make a step of environments, which are inside the program, and update; ``options`` may hold arrays."""
     algorithm, env, num_steps = made.algorithm, cast(Env, made.env), made.config.trainer.buffer_size
     if algorithm.make_step is not None:
         return algorithm.make_step(made.policy, env, made.optimizer, options, num_steps=num_steps, dropout=made.dropout)
@@ -143,7 +143,7 @@ def device_step(made: Ingredients, options: Any) -> Step:
 
 
 def first_state(made: Ingredients, num_envs: int) -> RunState:
-    """The state at update 0, with environments inside the program."""
+    """Make the state at update 0, with environments inside the program."""
     algorithm, options, env = made.algorithm, made.config.algorithm.cfg, cast(Env, made.env)
     state = init_run_state(
         made.policy,
@@ -161,12 +161,12 @@ def first_state(made: Ingredients, num_envs: int) -> RunState:
 
 
 def num_devices(config: RunConfig) -> int:
-    """Devices that would share the environments."""
+    """Count the devices that would share the environments."""
     return len(all_devices(config)) if config.trainer.distributed else 1
 
 
 def all_devices(config: RunConfig) -> list[jax.Device]:
-    """The devices of the configured kind, in this machine or in those of all processes that train together."""
+    """List the devices of the configured kind, in this machine or in those of all processes that train together."""
     if scheduler := unjoined():
         text = f"got true in one of several processes of {scheduler} that do not know each other; {JOIN}"
         raise ConfigError([Problem("trainer.distributed", text)])

@@ -38,7 +38,7 @@ class FreshFacts(BaseModel):
 
 
 def fresh_seeds(trainer: TrainerConfig) -> list[int]:
-    """One for each evaluation of ``num_eval_episodes`` that ``final_eval_episodes`` takes; none where it is off."""
+    """Draw one for each evaluation of ``num_eval_episodes`` that ``final_eval_episodes`` takes; none where it is off."""
     wanted, each = trainer.final_eval_episodes or 0, trainer.num_eval_episodes
     if not trainer.enable_eval:
         return []
@@ -47,7 +47,7 @@ def fresh_seeds(trainer: TrainerConfig) -> list[int]:
 
 
 def best_or_last(best: Path | None, last: Path, note: Callable[[str], None]) -> Path:
-    """The best checkpoint; the last one if there is none, or if it is damaged, with a note."""
+    """Choose the best checkpoint; the last one if there is none, or if it is damaged, with a note."""
     if best is None:
         return last
     try:
@@ -59,7 +59,7 @@ def best_or_last(best: Path | None, last: Path, note: Callable[[str], None]) -> 
 
 
 def params_of(checkpoint: Path, last: Path, params: Params) -> Params:
-    """The policy in a checkpoint, where ``params`` are, which are those of the checkpoint ``last``."""
+    """Load the policy in a checkpoint to where ``params`` are, which are those of the checkpoint ``last``."""
     if step_of(checkpoint) == step_of(last):
         return params
     own = load_params(checkpoint, jax.eval_shape(lambda: params))
@@ -71,7 +71,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Means over the evaluations with these seeds, all of equally many episodes. None: ``play`` gave one up."""
+    """Take means over the evaluations with these seeds, all of equally many episodes. None: ``play`` gave one up."""
     found = []
     for seed in seeds:
         metrics = play(seed)
@@ -123,7 +123,7 @@ def read_fresh(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def fresh_facts(fresh: Mapping[str, Mapping[str, Any]], tag: str) -> dict[str, str]:
-    """Lines of a summary: each checkpoint's value of the watched metric over its fresh episodes."""
+    """Give lines of a summary: each checkpoint's value of the watched metric over its fresh episodes."""
     return {
         f"{which} checkpoint over {facts['episodes']:,} fresh episodes": f"{tag} {number(facts[tag])}"
         for which, facts in fresh.items()

@@ -32,7 +32,7 @@ def group_size(config: RunConfig, num_devices: int) -> int:
 
 
 def _own_groups(config: RunConfig, devices: Sequence[jax.Device]) -> range:
-    """Number the groups that this process steps: as many as each other one."""
+    """List the numbers of the groups that this process steps: as many as each other one."""
     num_groups = config.trainer.collector.num_groups
     num_devices = Counter(device.process_index for device in devices)
     if len(set(num_devices.values())) > 1:

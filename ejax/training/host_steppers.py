@@ -205,7 +205,7 @@ class MeshUpdate:
                 self._compiled = self._program.lower(state, rollout, self._key).compile()
 
     def learn(self, state: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:
-        """The metrics are this process's own."""
+        """Make the update; the metrics are this process's own."""
         state, metrics = self._compiled(state, rollout, self._key)
         return state, own_copy(metrics, self._here)
 

@@ -64,14 +64,14 @@ class Cadence:
         return divides(update, self.trainer.log_freq_updates) or update == self.num_updates
 
     def updates_until_event(self, update: int, limit: int) -> int:
-        """Updates from ``update`` to the next one that is evaluated or saved, that one included; at most ``limit``."""
+        """Count updates from ``update`` to the next one that is evaluated or saved, that one included, up to ``limit``."""
         limit = min(limit, self.num_updates - update)
         # a dispatch ends at an event: the states within it are never seen
         events = (n for n in range(1, limit) if self.evaluates(update + n) or self.saves(update + n))
         return next(events, limit)
 
     def video_number(self, update: int) -> int:
-        """Multiples of ``eval_freq`` passed; an evaluation at the end, between two of them, has the next number."""
+        """Count multiples of ``eval_freq`` passed; an evaluation at the end, between two of them, has the next number."""
         number = update * self.rows // max(1, self.eval_freq)
         return number if self.eval_freq == 0 or self.evaluates(update) else number + 1
 
@@ -210,7 +210,7 @@ class Loop(Generic[S, R]):
             return sink.end(state, update, self._steps_per_s(update, time.monotonic()), should_stop)
 
     def _agreed(self, count: int, stops: bool) -> tuple[int, bool]:
-        """The updates of the next dispatch, by the first process's clock, and whether any process stops instead."""
+        """Agree on the updates of the next dispatch, by the first process's clock, and on stopping instead."""
         if self._group is None:
             return count, stops
         words = self._group.gather({"count": count, "stops": stops}, "begin an update")

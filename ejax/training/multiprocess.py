@@ -32,7 +32,7 @@ from ejax.types import Metrics, PyTree
 
 
 def group_of(config: RunConfig) -> Group | None:
-    """The processes that train together. None: this is the only one. ConfigError if joined for a run of one."""
+    """Form the group of all processes. None: this is the only one. ConfigError if joined for a run of one."""
     if count() == 1:
         return None
     if not config.trainer.distributed:

@@ -43,5 +43,5 @@ class Parts:
 
 
 def rows_per_update(config: RunConfig, parts: Parts) -> int:
-    """Environment steps (of cloning: samples) of one update, on all devices."""
+    """Count environment steps (of cloning: samples) of one update, on all devices."""
     return config.trainer.buffer_size * config.trainer.num_envs * parts.num_devices

@@ -20,7 +20,7 @@ from ejax.types import Env, HostEnv, Key, Policy, PyTree
 
 
 def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
-    """The policy that the config names, for this environment's spaces.
+    """Make the policy that the config names, for this environment's spaces.
 
     A policy class of your own is called with ``policy.cfg`` and whichever of ``action_spec``, ``observation_space``,
     ``action_space``, ``actor``, ``critic`` its constructor takes.

@@ -148,7 +148,7 @@ class RunSink(Sink[RunState, RunResult]):
             self._call.group.gather(verdict, "evaluate")
 
     def _begin_evaluation(self, state: RunState) -> Callable[[], Metrics]:
-        """With the parameters where evaluation is compiled for: learners may have them on several devices."""
+        """Begin where the evaluation is compiled for: learners may have the parameters on several devices."""
         return self._evaluator.begin(own_copy(state.train.params, self._device))
 
     def _evaluate_now(self) -> None:
@@ -172,7 +172,7 @@ class RunSink(Sink[RunState, RunResult]):
             each.on_evaluation(run, metrics)
 
     def _results(self, evaluation: Callable[[], Metrics]) -> dict[str, float] | None:
-        """The metrics of an evaluation. None: the user wants the run to stop, and an environment does not return."""
+        """Wait for the metrics of an evaluation. None: the run is to stop, and an environment does not return."""
         pauses = self._trainer.collector.pause_in_evaluation
         try:
             with self._parts.stepper.paused() if pauses else nullcontext(), self._clock.of("evaluate"):
@@ -206,7 +206,7 @@ class RunSink(Sink[RunState, RunResult]):
         return {which: write_fresh(folder, which, path, trainer, found[which]) for which, path in checkpoints.items()}
 
     def end(self, state: RunState, update: int, steps_per_s: float, should_stop: ShouldStop) -> RunResult:
-        """A last checkpoint and evaluation, where the loop has not made them; the facts of the run."""
+        """Save and evaluate for the last time, where the loop has not; give the facts of the run."""
         run, progress, finished = self._run, self._progress, update >= self._trainer.num_updates
         run.state, run.update = state, update
         run.evaluation_due = finished and self._trainer.enable_eval and progress.last_evaluated != update

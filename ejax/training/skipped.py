@@ -14,12 +14,12 @@ class NonFiniteUpdateError(FloatingPointError):
 
 
 def skipped_fraction(metrics: Mapping[str, float]) -> float:
-    """The part of an update that was not applied: 0 to 1."""
+    """Give the part of an update that was not applied: 0 to 1."""
     return max(metrics.get("train/skipped_update", 0.0), metrics.get("train/skipped_fraction", 0.0))
 
 
 def skip_notes(update: int, metrics: Mapping[str, float]) -> list[str]:
-    """Lines for the console; none where all of the update was applied."""
+    """Write lines for the console; none where all of the update was applied."""
     excessive = metrics.get("train/skipped_excessive_gradient", 0.0) > 0.0
     why = "the gradient was above max_grad_norm_before_clip" if excessive else "loss, gradient or step were not finite"
     counts = {what: metrics.get(f"train/{what}", 0.0) for what in ("skipped_minibatches", "skipped_update")}

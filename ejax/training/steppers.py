@@ -41,19 +41,19 @@ class Stepper(AbstractContextManager[Any], Protocol[State]):
         ...
 
     def advance(self, state: State, count: int, should_stop: ShouldStop) -> tuple[State, Metrics] | None:
-        """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count]. None: stopped before there was a rollout."""
+        """Make ``count`` ≤ ``max_updates`` updates. Metrics are [≥ count]. None: stopped before there was a rollout."""
         ...
 
     def paused(self) -> AbstractContextManager[None]:
-        """Nothing is collected inside; EnvAbandoned if a step does not return and the user wants the run to stop."""
+        """Collect nothing inside; EnvAbandoned if a step does not return and the user wants the run to stop."""
         return nullcontext()
 
     def reports(self) -> list[str]:
-        """Messages since the last call."""
+        """Give the messages since the last call."""
         return []
 
     def versions(self) -> list[int] | None:
-        """Versions of the parameters that made each rollout since ``start``; None where they are always the newest."""
+        """List the versions of the parameters that made each rollout since ``start``; None where they are always the newest."""
         return None
 
     def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:

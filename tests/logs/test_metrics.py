@@ -154,7 +154,7 @@ class _FakeRun:
 
 @pytest.fixture
 def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict, _FakeRun]]:
-    """The calls of ``wandb.init``, each with the run that it gave."""
+    """List the calls of ``wandb.init``, each with the run that it gave."""
     runs: list[tuple[dict, _FakeRun]] = []
 
     def init(**options: object) -> _FakeRun:

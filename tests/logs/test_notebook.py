@@ -116,7 +116,7 @@ class Kernel:
         self.manager, self.client = manager, client
 
     def run(self, code: str, *, interrupt_at: str | None = None) -> list[str]:
-        """What a cell shows: text, or HTML where it has some.
+        """Give the output of a cell: text, or HTML if it has some.
 
         Args:
             interrupt_at: press the stop button as soon as this is shown.

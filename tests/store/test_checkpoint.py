@@ -45,18 +45,18 @@ def make_state(seed: int = 0) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that nobody changes."""
+    """Save a checkpoint that nobody changes."""
     return save_checkpoint(tmp_path_factory.mktemp("saved"), "a_step_64", make_state(), {"global_step": 64})
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A checkpoint to damage."""
+    """Save a checkpoint to damage."""
     return save_checkpoint(tmp_path, "a_step_64", make_state(), {"global_step": 64})
 
 
 def data_file(path: Path) -> Path:
-    """The largest file of the checkpoint's arrays."""
+    """Find the largest file of the checkpoint's arrays."""
     return max((file for file in (path / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
 
 
@@ -413,7 +413,7 @@ def test_checkpoints_are_listed_by_number_and_name(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run with checkpoints at 10 and 20."""
+    """Make a run with checkpoints at 10 and 20."""
     run = RunDirectory(tmp_path, "a")
     for step in (10, 20):
         run.save(make_state(seed=step), {"global_step": step}, keep=5)

@@ -31,7 +31,7 @@ def config(exp_name: str) -> RunConfig:
 
 
 def make(folder: Path, exp_name: str, number: int) -> Path:
-    """A run of that name, started at that second."""
+    """Make a run of that name, started at that second."""
     path = create_run_directory(config(exp_name), folder / f"{exp_name}_20260101_00000{number}").path
     os.utime(path / "configs" / "resolved.json", (number, number))
     return path

@@ -70,7 +70,7 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, count: int) -> None:
-    """The ``count``-th call of ``owner.name`` is where the run is killed, before it does anything."""
+    """Kill the run at the ``count``-th call of ``owner.name``, before it does anything."""
     real, calls = getattr(owner, name), []
 
     def call(*args: object, **kwargs: object) -> object:
@@ -92,7 +92,7 @@ def left(run: Path) -> tuple[dict, list[tuple[str, object]]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Runs that are evaluated where they save, elsewhere, and at the end; never interrupted. By their updates."""
+    """Make runs that are evaluated where they save, elsewhere, and at the end; never interrupted. By their updates."""
     folder = tmp_path_factory.mktemp("whole")
     return {n: train(parse_config(config(folder, updates=n)), run_dir=folder / str(n)).run_dir for n in (14, 15)}
 
@@ -208,7 +208,7 @@ def test_a_best_metric_that_a_host_environment_does_not_measure_is_refused_once_
 
 @pytest.fixture(scope="module")
 def to_damage(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dict]:
-    """A run to go on with, and what it should come to."""
+    """Make a run to go on with, and what it should come to."""
     folder = tmp_path_factory.mktemp("to_damage")
     raw = asynchronous_run(folder)
     train(parse_config(raw), run_dir=folder / "whole")

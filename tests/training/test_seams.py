@@ -72,7 +72,7 @@ class RememberingConfig(BaseModel):
 def make_remembering_step(
     policy: Policy, env: Env, optimizer: Any, config: RememberingConfig, *, num_steps: int, dropout: bool
 ) -> Step:
-    """Keeps the mean reward of the last rollouts, and learns nothing."""
+    """Keep the mean reward of the last rollouts, and learn nothing."""
     del optimizer, dropout
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:

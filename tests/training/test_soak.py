@@ -63,7 +63,7 @@ def test_without_a_bug_nothing_is_found_though_environments_fail(soak: Any, tmp_
 
 @pytest.fixture(scope="module")
 def delivered(soak: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """The first rollout of a sound run, and the offsets of values."""
+    """Collect the first rollout of a sound run, and the offsets of values."""
     kept: list[Any] = []
 
     class Keeps(soak.Auditor):  # type: ignore[misc]

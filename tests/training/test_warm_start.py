@@ -38,7 +38,7 @@ def config_with(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three updates."""
+    """Make a run of three updates."""
     return train(config_with(), run_dir=tmp_path_factory.mktemp("trained") / "run").run_dir
 
 

@@ -59,7 +59,7 @@ def watchdog(**changes: Any) -> Watchdog:
 
 @contextmanager
 def signal_when(ready: Callable[[], bool], number: signal.Signals = signal.SIGTERM) -> Iterator[None]:
-    """Sends it to this process, from another thread, once."""
+    """Send it to this process, from another thread, once."""
 
     def send() -> None:
         deadline = time.monotonic() + BOUND
