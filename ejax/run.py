@@ -97,7 +97,7 @@ class Trainer:
         **trainer: Any,
     ) -> None:
         if "num_envs" not in trainer and hasattr(env, "num_envs"):
-            trainer["num_envs"] = env.num_envs
+            trainer["num_envs"] = env.num_envs  # a vector environment has its size
         self.config = config_of(env, policy, algorithm, options, trainer)
         self.callbacks = tuple(callbacks)
         self._given = Given(env, policy, eval_env)
@@ -118,7 +118,7 @@ class Trainer:
         config = self.config
         if total_timesteps is not None:
             raw = config.to_dict()
-            raw["trainer"]["total_timesteps"] = total_timesteps
+            raw["trainer"]["total_timesteps"] = total_timesteps  # validated again, as from a file
             config = parse_untrusted(raw)
         find = partial(locate_run, resume=resume, run_dir=run_dir, fork=fork)
         return run_training(config, find, partial(_begin, self._given, self.callbacks, on_log))
@@ -172,5 +172,5 @@ def _begin(
     else:
         sink = FollowerSink(call, start, call.group)
     if owns_process():
-        call.watchdog.rescue = partial(rescue, sink, call.group)
+        call.watchdog.rescue = partial(rescue, sink, call.group)  # only a command line may end the process
     return start, sink

@@ -80,6 +80,7 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     from ejax.runtime.processes import Address, join
     from ejax.store.run_dir import open_run_directory
 
+    # what a person types is trusted, and remembered for the run
     trust_words([*args.trust, *args.overrides], remember=True)
     file = args.config
     if file is None:
@@ -156,7 +157,7 @@ def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_eac
         "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
         f"{config.step_name.removeprefix('env ')}/s{of_all}": result.training_fps,
     }
-    last = {"interrupted": None if result.finished else "yes; go on with --resume latest"}
+    last = {"interrupted": None if result.finished else "yes; go on with --resume latest"}  # the last line that is seen
     summary({key: value for key, value in (shared | facts | last).items() if value is not None})
 
 

@@ -29,7 +29,7 @@ def improves(metrics: Mapping[str, float], best: Best | None, *, tag: str, mode:
     on learning. Where that is equal too, or not known, the first stays.
     """
     value = metrics[tag]
-    if not math.isfinite(value) or metrics.get(NONFINITE_EPISODES):
+    if not math.isfinite(value) or metrics.get(NONFINITE_EPISODES):  # an episode that broke flatters or spoils a mean
         return False
     if best is None:
         return True

@@ -16,7 +16,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 372, 8, 168
 _MAX_POINTS = 500
 LARGEST = 1e300
 """The largest number that is drawn: larger ones count as not finite, since their sums may be."""
-_SPIKY = 20.0
+_SPIKY = 20.0  # one outlier must not flatten the rest
 """An axis is cut where all values span this many times what the middle 96% do."""
 
 
@@ -65,6 +65,7 @@ def number(x: float) -> str:
 
 def curves_figure(title: str, curves: Sequence[Curve], x_name: str) -> str:
     thin = [_thinned(curve) for curve in curves]
+    # bands are in the picture too
     finite = [y for curve in curves for piece in curve.pieces() for point in piece for y in point[1:4]]
     if not finite:
         return f"<figure><figcaption>{escape(title)}</figcaption><p class=note>no finite value</p></figure>"
@@ -94,11 +95,11 @@ def slice_figure(key: str, points: Sequence[tuple[object, float, str, int]], y_n
     """Draw a dot a run over the values of a key, to scale if numbers; ``points``: (value, result, label, colour)."""
     numbers = [float(value) for value, *_ in points if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) == len(points):
-        log = min(numbers) > 0 and max(numbers) / min(numbers) >= 8
+        log = min(numbers) > 0 and max(numbers) / min(numbers) >= 8  # learning rates and the like
         places = [math.log10(value) if log else value for value in numbers]
         names = {place: f"{value:.4g}" for place, value in zip(places, numbers, strict=True)}
     else:
-        texts = sorted({str(value) for value, *_ in points})
+        texts = sorted({str(value) for value, *_ in points})  # words stand side by side, in the order of the alphabet
         places = [float(texts.index(str(value))) for value, *_ in points]
         names = {float(i): text for i, text in enumerate(texts)}
     margin = 0.08 * (max(places) - min(places)) or 0.5
@@ -130,7 +131,7 @@ class _Axis:
         return min(max(place, -1e4), 1e4)  # what is cut off need not be far away
 
     def ticks(self) -> list[tuple[float, str]]:
-        rough = (self.high - self.low) / 4
+        rough = (self.high - self.low) / 4  # about four ticks fit beside each other
         size = 10.0 ** math.floor(math.log10(rough))
         step = size * next(factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
@@ -191,7 +192,7 @@ def _line(curve: Curve, x: _Axis, y: _Axis) -> str:
         for piece in curve.pieces()
         for i, point in enumerate(piece)
     ]
-    step, low, value, high, count = zip(*curve.points, strict=True)
+    step, low, value, high, count = zip(*curve.points, strict=True)  # the page shows them at the cursor
     data = {"label": curve.label, "x": " ".join(map(str, step)), "y": _texts(value)}
     if curve.num_runs > 1:
         data |= {"low": _texts(low), "high": _texts(high), "n": " ".join(map(str, count)), "runs": str(curve.num_runs)}
@@ -216,7 +217,7 @@ def _thinned(curve: Curve) -> Curve:
     points, total = curve.points, len(curve.points)
     if total <= _MAX_POINTS:
         return curve
-    edges = [round(i) for i in np.linspace(0, total, _MAX_POINTS // 2)]
+    edges = [round(i) for i in np.linspace(0, total, _MAX_POINTS // 2)]  # two points of each stretch are kept
     kept = {0, total - 1}
     for start, end in pairwise(edges):
         finite = [i for i in range(start, end) if math.isfinite(points[i].value)] or [start]

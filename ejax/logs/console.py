@@ -27,7 +27,7 @@ _MAX_CELLS = 12
 _MAX_NAME = 20
 _MIN_VALUE = 10
 _REFRESH_HZ = 4
-_PLAIN_INTERVAL_S = 1.0
+_PLAIN_INTERVAL_S = 1.0  # a log file of millions of updates stays readable
 
 
 class View(Protocol):
@@ -83,11 +83,11 @@ class PlainView:
     def write(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None:
         train = {tag: value for tag, value in metrics.items() if not tag.startswith("eval/")}
         if train:
-            self._pending.update(train)
+            self._pending.update(train)  # values of skipped lines stay until they are shown
             self._pending_step = step
             if self._clock() >= self._next_line:
                 self._print_pending()
-        if len(train) < len(metrics):
+        if len(train) < len(metrics):  # an evaluation: what came before it is shown first
             self._print_pending()
             fields = {tag.removeprefix("eval/"): v for tag, v in metrics.items() if tag not in train}
             self._print("eval", step, fields, f" best={number(best.value)}{at(best.step, '@{}')}" if best else "")
@@ -121,7 +121,7 @@ class LiveView:
         self._terminal = terminal
         self._latest = Latest(title, total_steps=total_steps, start_step=start_step)
         self._live = Live(console=terminal, get_renderable=self._render, refresh_per_second=_REFRESH_HZ)
-        self._live.start()
+        self._live.start()  # a thread redraws from here on
 
     def write(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None:
         self._latest.take(step, metrics, best)
@@ -159,7 +159,7 @@ class LiveView:
         table.add_column(ratio=1)
         for group, fields in rows.items():
             cells = [_cell(name, value, name_width, value_width) for name, value in fields.items()]
-            if len(cells) > _MAX_CELLS:
+            if len(cells) > _MAX_CELLS:  # a terminal has few rows
                 cells[_MAX_CELLS:] = [Text(f"… {len(cells) - _MAX_CELLS} more", style="dim")]
             if cells:
                 table.add_row(group, Columns(cells, width=name_width + 1 + value_width, padding=(0, 2)))
@@ -173,7 +173,7 @@ def what_moved(history: Sequence[Mapping[str, float]]) -> str:
     texts = []
     for tag, name in SHORT_NAME.items():
         values = [row[tag] for row in history if tag in row]
-        if values and tag != "charts/SPS":
+        if values and tag != "charts/SPS":  # speed is in the summary already
             texts.append(f"{name} {number(values[0])} → {number(values[-1])}")
     return ", ".join(texts)
 

@@ -43,9 +43,9 @@ def check_facts(facts: Any, schema: type[BaseModel]) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise FactsError(f"holds a {type(facts).__name__}; it must be a mapping")
     try:
-        schema.model_validate(facts, strict=True)
+        schema.model_validate(facts, strict=True)  # strict: no text passes for a number
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors()[0]  # one reason is enough to refuse a file
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             raise FactsError(f"lacks the key '{key}'") from None

@@ -33,7 +33,7 @@ class Latest:
         self._last_write_time = time.monotonic()
         if self._first_write is None and step > self.step:
             self._first_write = (step, self._last_write_time)
-        self._values = {**self._values, **metrics}
+        self._values = {**self._values, **metrics}  # a new mapping: a drawing thread has the old one whole
         self.step = step
         self.best = best
         if any(tag.startswith("eval/") for tag in metrics):
@@ -72,8 +72,9 @@ class Latest:
         """Give the remaining steps at the rate since the first update, to leave compilation out."""
         if self.step >= self.total_steps:
             return duration(0)
+        # without compilation, which comes once
         first_step, first_time = self._first_write or (self.step, self._start_time)
-        if self.step <= first_step:
+        if self.step <= first_step:  # no rate is known yet
             return "-:--:--"
         seconds_per_step = (self._last_write_time - first_time) / (self.step - first_step)
         due = self._last_write_time + (self.total_steps - self.step) * seconds_per_step

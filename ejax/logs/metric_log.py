@@ -58,7 +58,7 @@ class MetricLog:
 
     def __init__(self, path: Path) -> None:
         self._file = append_plain(path)
-        before = read_bytes(path, _MAX_BYTES)
+        before = read_bytes(path, _MAX_BYTES)  # the digest goes on from what earlier calls wrote
         self._bytes, self._digest = len(before), hashlib.sha256(before)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -67,7 +67,7 @@ class MetricLog:
         record |= {tag: value if math.isfinite(value) else None for tag, value in metrics.items()}
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         self._file.write(line)
-        self._file.flush()
+        self._file.flush()  # a kill loses no line that was written
         self._bytes += len(line)
         self._digest.update(line)
 
@@ -114,7 +114,7 @@ def keep_up_to(
         problems.append(f"{path} {changed}")
     if problems and content:
         aside = _aside(path)
-        aside.write_bytes(content)
+        aside.write_bytes(content)  # nothing is lost, also of what we cannot read
         problems[-1] += f" (as it was: {aside.name})"
     elif later:
         aside = _aside(path, "superseded")
@@ -151,13 +151,14 @@ def _scan(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[int]
             found.append((line, check_facts(parse_json(line), MetricRecord)))
         except ValueError:
             if not line.endswith(b"\n") and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
-                cut_short = number
+                cut_short = number  # the beginning of a line of ours: a kill came
             else:
                 wrong.append(number)
     return found, wrong, cut_short
 
 
 def _change(content: bytes, logged: Mapping[str, Any]) -> str | None:
+    # later lines are of updates after the checkpoint
     if hashlib.sha256(content[: logged["bytes"]]).hexdigest() == logged["sha256"]:
         return None
     what = "was changed" if len(content) >= logged["bytes"] else "lacks lines that it had" if content else "is gone"
@@ -182,7 +183,7 @@ def _replace(path: Path, content: bytes) -> None:
     with temporary.open("wb") as new:
         new.write(content)
         new.flush()
-        os.fsync(new.fileno())
+        os.fsync(new.fileno())  # before the name: a power cut must not leave an empty file
     os.replace(temporary, path)
 
 

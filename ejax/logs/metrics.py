@@ -65,6 +65,7 @@ class MetricWriter:
     ) -> None:
         trainer, log_dir, step = config.trainer, run_dir / "logs", update * rows
         name, resume_step = trainer.exp_name, None if is_new else step
+        # before any file is made
         wandb = _import_wandb() if (trainer.use_wandb if use_wandb is None else use_wandb) else None
         problems: list[str] = []
         with ExitStack() as stack:
@@ -93,7 +94,7 @@ class MetricWriter:
             if trainer.console if console is None else console:
                 self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step)
                 stack.callback(self._view.close)
-            self._stack = stack.pop_all()
+            self._stack = stack.pop_all()  # all are open: from here on ``close`` closes them
         for problem in problems:
             self.alarm(problem)
 

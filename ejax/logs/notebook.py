@@ -13,7 +13,7 @@ from ejax.logs.charts import curve_of, curves_figure
 from ejax.logs.latest import GROUPS, Latest
 from ejax.schema.plain_files import read_text
 
-_INTERVAL_S = 0.5
+_INTERVAL_S = 0.5  # each drawing goes through the kernel's socket
 _MAX_NOTES = 6
 _CURVES = {
     "charts/episode_reward_avg_100": "return, mean of 100 episodes",
@@ -26,6 +26,7 @@ _OF_MEMBERS = "/median"
 
 
 def in_notebook() -> bool:
+    # not imported: whoever runs a notebook has
     ipython, kernels = sys.modules.get("IPython"), sys.modules.get("ipykernel.zmqshell")
     return (
         ipython is not None and kernels is not None and isinstance(ipython.get_ipython(), kernels.ZMQInteractiveShell)
@@ -97,7 +98,7 @@ def _page(*parts: str) -> str:
 
 def _remember(history: dict[str, dict[int, float]], step: int, metrics: Mapping[str, float]) -> None:
     for tag in _CURVES:
-        value = metrics.get(tag, metrics.get(tag + _OF_MEMBERS, math.nan))
+        value = metrics.get(tag, metrics.get(tag + _OF_MEMBERS, math.nan))  # of a population the median
         if math.isfinite(value):
             history.setdefault(tag, {})[step] = value
 

@@ -21,7 +21,7 @@ def memory_in_use(first: jax.Device) -> dict[str, float]:
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _OF_MAXRSS
     found = {"memory/host_peak_mib": most / _MIB}
     for device in jax.local_devices(backend=first.platform):
-        stats = device.memory_stats() or {}
+        stats = device.memory_stats() or {}  # a CPU has none
         for name, key in (("in_use", "bytes_in_use"), ("peak", "peak_bytes_in_use")):
             if key in stats:
                 found[f"memory/{device.platform}{device.local_hardware_id}_{name}_mib"] = stats[key] / _MIB
@@ -30,6 +30,7 @@ def memory_in_use(first: jax.Device) -> dict[str, float]:
 
 def breakdown(seconds: Mapping[str, float]) -> str:
     """List the longest activities first, in one line; what is less than a percent is left out."""
+    # physics is inside other activities
     total = sum(value for name, value in seconds.items() if name != "physics") or 1.0
     longest = sorted(seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {value:.1f} s" for name, value in longest if value >= 0.01 * total)

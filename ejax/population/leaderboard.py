@@ -64,7 +64,7 @@ def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | 
         finite = np.sort(values[np.isfinite(values)].astype(np.float64))
         if len(finite) == 0:
             continue
-        cut = len(finite) // 4
+        cut = len(finite) // 4  # Agarwal et al.: the middle half
         rows[f"{tag}/median"] = float(np.median(finite))
         rows[f"{tag}/iqm"] = float(finite[cut : len(finite) - cut].mean())
         if tag in (best or {}):
@@ -77,11 +77,11 @@ def best_member(trainer: TrainerConfig, progress: Sequence[Progress], rewards: S
 
     Without evaluations: the one of the highest of ``rewards``, in training (NaN: not known). None: nothing is known.
     """
-    sign = 1.0 if trainer.best_eval_mode == "max" else -1.0
+    sign = 1.0 if trainer.best_eval_mode == "max" else -1.0  # so that the largest is the best
     bests = {i: each.best for i, each in enumerate(progress) if each.best is not None}
     if bests:
         own = {i: -math.inf if best.reward is None else best.reward for i, best in bests.items()}
-        return max(bests, key=lambda i: (sign * bests[i].value, own[i], -i))
+        return max(bests, key=lambda i: (sign * bests[i].value, own[i], -i))  # equal ones: the first
     known = [i for i, reward in enumerate(rewards) if math.isfinite(reward)]
     return max(known, key=lambda i: (rewards[i], -i), default=None)
 

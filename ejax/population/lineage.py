@@ -28,7 +28,7 @@ def read_exploits(population: Path) -> list[Exploited]:
     """Read all of a population, oldest first, without lines that are damaged."""
     file, found = population / EXPLOITS, []
     for line in read_bytes(file).decode(errors="replace").splitlines() if file.exists() else ():
-        with suppress(ValidationError):
+        with suppress(ValidationError):  # a kill may have cut a line short
             found.append(Exploited.model_validate_json(line))
     return sorted(found, key=lambda each: each.update)
 
@@ -47,7 +47,7 @@ def values_at(exploits: Sequence[Exploited], member: int, step: float, first: Ma
 def lineage(exploits: Sequence[Exploited], member: int, step: float = math.inf) -> str:
     """Whose parameters a member's are after ``step``, latest first: ``3 ← 5 at update 40 ← 2 at update 20``."""
     text, now, before = str(member), member, math.inf
-    for each in reversed(exploits):
+    for each in reversed(exploits):  # from the present back: a parent's own copy counts if it came earlier
         if each.member == now and each.update < before and each.step <= step:
             text += f" ← {each.parent} at update {each.update}"
             now, before = each.parent, each.update

@@ -69,11 +69,12 @@ def build_population(config: RunConfig) -> PopulationParts:
                 "by itself"
             )
             raise ConfigError([Problem("population", text)])
-    check_best_metric(configs[0], parts)
+    check_best_metric(configs[0], parts)  # members share environment and metric
     platform = config.trainer.device.partition(":")[0]
     devices = all_devices(config) if config.trainer.distributed else []
     devices = devices[: max((n for n in range(1, len(devices) + 1) if len(members) % n == 0), default=1)]
     shared = len(devices) > 1  # as many devices as divide the members
+    # a CPU is busy with one member
     lanes = Lanes(together=platform != "cpu", mesh=members_mesh(devices) if shared else None)
 
     state, notes = _first_state(members, configs, parts)
@@ -118,6 +119,7 @@ def _first_state(
     states: list[RunState] = []
     notes: tuple[str, ...] = ()
     policy, env = parts.policy, cast(Env, parts.env)
+    # one form of state for all: a coefficient of 0 keeps the reference too
     with_reference = any(record.keeps_reference(config.algorithm.cfg) for config in configs)
     record = replace(record, keeps_reference=lambda options: with_reference)
     values = {
@@ -143,9 +145,10 @@ def _first_state(
 def _member_step(config: RunConfig, parts: Parts, values: Values) -> Step:
     record, options = config.algorithm.record, config.algorithm.cfg
     if not values:
-        return cast(DeviceStepper, parts.stepper).step
+        return cast(DeviceStepper, parts.stepper).step  # nothing differs but the seed
     options = with_values(options, values)
     if record.update is not None:
+        # a jitted update takes its options as constants
         record = replace(record, update=unjit_for_traced(record.update, *values.values()))
     optimizer = record.make_optimizer(options)
     dropout = uses_dropout(config.policy, parts.policy)
@@ -168,6 +171,7 @@ def _check_values(make_step: Callable[[Values], Step], state: PopulationState) -
 
     if not values or fits(values):
         return
+    # each by itself first; else it is their combination
     wrong = [name for name in values if not fits({name: values[name]})] or list(values)
     text = "decides what is computed, so that each value needs a program of its own: give population.separate_runs=true"
     raise ConfigError([Problem(f"population.{OPTIONS}{name}", text) for name in wrong])

@@ -43,7 +43,7 @@ def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResu
     alive, finished, trained_s, steps = [True] * count, True, 0.0, 0
     for i, member in enumerate(members):
         own, folder = config.of_member(member), directory.member(i)
-        if _meta(folder).get("num_updates", 0) >= own.trainer.num_updates:
+        if _meta(folder).get("num_updates", 0) >= own.trainer.num_updates:  # finished by an earlier call
             continue
         if own.trainer.console:
             print(f"member {i} of {count}: trainer.seed={member.seed} {member.values}", flush=True)
@@ -54,7 +54,7 @@ def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResu
             print(f"member {i}: {error}", flush=True)
             continue
         trained_s, steps = trained_s + result.elapsed_time_sec, steps + result.global_step
-        finished = result.finished
+        finished = result.finished  # a signal stopped it: the others wait for the resume
         if not finished:
             break
     metas = [_meta(directory.member(i)) for i in range(count)]
@@ -99,7 +99,7 @@ def _summarize(config: RunConfig, directory: RunDirectory, logs: Sequence[list[d
                 at.setdefault(tag, []).append(value)
     file = directory.path / "logs" / "metrics.jsonl"
     file.parent.mkdir(exist_ok=True)
-    file.unlink(missing_ok=True)
+    file.unlink(missing_ok=True)  # made of the members' logs, whole each time
     last: dict[str, float] = {}
     with MetricLog(file) as log:
         for (step, evaluated), values in sorted(steps.items()):

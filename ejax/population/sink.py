@@ -83,6 +83,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         self.note(f"built and compiled {number} members in {seconds:.1f} s; run folder {self._directory.path}")
 
     def reached(self, state: PopulationState, update: int) -> Callable[[], Metrics] | None:
+        # here, while the state of all is on the device
         at_end = update == self._trainer.num_updates and self._trainer.enable_eval
         if not (self._cadence.evaluates(update) or at_end):
             return None
@@ -129,7 +130,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
 
     def _record_exploits(self, update: int, metrics: Arrays) -> None:
         own = np.arange(len(self._folders))
-        parents = metrics[PARENT].astype(int)
+        parents = metrics[PARENT].astype(int)  # a metric is float
         for i in np.flatnonzero(parents != own).tolist():
             values = {
                 f"algorithm.cfg.{name}": float(metrics[f"population/{name}"][i]) for name in self._parts.state.values
@@ -146,12 +147,12 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             metrics: Arrays = {name: np.asarray(x) for name, x in jax.device_get(evaluation()).items()}
         for i, folder in enumerate(self._folders):
             if self._alive[i]:
-                own_state = partial(member_state, state, i)
+                own_state = partial(member_state, state, i)  # sliced on the device, and only if it is saved
                 folder.record_evaluation(own_state, update, {name: x[i] for name, x in metrics.items()})
         self._summarize_evaluation(metrics)
         best = self._write_summary(state, update)
         shown = {k: x for k, x in self._last_eval.items() if k.startswith((self._trainer.best_eval_metric, REWARD))}
-        known = None if best is None else self._folders[best].progress.best
+        known = None if best is None else self._folders[best].progress.best  # the console shows the best of all members
         self._writer.write(update * self._rows, self._last_eval, known, shown=shown)
 
     def _summarize_evaluation(self, metrics: Arrays) -> None:
@@ -214,7 +215,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         finished = update >= self._trainer.num_updates
         self._save(state, update)
         for i, folder in enumerate(self._folders):
-            folder.saver.save(member_state(state, i), update)
+            folder.saver.save(member_state(state, i), update)  # so that each member can be gone on with by itself
         best = self._write_summary(state, update)
         if finished:
             self._evaluate_fresh(state, should_stop)

@@ -89,7 +89,7 @@ def make_population_step(
     """
 
     def one(state: RunState, values: Values, alive: Array, update: Array, key: Key) -> tuple[RunState, Array, Metrics]:
-        step = make_step(values)
+        step = make_step(values)  # inside the trace: values are arrays here
 
         def train(state: RunState) -> tuple[RunState, Metrics]:
             return step(state, jax.random.fold_in(key, update))
@@ -153,7 +153,7 @@ def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit
     values = {}
     for i, (name, value) in enumerate(before.items()):
         factor = jax.random.choice(jax.random.fold_in(key_perturb, i), factors, (num_members,))
-        moved = jnp.clip(value * factor, *exploit.bounds[name])
+        moved = jnp.clip(value * factor, *exploit.bounds[name])  # the config's own range
         values[name] = jnp.where(parent == own, value, moved)
     # the optimizer holds its learning rate as an array: a copied one has to move with the member's value
     train = copy(state.members.train)

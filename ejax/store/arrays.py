@@ -36,6 +36,7 @@ def save_arrays(folder: Path, state: PyTree) -> None:
             if code is None:
                 raise
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+    # one reader is enough: all arrays are on the one disk
     if jax.process_index() == 0 and (problems := _differences(read_arrays(folder.parent, None), _flatten(state))):
         raise CheckpointError(f"{folder} was not stored as it was given: {'; '.join(problems[:_MAX_NAMED])}")
 
@@ -111,7 +112,7 @@ def _silent_orbax() -> Iterator[Any]:
     """Import orbax, which takes most of a second, and keep it from warning of what is wanted or raised here."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    logger.setLevel(logging.CRITICAL)  # it logs each save through absl
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -128,7 +129,7 @@ def _plain_path(folder: Path) -> Iterator[str]:
     if re.fullmatch(r"[\w/.,+=@~ -]*", str(folder.absolute()), re.ASCII) or not os.path.isdir("/proc/self/fd"):
         yield str(folder.absolute())
         return
-    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself may not be there yet
     try:
         yield f"/proc/self/fd/{descriptor}/{folder.name}"
     finally:

@@ -33,7 +33,7 @@ _READ_VERSIONS = (1, 2)
 """Version 1 differs by a ``SHA256`` without a digest of its own."""
 _PARTIAL, _REPLACED = ".partial-", ".replaced-"
 _REMEDY = "Use the config it was made with."
-_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")
+_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")  # those whose versions may change numbers
 
 
 class CheckpointMeta(BaseModel):
@@ -72,7 +72,7 @@ def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:
     """Replace the meta of a checkpoint, as a whole or not at all."""
     _tidy(path.parent)
     partial = path.with_name(f"{_PARTIAL}{path.name}")
-    shutil.copytree(path / "state", partial / "state", copy_function=_link)
+    shutil.copytree(path / "state", partial / "state", copy_function=_link)  # links: the arrays are not written again
     _complete(partial, path, meta)
 
 
@@ -141,7 +141,7 @@ def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta)
         meta = read_facts(path / "meta.json", schema)
         if meta["schema_version"] >= SCHEMA_VERSION and not has_own_digest:
             raise DamagedError(f"{LISTING} was cut short")
-        if not any((path / "state").iterdir()):
+        if not any((path / "state").iterdir()):  # digests of nothing agree
             raise DamagedError("state is empty")
     except OSError:
         raise CheckpointError(f"checkpoint {path} is damaged: it has no folder state") from None
@@ -183,7 +183,7 @@ def _complete(partial: Path, final: Path, meta: dict[str, Any]) -> Path:
         _sync(path)
     replaced = final.with_name(f"{_REPLACED}{final.name}")
     if os.path.lexists(final):
-        os.replace(final, replaced)
+        os.replace(final, replaced)  # a kill here leaves both, of which recovery keeps the new one
     os.replace(partial, final)
     _sync(final.parent)
     remove(replaced)

@@ -49,6 +49,7 @@ def check_digests(folder: Path, names: Sequence[str] | None = None, listing: str
     except UnicodeDecodeError:
         raise DamagedError(f"{listing} was changed: it is not text") from None
     whole = render_digests(digests)
+    # compared as a whole, so that no line can hide
     if written in (whole, own := whole[: whole.rindex("\n", 0, -1) + 1]) and digests:
         return written != own
     raise DamagedError(_difference(written, digests))

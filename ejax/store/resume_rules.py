@@ -78,6 +78,7 @@ def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
     changed = {key: [there, here] for key, there, here in differences(before, now, "")}
     if not changed or not config_file.with_name(LISTING).exists():  # a lost seal is reported, not made again
         return
+    # its number of updates is derived from several keys
     trainer = TrainerConfig.model_validate_json(json.dumps(before["trainer"]), strict=True)
     try:
         changes = read_facts(config_file.with_name(CHANGES), _Changes)["changes"]
@@ -90,6 +91,6 @@ def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
     versions = config_file.with_name(VERSIONS)
     digests = {config_file.name: sha256(text.encode()), VERSIONS: sha256(read_bytes(versions))}
     listing = config_file.with_name(NEXT_LISTING)
-    replace_text(listing, render_digests(digests))
+    replace_text(listing, render_digests(digests))  # in reserve, until the config that it seals is there
     replace_text(config_file, text)
     os.replace(listing, config_file.with_name(LISTING))

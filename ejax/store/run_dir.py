@@ -122,7 +122,7 @@ class RunDirectory:
     def save(self, state: PyTree, meta: dict[str, Any], *, keep: int) -> Path:
         """Save a periodic checkpoint; of the older ones ``keep`` − 1 stay."""
         path = save_checkpoint(self.checkpoints, self._name(meta["global_step"]), state, meta, self.save_arrays)
-        for old in self.periodic()[keep:]:
+        for old in self.periodic()[keep:]:  # only now, when the new one is complete
             remove(old)
         return path
 
@@ -189,7 +189,7 @@ class RunDirectory:
         configs = [self.config_file.with_name(name) for name in (*_CONFIGS, CHANGES, LISTING, ".partial")]
         for file in (*configs, self.path / SCHEDULE, self.path / LOCK):
             file.unlink(missing_ok=True)
-        for folder in (self.config_file.parent, self.checkpoints, self.path):
+        for folder in (self.config_file.parent, self.checkpoints, self.path):  # empty ones only: the rest is not ours
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
@@ -257,6 +257,7 @@ def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[st
     directory.checkpoints.mkdir(exist_ok=True)
     texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
+    # before the config: a run without its seal would look damaged
     (configs / LISTING).write_text(render_digests(digests))
     (configs / VERSIONS).write_text(texts[1])
     replace_text(directory.config_file, texts[0])  # last and whole: it makes the folder a run
@@ -356,7 +357,7 @@ def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory
             raise ValueError(f"got member {member}, but {directory.path} is no population, and has none")
         return directory, config
     if member is None:
-        remedy = f"name {directory.member(0).path} or another"
+        remedy = f"name {directory.member(0).path} or another"  # members train on without a best one
         try:
             member = read_facts(directory.path / "population.json", _Summary)["best"]
         except FactsError as error:

@@ -48,7 +48,7 @@ def run_lock(folder: Path) -> Iterator[str]:
     # before opening it: closing any descriptor of a file gives up the process's lock
     if path.exists() and _identity(path.stat()) in _HELD:
         raise RunInUseError(_refusal(folder, "another call in this process"))
-    with path.open("a+b") as file:
+    with path.open("a+b") as file:  # never truncated before the lock is held
         identity, former = _identity(os.fstat(file.fileno())), dict[str, Any]()
         file.seek(0)
         with suppress(ValueError):  # of a damaged file nothing is known
@@ -61,7 +61,7 @@ def run_lock(folder: Path) -> Iterator[str]:
         try:
             _write_owner(file, {"host": socket.gethostname(), "pid": os.getpid(), "boot_ticks": _started(os.getpid())})
             yield f"{_name(former)} ended without giving {folder} back; this process goes on there" if former else ""
-            _write_owner(file, {})
+            _write_owner(file, {})  # given back in order: the next owner has nothing to report
         finally:
             _HELD.discard(identity)
 

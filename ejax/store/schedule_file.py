@@ -22,6 +22,7 @@ def write_schedule(run: Path, first: int, versions: Sequence[int]) -> str:
     """Write the versions from rollout ``first`` on, after the earlier ones (lost: null); return the digest of all."""
     file = run / SCHEDULE
     earlier = _read_schedule(file)[:first] if first and file.exists() else []
+    # a hole is kept as null: later versions stay at their places
     all_versions = [*earlier, *[None] * (first - len(earlier)), *versions]
     replace_text(file, json.dumps({"versions": all_versions}))
     return _schedule_digest(all_versions)
@@ -36,6 +37,7 @@ def check_schedule(run: Path, first: int, digest: str | None) -> list[str]:
     file = run / SCHEDULE
     try:
         versions = _read_schedule(file)[:first]
+        # without a digest, of an old checkpoint, the number has to do
         if len(versions) == first and digest in (None, _schedule_digest(versions)):
             return []
         problem = f"{file} does not hold the versions of the {first} rollouts before this resume"

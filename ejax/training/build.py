@@ -93,7 +93,7 @@ def _ingredients(
     if algorithm.with_teacher is not None:
         teacher, more = load_teacher(config, env)
         notes += more
-        algorithm = algorithm.with_teacher(teacher)
+        algorithm = algorithm.with_teacher(teacher)  # now its update knows the teacher
     key, dropout = jax.random.key(config.trainer.seed), uses_dropout(config.policy, policy)
     made = Ingredients(config, algorithm, policy, env, algorithm.make_optimizer(options), key, dropout)
     return made, eval_env, notes
@@ -105,7 +105,7 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
     # the whole first state in one program; environments of all devices are made here and sharded by the stepper
     among = len(devices) if devices else 1
     make_first = partial(first_state, made, num_envs=among * trainer.num_envs)
-    state = jax.eval_shape(make_first) if shapes_only else make_first()
+    state = jax.eval_shape(make_first) if shapes_only else make_first()  # devices that are absent hold no arrays
 
     functions = (algorithm.update, algorithm.make_step, algorithm.resets)
     what = (*functions, made.policy, made.env, options, trainer.buffer_size, made.dropout)
@@ -114,7 +114,7 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
         made.key,
         max_updates(trainer),
         layout=shared_environments(devices, shard_parameters=trainer.shard_parameters) if devices else None,
-        what=None if algorithm.with_teacher else what,
+        what=None if algorithm.with_teacher else what,  # a teacher is not compared, so no program is shared
     )
     return Parts(made.policy, made.env, made.optimizer, stepper, state, among)
 

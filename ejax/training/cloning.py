@@ -103,7 +103,7 @@ class CloningStepper(Stepper[RunState]):
         drawn = self.demonstrations.next(should_stop)
         if drawn is None:
             return None
-        batch, waited_s = drawn
+        batch, waited_s = drawn  # seconds in which the device had nothing to do
         is_first = self._update == self._first
         if is_first:
             self._check_actions(batch)
@@ -158,6 +158,7 @@ class Demonstrations:
         self._num_windows, self._obs = num_windows, obs
         self._engine = _make_engine(config) if config.source == "engine" else None
         self._source: ChunkSource | None = self._engine
+        # drawing is NumPy and disk, which let other threads run
         self._pool = ThreadPoolExecutor(config.num_workers, "ejax-draw")
         self._ahead: deque[Future[Batch]] = deque()
         self._drawing, self._closing = threading.Lock(), threading.Event()
@@ -193,7 +194,7 @@ class Demonstrations:
             if int(self._state["digest"]) != int(state["digest"]):
                 text = f"{folder} does not begin with the {count} episodes that the run was started with"
                 raise CheckpointError(f"{text}; give back that folder by data.folder")
-        self._next = first
+        self._next = first  # batch k is drawn for update k, also after a resume
         while len(self._ahead) < self.config.prefetch:
             self._draw_one_more()
 

@@ -68,7 +68,7 @@ def adopt_env(config: RunConfig, env: Any, *, num_envs: int, quarantine: Path) -
     if isinstance(env, gymnasium.Env):
         text = f"got one {type(env).__name__}; give a vector environment, such as gymnasium.make_vec(...)"
         raise ConfigError([Problem("env", text)])
-    env = vectorize(env, lambda: env, num_envs)
+    env = vectorize(env, lambda: env, num_envs)  # a vector environment of Gymnasium's becomes a HostEnv, others stay
     if not isinstance(env, HostEnv):
         return cast(Env, env)
     if env.num_envs != num_envs:
@@ -118,6 +118,7 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
     options, size = dict(cfg), 1
     if "action_chunk" not in parameters:
         size = options.pop("action_chunk", 1)
+    # a host environment has its rows from the start
     options |= {"num_envs": num_envs} if "num_envs" in parameters else {}
     if events or "randomization" in parameters:
         from ejax.envs.wrappers.randomized import randomized  # imports MuJoCo
@@ -168,7 +169,7 @@ def resolve_physics(
     if given == "auto" and begun_with not in (None, engine):
         notes = (f"physics: {begun_with}, as the run was begun; auto means {engine} here, since {why}",)
         engine = cast(Engine, begun_with)
-    if how := how_to_install(engine):
+    if how := how_to_install(engine):  # found now, not in the middle of building
         text = f"'{given}' is {engine} here" if given == "auto" else f"got '{engine}'"
         raise ConfigError([Problem(f"env.cfg.{'.'.join(path)}", f"{text}, which is not installed: {how}")])
     if given != "auto":
@@ -194,6 +195,6 @@ def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], En
         sensing = bool(getattr(make, "senses_contacts", False))
         return ("physics",), cfg.get("physics", parameters["physics"].default), sensing
     if "env_cfg" in parameters and isinstance(cfg.get("env"), str):  # an environment that wraps another
-        path, engine, sensing = _find_engine(cfg["env"], cfg.get("env_cfg") or {})
+        path, engine, sensing = _find_engine(cfg["env"], cfg.get("env_cfg") or {})  # the wrapped one steps the physics
         return ("env_cfg", *path), engine, sensing
     return (), None, False

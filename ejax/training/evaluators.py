@@ -45,7 +45,7 @@ def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluat
     if not isinstance(parts.env, HostEnv):
         return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env, env), trainer)
     if env is None and trainer.enable_eval:
-        num_envs = min(trainer.num_eval_envs, trainer.num_eval_episodes)
+        num_envs = min(trainer.num_eval_envs, trainer.num_eval_episodes)  # more would play episodes that do not count
         env = build_env(config, phase="eval", num_envs=num_envs, quarantine=quarantine)
     return HostEvaluator(parts.policy, env if isinstance(env, HostEnv) and trainer.enable_eval else None, trainer)
 
@@ -96,11 +96,12 @@ class DeviceEvaluator(Evaluator):
     def compile(self, params: Params) -> None:
         try:
             what = ("evaluate", self._policy, self._env, *episode_options(self._trainer).items())
+            # the function of members is another object in each call
             key = programs.key_of(what if self._each is None else None, params)
             program = programs.find(key) or programs.keep(key, self.lower(params).compile())
             self._compiled.set_result(program)
         except BaseException as error:
-            self._compiled.set_exception(error)
+            self._compiled.set_exception(error)  # raised where the program is needed
 
     def lower(self, params: Params) -> jax.stages.Lowered:
         """Lower the program of an evaluation; shapes of the parameters will do."""
@@ -148,7 +149,7 @@ class HostEvaluator(Evaluator):
             num_episodes=trainer.num_eval_episodes,
             choice=trainer.eval_episode_choice,
         )
-        return lambda: summarize(play())
+        return lambda: summarize(play())  # in the caller's thread: some simulators work in no other
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         try:

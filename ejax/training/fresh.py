@@ -23,7 +23,7 @@ from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoin
 from ejax.types import Params
 
 BROKEN_OFF = "the fresh episodes were broken off; --resume latest plays them"
-_FRESH = 0xF4E5
+_FRESH = 0xF4E5  # sets these seeds apart from training and evaluation
 
 
 class FreshFacts(BaseModel):
@@ -38,7 +38,7 @@ class FreshFacts(BaseModel):
 
 
 def fresh_seeds(trainer: TrainerConfig) -> list[int]:
-    """Draw one for each evaluation of ``num_eval_episodes`` that ``final_eval_episodes`` takes; none where it is off."""
+    """Draw one for each evaluation of ``num_eval_episodes`` that ``final_eval_episodes`` takes; none if it is off."""
     wanted, each = trainer.final_eval_episodes or 0, trainer.num_eval_episodes
     if not trainer.enable_eval:
         return []
@@ -60,7 +60,7 @@ def best_or_last(best: Path | None, last: Path, note: Callable[[str], None]) -> 
 
 def params_of(checkpoint: Path, last: Path, params: Params) -> Params:
     """Load the policy in a checkpoint to where ``params`` are, which are those of the checkpoint ``last``."""
-    if step_of(checkpoint) == step_of(last):
+    if step_of(checkpoint) == step_of(last):  # saved as best and as last
         return params
     own = load_params(checkpoint, jax.eval_shape(lambda: params))
     return jax.tree.map(lambda x, there: jax.device_put(x, there.sharding), own, params)
@@ -79,6 +79,7 @@ def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any]
             return None
         found.append(metrics)
     total = {tag: sum(metrics[tag] for metrics in found) for tag in found[0]}
+    # a count, which adds up
     return {tag: x if tag == NONFINITE_EPISODES else x / len(seeds) for tag, x in total.items()}
 
 

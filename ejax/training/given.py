@@ -117,6 +117,7 @@ def _arguments_of(made: Any) -> dict[str, Any] | None:
         value = getattr(made, each.name)
         try:
             if each.default is MISSING or value != each.default:
+                # as a file would hold it: tuples become lists
                 found[each.name] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError):
             return None
@@ -128,7 +129,7 @@ def _name_of(kind: Kind, made: Any, module: str, attribute: str, short: str) -> 
     if (name := _registered_name(kind, made, module)) is not None:
         return name
     if getattr(sys.modules.get(module), attribute, None) is made:
-        trust(f"{module}:{attribute}")
+        trust(f"{module}:{attribute}")  # the caller has run this code already
         return f"{module}:{attribute}"
     return _register(kind, short, made)
 
@@ -136,7 +137,7 @@ def _name_of(kind: Kind, made: Any, module: str, attribute: str, short: str) -> 
 def _registered_name(kind: Kind, made: Any, module: str) -> str | None:
     """Look an object of ``module`` up, or a policy's record whose ``make`` it is."""
     for name, entry in registry.entries(kind).items():
-        if not isinstance(entry, str) or entry.startswith(f"{module}:"):
+        if not isinstance(entry, str) or entry.startswith(f"{module}:"):  # other entries need not be imported
             found = registry.resolve(kind, name)
             if found is made or (isinstance(found, PolicyKind) and found.make is made):
                 return name
@@ -146,5 +147,5 @@ def _registered_name(kind: Kind, made: Any, module: str) -> str | None:
 def _register(kind: Kind, name: str, made: Any) -> str:
     former = registry.entries(kind).get(name)
     same = former is not None and getattr(former, "__qualname__", name) == getattr(made, "__qualname__", name)
-    registry.register(kind, name, made, override=same)
+    registry.register(kind, name, made, override=same)  # a second Trainer of the same class takes the name over
     return name

@@ -87,6 +87,7 @@ def _groups(config: RunConfig, first: Env | HostEnv, num_groups: int, size: int,
     if config.trainer.collector.mode == "device":
         text = f"got 'device', but {config.env.id} lives outside JAX; allowed: auto, host, async"
         raise ConfigError([Problem("trainer.collector.mode", text)])
+    # the first one exists: it decided the policy's shapes
     others = [build_env(config, num_envs=size, quarantine=quarantine) for _ in range(num_groups - 1)]
     return [first, *(env for env in others if isinstance(env, HostEnv))]
 
@@ -98,7 +99,7 @@ def _check_starts(config: RunConfig, resets: ResetPolicy, groups: Sequence[HostE
     if not groups[0].seeds_rows:
         text = f"is true, but the starts of {config.env.id} cannot be chosen; give false"
         raise ConfigError([Problem("algorithm.cfg.shared_start", text)])
-    if groups[0].num_envs % resets.group_size:
+    if groups[0].num_envs % resets.group_size:  # starts are shared inside a group
         num_groups = config.trainer.collector.num_groups
         text = f"got {num_groups} groups of {groups[0].num_envs} envs; group_size {resets.group_size} must divide"
         raise ConfigError([Problem("trainer.collector.num_groups", text)])
@@ -128,7 +129,7 @@ def _stepper(
             mesh=make_mesh(devices) if devices else None,
         ),
     )
-    background = None
+    background = None  # then the main thread collects between updates
     if wanted.mode == "async":
         timeouts = {"stop_timeout_s": wanted.stop_timeout_s, "env_timeout_s": wanted.env_timeout_s}
         background = AsyncCollector(collector, made.key, schedule=_schedule(wanted), **timeouts)
@@ -152,7 +153,7 @@ def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tu
     if learners and trainer.num_envs % len(learners):
         text = f"got {len(learners)} devices for num_envs {trainer.num_envs}, which they must divide"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
-    if trainer.shard_parameters:
+    if trainer.shard_parameters:  # found here: the environment decides where the policy acts
         text = "got true, but the policy acts outside the program, where a device needs all of it; give false"
         raise ConfigError([Problem("trainer.shard_parameters", text)])
     if learners and devices:

@@ -71,7 +71,7 @@ class HostStepper(Stepper[RunState]):
         else:
             if not self.collector.restart:
                 self.notes.append("not exact: these environments cannot be saved, so new episodes start")
-            learner = drop_episodes(learner)
+            learner = drop_episodes(learner)  # their returns so far belong to episodes that are lost
         learner = commit_to_device(learner) if self._mesh_update is None else self._mesh_update.place(learner)
         self._is_first = True
         self.collector.compile(learner.train.params)
@@ -96,7 +96,7 @@ class HostStepper(Stepper[RunState]):
         seconds = {"time/update_s": updated - began, "time/collect_s": time.perf_counter() - updated}
         began = time.perf_counter()
         if self._mesh_update is not None and collected is not None:
-            self._mesh_update.compile(replace(state, envs=()), collected.rollout)
+            self._mesh_update.compile(replace(state, envs=()), collected.rollout)  # not while the others wait
         compile_s = time.perf_counter() - began
         # all processes agree here that there is a rollout, since all must make the update
         facts = self._metrics_of_all(collected)
@@ -137,7 +137,7 @@ class HostStepper(Stepper[RunState]):
         if self._mesh_update is not None:
             return self._mesh_update.learn(learner, rollout)
         if self._learners is not None:
-            learner = jax.device_put(learner, replicated(self._learners))
+            learner = jax.device_put(learner, replicated(self._learners))  # after the first update it is there
             rollout = jax.device_put(rollout, sharded(self._learners, axis=1))
         # the other half is the collection's, which may run ahead in a thread
         _, key_update = jax.random.split(jax.random.fold_in(self._key, self._update))
@@ -156,6 +156,7 @@ class HostStepper(Stepper[RunState]):
             return None
 
     def paused(self) -> AbstractContextManager[None]:
+        # collection is between updates then: nothing to pause
         return nullcontext() if self.background is None else self.background.paused(self._should_stop)
 
     def reports(self) -> list[str]:

@@ -64,14 +64,14 @@ class Cadence:
         return divides(update, self.trainer.log_freq_updates) or update == self.num_updates
 
     def updates_until_event(self, update: int, limit: int) -> int:
-        """Count updates from ``update`` to the next one that is evaluated or saved, that one included, up to ``limit``."""
+        """Count updates from ``update`` to the next one that is evaluated or saved, inclusive, up to ``limit``."""
         limit = min(limit, self.num_updates - update)
         # a dispatch ends at an event: the states within it are never seen
         events = (n for n in range(1, limit) if self.evaluates(update + n) or self.saves(update + n))
         return next(events, limit)
 
     def video_number(self, update: int) -> int:
-        """Count multiples of ``eval_freq`` passed; an evaluation at the end, between two of them, has the next number."""
+        """Count multiples of ``eval_freq`` passed; an evaluation at the end, between two of them, has the next one."""
         number = update * self.rows // max(1, self.eval_freq)
         return number if self.eval_freq == 0 or self.evaluates(update) else number + 1
 
@@ -88,7 +88,7 @@ class Throttle:
     def took(self, count: int, seconds: float) -> None:
         if self._adapts:
             # grow slowly, so that one slow dispatch (an evaluation) does not shrink the next ones to nothing
-            fitting = int(count * _SECONDS_PER_DISPATCH / max(seconds, 1e-3))
+            fitting = int(count * _SECONDS_PER_DISPATCH / max(seconds, 1e-3))  # of the time that the last dispatch took
             self.limit = max(1, min(fitting, 2 * self.limit, self._max_updates))
 
 
@@ -174,6 +174,7 @@ class Loop(Generic[S, R]):
         update, total = self._first, self._cadence.num_updates
         stepper, sink, profiler = self._stepper, self._sink, self._profiler
         pending: Dispatch[S] | None = None
+        # evaluation compiles here while the training does in the main thread
         compiler = ThreadPoolExecutor(1, "ejax-compiler")
         with stepper, sink, compiler, profiler, interruptible() as should_stop:
             ENGINE.take()  # of what the process did before
@@ -199,7 +200,7 @@ class Loop(Generic[S, R]):
                 launched = Dispatch(update, count, state, metrics, sink.reached(state, update))
                 if pending is not None:  # the device works on what was launched while the host writes the former
                     self._finish(pending)
-                pending = launched
+                pending = launched  # read one dispatch later, so that the device never waits for the host
                 if profiler.ends(update):
                     with self._times.of("profile"):
                         notes = profiler.finish(state, stepper)
@@ -217,7 +218,7 @@ class Loop(Generic[S, R]):
         return words[0]["count"], any(word["stops"] for word in words)
 
     def _finish(self, dispatch: Dispatch[S]) -> None:
-        with self._times.of(self._stepper.timer_name):
+        with self._times.of(self._stepper.timer_name):  # the wait for the device is the update's own time
             metrics = {name: np.asarray(x) for name, x in jax.device_get(dispatch.metrics).items()}
         now = time.monotonic()
         self._compiled_at += float(sum(metrics.get(f"{TIME}compile_s", ())))  # of programs that need a first rollout

@@ -52,7 +52,7 @@ def locate_together(group: Group | None, find: Callable[[], RunLocation]) -> Run
         "checkpoint": str(location.checkpoint.absolute()) if location.checkpoint else None,
         "file": location.file,
     }
-    found = group.gather(word, "find the run")[0]
+    found = group.gather(word, "find the run")[0]  # others may see the disk later, or another newest run
     if location is not None:
         return location
     directory = RunDirectory(Path(found["run_dir"]), found["config"]["trainer"]["exp_name"])
@@ -70,6 +70,7 @@ def saving_all_envs(call: Call, start: StartState) -> Call:
 
     def save(folder: Path, state: PyTree) -> None:
         if isinstance(stepper, HostStepper) and state.envs != ():
+            # each process has its own environments, and a checkpoint those of all
             state = replace(state, envs=tuple(each for groups in exchange(state.envs) for each in groups))
         save_arrays(folder, state)
 
@@ -83,7 +84,7 @@ def rescue(sink: Sink[Any, Any], group: Group | None, reason: str, requested: bo
     """
     if isinstance(sink, RunSink):
         if group is not None:
-            group.call_for_rescue()
+            group.call_for_rescue()  # before saving, which waits for the others' parts
         sink.saver.rescue(reason, requested)
     report_failure(reason)
     print(f"ejax: {reason}", file=sys.stderr)
@@ -108,6 +109,7 @@ class FollowerSink(Sink[RunState, RunResult]):
 
     def reached(self, state: RunState, update: int) -> Callable[[], Metrics] | None:
         self._complete = state, update
+        # in step with the first process, which evaluates alone
         return dict if self._start.cadence.evaluates(update) else None
 
     def finish(self, dispatch: Dispatch[RunState], metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:

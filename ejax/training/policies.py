@@ -30,6 +30,7 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
     """
     if problems := space_problems(config, env.action_space, env.observation_space):
         raise ConfigError(problems)
+    # texts and bounds that a policy may want
     spec, about = action_spec(env.action_space, squash=config.squash_actions), describe(env)
     offered = {
         "action_spec": spec,
@@ -69,7 +70,7 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
     Raises:
         ConfigError: random numbers or variables that would be lost, repeated, or never move.
     """
-    if config.record.built_in:
+    if config.record.built_in:  # ejax's own are tested
         return
 
     def ask_all(key: Key, obs: PyTree) -> None:
@@ -86,6 +87,7 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
         text = f"{config.name} keeps or draws what would be lost: {error}; {remedy}see docs/reference/policies.md"
         raise ConfigError([Problem("policy.name", text)]) from error
     except TypeError as error:
+        # an error of another kind is the policy's own bug
         if not re.search("unexpected keyword argument '(observe|dropout_seed)'", str(error)):
             raise
         text = f"{config.name} has statistics or dropout that would never be used ({error}); let its __call__ take it"

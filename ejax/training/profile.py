@@ -64,7 +64,7 @@ class Profiler:
         number = self._edges[1] - self._edges[0]
         notes = [f"profile of {number} updates: {self._folder}; open perfetto_trace.json.gz in ui.perfetto.dev"]
         trace = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime, default=None)
-        if stepper.program is None or trace is None:
+        if stepper.program is None or trace is None:  # several programs have no common text
             return notes
         seconds = {part: ns / 1e9 for part, ns in shares(lines(trace), scopes(stepper.program)).items()}
         facts = {"updates": number, "busy_s": seconds}
@@ -114,6 +114,7 @@ def shares(threads: Iterable[list[Operation]], parts: dict[str, str]) -> dict[st
     for operations in threads:
         around: list[tuple[float, str]] = []  # ends, and parts, of those that are not over
         for start, duration, name in sorted(operations, key=lambda each: (each.start_ns, -each.duration_ns)):
+            # those that ended before this one starts
             del around[bisect.bisect_left([-end for end, _ in around], -start) :]
             part = parts.get(name) or (around[-1][1] if around else _OTHER)
             taken[part] += duration

@@ -12,7 +12,7 @@ import jax
 
 from ejax.schema.frozen import is_hashable
 
-_MOST = 8
+_MOST = 8  # a sweep alternates between a few; each holds its constants
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
 
@@ -24,7 +24,7 @@ def key_of(what: Hashable, given: Any) -> Hashable:
         what: everything that the program depends on besides ``given``. None or unhashable: it is not shared.
         given: the program's arguments, or their shapes.
     """
-    leaves, structure = jax.tree.flatten(given)
+    leaves, structure = jax.tree.flatten(given)  # a program fits arguments of one form and place only
     forms = tuple((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves)
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
     return None if what is None or not is_hashable(what) else (what, structure, forms, precision)
@@ -34,7 +34,7 @@ def find(key: Hashable) -> Any:
     """Find the program that an equal part of this process keeps. None: there is none yet."""
     with _lock:
         if key in _kept:
-            _kept.move_to_end(key)
+            _kept.move_to_end(key)  # the one that is not used for longest goes first
         return _kept.get(key)
 
 

@@ -107,7 +107,7 @@ class VideoRecorder(Callback):
         self._collect()
         if self._video is not None:
             self._reports.append("no video: still at work, and left alone")
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown(wait=False)  # one that hangs must not keep the run from ending
 
     def _collect(self) -> None:
         if self._video is None or not self._video.done():
@@ -123,6 +123,7 @@ class VideoRecorder(Callback):
         self._known.add(text)
 
     def _make(self, params: Params, key: Key, count: int) -> list[Path]:
+        # as many as fit side by side in a picture
         num_envs = min(MAX_ENVS, *(camera.max_env_num for camera in self._cameras))
         paths = []
         for phase in sorted({camera.phase for camera in self._cameras}):
@@ -203,7 +204,7 @@ def draw(
     pictures: dict[int, NDArray[np.uint8]] = {}
     for t in range(0, int(last.max()) + 1, every):
         for i, at in enumerate(np.minimum(t, last)):
-            if at != drawn_at[i]:
+            if at != drawn_at[i]:  # an episode that ended is drawn once
                 state = jax.tree.map(lambda x, i=i, at=at: x[at, i], states)
                 pictures[i], drawn_at[i] = env.render(state, *resolution, view), at
                 if text := caption_of(env, state):

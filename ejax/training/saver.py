@@ -113,7 +113,7 @@ class Saver(Callback):
         self._last_saved: int | None = None
         self._schedule_sha256: str | None = None
         self._held: tuple[Any, dict[str, Any]] | None = None
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # the watchdog's thread saves too, in a rescue
 
     def save(self, state: Any, update: int, *, evaluation_due: bool = False) -> bool:
         """Save a periodic checkpoint, unless this update has one: then False.
@@ -139,7 +139,7 @@ class Saver(Callback):
 
     def hold_best(self, state: Any, update: int) -> None:
         """``save_best``, written with ``write_held``: for who goes on from another checkpoint, which is not older."""
-        self._held = state, self._meta(update)
+        self._held = state, self._meta(update)  # the meta of now: later evaluations are not this state's
 
     def write_held(self) -> None:
         """Write what ``hold_best`` was given last, unless it is written."""
@@ -191,7 +191,7 @@ class Saver(Callback):
         """Before the checkpoint: a run that goes on from it needs the versions of the rollouts before it."""
         versions = None if self._stepper is None else self._stepper.versions()
         if versions is not None:
-            written = versions[: update - self._first_update]
+            written = versions[: update - self._first_update]  # the collector may be ahead of the updates
             self._schedule_sha256 = write_schedule(self._directory.path, self._first_update, written)
 
     def _meta(self, update: int) -> dict[str, Any]:

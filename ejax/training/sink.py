@@ -113,7 +113,7 @@ class RunSink(Sink[RunState, RunResult]):
             self._evaluate_now()
 
     def reached(self, state: RunState, update: int) -> Callable[[], Metrics] | None:
-        self.saver.complete = state, update
+        self.saver.complete = state, update  # a rescue saves this one while an environment hangs
         return self._begin_evaluation(state) if self._run.cadence.evaluates(update) else None
 
     def finish(self, dispatch: Dispatch[RunState], metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:
@@ -164,10 +164,10 @@ class RunSink(Sink[RunState, RunResult]):
             require_measured(self._trainer.best_eval_metric, metrics)
         except Exception:  # of any kind: what was trained until here is kept
             run.evaluation_due = True
-            self._judged("failed")
+            self._judged("failed")  # other processes save with this one, and then see it fail
             self.saver.save_now(run)
             raise
-        run.evaluation_due = False
+        run.evaluation_due = False  # only now: a kill before this makes the evaluation again
         for each in self._all:
             each.on_evaluation(run, metrics)
 
@@ -215,13 +215,13 @@ class RunSink(Sink[RunState, RunResult]):
         self.saver.save_now(run)
         if run.evaluation_due:
             self._evaluate_now()
-        fresh = self._evaluate_fresh(should_stop) if finished else {}
+        fresh = self._evaluate_fresh(should_stop) if finished else {}  # of an unfinished run they would be played again
         if not finished:
             self.note(
                 f"stopped at {run.step} {self._config.step_name}; "
                 f"go on with python -m ejax.train --run {self._directory.path} --resume latest"
             )
-        self._reporter.seconds()
+        self._reporter.seconds()  # of what came after the last line of the log
         result = RunResult(
             policy=self._parts.policy,
             params=state.train.params,
@@ -285,7 +285,7 @@ class MetricReporter(Callback):
         self.eval_history: list[dict[str, float]] = []
 
     def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        if not run.cadence.logs(run.update):
+        if not run.cadence.logs(run.update):  # between two lines only callbacks see the metrics
             return
         shown = {tag: x for tag, x in metrics.items() if not math.isnan(x)} | {"charts/SPS": run.steps_per_s}
         shown |= times(self.seconds()) | memory_in_use(self._device)
@@ -306,7 +306,7 @@ class MetricReporter(Callback):
 
     def _log(self, run: TrainingRun, metrics: dict[str, float]) -> None:
         metrics |= run.extra
-        run.extra = {}
+        run.extra = {}  # numbers of the caller are in one line only
         with self._clock.of("log"):
             self._writer.write(run.step, metrics, self._progress.best)
         if self._on_log is not None and self._on_log(run.step, dict(metrics)) is False:

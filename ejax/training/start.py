@@ -123,7 +123,7 @@ def new_run(
     alarms: tuple[str, ...] = (),
 ) -> RunLocation:
     """Make the folder of a run from the beginning, or from ``origin``: a foreign file or another run's checkpoint."""
-    config = bind(config)
+    config = bind(config)  # a schedule takes its horizon from the run it begins with
     settled, notes = resolve_physics(config)
     run_dir = run_dir or new_run_folder(config)
     locks.enter_context(run_lock(run_dir))
@@ -168,6 +168,7 @@ def build_start(location: RunLocation, given: Given | None = None) -> StartState
         parts = build(config, quarantine=location.directory.path / "quarantine", given=given)
         state, meta, notes = _first_state(location, parts)
         check_best_metric(config, parts)
+    # the checkpoint was saved before its evaluation
     due = config.trainer.enable_eval and meta.get("evaluation_due", False)
     cadence = Cadence(config.trainer, rows_per_update(config, parts))
     return StartState(parts, state, cadence, meta, (*parts.notes, *notes), due)
@@ -197,7 +198,7 @@ def open_log(call: Call, start: StartState) -> MetricWriter:
     if not location.is_new:
         for aside in directory.set_aside_after(step):
             writer.note(f"set aside {aside}: the run goes on from before it")
-    if location.given is not None:
+    if location.given is not None:  # what this call runs with, before devices share it
         record_changes(directory.config_file, location.given, step)
     if location.checkpoint is not None:
         problems = directory.check_sealed(start.meta["schema_version"])
@@ -243,7 +244,7 @@ def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -
     before, saved = _saved_options(config, checkpoint, meta["config"])
     if (was, before) == (num_devices, config.trainer.num_envs):
         return config, ()
-    num_envs, rest = divmod(was * before, num_devices)
+    num_envs, rest = divmod(was * before, num_devices)  # all environments stay: their states are in the checkpoint
     if rest:
         text = f"the run has {was} x {before} environments, of which {num_devices} devices would leave {rest}"
         raise ConfigError([Problem("trainer.num_envs", f"{text}; give a number of devices that divides them")])

@@ -53,7 +53,7 @@ class Stepper(AbstractContextManager[Any], Protocol[State]):
         return []
 
     def versions(self) -> list[int] | None:
-        """List the versions of the parameters that made each rollout since ``start``; None where they are always the newest."""
+        """List the parameters' versions that made each rollout since ``start``; None: always the newest."""
         return None
 
     def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
@@ -122,6 +122,7 @@ class DeviceStepper(Stepper[State]):
 
     def lower(self, state: State, key: Key) -> jax.stages.Lowered:
         """Lower the program of ``advance``; ``shapes`` will do for devices that are not here."""
+        # traced, so that one program serves every length
         count, layout = jax.ShapeDtypeStruct((), jnp.int32), self._layout
         placed = {} if layout is None else {"out_shardings": (layout.shardings(state), layout.rest)}
         program = repeat_step(self.step, self.max_updates, fold=self._fold, **placed)
@@ -160,7 +161,7 @@ def shared_environments(devices: Sequence[jax.Device], *, shard_parameters: bool
 
     def shardings(state: RunState) -> Any:
         places = jax.tree.map(lambda _: everywhere, state)
-        if shard_parameters:
+        if shard_parameters:  # moments of the optimizer have the parameters' shapes, and their places
             places = replace(places, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))
         return replace(places, envs=jax.tree.map(lambda _: sharded(mesh), state.envs))
 

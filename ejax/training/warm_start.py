@@ -90,7 +90,7 @@ def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[R
     """
     state, meta = load_checkpoint(checkpoint, parts.state)
     update = int(state.update)
-    if update >= config.trainer.num_updates:
+    if update >= config.trainer.num_updates:  # it would end without an update
         key = "iterations" if config.trainer.total_timesteps is None else "total_timesteps"
         text = f"means {config.trainer.num_updates} updates, and {checkpoint} has {update} already; give more"
         raise ConfigError([Problem(f"trainer.{key}", text)])
@@ -99,6 +99,7 @@ def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[R
     saved = meta["config"]["algorithm"]["cfg"]
     now = options.model_dump(mode="json")
     if any(now.get(name) != saved.get(name) for name in ("optimizer", "lr_scheduler")) and config.data is None:
+        # the optimizer's state holds the rate that it stood at
         rate = scheduled_learning_rate(options.optimizer.learning_rate, options.lr_scheduler, state.train.step)
         train = replace(state.train, opt_state=set_learning_rate(state.train.opt_state, rate))
         state, notes = replace(state, train=train), [*notes, f"the learning rate is {float(rate):.4g} from here on"]
@@ -126,7 +127,7 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
         params = _params_of(path, meta["config"]["policy"], config, parts)
     except (CheckpointError, FactsError, FileNotFoundError) as error:
         raise ConfigError([Problem("policy.init_from", str(error))]) from error
-    train = start_from(state.train, params)
+    train = start_from(state.train, params)  # with a fresh optimizer: moments would be of other gradients
     cloned = find_algorithm(meta["config"]["algorithm"]["name"]).learns_from == "demonstrations"
     steps = "samples" if cloned else "env steps"
     reports.append(f"the policy is that of {path}, after {meta['global_step']} {steps}")
@@ -168,6 +169,7 @@ def _params_of(path: Path, there: dict[str, Any], config: RunConfig, parts: Part
     own, remedy = parts.state.train.params, "The networks and normalizers under policy must be those of the checkpoint."
     if not _has_adapters(config.policy.model_dump(mode="json")) or _has_adapters(there):
         return load_params(path, own, remedy=remedy)
+    # weights without adapters have the shapes of merged ones
     return policy.adopt(load_params(path, jax.eval_shape(policy.merge, own), remedy=remedy), own)
 
 
@@ -207,6 +209,7 @@ def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[
     try:
         if foreign:
             policy = build_policy(_policy_of(options.teacher_policy) or config.policy, seen)
+            # the reader fills in arrays of these shapes
             zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), _shapes(policy, seen))
             params = import_entry(POLICY_READERS, ".pt")(source, policy, zeros)
         elif exported:

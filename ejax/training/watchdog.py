@@ -64,11 +64,11 @@ class Watchdog:
         if threading.get_ident() != self._main:
             return self
         self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
+        os.set_blocking(self._write, False)  # a signal handler must not wait for a full pipe
         # the numbers of signals arrive here at once, also while the main thread runs no handler
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._former = signal.signal(_SIGNAL, self._cut_off)
-        self._thread.start()
+        self._thread.start()  # only now, when both ends of the pipe are there
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -97,7 +97,7 @@ class Watchdog:
             if call != cutting:
                 cutting, since, gave_up = call, time.monotonic(), False
             if time.monotonic() - since < _NATIVE_S:
-                signal.pthread_kill(self._main, _SIGNAL)
+                signal.pthread_kill(self._main, _SIGNAL)  # again and again: an environment may swallow the exception
                 self._ending.wait(_POLL_S)  # this signal has written to the pipe as well
             elif self.rescue is not None:
                 self.rescue(*overdue)
