@@ -41,7 +41,7 @@ class MetricWriter:
         rows: env steps of one update.
         update: updates that are made already.
         evaluates_again: the evaluation at ``update`` is written a second time: drop the first.
-        console, use_wandb: instead of the config's.
+        quiet: without console and W&B, which the config may have.
         started: ``time.monotonic`` when the call began that trains. None: no session is recorded.
 
     Raises:
@@ -59,14 +59,13 @@ class MetricWriter:
         update: int,
         is_new: bool,
         evaluates_again: bool = False,
-        console: bool | None = None,
-        use_wandb: bool | None = None,
+        quiet: bool = False,
         started: float | None = None,
     ) -> None:
         trainer, log_dir, step = config.trainer, run_dir / "logs", update * rows
         name, resume_step = trainer.exp_name, None if is_new else step
         # before any file is made
-        wandb = _import_wandb() if (trainer.use_wandb if use_wandb is None else use_wandb) else None
+        wandb = _import_wandb() if trainer.use_wandb and not quiet else None
         problems: list[str] = []
         with ExitStack() as stack:
             jsonl = log_dir / "metrics.jsonl"
@@ -74,24 +73,21 @@ class MetricWriter:
             if not is_new:
                 problems = keep_up_to(jsonl, step, logged=meta.get("log"), evaluates_again=evaluates_again)
             elif jsonl.exists():
-                raise FileExistsError(
-                    f"{jsonl} holds the metrics of an earlier run; resume that run, or choose a new folder"
-                )
+                text = "holds the metrics of an earlier run; resume that run, or choose a new folder"
+                raise FileExistsError(f"{jsonl} {text}")
             if started is not None:
                 stack.callback(write_session, log_dir, time.time() - (time.monotonic() - started))
             self._log = stack.enter_context(MetricLog(jsonl))
+            # JSONL first: the others can be made from it
             self._sinks: list[_Write] = [self._log.write, open_event_file(log_dir / name, resume_step, stack)]
             if wandb is not None:
                 run = _start_wandb(wandb, log_dir, config, resumes=not is_new)
-                self._sinks.append(
-                    lambda step, metrics: run.log(
-                        {tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step
-                    )
-                )
+                known = lambda metrics: {tag: x for tag, x in metrics.items() if not math.isnan(x)}  # noqa: E731
+                self._sinks.append(lambda step, metrics: run.log(known(metrics), step=step))
                 # An exit function, not a callback: a run that ends by an exception is marked as failed.
                 stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))
             self._view = None
-            if trainer.console if console is None else console:
+            if trainer.console and not quiet:
                 self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step)
                 stack.callback(self._view.close)
             self._stack = stack.pop_all()  # all are open: from here on ``close`` closes them

@@ -257,9 +257,7 @@ class MemberFolder:
             directory.recover()
             directory.set_aside_after(step)
             record_changes(directory.config_file, config, step)
-        log = MetricWriter(
-            directory.path, config, meta, rows=rows, update=update, is_new=is_new, console=False, use_wandb=False
-        )
+        log = MetricWriter(directory.path, config, meta, rows=rows, update=update, is_new=is_new, quiet=True)
         self.directory, self._config, self._rows = directory, config, rows
         self.writer = call.stack.enter_context(log)
         self.progress, _ = Progress.of({**meta, "config": start.meta.get("config", {})}, config.trainer)

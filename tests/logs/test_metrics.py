@@ -20,6 +20,7 @@ from ejax.config import parse_config
 from ejax.logs.best import Best
 from ejax.logs.console import LiveView, PlainView, make_console, summary
 from ejax.logs.metrics import MetricWriter
+from ejax.schema.frozen import with_value
 
 TRAIN = {"train/policy_loss": -0.5, "charts/SPS": 1000.0, "charts/episode_reward_avg_100": 2.5}
 
@@ -28,7 +29,9 @@ def _writer(
     run_dir: Path, trainer: dict[str, Any] | None = None, *, resume_step: int | None = None, **options: Any
 ) -> MetricWriter:
     config = parse_config(tiny(exp_name="probe", **(trainer or {})))
-    options = {"console": False, "update": resume_step or 0, "is_new": resume_step is None, **options}
+    for name in ("console", "use_wandb"):
+        config = with_value(config, f"trainer.{name}", options.pop(name, False))
+    options = {"update": resume_step or 0, "is_new": resume_step is None, **options}
     return MetricWriter(run_dir, config, {}, rows=1, **options)
 
 

@@ -19,7 +19,7 @@ def _lines(logs: Path, *lines: object) -> None:
 
 
 def writer(run_dir: Path, **options: Any) -> MetricWriter:
-    return MetricWriter(run_dir, parse_config(tiny()), {}, rows=1, update=0, console=False, **options)
+    return MetricWriter(run_dir, parse_config(tiny()), {}, rows=1, update=0, quiet=True, **options)
 
 
 def test_a_writer_leaves_a_line_also_after_an_error(tmp_path: Path) -> None:
