@@ -29,8 +29,6 @@ from ejax.store.digests import LISTING, DamagedError, check_digests, files_of, w
 from ejax.types import PyTree
 
 SCHEMA_VERSION = 2
-_READ_VERSIONS = (1, 2)
-"""Version 1 differs by a ``SHA256`` without a digest of its own."""
 _PARTIAL, _REPLACED = ".partial-", ".replaced-"
 _REMEDY = "Use the config it was made with."
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")  # those whose versions may change numbers
@@ -137,21 +135,17 @@ def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta)
         what = f"is incomplete (it has no {LISTING} file)" if path.exists() else "does not exist"
         raise CheckpointError(f"checkpoint {path} {what}")
     try:
-        has_own_digest = check_digests(path)
+        check_digests(path)
         meta = read_facts(path / "meta.json", schema)
-        if meta["schema_version"] >= SCHEMA_VERSION and not has_own_digest:
-            raise DamagedError(f"{LISTING} was cut short")
         if not any((path / "state").iterdir()):  # digests of nothing agree
             raise DamagedError("state is empty")
     except OSError:
         raise CheckpointError(f"checkpoint {path} is damaged: it has no folder state") from None
     except (DamagedError, FactsError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from None
-    if meta["schema_version"] not in _READ_VERSIONS:
-        readable = " and ".join(str(number) for number in _READ_VERSIONS)
-        raise CheckpointError(
-            f"checkpoint {path} has schema version {meta['schema_version']}, this ejax reads {readable}"
-        )
+    if meta["schema_version"] != SCHEMA_VERSION:
+        text = f"has schema version {meta['schema_version']}, this ejax reads {SCHEMA_VERSION}"
+        raise CheckpointError(f"checkpoint {path} {text}; use the ejax of its meta.json")
     return meta
 
 

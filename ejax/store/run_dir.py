@@ -151,12 +151,10 @@ class RunDirectory:
         """List all checkpoints, damaged ones included: those made along the way, then the best."""
         return [*self.periodic(), *self.best()]
 
-    def check_sealed(self, schema_version: int) -> list[str]:
-        """Give a line of alarm if the digests of the configs, which this version has, are gone."""
+    def check_sealed(self) -> list[str]:
+        """Give a line of alarm if the digests of the configs are gone."""
         digests = self.config_file.with_name(LISTING)
-        if schema_version < 2 or digests.exists():
-            return []
-        return [f"{digests} is gone: whether {self.config_file} was changed cannot be seen"]
+        return [] if digests.exists() else [f"{digests} is gone: no change to {self.config_file} can be seen"]
 
     def versions(self) -> dict[str, Any]:
         """Read what the run started from: ``origin``, a checkpoint or file, and ``device``, its ``<platform>: <kind>``.

@@ -201,7 +201,7 @@ def open_log(call: Call, start: StartState) -> MetricWriter:
     if location.given is not None:  # what this call runs with, before devices share it
         record_changes(directory.config_file, location.given, step)
     if location.checkpoint is not None:
-        problems = directory.check_sealed(start.meta["schema_version"])
+        problems = directory.check_sealed()
         if start.update and start.parts.stepper.versions() is not None:
             problems += check_schedule(directory.path, start.update, start.meta.get("schedule_sha256"))
         for problem in problems:

@@ -25,13 +25,8 @@ def listing(folder: Path, change: Callable[[list[str]], list[str]]) -> None:
 
 def test_a_whole_folder_passes_and_is_only_read(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    assert check_digests(folder)
+    check_digests(folder)
     assert sorted(folder.rglob("*")) == before
-
-
-def test_a_list_of_the_first_checkpoints_passes(folder: Path) -> None:
-    listing(folder, lambda lines: lines[:-1])
-    assert not check_digests(folder)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +37,7 @@ def test_a_list_of_the_first_checkpoints_passes(folder: Path) -> None:
         (lambda f: (f / "deep" / "c").write_text(""), "deep/c is not in SHA256"),
         (lambda f: (f / "SHA256").write_text(""), "a is not in SHA256"),
         (lambda f: listing(f, lambda lines: lines[1:]), "a is not in SHA256"),
+        (lambda f: listing(f, lambda lines: lines[:-1]), "SHA256 was changed"),
         (lambda f: listing(f, lambda lines: [lines[0], *lines]), "SHA256 was changed"),
         (lambda f: listing(f, lambda lines: [lines[1], lines[0], lines[2]]), "SHA256 was changed"),
         (lambda f: listing(f, lambda lines: [*lines, "\n"]), "SHA256 was changed"),
