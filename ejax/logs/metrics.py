@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -82,8 +83,7 @@ class MetricWriter:
             self._sinks: list[_Write] = [self._log.write, open_event_file(log_dir / name, resume_step, stack)]
             if wandb is not None:
                 run = _start_wandb(wandb, log_dir, config, resumes=not is_new)
-                known = lambda metrics: {tag: x for tag, x in metrics.items() if not math.isnan(x)}  # noqa: E731
-                self._sinks.append(lambda step, metrics: run.log(known(metrics), step=step))
+                self._sinks.append(partial(_log_to_wandb, run))
                 # An exit function, not a callback: a run that ends by an exception is marked as failed.
                 stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))
             self._view = None
@@ -139,6 +139,10 @@ class MetricWriter:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
+
+
+def _log_to_wandb(run: Any, step: int, metrics: Mapping[str, float]) -> None:
+    run.log({tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step)
 
 
 def _import_wandb() -> Any:
