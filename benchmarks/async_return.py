@@ -39,7 +39,7 @@ VARIANTS = {
 
 
 class SlowHostEnv(PureHostEnv):
-    """Each step takes a while, elsewhere."""
+    """A host environment whose steps take a while, elsewhere."""
 
     seconds = 0.0
 

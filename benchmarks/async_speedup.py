@@ -1,4 +1,4 @@
-"""How much faster asynchronous collection is, where stages take given times, beside what could be had at most.
+"""Speed-up of asynchronous collection where stages take given times, beside the most that is possible.
 
 Stages are modelled by sleeping: one step of the environments takes E for any number of them (they run in parallel
 elsewhere), the policy takes P for all rows and proportionally less for fewer (one accelerator), an update U for each

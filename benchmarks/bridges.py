@@ -1,4 +1,4 @@
-"""What it costs to cross between JAX and torch: rollouts in each layout, both ways, and a torch environment's steps.
+"""Cost of crossing between JAX and torch: rollouts in each layout, both ways, and a torch environment's steps.
 
 Needs ``pip install -e '.[torch]'``. All programs are timed alternately, A B C A B C; figures are medians.
 """

@@ -55,7 +55,7 @@ def run_git(clone: Path, *arguments: str) -> str:
 
 
 def train_places(git: Any) -> Iterator[Place]:
-    """Where train configs were written or changed, and those beside a gym config that was."""
+    """List the places where train configs were written or changed, and those beside a gym config that was."""
     log = git("log", "--all", "-m", "--format=commit %cs %H", "--name-only", "--no-renames", "--", *SUFFIXES)
     date = commit = ""
     for line in log.splitlines():

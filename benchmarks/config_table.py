@@ -1,4 +1,4 @@
-"""Which of EmbodiChain's train configs load here, which train, and why the others are refused: a table in Markdown.
+"""A table in Markdown of EmbodiChain's train configs: those that load and train here, and why the others are refused.
 
 A train config is a JSON or YAML file with the sections ``trainer``, ``policy`` and ``algorithm``. Each runs as
 ``python -m ejax.train --config FILE --device cpu trainer.iterations=…`` would, with nothing else changed but where its
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def print_files(folders: list[Path]) -> None:
-    """All files of the suffixes of configs, by what ``check`` says: everything used, or the first reason why not."""
+    """Print all files with the suffix of a config, by ``check``'s verdict: everything used, or the first refusal."""
     named: dict[str, list[str]] = {}
     for folder in folders:
         for path in sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file()):

@@ -1,4 +1,4 @@
-"""How fast consumers draw from the online data engine, beside the machine's rate of copying memory.
+"""Rates at which consumers draw from the online data engine, beside the machine's rate of copying memory.
 
 Each figure is of N processes at a time: chunks/s and GB/s that all of them get together. ``copy`` is the same number of
 bytes per call copied by NumPy from an array as large as the buffer: the bound of any engine that hands out copies.

@@ -83,7 +83,7 @@ def played(run: str, draw: Any, camera: CameraView | None) -> Pictures:
 
 
 def point_mass(env: Any, path: Sequence[Any]) -> Pictures:
-    """From above: the obstacles, the goal, and the way so far."""
+    """Draw from above: the obstacles, the goal, and the way so far."""
     canvas = Canvas(reach=1.1 * env.workspace_half)
     state = path[-1]
     for centre, radius in zip(np.asarray(state.obstacle_position), np.asarray(state.obstacle_radius), strict=True):

@@ -1,4 +1,4 @@
-"""How close ejax comes to the golden numbers of tests/golden: the largest difference of each file, in Markdown.
+"""Distance of ejax from the golden numbers of tests/golden: the largest difference of each file, in Markdown.
 
 The same pairs that ``tests/test_goldens.py`` compares. "Relative" is to the largest entry of an array, since single
 entries may be zero.

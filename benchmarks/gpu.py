@@ -48,7 +48,7 @@ NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 
 @dataclass(frozen=True)
 class Size:
-    """Of a training. Minibatches grow with the environments, as they would in a run that is made for a GPU."""
+    """The size of a training. Minibatches grow with the environments, as they would in a run that is made for a GPU."""
 
     num_envs: tuple[int, ...]
     large: int
@@ -119,7 +119,7 @@ def main() -> int:
 
 
 def plan(parts: list[str], size: Size, device: str, target: str | None) -> Iterator[Measurement]:
-    """Every measurement of the parts, in order; also those that cannot be done here, and why."""
+    """List every measurement of the parts, in order; also those that cannot be done here, and why."""
     for part in parts:
         yield from PLANS[part](size, device, target)
 
@@ -291,7 +291,7 @@ def measure_numerics(config: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def measure_physics(engine: Any, randomized: bool, num_rows: int, device: str) -> dict[str, Any]:
-    """Each row's largest difference from the C engine after one control step, in eight steps to random targets.
+    """Measure each row's largest difference from the C engine after one control step, in eight steps to random targets.
 
     The solver may iterate until it is done: the task's own 5 iterations are too few at times, and each engine stops
     elsewhere.
@@ -629,7 +629,7 @@ def _relative(x: Any, reference: Any) -> float:
 
 
 def _worst(apart: dict[str, float]) -> dict[str, float]:
-    """Of each group, the array that parts most."""
+    """Return the array of each group that differs most."""
     groups = sorted({name.partition("/")[0] for name in apart})
     worst = [max((name for name in apart if name.startswith(group)), key=apart.__getitem__) for group in groups]
     return {name: apart[name] for name in worst}

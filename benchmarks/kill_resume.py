@@ -159,7 +159,7 @@ def _num_lines(run: Path) -> int:
 
 
 def _configs(folder: Path) -> dict[str, dict[str, Any]]:
-    """One of each mode."""
+    """Make one config of each mode."""
     ppo = {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 2, "lr_scheduler": {"name": "linear"}}}
     grpo = {"name": "grpo", "cfg": {"batch_size": 16, "n_epochs": 2, "group_size": 2}}
     apg = {"name": "apg", "cfg": {"update_horizon": 8, "segment_length": 4}}

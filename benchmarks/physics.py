@@ -111,7 +111,7 @@ def compare(engines: list[Engine], num_rows: int, num_steps: int, *, quick: bool
 
 
 def from_solution(engines: list[Engine], num_rows: int, num_steps: int) -> dict[str, float]:
-    """By how much each engine's 5 iterations leave a position off the solution, m or rad, at worst."""
+    """Measure how far each engine's 5 iterations leave a position off the solution, m or rad, at worst."""
     state, ctrl = sweep(num_rows, num_steps)
     before = _along(ASSET, state, ctrl)
     solution = _step(Physics(_converging(), engine="mujoco"), before, ctrl)
@@ -154,7 +154,7 @@ def _converging() -> str:
 
 
 def _steps_apart(asset: str, engines: list[Engine], state: PhysicsState, ctrl: Array) -> dict[str, Any]:
-    """One control step from each state that the C engine comes through."""
+    """Take one control step from each state that the C engine comes through."""
     before = _along(asset, state, ctrl)
     reference = _step(Physics(asset, engine="mujoco"), before, ctrl)
     return {name: _apart(_step(Physics(asset, engine=name), before, ctrl), reference) for name in engines}
@@ -168,12 +168,12 @@ def _along(asset: str, state: PhysicsState, ctrl: Array) -> PhysicsState:
 
 @partial(jax.jit, static_argnames="physics")
 def _step(physics: Physics, state: PhysicsState, ctrl: Array) -> PhysicsState:
-    """One control step of each of [T, N] states, N at a time: with all at once MJX has hung on two cores."""
+    """Take one control step of each of [T, N] states, N at a time: with all at once MJX has hung on two cores."""
     return jax.lax.map(lambda rows: jax.vmap(physics.step)(*rows), (state, ctrl))
 
 
 def _apart(made: PhysicsState, reference: PhysicsState) -> dict[str, Any]:
-    """Of the largest difference within each row."""
+    """Return the largest difference within each row."""
     qpos = np.abs(made.qpos - reference.qpos).max(-1)
     qvel = np.abs(made.qvel - reference.qvel).max(-1)
     return {
@@ -185,7 +185,7 @@ def _apart(made: PhysicsState, reference: PhysicsState) -> dict[str, Any]:
 
 
 def _time_in_process(engine: Engine, num_rows: int, limit: float) -> dict[str, float] | None:
-    """None: not done within the limit."""
+    """Time a measurement in its own process; None: not done within the limit."""
     command = [sys.executable, __file__, "--time", engine, "--rows", str(num_rows)]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit, check=True)

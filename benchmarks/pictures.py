@@ -1,4 +1,4 @@
-"""What a 64x64 picture costs: MuJoCo's renderer on the host beside the ray caster, and how far their pictures part.
+"""Cost of a 64x64 picture: MuJoCo's renderer on the host beside the ray caster, and how far their pictures part.
 
 The CPU time and the wall time of a batch of PickPlaceRL and PushCubeRL seen by their experts' cameras, without effects.
 ``--png`` writes both pictures of PickPlaceRL side by side.

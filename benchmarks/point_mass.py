@@ -133,7 +133,7 @@ def _run(command: list[str], folder: str, env: dict[str, str] | None, *, compile
 
 
 def _median(values: Any) -> float | None:
-    """Of those that have a value; None where fewer than half do."""
+    """Return the median of those that have a value; None where fewer than half do."""
     values = list(values)
     known = [value for value in values if value is not None]
     return median(known) if 2 * len(known) > len(values) else None

@@ -113,7 +113,7 @@ def _blocks_of(model: Any, last: int) -> Callable[[Any], Any]:
 
 
 def _cpu_ms(call: Callable[[], Any], calls: int) -> float:
-    """All threads' CPU time of a call; the first one compiles."""
+    """Measure all threads' CPU time of a call; the first one compiles."""
     call()
     took = []
     for _ in range(calls):

@@ -1,4 +1,4 @@
-"""What randomization costs: CPU time of PushCube's control steps with and without it, alternating in one process.
+"""Cost of randomization: CPU time of PushCube's control steps with and without it, alternating in one process.
 
 Each round takes the same number of control steps of both, of the same episodes; actions are random. The ranges are so
 narrow that the physics stays what it is: a lighter cube or a stiffer arm has other contacts, which cost more or less by

@@ -232,7 +232,7 @@ def groups(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, str, str
 
 
 def interquartile_mean(scores: np.ndarray[Any, Any]) -> tuple[float, tuple[float, float]]:
-    """Of one task's seeds, with the 95% percentile interval of a bootstrap. Source: Agarwal et al. 2021."""
+    """Average one task's seeds, with the 95% percentile interval of a bootstrap. Source: Agarwal et al. 2021."""
     middle = float(stats.trim_mean(scores, 0.25))
     if len(scores) < 2 or np.ptp(scores) == 0.0:
         return middle, (middle, middle)

@@ -1,4 +1,4 @@
-"""How runs of PushCubeRL stand physics that they were not trained on: a table and a plot.
+"""Success of PushCubeRL's runs under physics that they were not trained on: a table and a plot.
 
 Each run's policy plays the same start states on the MJCF as it is and on ten others, deterministically. "shifted" is
 the mean over those ten.
@@ -98,7 +98,7 @@ def main() -> None:
 def score(
     run: Path, shift: Mapping[str, Any], checkpoint: str, metric: str, num_episodes: int, num_envs: int, seed: int
 ) -> float:
-    """One run's metric under one physics."""
+    """Return one run's metric under one physics."""
     directory, config = open_run_directory(run)
     data = config.to_dict()
     data["trainer"]["events"] = {"eval": dict(shift)}

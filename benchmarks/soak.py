@@ -188,7 +188,7 @@ class Auditor:
             self._must(all(jax.tree.leaves(same)), "was written over after it was delivered")
 
     def _is_what_follows(self, seen: Rollout) -> None:
-        """Each environment in its place, each step after the one before it, from the last rollout on."""
+        """Check that environments are in their places, and each step follows the one before, across rollouts."""
         obs = np.asarray(seen.obs)
         num_steps = len(obs)
         first = self.rollouts * num_steps
@@ -318,7 +318,7 @@ def _collectors(plant: str) -> tuple[type[HostCollector], type[AsyncCollector]]:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round is made of."""
+    """The parts of a round."""
 
     num_groups: int
     num_steps: int
@@ -442,7 +442,7 @@ def _faulty(
 
 
 def find(plant: str, folder: Path) -> str:
-    """How a planted bug was found.
+    """Return how a planted bug was found.
 
     Raises:
         AssertionError: it was not.

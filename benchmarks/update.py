@@ -1,4 +1,4 @@
-"""How fast an update is: GAE, and PPO with two 256-256 networks, against the machine's matrix-product rate.
+"""Speed of an update: GAE, and PPO with two 256-256 networks, against the machine's matrix-product rate.
 
 With ``--against embodichain`` the same work runs in EmbodiChain too, the two timed alternately: A B A B.
 """

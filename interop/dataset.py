@@ -67,12 +67,12 @@ class OnlineDataset(IterableDataset):
 
     @staticmethod
     def passthrough_collate_fn(batch: TensorDict) -> TensorDict:
-        """A batch as it is: for ``DataLoader(..., batch_size=None)``."""
+        """Return a batch as it is: for ``DataLoader(..., batch_size=None)``."""
         return batch
 
 
 def chunks_to_tensordict(chunks: Mapping[str, Any]) -> TensorDict:
-    """The result of ``sample_batch``, or one item of it, as a TensorDict that shares its memory.
+    """Make the result of ``sample_batch``, or one item of it, a TensorDict that shares its memory.
 
     Every leaf of a TensorDict has its batch axes, so a field of an episode is repeated for each frame (by a stride of
     0, not by copies). Text becomes its UTF-8 bytes, uint8, padded with 0.

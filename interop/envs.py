@@ -116,7 +116,7 @@ class TorchVector:
         """Added to in the thread that steps, taken by another."""
 
     def reset(self, seed: NDArray[np.uint32], rows: Rows | None = None) -> PyTree:
-        """All rows from the first row's seed. Some rows go on from where the environment's random numbers are.
+        """Reset all rows by the first row's seed. Single rows continue the environment's own random numbers.
 
         Raises:
             ValueError: the environment resets other rows too, or none.

@@ -189,7 +189,8 @@ class TorchPolicy(nn.Module):
         return [self.get_submodule(encoder_name(name))(self._input(obs, name)) for name in self.spec.images]
 
     def distribution(self, obs: Any, seen: list[Tensor] | None = None) -> Distribution:
-        """
+        """Make the distribution of actions.
+
         Args:
             seen: ``see(obs)``, where it is known already.
         """
@@ -262,7 +263,8 @@ class Deployed(nn.Module):
         self.policy = policy
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        """
+        """Compute ``spec.outputs`` from ``spec.inputs``.
+
         Args:
             leaves: in the order of ``spec.inputs``: images, then [N, F] float32 each, and the memory [N, M].
         """
@@ -298,7 +300,8 @@ class ObsNormalizer(nn.Module):
         self.register_buffer("count", torch.tensor(0))
 
     def forward(self, x: Tensor, entries: Tensor | None = None) -> Tensor:
-        """
+        """Normalize features.
+
         Args:
             entries: which of the features x has. None: all.
         """

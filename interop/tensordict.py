@@ -77,7 +77,7 @@ def rollout_to_tensordict(
     device: "torch.device | str" = "cpu",
     copy: bool = True,
 ) -> "TensorDict":
-    """As ``rollout_to_dict``, as a TensorDict on ``device``.
+    """Convert as ``rollout_to_dict``, to a TensorDict on ``device``.
 
     Args:
         copy: False: tensors share the memory of the JAX arrays where the layout allows it (a transposed view; never in
@@ -101,7 +101,7 @@ def rollout_to_tensordict(
 def rollout_from_tensordict(
     td: "TensorDict | Mapping[str, Any]", layout: Layout, *, copy: bool = True
 ) -> tuple[Rollout, PyTree]:
-    """As ``rollout_from_dict``, of JAX arrays.
+    """Convert as ``rollout_from_dict``, to JAX arrays.
 
     Args:
         td: TensorDict, or nested mapping of tensors.
@@ -146,7 +146,7 @@ def dict_to_tensordict(obs: Any, device: "torch.device | str") -> "TensorDict":
 
 
 def flatten_dict_observation(obs: Any) -> "torch.Tensor":
-    """All tensors of an observation, keys sorted at each level, depth first, each flattened behind N: [N, O].
+    """Concatenate an observation's tensors, keys sorted at each level, depth first, each flattened behind N: [N, O].
 
     Args:
         obs: TensorDict or nested mapping of tensors [N, ...], or of arrays; anything else is ignored, as by

@@ -100,7 +100,7 @@ def raise_on_problems(artefacts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def format_table(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
-    """One line for each artefact: the largest errors over all outputs, in the environment and on all cases."""
+    """Write one line for each artefact: the largest errors over all outputs, in the environment and on all cases."""
     lines = [
         f"{'':<12} {'in the environment':^36} {'adversarial too':^36}",
         f"{'format':<12}" + f" {'abs':>8} {'rel':>8} {'ULP':>9} {'ULP of row':>10}" * 2 + f" {'of allowed':>10}",

@@ -14,7 +14,7 @@ _NUM_ROWS_WITH_IMAGES = 64
 def adversarial_observations(
     seen: Arrays, ranges: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]], spec: Spec
 ) -> dict[str, Arrays]:
-    """By the names that ``interop.artefacts.cases`` explains.
+    """Make observations of each adversarial kind, by the names that ``interop.artefacts.cases`` explains.
 
     Args:
         seen: observations of the environment, [B, ...] each.

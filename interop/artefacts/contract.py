@@ -19,7 +19,8 @@ from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, VLASpec
 def make_contract(
     env_config: dict[str, Any], env: Env | HostEnv, spec: Spec, seen: Arrays, clipping: str
 ) -> dict[str, Any]:
-    """
+    """Describe the inputs and outputs as ``contract.json`` has them.
+
     Args:
         env_config: ``id`` and ``cfg`` of the environment.
         seen: observations of the environment by path, [B, ...] each.

@@ -46,7 +46,7 @@ def observe_host(
 
 
 def _clips(env: HostEnv, seed: NDArray[np.uint32], actions: NDArray[Any], bounds: Bounds) -> bool | None:
-    """Every other action of each row goes beyond the bounds, on the sides that the policy's leans to."""
+    """Play actions of which every other one goes beyond the bounds, on the side that the policy's leans to."""
     low, high = (np.broadcast_to(np.asarray(bound, actions.dtype), actions.shape) for bound in bounds)
     beyond = np.where(actions < (low + high) / 2.0, low - (high - low), high + (high - low))
     chosen = np.random.default_rng(0).random(actions.shape[:2]) < 0.5
@@ -59,7 +59,7 @@ def _clips(env: HostEnv, seed: NDArray[np.uint32], actions: NDArray[Any], bounds
 
 
 def _play(env: HostEnv, seed: NDArray[np.uint32], actions: NDArray[Any]) -> list[NDArray[Any]]:
-    """All answers of the environment."""
+    """Return all answers of the environment."""
     env.reset(seed)
     answers: list[NDArray[Any]] = []
     for action in actions:

@@ -42,7 +42,8 @@ def adversarial_texts(vocabulary: Sequence[str], max_words: int) -> list[bytes]:
 
 
 def texts_document(texts: Sequence[bytes], tokens: NDArray[Any]) -> dict[str, Any]:
-    """
+    """Make the content of ``texts.json``.
+
     Args:
         tokens: [len(texts), max_words], JAX's.
     """

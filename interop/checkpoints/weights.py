@@ -74,7 +74,7 @@ def params_from_state_dict(policy: Policy, state_dict: Mapping[str, Any]) -> Par
 
 
 def tensors(policy: Policy) -> Iterator[Entry]:
-    """Every tensor of the policy's state_dict, in torch's order."""
+    """Yield every tensor of the policy's state_dict, in torch's order."""
     make = exporter_of(policy).tensors
     if make is None:
         raise TypeError(f"{type(policy).__name__} has no counterpart in EmbodiChain")

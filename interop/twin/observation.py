@@ -30,7 +30,7 @@ def as_tensor(x: Any, name: str, device: torch.device) -> Tensor:
 
 
 def narrow(x: Tensor, name: str, spec: PolicySpec) -> Tensor:
-    """Those entries of an array [..., F] that the actor reads, float32."""
+    """Select the entries of an array [..., F] that the actor reads, float32."""
     read, width = spec.read(name), spec.observation[name]
     if x.ndim == 0 or x.shape[-1] not in (width, len(read)):
         either = f" or, without those that the actor does not read, {len(read)}" if len(read) < width else ""

@@ -72,7 +72,8 @@ class TorchVLA(nn.Module):
             self.register_buffer(f"_clip_{name}", torch.tensor(bound), persistent=False)
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        """
+        """Compute ``spec.outputs`` from ``spec.inputs``.
+
         Args:
             leaves: ``spec.inputs`` [B, ...], in that order.
         """
@@ -195,7 +196,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, present: Tensor, past: tuple[Tensor, Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """As ``ejax.policies.vla.network.Block``, but keys and values are [B, H, T, d]."""
+        """Attend as ``ejax.policies.vla.network.Block`` does, but with keys and values [B, H, T, d]."""
         heads = self.qkv(self.norm_attention(x)).unflatten(-1, (3, self.num_heads, self.size))
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
         keys, values, there = key, value, present

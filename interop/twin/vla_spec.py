@@ -67,7 +67,7 @@ class ImageTokensSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class VLASpec:
-    """As ``PolicySpec``, which has the same names for the same things."""
+    """The same facts as ``PolicySpec``, under the same names, and those of a vision-language-action policy."""
 
     images: Mapping[str, tuple[int, int, int]]
     """(height, width, channels) of each image, uint8, in the order of their tokens."""

@@ -71,7 +71,7 @@ def mutant(found: list[Base], seed: int, number: int) -> Mutant:
 
 
 def bases() -> list[Base]:
-    """Every shipped config, gym configs in both forms, and the spellings of EmbodiChain's releases."""
+    """List every shipped config, gym configs in both forms, and the spellings of EmbodiChain's releases."""
     found = []
     for path in sorted((ROOT / "configs").rglob("*.*")):
         if path.name == GYM_FILE or path.suffix not in (".json", ".yaml"):

@@ -1,4 +1,4 @@
-"""What must become of a broken config: a property, for a test and a benchmark.
+"""The fate that a broken config must have: a property, for a test and a benchmark.
 
 A mutant is either refused by one ``ConfigError`` with short texts, or accepted: then every number in it is finite, and
 its resolved form reads back as the same config. Neither takes long.
@@ -32,7 +32,7 @@ MAY_BE_INFINITE = re.compile(r"algorithm\.cfg\.max_grad_norm")
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant."""
+    """The fate of a mutant."""
 
     outcome: str
     """``refused``, ``accepted``, or what is wrong: ``traceback``, ``non-finite``, ``no round trip``, ``long``,

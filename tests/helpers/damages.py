@@ -97,7 +97,7 @@ def what_is_left(run: Path, exp_name: str) -> dict[str, Any]:
 
 
 def same(a: dict[str, Any], b: dict[str, Any], *, log: bool = False) -> bool:
-    """Whether the arrays agree in each bit, and with ``log`` the logs in each number."""
+    """Return True if the arrays agree in each bit, and with ``log`` the logs in each number."""
     if a["name"] != b["name"] or a["arrays"].keys() != b["arrays"].keys() or (log and a["log"] != b["log"]):
         return False
     return all(

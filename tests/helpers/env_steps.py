@@ -228,7 +228,7 @@ def _leaves(tree: PyTree) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _summarized(x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Of [T, N, ...]."""
+    """Summarize the steps [T, N, ...]."""
     crc = [zlib.crc32(np.ascontiguousarray(each).tobytes()) for each in x]
     flat = x.reshape(*x.shape[:2], -1)
     return np.array(crc, np.uint32), flat[:, :, :: max(1, -(-flat.shape[2] // MAX_NUMBERS))]
@@ -260,7 +260,7 @@ _RARELY = {
 
 
 def _plain() -> dict[str, Case]:
-    """Without an engine."""
+    """List the cases without an engine."""
     point_mass = Case(
         env="PointMassRL", cfg={"max_episode_steps": 7, "success_threshold": 0.6, "success_bonus": 2.5}, num_envs=4
     )
@@ -290,7 +290,7 @@ _INSTRUCTED = {
 
 
 def _on_engines() -> dict[str, Case]:
-    """Every task with physics, on every engine that it can have."""
+    """List every task with physics, on every engine that it can have."""
     tasks = {
         "cart_pole": Case(env="CartPoleRL", cfg={"max_episode_steps": 8, "reset_range": 0.1}),
         "push_cube": Case(env="PushCubeRL", cfg=_PUSH_CUBE),
@@ -310,7 +310,7 @@ def _on_engines() -> dict[str, Case]:
 
 
 def _robots() -> dict[str, Case]:
-    """Each robot's task, on the C engine; made of sticks where its file is in no package that tests have."""
+    """List each robot's task, on the C engine; made of sticks where its file is in no package that tests have."""
     pushed = {
         "robot": "quadruped",
         "max_episode_steps": 15,

@@ -11,7 +11,7 @@ from ejax.types import Array, Key, Timestep
 
 @dataclass(frozen=True)
 class Failing(PointMassRL):
-    """Every episode is a success; its reward is NaN from step ``sound`` on, its observation infinite from ``seen``.
+    """A task of successful episodes whose reward is NaN from step ``sound`` on, its observation infinite from ``seen``.
 
     Two rollouts make an episode.
     """

@@ -24,7 +24,7 @@ Golden = Mapping[str, np.ndarray]
 
 
 class Pair(NamedTuple):
-    """What ejax computes and what is recorded."""
+    """A computed array and the recorded one."""
 
     what: str
     name: str

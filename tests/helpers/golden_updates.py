@@ -72,7 +72,7 @@ def options_of_0_3(case: str) -> Iterator[Pair]:
 
 
 def updates_of_0_3(case: str) -> Iterator[Pair]:
-    """Whole configs under ``compat: embodichain-0.3``."""
+    """Update by whole configs under ``compat: embodichain-0.3``."""
     golden, spec = under(load("embodichain_0_3_updates.npz"), f"{case}/"), cases("embodichain_0_3_updates.npz")[case]
     config = parse_config({**spec["config"], "compat": "embodichain-0.3"})
     options: Any = config.algorithm.cfg

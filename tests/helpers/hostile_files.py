@@ -23,14 +23,14 @@ class Trap:
 
 
 def saved(content: Any) -> bytes:
-    """As ``torch.save`` writes it."""
+    """Return the bytes that ``torch.save`` writes."""
     file = BytesIO()
     torch.save(content, file)
     return file.getvalue()
 
 
 def pickled(marker: Path) -> dict[str, bytes]:
-    """By kind: ``.pt`` files that leave the marker where they are unpickled."""
+    """Make ``.pt`` files that leave the marker where they are unpickled, by kind."""
     content = {"global_step": 0, "policy": {"log_std": torch.zeros(2)}, "metadata": Trap(marker)}
     kinds = {f"pickle {protocol}": pickle.dumps(Trap(marker), protocol=protocol) for protocol in range(6)}
     legacy = BytesIO()

@@ -41,7 +41,7 @@ def instruction(number: int) -> str:
 
 
 def episode(number: int) -> Episode:
-    """Of SPEC: no two frames of any episodes are alike."""
+    """Make an episode of SPEC: no two frames of any episodes are alike."""
     num_frames = length(number)
     step = np.arange(num_frames)
     frames = {
@@ -74,7 +74,7 @@ def pictures(number: int, num_frames: int) -> np.ndarray:
 
 
 def camera_episode(number: int) -> Episode:
-    """Of CAMERA."""
+    """Make an episode of CAMERA."""
     num_frames = length(number)
     return Episode(
         {"obs/camera": pictures(number, num_frames), "actions": np.full((num_frames, 2), number, np.float32)}
@@ -88,7 +88,7 @@ def keep(folder: Path, numbers: list[int] | range, **options: Any) -> None:
 
 
 def check_numbers(folder: Path) -> int:
-    """All that is kept is whole: episode i is episode i. Returns how many there are."""
+    """Check that all that is kept is whole: episode i is episode i. Returns how many there are."""
     reader = EpisodeReader(folder)
     for number, kept in enumerate(reader):
         np.testing.assert_array_equal(kept.frames["actions"], episode(number).frames["actions"])

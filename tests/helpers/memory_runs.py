@@ -21,7 +21,7 @@ MEMORIES = {
 
 
 def make_run(folder: Path, kind: str) -> Path:
-    """As if after one update, with weights and statistics that are not those of a start."""
+    """Make a run as if after one update, with weights and statistics that are not those of a start."""
     raw = tiny(folder)
     memory, of_critic = MEMORIES[kind]
     raw["policy"]["actor"] = {**NETWORK, "memory": memory}

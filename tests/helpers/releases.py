@@ -1,4 +1,4 @@
-"""Which release of JAX runs the tests: 0.10 is the one that they were written with, later ones run them too."""
+"""The release of JAX that runs the tests: 0.10 is the one that they were written with, later ones run them too."""
 
 from importlib.metadata import version
 

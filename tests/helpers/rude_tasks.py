@@ -16,7 +16,7 @@ from ejax.envs.host.pure_host import PureHostEnv
 
 
 class Stop(BaseException):
-    """What some library thinks of as the end."""
+    """An exception that a library may use to end a program."""
 
 
 def end(how: str) -> None:

@@ -29,18 +29,18 @@ _DUCK_LIMBS = (MICRODUCK.joints[:5], MICRODUCK.joints[9:], MICRODUCK.joints[5:9]
 
 
 def h1_2_sticks() -> str:
-    """As MJCF."""
+    """Build the H1-2 as MJCF."""
     bodies = {joint: joint.replace("_joint", "_link") for joint in H1_2.joints}
     return _sticks(H1_2, _H1_2_LIMBS, bodies, length=0.16, mass=1.5)
 
 
 def microduck_sticks() -> str:
-    """As MJCF."""
+    """Build the Microduck as MJCF."""
     return _sticks(MICRODUCK, _DUCK_LIMBS, _DUCK_BODIES, length=0.022, mass=0.04)
 
 
 def g1_sticks() -> str:
-    """As MJCF."""
+    """Build the G1 as MJCF."""
     bodies = {joint: joint.replace("_joint", "_link") for joint in G1.joints} | {"waist_pitch_joint": "torso_link"}
     balls = {}
     for side in ("left", "right"):
@@ -52,18 +52,18 @@ def g1_sticks() -> str:
 
 
 def go1_sticks() -> str:
-    """As MJCF."""
+    """Build the Go1 as MJCF."""
     balls = {f"{leg}_calf": (f"{leg}_foot_collision",) for leg in ("FR", "FL", "RR", "RL")}
     return _dog(GO1, balls | {"trunk": ("trunk_collision", "head_collision")}, {})
 
 
 def go2_sticks() -> str:
-    """As MJCF."""
+    """Build the Go2 as MJCF."""
     return _dog(GO2, {}, {})
 
 
 def anymal_c_sticks() -> str:
-    """As MJCF."""
+    """Build the ANYmal C as MJCF."""
     balls = {f"{leg}_SHANK": (f"{leg}_FOOT_0_collision", f"{leg}_FOOT_1_collision") for leg in ("LF", "LH", "RF", "RH")}
     return _dog(ANYMAL_C, balls, {"HAA": "HIP", "HFE": "THIGH", "KFE": "SHANK"})
 

@@ -88,7 +88,7 @@ class Counting:
 
 
 class Wide(Counting):
-    """As wide as PointMassEnv: 14 observations, 2 actions."""
+    """An environment as wide as PointMassEnv: 14 observations, 2 actions."""
 
     def __init__(self, num_envs: int = 3, device: str = "cpu", **options: Any) -> None:
         super().__init__(num_envs, device, **options)

@@ -217,7 +217,7 @@ def test_what_final_info_tells_of_rows_that_ended_wins_and_the_names_stay_the_sa
     plain_step = inner.step
 
     def step(action: Any) -> Any:
-        """As ManiSkill: after a reset ``info`` is the reset's, and the step's lies in ``final_info``."""
+        """Step as ManiSkill: after a reset ``info`` is the reset's, and the step's lies in ``final_info``."""
         obs, reward, terminated, truncated, info = plain_step(action)
         if truncated.any():
             info = {"final_info": info, "rewards": {"late": torch.zeros(3)}}

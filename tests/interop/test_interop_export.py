@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def writable(*formats: str) -> list[str]:
-    """Those that this machine can write and check."""
+    """List the formats that this machine can write and check."""
     return [name for name in formats if not FORMATS[name].missing(to_write=True)]
 
 
@@ -73,7 +73,7 @@ DRAWN = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As if after one update of PushCube, which would only take time. Its starts are drawn."""
+    """Make a run as if after one update of PushCube, which would only take time. Its starts are drawn."""
     network = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "relu"}}
     config = {
         "trainer": {
@@ -97,7 +97,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(run: Path) -> Path:
-    """All formats that can be written here."""
+    """Export all formats that can be written here."""
     if not HERE:
         pytest.skip("no format can be written here: pip install -e '.[export]'")
     directory = run.parent / "exported"

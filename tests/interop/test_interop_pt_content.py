@@ -39,7 +39,7 @@ def golden() -> tuple[RunConfig, Parts, dict[str, Any]]:
 
 
 def read(file: Path, config: RunConfig, parts: Parts) -> None:
-    """All that reads a .pt: to go on with its training, to start from its policy, to write one like it."""
+    """Read a .pt in every way: to continue its training, to start from its policy, to write one like it."""
     for policy_only in (False, True):
         pt_state.read_state(file, config, parts, policy_only=policy_only)
     meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
@@ -77,7 +77,7 @@ with warnings.catch_warnings():
 
 
 def places(tree: Any, depth: int, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Of every value in nested dicts, lists and tuples down to this depth; of lists, the first four."""
+    """List the places of every value in nested dicts, lists and tuples down to this depth; of lists, the first four."""
     if len(path) == depth:
         items = []
     elif isinstance(tree, dict):

@@ -371,7 +371,7 @@ def test_observations_become_tensordicts_as_in_embodichain() -> None:
 
 
 def odd_fields() -> dict[str, Any]:
-    """By kind: what no field of a rollout, and no array of an observation, can be."""
+    """Make what no field of a rollout, and no array of an observation, can be, by kind."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     tensordict = pytest.importorskip("tensordict")
     sparse = torch.eye(2).to_sparse()

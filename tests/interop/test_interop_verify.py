@@ -30,7 +30,7 @@ SAFE = [name for name in HERE if not FORMATS[name].runs_code]
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of random weights, in every format that can be written here."""
+    """Export random weights, in every format that can be written here."""
     env = PointMassRL()
     policy, params = policy_for(env)
     directory = tmp_path_factory.mktemp("export") / "exported"

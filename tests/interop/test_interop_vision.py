@@ -139,7 +139,7 @@ def random_params(policy: VisionPolicy, env: Any, weight: float = 0.4) -> Any:
 
 @functools.cache
 def made(name: str) -> tuple[VisionPolicy, Any]:
-    """One of ``POLICIES``."""
+    """Make one of ``POLICIES``."""
     env, options = POLICIES[name]
     return make(env, **options)
 
@@ -278,7 +278,7 @@ def test_the_twin_answers_as_jax(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def twin() -> Any:
-    """With hidden entries, two cameras and a normalizer."""
+    """Make a twin with hidden entries, two cameras and a normalizer."""
     if "pt" not in HERE:
         pytest.skip("needs torch: pip install -e '.[torch]'")
     from interop.policy import make_policy
@@ -351,7 +351,7 @@ ORIGIN = {"checkpoint": "none", "global_step": 0, "env": {"id": "Scene", "cfg": 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every format that can be written here."""
+    """Export every format that can be written here."""
     if not HERE:
         pytest.skip("no format can be written here: pip install -e '.[export]'")
     policy, params = make(ENV, **EXPORTED)
@@ -396,7 +396,7 @@ def test_the_contract_asks_for_what_the_actor_reads_and_no_more(exported: Path) 
 
 @jax.jit
 def mean_of(image: jax.Array, q: jax.Array, v: jax.Array) -> jax.Array:
-    """Of the exported policy; the image may be of floats here."""
+    """Compute the exported policy's mean; the image may be of floats here."""
     policy, params = make(ENV, **EXPORTED)
     robot = {"q": jnp.pad(q, ((0, 0), (0, 1))), "v": v}
     return policy.apply(params, {"image": image, "cube": jnp.zeros((len(q), 2)), "robot": robot})[0].mean

@@ -122,7 +122,7 @@ FORMATS_OF = {
 
 @functools.cache
 def made(name: str) -> tuple[VLAPolicy, Params]:
-    """One of ``POLICIES`` with a normalizer, and random weights."""
+    """Make one of ``POLICIES`` with a normalizer, and random weights."""
     return build(ENVS.get(name, Talk()), **POLICIES[name])
 
 
@@ -149,7 +149,7 @@ def observations(env: Talk, rows: int = 5) -> Any:
 
 @pytest.fixture(scope="module", params=POLICIES)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each policy in every format that can be written here."""
+    """Export each policy in every format that can be written here."""
     return export(request.param, tmp_path_factory.getbasetemp())
 
 
@@ -327,7 +327,7 @@ def answers(name: str) -> Any:
 
 
 def twin(name: str) -> Any:
-    """In torch; unclipped."""
+    """Make the twin in torch; unclipped."""
     from interop.policy import make_policy
 
     policy, params = made(name)

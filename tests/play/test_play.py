@@ -162,7 +162,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class FakeHandle:
-    """What ``launch_passive`` returns, of which ``ejax.envs.mujoco.viewer`` asks; it keeps what it is shown."""
+    """A stand-in for the handle of ``launch_passive``, for ``ejax.envs.mujoco.viewer``; it keeps what it is shown."""
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, on_key: Any) -> None:
         self.model, self.data, self.press = model, data, on_key
@@ -308,7 +308,7 @@ def test_a_video_that_fails_costs_the_video_and_not_the_metrics(
 
 
 class Glowing(gymnasium.Env[Any, Any]):
-    """Is drawn as bright as its time; lasts as many steps as its seed says, two or four."""
+    """An environment that is drawn as bright as its time, and lasts as many steps as its seed says, two or four."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
