@@ -83,13 +83,15 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     """Find problems of the section; ``action_chunk``: actions of the policy's one decision."""
     from ejax.data.engine_config import check_budget  # of the data wing alone
 
-    needed = _OF_SOURCE[data.source][0]
+    needed, source = _OF_SOURCE[data.source][0], f"source '{data.source}'"
     if getattr(data, needed) is None:
-        yield Problem(f"data.{needed}", f"is missing: source '{data.source}' needs it")
-    (other,) = _OF_SOURCE.keys() - {data.source}
-    for key in _OF_SOURCE[other]:
-        if _is_given(data, key):
-            text = f"got {short_repr(getattr(data, key))}, but source '{data.source}' does not read it; leave it out"
+        yield Problem(f"data.{needed}", f"is missing: {source} needs it")
+    unread = {key: source for other, keys in _OF_SOURCE.items() if other != data.source for key in keys}
+    if data.refill_policy == "manual":
+        unread.setdefault("refill_threshold", "refill_policy 'manual'")
+    for key, who in unread.items():
+        if getattr(data, key) != DataConfig.model_fields[key].get_default(call_default_factory=True):
+            text = f"got {short_repr(getattr(data, key))}, but {who} does not read it; leave it out"
             yield Problem(f"data.{key}", text)
     # one decision of the policy is taught by that many successive actions
     if data.chunk_size < action_chunk:
@@ -98,19 +100,12 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     if data.history_length is not None and data.sampling_mode == "boundary":
         text = "got 'boundary', but windows around a frame (data.history_length) have the modes episode and segment"
         yield Problem("data.sampling_mode", text)
-    if data.refill_policy == "manual" and _is_given(data, "refill_threshold"):
-        text = f"got {data.refill_threshold}, but refill_policy 'manual' does not read it; leave it out"
-        yield Problem("data.refill_threshold", text)
     try:
         check_budget(data.episode_sample_budget, data.episode_sample_hard_limit)
     except ValueError as error:
         yield Problem("data.episode_sample_hard_limit", str(error))
     if data.task in DEMONSTRATORS:  # a class of your own is imported, and checked, by the worker alone
         yield from _task_problems(data)
-
-
-def _is_given(data: DataConfig, key: str) -> bool:
-    return bool(getattr(data, key) != DataConfig.model_fields[key].get_default(call_default_factory=True))
 
 
 def _task_problems(data: DataConfig) -> list[Problem]:

@@ -151,8 +151,7 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.measures: dict[int, _Measure] = {}
-        """By ``id`` of a node whose end was read."""
+        self.measures: dict[int, _Measure] = {}  # by ``id`` of a node whose end was read
         self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:

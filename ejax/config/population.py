@@ -103,8 +103,7 @@ class PopulationConfig(StrictModel):
 class Member(NamedTuple):
     number: int
     seed: int
-    values: dict[str, Any]
-    """Dotted key of the config -> its value."""
+    values: dict[str, Any]  # dotted key of the config -> its value
 
 
 def members_of(population: PopulationConfig, seed: int) -> Iterator[Member]:

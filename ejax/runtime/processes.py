@@ -24,11 +24,9 @@ _LATE_S = 60.0  # a process prints then what it waits for
 _RESCUE = "rescue"
 _POLL_MS = 1000
 _FOUND_BY_JAX = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI"}
+# variables with the number of processes that a scheduler started
 _SIZES = {**_FOUND_BY_JAX, "WORLD_SIZE": "torchrun or the like"}
-"""Variables with the number of processes that a scheduler started."""
-
 JOIN = "start each with python -m ejax.train … --coordinator HOST:PORT --num-processes N --process-id I"
-"""The remedy for processes that do not find each other."""
 _AGAIN = "start all of them again: python -m ejax.train … --resume latest"
 
 
@@ -44,8 +42,7 @@ class RescueCall(ProcessesError):
 class Address:
     """The place where the processes find each other, and this one's number. None: the scheduler knows it."""
 
-    coordinator: str | None = None
-    """``host:port`` of process 0."""
+    coordinator: str | None = None  # host:port of process 0
     num_processes: int | None = None
     process_id: int | None = None
 

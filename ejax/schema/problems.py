@@ -17,10 +17,8 @@ EMPTY = "empty"  # the text of a key without effect that requests nothing
 class Problem(NamedTuple):
     """Something that keeps a run from starting."""
 
-    key: str
-    """Dotted path of the key, as the user spells it."""
-    text: str
-    """The value, the allowed ones, the remedy."""
+    key: str  # dotted, as the user spells it
+    text: str  # what was given, what is allowed, the remedy
 
 
 class KeyNote(NamedTuple):

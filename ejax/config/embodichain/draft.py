@@ -27,14 +27,10 @@ class Draft(Section):
         super().__init__(tree, "", KeyReport())
         self.tree, self.folder = tree, folder
         self.overrides, self.device = overrides, device
-        self.seed_spelling = False
-        """The file is in the spelling of EmbodiChain's first release."""
-        self.no_sections: list[str] = []
-        """Keys of sections that were no sections; problems below them have no place in the file."""
-        self.spelled: dict[str, str] = {}
-        """Canonical key -> the key that the user wrote."""
-        self.gym_config: tuple[str, Path] | None = None
-        """As it is named, and the file that it was read from."""
+        self.seed_spelling = False  # the file is in the spelling of EmbodiChain's first release
+        self.no_sections: list[str] = []  # sections that were none; problems below them have no place in the file
+        self.spelled: dict[str, str] = {}  # canonical key -> the key that the user wrote
+        self.gym_config: tuple[str, Path] | None = None  # its name, and the file that it was read from
 
     def get(self, key: str) -> Any:
         node: Any = self.tree

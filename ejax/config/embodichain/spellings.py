@@ -161,8 +161,8 @@ def _move(draft: Draft, old: str, new: str) -> None:
 
 def recognize_seed_spelling(draft: Draft) -> None:
     """Recognize the first releases, which wrote ``rollout_steps``, had no ``enable_eval``, and always evaluated."""
-    later = {"enable_eval", "buffer_size"}
-    draft.seed_spelling = draft.has("trainer.rollout_steps") and not later & draft.get("trainer").keys()
+    later = ("trainer.enable_eval", "trainer.buffer_size")
+    draft.seed_spelling = draft.has("trainer.rollout_steps") and not any(map(draft.has, later))
 
 
 def resolve_evaluation(draft: Draft) -> None:
@@ -220,13 +220,12 @@ def _judge_none(draft: Draft) -> None:
     for net, name in itertools.product(("actor", "critic"), ("activation", "last_activation")):
         key = f"policy.{net}.network_cfg.{name}"
         value = draft.get(key)
-        if not isinstance(value, str) or value.lower() != "none":
-            continue
-        if draft.has("compat"):
-            text = f"got '{value}', which is ReLU in EmbodiChain, where null is no activation; give relu or null"
-            draft.problem(key, text)
-        else:
-            draft.note(key, f"'{value}' is no activation; it is ReLU in EmbodiChain, unlike null")
+        if isinstance(value, str) and value.lower() == "none":
+            if draft.has("compat"):
+                text = f"got '{value}', which is ReLU in EmbodiChain, where null is no activation; give relu or null"
+                draft.problem(key, text)
+            else:
+                draft.note(key, f"'{value}' is no activation; it is ReLU in EmbodiChain, unlike null")
 
 
 def _canonicalize_events(draft: Draft, phase: Phase) -> None:
@@ -251,11 +250,9 @@ def _canonicalize_events(draft: Draft, phase: Phase) -> None:
 
 def _canonicalize_video(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -> None:
     params = spec.get("params") or {}
-    if spec.keys() - {"func", "mode", "params", "interval_step"} or not isinstance(params, dict):
+    known = not spec.keys() - {"func", "mode", "params", "interval_step"} and isinstance(params, dict)
+    if not known or spec.get("mode", "interval") != "interval":
         draft.problem(key, f"got {short_repr(spec)}; must be {{func, mode: interval, interval_step, params}}")
-        return
-    if spec.get("mode", "interval") != "interval":
-        draft.problem(f"{key}.mode", f"got {short_repr(spec['mode'])}; a trainer event has mode interval")
         return
     if "fps" in params:
         text = "no effect: a video plays as fast as what it shows; interval_step says how much of it"
@@ -275,8 +272,7 @@ def fill_defaults(draft: Draft) -> None:
     groups, policy = draft.get("policy.obs_groups"), _name("policy", draft.get("policy.name"))
     if isinstance(groups, dict) and groups.get("critic") is None and "actor" in groups and policy != "actor_only":
         groups["critic"] = groups["actor"]
-    trainer = draft.get("trainer")
-    if not isinstance(trainer, dict):
+    if not isinstance(trainer := draft.get("trainer"), dict):
         return
     seed = trainer.get("seed", 1)
     if trainer.get("eval_seed") is None:
