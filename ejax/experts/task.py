@@ -38,19 +38,24 @@ class Expert:
 
     env: Any
     variety: float = 1.0
-    """See ``draw_ranges``; 0 is one style, in which nothing depends on the unseen."""
+    """Part of each range, about its middle, that is drawn from; 0 is one style: nothing depends on the unseen."""
     segments: ClassVar[tuple[str, ...]]
     """Names, by ``segment_id``."""
     care: ClassVar[Rows]
     """[segments, A], ≤ 1: the fraction of the noise that each segment tolerates."""
     ranges: ClassVar[Mapping[str, tuple[float, float, int]]]
-    """Variation between episodes, such as speeds, heights, offsets: for ``draw_ranges``."""
+    """(low, high, D) by name: variation between episodes, such as speeds, heights, offsets."""
     make_env: ClassVar[Callable[..., RenderableEnv]]
     env_fields: ClassVar[Mapping[str, Any]] = {}
     """Default fields of the environment."""
 
     def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        return draw_ranges(rng, num_envs, self.ranges, self.variety)
+        """Draw the variation of N plans by name: uniform numbers [N], or [N, D] if D is above 1."""
+        drawn = {}
+        for name, (low, high, width) in self.ranges.items():
+            x, middle = rng.uniform(low, high, (num_envs, width) if width > 1 else num_envs), 0.5 * (low + high)
+            drawn[name] = x if self.variety == 1.0 else middle + self.variety * (x - middle)
+        return drawn
 
     def act(self, obs: PyTree, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         """Return actions [N, A], and their segments [N]: the same as before or the next. ``obs`` [N, F] is the
@@ -233,18 +238,6 @@ def limit_length(vector: Rows, bound: Rows) -> Rows:
     """Shorten vectors [N, D] that are longer than ``bound`` [N]."""
     length = np.linalg.norm(vector, axis=-1)
     return vector * np.minimum(1.0, bound / np.maximum(length, 1e-9))[:, None]
-
-
-def draw_ranges(
-    rng: np.random.Generator, num_envs: int, ranges: Mapping[str, tuple[float, float, int]], variety: float
-) -> dict[str, Rows]:
-    """Draw the variation of N plans: uniform numbers [N] by name, or [N, D] if D is above 1. ``ranges`` has low, high
-    and D; ``variety`` in [0, 1] is the part of each about its middle that is drawn from."""
-    drawn = {}
-    for name, (low, high, width) in ranges.items():
-        x, middle = rng.uniform(low, high, (num_envs, width) if width > 1 else num_envs), 0.5 * (low + high)
-        drawn[name] = x if variety == 1.0 else middle + variety * (x - middle)
-    return drawn
 
 
 def name_place(offset: Rows) -> str:

@@ -101,7 +101,7 @@ class _Rays:
     def __init__(self, camera: Camera, width: int, height: int) -> None:
         across = (np.arange(width, dtype=np.float32) + 0.5) * (2.0 / width) - 1.0
         down = 1.0 - (np.arange(height, dtype=np.float32) + 0.5) * (2.0 / height)
-        self.camera, self.pixel = camera, 2.0 / height  # its size at unit depth
+        self.camera, self.pixel = camera, 2.0 / height  # a pixel in ±1
         self.x = jnp.asarray(np.tile(across, height), jnp.float32)
         self.y = jnp.asarray(np.repeat(down, width), jnp.float32)
 
