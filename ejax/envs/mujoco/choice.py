@@ -54,10 +54,13 @@ class Choice(NamedTuple):
     why: str
 
 
-def check_engine(engine: Engine) -> None:
+def check_physics(engine: Engine, num_substeps: int) -> None:
+    """Raise ValueError for an engine that there is not, or no physics step; starts neither JAX nor the engine."""
     if engine != "auto" and engine not in ENGINES:
         *others, last = map(repr, ENGINES)
         raise ValueError(f"physics must be 'auto', {', '.join(others)} or {last}, got {engine!r}")
+    if num_substeps < 1:
+        raise ValueError(f"the number of physics steps per control step must be >= 1, got {num_substeps}")
 
 
 def load_engine(engine: Engine) -> Any:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import mujoco
 from flax import struct
 
-from ejax.envs.mujoco.choice import Engine, check_engine, choose_engine, load_engine
+from ejax.envs.mujoco.choice import Engine, check_physics, choose_engine, load_engine
 from ejax.envs.mujoco.drawing import render
 from ejax.envs.mujoco.models import load_model, mocap_bodies
 from ejax.envs.mujoco.parameters import check_parameters
@@ -78,10 +78,3 @@ class Physics:
             places = [jnp.asarray(mocap_pos.get(body.name, body.pos), ctrl.dtype) for body in bodies]
             ctrl = jnp.concatenate([ctrl, *places])
         return load_engine(self.engine).step(self.asset, self.num_substeps, state, ctrl)
-
-
-def check_physics(engine: Engine, num_substeps: int) -> None:
-    """Refuse wrong values without starting JAX. Raises ValueError: no such engine, or no physics step."""
-    check_engine(engine)
-    if num_substeps < 1:
-        raise ValueError(f"the number of physics steps per control step must be >= 1, got {num_substeps}")

@@ -30,11 +30,12 @@ def picture(
     if renderer == "raycast":
         return draw(seen, width=width, height=height, camera=camera)
 
-    def draw_one(given: tuple[Appearance, Camera | None]) -> NDArray[np.uint8]:
-        one, placed = given
-        return render(one, width=width, height=height, camera=fixed if placed is None else as_view(placed))
-
     moving, fixed = (camera, None) if isinstance(camera, Camera) else (None, camera)
+
+    def draw_one(given: tuple[Appearance, Camera | None]) -> NDArray[np.uint8]:
+        view = fixed if given[1] is None else as_view(given[1])
+        return render(given[0], width=width, height=height, camera=view)
+
     return picture_on_host(draw_one, (seen, moving), width, height)
 
 
@@ -49,14 +50,9 @@ def picture_on_host(draw_one: Callable[[PyTree], NDArray[np.uint8]], state: PyTr
         states = jax.tree.map(np.asarray, states)
         first = jax.tree.leaves(states)[0]
         batch = first.shape[: first.ndim - rank]
-
-        def draw_each() -> NDArray[np.uint8]:
-            pictures = np.empty((*batch, height, width, 3), np.uint8)
-            for index in np.ndindex(*batch):
-                pictures[index] = draw_one(jax.tree.map(lambda x, index=index: x[index], states))
-            return pictures
-
-        return _drawing_thread().submit(draw_each).result()
+        rows = [jax.tree.map(lambda x, index=index: x[index], states) for index in np.ndindex(*batch)]
+        pictures = list(_drawing_thread().map(draw_one, rows))
+        return np.asarray(pictures, np.uint8).reshape(*batch, height, width, 3)
 
     shape = jax.ShapeDtypeStruct((height, width, 3), np.uint8)
     return jax.pure_callback(draw_all, shape, state, vmap_method="broadcast_all")
