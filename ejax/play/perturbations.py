@@ -22,18 +22,10 @@ StatePatch: TypeAlias = Callable[[PyTree], PyTree]
 
 _STEP = 0.1
 """m/s or rad/s of one press of a key."""
-_AXES = {
-    265: (0, 1.0),
-    264: (0, -1.0),
-    263: (2, 1.0),
-    262: (2, -1.0),  # arrows: up, down, left, right
-    ord("7"): (1, 1.0),
-    ord("9"): (1, -1.0),
-}
-"""Key -> the velocity's part and its sign, in the robot's frame: forward, left, turning left.
-
-The viewer takes letters and the digits to 5 for itself.
-"""
+_UP, _DOWN, _LEFT, _RIGHT = 265, 264, 263, 262
+# the viewer takes letters and the digits to 5 for itself
+_AXES = {_UP: (0, 1), _DOWN: (0, -1), _LEFT: (2, 1), _RIGHT: (2, -1), ord("7"): (1, 1), ord("9"): (1, -1)}
+"""Key, by GLFW's number -> the velocity's part and its sign, in the robot's frame: forward, left, turning left."""
 _STOP = ord("8")
 
 
@@ -48,16 +40,13 @@ class HeldCommand:
 
     def press(self, key: int) -> None:
         """Take a key of the viewer, by GLFW's number."""
-        velocity = list(self._velocity or (0.0, 0.0, 0.0))
-        if key in _AXES:
-            axis, sign = _AXES[key]
+        if key == _STOP:
+            self._velocity = (0.0, 0.0, 0.0)
+        elif key in _AXES:
+            velocity, (axis, sign) = list(self._velocity or (0.0, 0.0, 0.0)), _AXES[key]
             # 0.1 + 0.2 would be shown with 17 digits
             velocity[axis] = round(velocity[axis] + sign * _STEP, 6)
-        elif key == _STOP:
-            velocity = [0.0, 0.0, 0.0]
-        else:
-            return
-        self._velocity = (velocity[0], velocity[1], velocity[2])
+            self._velocity = (velocity[0], velocity[1], velocity[2])
 
     def __call__(self, state: PyTree) -> PyTree:
         velocity = self._velocity
@@ -97,11 +86,11 @@ def add_velocity(state: PyTree, change: NDArray[np.float64]) -> PyTree:
     """Add ``change`` [nv] to the velocities of the simulation."""
     if not change.any():
         return state
-    return replace_parts(
-        state,
-        PhysicsState,
-        lambda physics: replace(physics, qvel=physics.qvel + change.astype(physics.qvel.dtype)[None]),
-    )
+
+    def moved(physics: PhysicsState) -> PhysicsState:
+        return replace(physics, qvel=physics.qvel + change.astype(physics.qvel.dtype)[None])
+
+    return replace_parts(state, PhysicsState, moved)
 
 
 def parts_of(state: PyTree, kind: type) -> list[Any]:

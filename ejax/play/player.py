@@ -20,7 +20,7 @@ from ejax.numerics.finite import finite_rows
 from ejax.policies.calls import apply_policy, check_obs, first_memory, forget, forget_outside
 from ejax.rollout import EnvCarry, reset, restart, with_memory
 from ejax.runtime.video import tile_frames
-from ejax.types import Array, ChunkedEnv, Env, HostEnv, Key, Params, Policy, PyTree, RenderableHostEnv, Timestep
+from ejax.types import Array, ChunkedEnv, Env, HostTimestep, Key, Params, Policy, PyTree, RenderableHostEnv, Timestep
 
 _UNLIMITED = 1000
 """Steps filmed of an environment without a time limit."""
@@ -74,41 +74,53 @@ def play_host(
     policy: Policy, env: RenderableHostEnv, params: Params, seed: int, *, samples: bool = False
 ) -> Iterator[Moment]:
     """Play one row outside JAX, which starts again by itself, as ``play_pure`` does."""
-    key = jax.random.key(seed)
-    obs, memory = _start_host(policy, env, seed)
-    yield Moment((env.pictures()[0],), starts=True)
-    for t in itertools.count():
-        check_obs(policy, obs)
-        action, memory = act(policy, params, obs, memory, jax.random.fold_in(key, t), samples=samples)
-        timestep = env.step(np.asarray(action))
-        valid = bool(timestep.info.get("valid", np.ones(1, bool))[0])
-        broken = bool(timestep.info.get("nonfinite", np.zeros(1, bool))[0])
-        done = timestep.terminated | timestep.truncated
-        memory, obs = forget_outside(policy, memory, done | ~np.array([valid])), timestep.obs
+    for timestep in _host_steps(policy, env, params, seed, samples=samples):
         picture = (env.pictures()[0],)
-        if not valid and not broken:  # it only reset
+        if timestep is None:
             yield Moment(picture, starts=True)
             continue
-        reward, ended = float(timestep.reward[0]), bool(done[0])
-        yield Moment(picture, reward, ended=ended, finite=not broken, facts=_facts(timestep.info))
+        broken = bool(timestep.info.get("nonfinite", np.zeros(1, bool))[0])
+        if not broken and not _valid(timestep)[0]:  # it only reset
+            yield Moment(picture, starts=True)
+            continue
+        ended = bool((timestep.terminated | timestep.truncated)[0])
+        reward, facts = float(timestep.reward[0]), _facts(timestep.info)
+        yield Moment(picture, reward, ended=ended, finite=not broken, facts=facts)
 
 
 def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int) -> Iterator[NDArray[np.uint8]]:
     """Film one episode in each row, side by side, until the last has ended; one that ended stands still."""
-    obs, memory = _start_host(policy, env, seed)
-    key, pictures, ended = jax.random.key(seed), env.pictures(), np.zeros(env.num_envs, bool)
-    yield tile_frames(pictures)
-    for _ in range(env.max_episode_steps or _UNLIMITED):
-        check_obs(policy, obs)
-        action, memory = act(policy, params, obs, memory, key, samples=False)
-        timestep = env.step(np.asarray(action))
-        done, obs = timestep.terminated | timestep.truncated, timestep.obs
-        memory, ended = forget_outside(policy, memory, done), ended | done
+    ended, pictures = np.zeros(env.num_envs, bool), np.zeros((), np.uint8)
+    steps = _host_steps(policy, env, params, seed, samples=False)
+    for timestep in itertools.islice(steps, 1 + (env.max_episode_steps or _UNLIMITED)):
+        if timestep is not None:
+            ended |= timestep.terminated | timestep.truncated
         if ended.all():
             return
         # a row that ended keeps its last picture while the others play on
         pictures = np.where(ended[:, None, None, None], pictures, env.pictures())
         yield tile_frames(pictures)
+
+
+def _host_steps(
+    policy: Policy, env: RenderableHostEnv, params: Params, seed: int, *, samples: bool
+) -> Iterator[HostTimestep | None]:
+    """Step all rows, without an end; None first, after the reset."""
+    key, memory = jax.random.key(seed), first_memory(policy, env.num_envs)
+    obs = env.reset(np.random.SeedSequence(seed).generate_state(env.num_envs).astype(np.uint32))
+    yield None
+    for t in itertools.count():
+        check_obs(policy, obs)
+        action, memory = act(policy, params, obs, memory, jax.random.fold_in(key, t), samples=samples)
+        timestep = env.step(np.asarray(action))
+        # a step that only reset belongs to no episode, and must leave no memory either
+        memory = forget_outside(policy, memory, timestep.terminated | timestep.truncated | ~_valid(timestep))
+        obs = timestep.obs
+        yield timestep
+
+
+def _valid(timestep: HostTimestep) -> NDArray[np.bool_]:
+    return np.asarray(timestep.info.get("valid", np.ones(len(timestep.reward), bool)))
 
 
 class Score:
@@ -214,11 +226,6 @@ def act(
     if not samples:
         return distribution.mode(), remembered
     return distribution.env_action(distribution.sample(jax.random.fold_in(key, _SAMPLES))), remembered
-
-
-def _start_host(policy: Policy, env: HostEnv, seed: int) -> tuple[PyTree, PyTree]:
-    obs = env.reset(np.random.SeedSequence(seed).generate_state(env.num_envs).astype(np.uint32))
-    return obs, first_memory(policy, env.num_envs)
 
 
 def _facts(info: Mapping[str, Any]) -> dict[str, float]:
