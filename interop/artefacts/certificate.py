@@ -7,7 +7,8 @@ SHA-256, which export and verify print, is to be compared with the maker's. The 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def read_certificate(directory: Path) -> dict[str, Any]:
         report = parse_json(read_bytes(file))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON ({repr(error)[:200]}); {_AGAIN}") from error
-    for problem in _schema_problems(report):
+    for problem in _problems(report):
         raise ValueError(f"{file}: {problem}; {_AGAIN}")
     return report
 
@@ -47,9 +48,11 @@ def check_files(directory: Path, report: Mapping[str, Any]) -> None:
     """
     artefacts = {FORMATS[name].file for name in report["artefacts"]}
     digests = report["sha256"]
-    needed = sorted({*_ALWAYS, *artefacts, *_present(directory)} - digests.keys())
+    present = {name for name in _SOMETIMES if (directory / name).exists()}
+    needed = sorted({*_ALWAYS, *artefacts, *present} - digests.keys())
     unlisted = sorted({path.name for path in directory.glob("policy.*")} - {*_ALWAYS, *artefacts})
-    changed = [name for name, digest in digests.items() if not _has_digest(directory / name, digest)]
+    # is_file first: a pipe is not read
+    changed = [x for x, digest in digests.items() if not (directory / x).is_file() or sha256(directory / x) != digest]
     problems = [
         *([f"missing or changed since the export: {', '.join(changed)}"] if changed else []),
         *([f"{FILE} has no SHA-256 of {', '.join(needed)}"] if needed else []),
@@ -67,32 +70,14 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _has_digest(path: Path, digest: str) -> bool:
-    return path.is_file() and sha256(path) == digest  # a pipe is not read
-
-
-def _present(directory: Path) -> set[str]:
-    return {name for name in _SOMETIMES if (directory / name).exists()}
-
-
-def _schema_problems(report: Any) -> list[str]:
+def _problems(report: Any) -> Iterator[str]:
     if not isinstance(report, dict):
-        return [f"must be a mapping, got a {type(report).__name__}"]
-    version = report.get("schema_version")
-    if type(version) is not int or version != SCHEMA_VERSION:
-        return [f"'schema_version' must be {SCHEMA_VERSION}, got {_shown(version)}"]
-    problems = []
+        yield f"must be a mapping, got a {type(report).__name__}"
+        return
     for key, (wanted, holds) in _KEYS.items():
-        if key not in report:
-            problems.append(f"'{key}' is missing, must be {wanted}")
-        elif not holds(report[key]):
-            problems.append(f"'{key}' must be {wanted}, got {_shown(report[key])}")
-    return problems
-
-
-def _shown(x: Any) -> str:
-    text = json.dumps(x)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+        if key not in report or not holds(report[key]):
+            given = textwrap.shorten(json.dumps(report[key]), 120) if key in report else "nothing"
+            yield f"'{key}' must be {wanted}, got {given}"
 
 
 def _mapping_of(holds: Callable[[str, Any], bool]) -> Callable[[Any], bool]:
@@ -110,6 +95,7 @@ def _is_digest(name: str, digest: Any) -> bool:
 
 
 _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "schema_version": (str(SCHEMA_VERSION), lambda x: type(x) is int and x == SCHEMA_VERSION),
     "checkpoint": ("text", lambda x: isinstance(x, str)),
     "global_step": ("an integer", lambda x: type(x) is int),
     "clipping": ("text", lambda x: isinstance(x, str)),
