@@ -1,5 +1,6 @@
 """Folders that are not what they seem: nothing outside is read or written, and no damage goes unnoticed."""
 
+import hashlib
 import io
 import json
 import os
@@ -225,23 +226,37 @@ def test_what_is_ahead_of_the_count_is_removed(
     assert check_numbers(kept) == there + 1
 
 
-def test_a_video_that_is_ahead_of_the_count_is_not_joined_to(tmp_path: Path) -> None:
+def test_frames_of_a_video_that_are_ahead_of_the_count_are_removed(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, CAMERA, fps=30) as writer:
         writer.append(camera_episode(0), "look")
         info = (tmp_path / INFO).read_bytes()
         writer.append(camera_episode(7), "look")
     (tmp_path / INFO).write_bytes(info)
-    with (
-        pytest.warns(UserWarning, match="which is lost"),
-        EpisodeWriter(tmp_path, CAMERA, fps=30, append=True) as writer,
-    ):
+    with pytest.warns(UserWarning, match="which is lost"):
+        EpisodeWriter(tmp_path, CAMERA, fps=30, append=True).close()
+    with EpisodeWriter(tmp_path, CAMERA, fps=30, append=True) as writer:
         for number in (1, 2):
             writer.append(camera_episode(number), "look")
-    assert len(list(tmp_path.glob("videos/*/*/*.mp4"))) == 2
+    assert len(list(tmp_path.glob("videos/*/*/*.mp4"))) == 1
     for number, back in enumerate(EpisodeReader(tmp_path)):
         inner, expected = np.r_[0:10, 14:24], pictures(number, length(number))  # away from the edge of the greys
         off = back.frames["obs"]["camera"][:, :, inner].astype(int) - expected[:, :, inner]
         assert np.abs(off).max() <= 8
+
+
+def test_a_crash_that_put_some_files_in_place_leaves_none_in_doubt(kept: Path) -> None:
+    """Which version of a file is in place differs, and after the repair another crash may follow."""
+    for replaced in ((DATA,), (ROWS, STATS), (DATA, ROWS, STATS, TASKS)):
+        old = {name: (kept / name).read_bytes() for name in (DATA, ROWS, STATS, TASKS, INFO)}
+        append(kept, 3)
+        for name in old.keys() - set(replaced):
+            (kept / name).write_bytes(old[name])
+        with pytest.warns(UserWarning, match="which is lost; the 3 before it are complete"):
+            EpisodeWriter(kept, SPEC, fps=20, append=True).close()
+        assert check_numbers(kept) == 3
+        listed = json.loads((kept / DIGESTS).read_text())["sha256"]
+        found = {name: hashlib.sha256((kept / name).read_bytes()).hexdigest() for name in listed}
+        assert {name: digests[0] for name, digests in listed.items()} == found
 
 
 def test_a_recording_that_was_cut_off_before_its_first_file_is_begun_again(tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ def write_episode(
         info={**info, **counts, "splits": {"train": f"0:{index + 1}"}},
         stats={name: combine_stats(recording.stats[name], of) if index else of for name, of in stats.items()},
         rows=(*recording.rows, row | append.meta()),
-        new_videos=False,
     )
     new.write_meta(change)  # last of the files: it has the places of all others
     return replace(new, digests=change.commit(recording.digests))
@@ -98,7 +97,7 @@ class _Append:
         # encoded alone and joined without encoding again: the frames before keep their bits, however often it grows
         alone = self._change.path("episode.mp4")
         encode_video(alone, frames, fps)
-        entries, grows = self._place(key, pattern, alone.stat().st_size, new=self._recording.new_videos)
+        entries, grows = self._place(key, pattern, alone.stat().st_size)
         name = place(entries, key, pattern)
         if grows:
             before = round(self._recording.rows[-1][f"{key}/to_timestamp"] * fps)  # frames, counted from the time

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 
 import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.commit import Change, remove_leftovers
-from ejax.data.lerobot.files import Digests, KeptFiles, inside, open_inside, sha256, shown
+from ejax.data.lerobot.files import Digests, KeptFiles, inside, shown
 from ejax.data.lerobot.format import STATS, Column, Stats, combine_stats
 from ejax.data.lerobot.metadata import check_info, check_ours
 from ejax.data.lerobot.parquet import load_rows, named, open_parquet, row_files
+from ejax.data.lerobot.pictures import cut_video
 from ejax.data.task import EpisodeSpec, flatten
 
 
@@ -72,8 +73,6 @@ class Recording:
     """A row of ``meta/episodes`` per episode."""
     stats: Mapping[str, Stats] = field(default_factory=dict)
     """By feature."""
-    new_videos: bool = False
-    """True after a crash: the last video files may have frames of an episode that was lost, so no more are joined."""
 
     @property
     def tasks(self) -> dict[str, int]:
@@ -117,15 +116,17 @@ def open_recording(folder: Path, format: Format) -> tuple[Recording, bool]:
     recording = Recording(
         format,
         info | {name: size for name, size in format.info().items() if name.endswith("_size_in_mb")},
-        {name: _digest(folder, name) for name in names} if files.digests is None else files.digests,
+        {name: files.digest(name) for name in names} if files.digests is None else files.digests,
         _schema(files, format) if rows else fmt.episodes_schema(format.columns, format.spec),
         tuple(rows),
         _stats_of(rows, format.columns),
     )
-    # nothing was written so far: all checks are passed
-    is_ahead, lost = not files.is_latest(fmt.INFO), remove_leftovers(folder)
-    if is_ahead:
-        return _repaired(folder, recording, names, files), True
+    # of the files that changed last either version may be in place: a repair can be cut off, too
+    changed = {name for name in names - {fmt.STATS_FILE, fmt.TASKS} if len(recording.digests.get(name, ())) > 1}
+    there = {name: files.digest(name) for name in changed}
+    lost = remove_leftovers(folder)  # nothing was written so far: all checks are passed
+    if any(recording.digests[name][:1] != digest for name, digest in there.items()):
+        return _repaired(folder, replace(recording, digests={**recording.digests, **there}), names, files), True
     return replace(recording, digests={name: each[:1] for name, each in recording.digests.items()}), lost
 
 
@@ -168,15 +169,19 @@ def _repaired(folder: Path, recording: Recording, names: set[str], files: KeptFi
     # before the list forgets them: a reader takes a file outside the list for damage
     for name in recording.digests.keys() - names:
         inside(folder, name).unlink(missing_ok=True)
-    digests = {name: digests for name, digests in recording.digests.items() if name in names}
+    digests = {name: each for name, each in recording.digests.items() if name in names}
     with Change(folder) as change:
-        # videos stay: frames beyond the last time are in no episode, and LeRobot reads by time
         if recording.rows:
-            name = place(recording.rows[-1], "data", fmt.DATA)
+            last, format = recording.rows[-1], recording.format
+            name = place(last, "data", fmt.DATA)
             groups = data_groups(files, name, len(recording.rows))
-            change.write(name, parquet_file(fmt.data_schema(recording.format.columns), groups))
+            change.write(name, parquet_file(fmt.data_schema(format.columns), groups))
+            for column in format.videos:
+                key = f"videos/{column.feature}"
+                name, count = place(last, key, video_pattern(column)), round(last[f"{key}/to_timestamp"] * format.fps)
+                cut_video(files.check(name), count, change.path(name))
         recording.write_meta(change)
-        return replace(recording, digests=change.commit(digests), new_videos=True)
+        return replace(recording, digests=change.commit(digests))
 
 
 def _names_of(format: Format, rows: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -184,11 +189,6 @@ def _names_of(format: Format, rows: Sequence[Mapping[str, Any]]) -> set[str]:
     patterns |= {f"videos/{column.feature}": video_pattern(column) for column in format.videos}
     names = {place(row, key, pattern) for row in rows for key, pattern in patterns.items()}
     return names | {fmt.INFO, fmt.OURS, *((fmt.TASKS, fmt.STATS_FILE) if rows else ())}
-
-
-def _digest(folder: Path, name: str) -> tuple[str, ...]:
-    with open_inside(folder, name) as file:
-        return (sha256(file),)
 
 
 def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any], format: Format) -> None:
