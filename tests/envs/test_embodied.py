@@ -634,6 +634,26 @@ def test_a_task_of_ones_own_has_its_id_and_its_extensions(monkeypatch: pytest.Mo
     assert {note.key: note.status for note in env.spec.notes}["env.extensions.reach"] == "used"
 
 
+def test_a_config_may_name_ends_beside_those_of_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TERMS, "terminations", dict(TERMS["terminations"]))
+
+    @register_functor("terminations", "late")
+    def late(world: World, after: float) -> Outcome:
+        return Outcome(fail=world.time > after)
+
+    env = EmbodiedEnv(
+        changed(PUSH_CUBE, "env.terminations.late", {"func": "late", "params": {"after": 0.05}}), physics="mujoco"
+    )
+    step = jax.jit(env.step)
+    state, first = step(env.reset(KEY)[0], jnp.zeros(8), KEY)
+    _, second = step(state, jnp.zeros(8), KEY)
+    assert not first.terminated and second.terminated and second.info["fail"]
+    text = refusal(changed(PUSH_CUBE, "env.terminations.late", {"func": "upright"}))
+    assert "env.terminations.late.func: no terminations functor 'upright'" in text and "under env.rewards" in text
+    text = refusal(changed(PUSH_CUBE, "env.terminations.tilt", {"func": "bad_orientation", "params": {"limit": 1.0}}))
+    assert text.startswith("env.terminations.tilt: only VelocityRL has a legged robot")
+
+
 def test_a_class_that_only_embodichain_has_is_named_without_advice_that_would_not_help() -> None:
     humanoid = changed(changed(CART_POLE, "id", "HumanoidRun-v1"), "env.actions", {})
     text = refusal(humanoid)

@@ -21,7 +21,7 @@ from typing import Any
 from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Shape
 from ejax.envs.locomotion.tasks import Push, T, VelocityTask, check_names
 from ejax.envs.task.entities import per_joint
-from ejax.envs.terms.commands import CommandRanges
+from ejax.envs.terms.registry import find_functor
 from ejax.schema.frozen import freeze
 from ejax.schema.plain_files import read_text
 
@@ -46,7 +46,8 @@ def velocity_task(robot: str) -> VelocityTask:
 def read_task(path: Path) -> VelocityTask:
     """Read a robot's file. Raises OSError: as ``plain_files.read_text``. ValueError: no TOML, or a wrong key."""
     table, task = _tables(path)
-    for name, kind in (("command", CommandRanges), ("push", Push)):
+    kinds: dict[str, Any] = {"command": find_functor("commands", "velocity"), "push": Push}
+    for name, kind in kinds.items():
         if isinstance(task.get(name), dict):
             task[name] = _filled(kind, task[name], f"{path}: task.{name}")
     # after merging: a robot that is like another leaves its terms out by weight 0

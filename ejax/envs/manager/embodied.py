@@ -258,8 +258,9 @@ def _try_functors(env: EmbodiedEnv) -> None:
         # after a refusal the next one is tried on what there was, so that all are reported at once
         put = try_call(report, each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
         obs = put or obs
-    outcome = try_call(report, "id", lambda state: vars(env.outcome(world(state))), state)
-    info, nested = {name: outcome[name] for name in ("success", "fail")} if outcome else {}, unflatten_dict(obs)
+    for end in env.of("terminations"):
+        try_call(report, end.key, lambda state, end=end: vars(end(world(state))), state)
+    info, nested = dict.fromkeys(("success", "fail"), jax.ShapeDtypeStruct((), bool)), unflatten_dict(obs)
     for term in env.of("rewards"):
 
         def reward(obs: Obs, state: SceneState, info: Obs, term: Term = term) -> Any:

@@ -78,13 +78,14 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         observations = read_specs(env.open("observations"), "observations", robot_uid)
         observations = _seen(root, observations, cameras, [*(each.uid for each in objects), robot_uid], sensing)
         rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
+        ends = read_specs(env.open("terminations"), "terminations", robot_uid)
         own_actions = read_specs(extensions.actions, "actions", robot_uid)
     # what follows needs both; the report has the reason by now
     if placed is None or task is None:
         raise ConfigError(report.problems, SOURCE, report.notes)
     _check_names({"floor", *(each.get("name") for each in placed.robot.body.iter())}, objects, report)
     report.raise_if_refused(SOURCE)
-    terms = (*events, *observations, *rewards, _read_ends(task, extensions))
+    terms = (*events, *observations, *rewards, _read_ends(task, extensions), *ends)
     markers = tuple(dict.fromkeys(key for term in terms for key in stored_keys(term)))
     # read all the same, so that a wrong one is refused though it is off
     seen = cameras if sensing else ()

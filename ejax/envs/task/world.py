@@ -18,16 +18,7 @@ from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, site_pose, times, transform
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix
-from ejax.envs.task.entities import (
-    BALL,
-    FREE,
-    find,
-    fitting,
-    joint_slices,
-    name_joint,
-    names_of,
-    pose_slots,
-)
+from ejax.envs.task.entities import BALL, FREE, find, fitting, joint_slices, name_joint, names_of, pose_slots
 from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.step import Snapshot
 from ejax.types import Array

@@ -54,10 +54,7 @@ class CartPoleRL(PhysicsTask):
         Feature("cart velocity", "m/s"),
         Feature("pole velocity", "rad/s"),
     )
-    acted = (
-        Feature("cart position change / action_scale", "m"),
-        Feature("pole angle change / action_scale", "rad"),
-    )
+    acted = (Feature("cart position change / action_scale", "m"), Feature("pole angle change / action_scale", "rad"))
     positive = ("max_episode_steps", "action_scale")
     not_negative = ("reset_range",)
 

@@ -12,7 +12,7 @@ from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
 from ejax.schema.sections import Section
 
-_GIVEN: dict[Kind, int] = {"events": 2, "observations": 2, "rewards": 1, "actions": 2}
+_GIVEN: dict[Kind, int] = {"events": 2, "observations": 2, "rewards": 1, "actions": 2, "terminations": 1}
 """Arguments that a functor gets beside its parameters."""
 _MODES: dict[Kind, tuple[str, ...]] = {
     "events": ("reset", "startup", "interval"),

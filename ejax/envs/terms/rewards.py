@@ -67,11 +67,7 @@ def incremental_distance_to_target(
 
 
 def distance_between_objects(
-    world: World,
-    source_entity_cfg: Entity,
-    target_entity_cfg: Entity,
-    exponential: bool = False,
-    sigma: float = 1.0,
+    world: World, source_entity_cfg: Entity, target_entity_cfg: Entity, exponential: bool = False, sigma: float = 1.0
 ) -> Array:
     """exp(−d²/2σ²) if ``exponential``, else −d, m."""
     offset = _position(world, source_entity_cfg) - _position(world, target_entity_cfg)

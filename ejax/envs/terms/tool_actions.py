@@ -9,12 +9,7 @@ from numpy.typing import NDArray
 from ejax.envs.manager.robots import matching_joints
 from ejax.envs.manager.scene import Scene
 from ejax.envs.mujoco.kinematics import site_step, solve_site_pose
-from ejax.envs.mujoco.rotations import (
-    make_pose,
-    matrix_from_euler,
-    matrix_from_quaternion,
-    matrix_from_rotation_vector,
-)
+from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, matrix_from_quaternion, matrix_from_rotation_vector
 from ejax.envs.task.states import SceneState
 from ejax.envs.task.world import World
 from ejax.envs.terms.actions import ActionTerm, Joints, Scale, check_scale, with_targets
@@ -27,11 +22,7 @@ _ENDS = {"continuous": ("lower_command", "upper_command"), "binary": ("close_com
 
 
 def eef_pose(
-    scene: Scene,
-    active: Joints,
-    scale: Scale = 1.0,
-    pose_dim: int = 7,
-    part_name: str | None = None,
+    scene: Scene, active: Joints, scale: Scale = 1.0, pose_dim: int = 7, part_name: str | None = None
 ) -> ActionTerm:
     """Bring the tool to a pose by inverse kinematics; joints stay where they are if it cannot be reached.
 
