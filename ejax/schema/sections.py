@@ -60,33 +60,22 @@ class Section:
         return default if value is None else value
 
     def number(self, name: str, default: float, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
-        """Read a number; one that is wrong is a problem, and ``default`` is given in its place, as below."""
         value = self.take(name, default)
-        if not _is_number(value) or not (value > above and value >= at_least):
-            bound = f" > {above:g}" if above > -math.inf else f" >= {at_least:g}" if at_least > -math.inf else ""
-            self.problem(name, f"got {short_repr(value)}; must be a number{bound}")
-            return default
-        return float(value)
+        bound = f" > {above:g}" if above > -math.inf else f" >= {at_least:g}" if at_least > -math.inf else ""
+        fits = _is_number(value) and value > above and value >= at_least
+        return float(self._fitting(name, value, fits, f"a number{bound}", default))
 
     def integer(self, name: str, default: int, *, at_least: int | None = None) -> int:
         value = self.take(name, default)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
         least = -INT32_MAX if at_least is None else at_least
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= INT32_MAX:
-            bound = "" if at_least is None else f" >= {at_least}"
-            if isinstance(value, int) and abs(value) > INT32_MAX:
-                bound = f" within ±{INT32_MAX}"
-            self.problem(name, f"got {short_repr(value)}; must be an integer{bound}")
-            return default
-        return value
+        fits = _is_number(value) and value == value // 1 and least <= value <= INT32_MAX
+        too_large = _is_number(value) and abs(value) > INT32_MAX
+        bound = f" within ±{INT32_MAX}" if too_large else "" if at_least is None else f" >= {at_least}"
+        return int(self._fitting(name, value, fits, f"an integer{bound}", default))
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.take(name, default)
-        if not isinstance(value, bool):
-            self.problem(name, f"got {short_repr(value)}; must be true or false")
-            return default
-        return value
+        return bool(self._fitting(name, value, isinstance(value, bool), "true or false", default))
 
     def choice(self, name: str, allowed: Iterable[str], default: Any = None) -> Any:
         """Read one of some names; another one, which is a problem, is returned as it is."""
@@ -105,12 +94,16 @@ class Section:
     def numbers(self, name: str, default: tuple[float, ...], count: int | None = None) -> tuple[float, ...]:
         """Read a list of ``count`` numbers; any count if None."""
         value = self.take(name, default)
-        fits = isinstance(value, list | tuple) and all(map(_is_number, value))
-        if not fits or (count is not None and len(value) != count):
-            wanted = "numbers" if count is None else f"{count} numbers"
-            self.problem(name, f"got {short_repr(value)}; must be a list of {wanted}")
-            return default
-        return tuple(float(x) for x in value)
+        fits = isinstance(value, list | tuple) and all(map(_is_number, value)) and count in (None, len(value))
+        wanted = "numbers" if count is None else f"{count} numbers"
+        return tuple(map(float, self._fitting(name, value, fits, f"a list of {wanted}", default)))
+
+    def _fitting(self, name: str, value: Any, fits: bool, wanted: str, default: Any) -> Any:
+        """Give the value, or report one that does not fit and give the default in its place."""
+        if fits:
+            return value
+        self.problem(name, f"got {short_repr(value)}; must be {wanted}")
+        return default
 
     def open(self, name: str) -> "Section":
         """Open a section below, which must be closed too."""

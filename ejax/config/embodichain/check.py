@@ -1,5 +1,6 @@
 """``python -m ejax.config check FILE``: what becomes of the keys of a train config and its gym config, or of one."""
 
+import copy
 import itertools
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
         return [KeyNote(shorten(path.name, MAX_VALUE_CHARS), "unsupported", what)]
     # a gym config by itself, as EmbodiChain's environments are started with
     alone = "id" in data and isinstance(data.get("env"), Mapping) and not any(name in data for name in _SECTIONS)
-    draft = Draft({} if alone else read_file(path), path.parent, overrides)
+    draft = Draft({} if alone else copy.deepcopy(data), path.parent, overrides)
     notes = [] if alone else _check_train_config(draft, data)
     if alone:
         _read_gym_config(draft, path, data)
