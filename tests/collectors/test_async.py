@@ -62,7 +62,7 @@ def background(schedule: Schedule = ONE_OLD, *args: Any, times: Any = None, **kw
 
 
 def learn_beside(running: AsyncCollector, updates: int, policy: Linear, naps: float = 0.0) -> tuple[TrainState, list]:
-    """An asynchronous training: the last state and every rollout."""
+    """Train asynchronously, and return the last state and every rollout."""
     state, rollouts = start_state(policy), []
     with running:
         running.start(state.params)
@@ -114,7 +114,7 @@ def test_impossible_schedules_are_refused() -> None:
 
 
 def in_turn(updates: int, lag: int) -> tuple[TrainState, list]:
-    """The program that asynchronous collection must equal, on one thread: old parameters, written out by hand."""
+    """Compute what asynchronous collection must equal, on one thread: old parameters, written out by hand."""
     policy = Linear()
     state, rollouts = start_state(policy), []
     versions: list[Params] = [state.params]

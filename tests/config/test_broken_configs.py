@@ -26,7 +26,7 @@ MERGE_BOMB = "[&a {k: 1}, " + ", ".join(
 
 
 def refused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> ConfigError:
-    """The one error that a call raises, whose texts are short."""
+    """Return the one error that a call raises, whose texts are short."""
     with pytest.raises(ConfigError) as caught:
         call(*args, **kwargs)
     assert len(str(caught.value)) < 20_000

@@ -250,7 +250,7 @@ def test_a_process_that_hangs_in_an_environment_calls_the_others_to_save(play: C
 
 
 def facts_of_all(group: Group, facts: dict[str, float] | None) -> tuple[dict[str, float] | None, list[str]]:
-    """What a stepper of this process makes of its own metrics, and its notes."""
+    """Return a stepper's metrics, made of this process's own, and its notes."""
     stepper = SimpleNamespace(_group=group, notes=[], reports=lambda: ["quarantined row 0"])
     collected = None if facts is None else SimpleNamespace(facts=facts, policy_s=0.0, env_s=0.0)
     return HostStepper._metrics_of_all(stepper, collected), stepper.notes  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def test_what_processes_exchange_keeps_its_bits() -> None:
 
 
 def two_processes(tmp_path: Path, config: dict[str, Any], *arguments: str) -> list[str]:
-    """What two processes of one device each print, of a training that ends well."""
+    """Return the output of two processes of one device each, of a training that ends well."""
     (file := tmp_path / "tiny.json").write_text(json.dumps(config))
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -41,7 +41,7 @@ LINEAR = ["algorithm.cfg.lr_scheduler.name=linear", "algorithm.cfg.lr_scheduler.
 
 
 def updates(raw: dict[str, Any], overrides: Iterable[str], count: int = 3) -> Any:
-    """The state and the metrics after ``count`` updates."""
+    """Return the state and the metrics after ``count`` updates."""
     parts = build(parse_config(raw, overrides))
     with parts.stepper as stepper:
         state = stepper.start(parts.state)
@@ -49,7 +49,7 @@ def updates(raw: dict[str, Any], overrides: Iterable[str], count: int = 3) -> An
 
 
 def together(raw: dict[str, Any]) -> list[Any]:
-    """The settings of one device that has the environments, the minibatches and the strata of all."""
+    """Return the settings of one device that has the environments, the minibatches and the strata of all."""
     several = [f"trainer.num_envs={NUM_DEVICES * raw['trainer']['num_envs']}"]
     if "batch_size" in raw["algorithm"]["cfg"]:
         several.append(f"algorithm.cfg.batch_size={NUM_DEVICES * raw['algorithm']['cfg']['batch_size']}")

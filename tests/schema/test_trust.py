@@ -69,7 +69,7 @@ gymnasium.register("Wanders-v0", entry_point=Wanders, max_episode_steps=7)
 
 @pytest.fixture
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that ``evilmod`` and the package of ``evilpkg.sub`` leave when they are imported."""
+    """Name the file that ``evilmod`` and the package of ``evilpkg.sub`` leave when they are imported."""
     mark = tmp_path / "mark"
     folder = tmp_path / "importable"
     (folder / "evilpkg").mkdir(parents=True)
@@ -309,7 +309,7 @@ def test_what_gymnasium_does_not_have_is_told(mark: Path) -> None:
 
 @pytest.fixture
 def own_run(mark: Path, tmp_path: Path) -> Path:
-    """A run whose environment and policy were named on the command line."""
+    """Make a run whose environment and policy were named on the command line."""
     run = tmp_path / "run"
     file = write(tmp_path / "mine.json", tree())
     assert (
@@ -582,7 +582,7 @@ def test_a_file_of_torch_is_known_by_its_path(tmp_path: Path, monkeypatch: pytes
 
 
 def trusting(folder: str) -> list[str]:
-    """What ``--trust`` makes of a folder."""
+    """Parse a folder as ``--trust`` does."""
     trust.add_trust_option(parser := argparse.ArgumentParser())
     return list(parser.parse_args(["--trust", folder]).trust)
 
