@@ -30,7 +30,6 @@ from ejax.training.build import all_devices, build, device_step, first_state, ma
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import DeviceEvaluator, check_best_metric
 from ejax.training.parts import Ingredients, Parts
-from ejax.training.policies import uses_dropout
 from ejax.training.steppers import DeviceStepper, Layout
 from ejax.training.warm_start import start_from_policy
 from ejax.types import Env
@@ -126,17 +125,15 @@ def _first_state(
         key.removeprefix(OPTIONS): jnp.asarray([member.values[key] for member in members], jnp.float32)
         for key in members[0].values
     }
-    for i, (member, config) in enumerate(zip(members, configs, strict=True)):
-        key, num_envs = jax.random.key(member.seed), config.trainer.num_envs
-        state = first_state(Ingredients(config, record, policy, env, parts.optimizer, key, dropout=False), num_envs)
+    for i, config in enumerate(configs):
+        state = first_state(Ingredients(config, record, policy, env, parts.optimizer), config.trainer.num_envs)
         if values:  # as arrays: the optimizer's state has one form for all, also where a value is 0
             own = with_values(config.algorithm.cfg, {name: value[i] for name, value in values.items()})
-            optimizer = record.make_optimizer(own)
-            opt_state = optimizer.init(state.train.params["params"])
+            opt_state = record.make_optimizer(own).init(state.train.params["params"])
             state = replace(state, train=replace(state.train, opt_state=opt_state))
         state, texts = start_from_policy(replace(parts, state=state), config)
         states.append(state)
-        notes = tuple(texts)
+        notes = tuple(texts)  # the same of all
     stacked = jax.jit(lambda states: jax.tree.map(lambda *x: jnp.stack(x), *states))(states)
     alive = jnp.ones(len(members), bool)
     return PopulationState(update=jnp.zeros((), jnp.int32), members=stacked, values=values, alive=alive), notes
@@ -151,10 +148,7 @@ def _member_step(config: RunConfig, parts: Parts, values: Values) -> Step:
         # a jitted update takes its options as constants
         record = replace(record, update=unjit_for_traced(record.update, *values.values()))
     optimizer = record.make_optimizer(options)
-    dropout = uses_dropout(config.policy, parts.policy)
-    key = jax.random.key(config.trainer.seed)
-    made = Ingredients(config, record, parts.policy, parts.env, optimizer, key, dropout)
-    return device_step(made, options)
+    return device_step(Ingredients(config, record, parts.policy, parts.env, optimizer), options)
 
 
 def _check_values(make_step: Callable[[Values], Step], state: PopulationState) -> None:

@@ -104,9 +104,9 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         self._clock.add("train", float(metrics.pop(f"{TIME}train_s")))
         self._alive = metrics.pop("population/alive") > 0.0
         for i in np.flatnonzero(was & ~self._alive).tolist():
-            self._writer.alarm(
-                f"member {i} ({self._named(i)}): update {update} was not finite; it is held as it was before"
-            )
+            member = self._parts.members[i]
+            own = ", ".join(f"{key}={value}" for key, value in {"trainer.seed": member.seed, **member.values}.items())
+            self._writer.alarm(f"member {i} ({own}): update {update} was not finite; it is held as it was before")
         if PARENT in metrics:
             self._record_exploits(update, metrics)
         for i, folder in enumerate(self._folders):
@@ -238,10 +238,6 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             latest_checkpoint_path=self._saver.latest,
             last_eval_metrics=self._last_eval,
         )
-
-    def _named(self, index: int) -> str:
-        member = self._parts.members[index]
-        return ", ".join(f"{key}={value}" for key, value in {"trainer.seed": member.seed, **member.values}.items())
 
 
 class MemberFolder:

@@ -16,7 +16,7 @@ from ejax.training.environments import build_env, check_own_env
 from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Ingredients, Parts
-from ejax.training.policies import build_policy, check_own_policy, uses_dropout
+from ejax.training.policies import build_policy, check_own_policy
 from ejax.training.steppers import DeviceStepper, shared_environments
 from ejax.training.warm_start import load_teacher
 from ejax.types import Env, HostEnv
@@ -94,9 +94,7 @@ def _ingredients(
         teacher, more = load_teacher(config, env)
         notes += more
         algorithm = algorithm.with_teacher(teacher)  # now its update knows the teacher
-    key, dropout = jax.random.key(config.trainer.seed), uses_dropout(config.policy, policy)
-    made = Ingredients(config, algorithm, policy, env, algorithm.make_optimizer(options), key, dropout)
-    return made, eval_env, notes
+    return Ingredients(config, algorithm, policy, env, algorithm.make_optimizer(options)), eval_env, notes
 
 
 def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes_only: bool) -> Parts:

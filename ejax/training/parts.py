@@ -8,8 +8,9 @@ import optax
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
+from ejax.training.policies import uses_dropout
 from ejax.training.steppers import Stepper
-from ejax.types import Env, HostEnv, Policy
+from ejax.types import Env, HostEnv, Key, Policy
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,15 @@ class Ingredients:
     policy: Policy
     env: Env | HostEnv
     optimizer: optax.GradientTransformation
-    key: jax.Array
-    dropout: bool
+
+    @property
+    def key(self) -> Key:
+        """The run's seed key."""
+        return jax.random.key(self.config.trainer.seed)
+
+    @property
+    def dropout(self) -> bool:
+        return uses_dropout(self.config.policy, self.policy)
 
 
 @dataclass(frozen=True)
