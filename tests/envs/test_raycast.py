@@ -77,7 +77,7 @@ def test_poses_are_those_of_mujoco() -> None:
 @functools.partial(jax.jit, static_argnames=("size", "view", "traced"))
 def picture(seen: Appearance, size: int = SIZE, view: CameraView | None = VIEW, traced: bool = False) -> Array:
     if not traced:
-        return draw(seen, width=size, height=size, camera=view)
+        return draw(seen, width=size, height=size, view=view)
     camera = place_camera(seen.asset, view, 1.0)
     return draw(seen, width=size, height=size, camera=camera, lights=model_lights(seen.asset))
 
@@ -92,7 +92,7 @@ def numbers(seen: Appearance, size: int, view: CameraView) -> Array:
     rgba = {
         solid.name: jnp.array([(solid.geom or 0) / 255.0 / (1.0 + solid.surface[0]), 1.0, 0.0, 1.0]) for solid in solids
     }
-    image = draw(seen.replace(rgba=rgba), width=size, height=size, camera=view, lights=flat)  # type: ignore[attr-defined]
+    image = draw(seen.replace(rgba=rgba), width=size, height=size, view=view, lights=flat)  # type: ignore[attr-defined]
     return jnp.where((image[..., 1] > 130) & (image[..., 2] < 110), image[..., 0], 0)
 
 

@@ -26,11 +26,10 @@ def check_renderer_name(renderer: str) -> None:
 def picture(
     seen: Appearance, renderer: Renderer, camera: CameraView | Camera | None, *, width: int, height: int
 ) -> Array:
-    """Draw [height, width, 3] uint8; ``camera`` is as ``raycast.draw`` takes it, for both renderers."""
-    if renderer == "raycast":
-        return draw(seen, width=width, height=height, camera=camera)
-
+    """Draw [height, width, 3] uint8, seen by a constant view or by a pinhole whose numbers may be traced."""
     moving, fixed = (camera, None) if isinstance(camera, Camera) else (None, camera)
+    if renderer == "raycast":
+        return draw(seen, width=width, height=height, view=fixed, camera=moving)
 
     def draw_one(given: tuple[Appearance, Camera | None]) -> NDArray[np.uint8]:
         view = fixed if given[1] is None else as_view(given[1])

@@ -36,32 +36,21 @@ class _Layer(NamedTuple):
     alpha: Array
 
 
+@functools.partial(jax.jit, static_argnames=("view", "width", "height"))
 def draw(
     appearance: Appearance,
     *,
     width: int,
     height: int,
-    camera: CameraView | Camera | None = None,
+    view: CameraView | None = None,
+    camera: Camera | None = None,
     lights: Lights | None = None,
 ) -> Array:
     """Draw [height, width, 3] uint8, by default with the model's camera ``main`` and lights.
 
-    ``camera``: a view without ``effects``, or a pinhole whose numbers may be traced.
+    ``view``: a constant, without ``effects``. ``camera`` instead of it, and ``lights``: their numbers may be traced.
     Raises ValueError: a solid that is no primitive, see ``scenery``; a colour for a geom that the model lacks.
     """
-    traced, view = (camera, None) if isinstance(camera, Camera) else (None, camera)
-    return _draw(appearance, traced, lights, view, width, height)
-
-
-@functools.partial(jax.jit, static_argnames=("view", "width", "height"))
-def _draw(
-    appearance: Appearance,
-    camera: Camera | None,
-    lights: Lights | None,
-    view: CameraView | None,
-    width: int,
-    height: int,
-) -> Array:
     scene = scenery(appearance.asset)
     names = [solid.name for solid in scene.solids if solid.geom is not None]
     if unknown := set(appearance.rgba) - set(names):

@@ -221,7 +221,7 @@ def draw_state(
     env: Any, state: PyTree, width: int, height: int, camera: CameraView | None, look: Look = _PLAIN
 ) -> Array:
     """Draw a state as ``renderer: raycast`` does: [height, width, 3] uint8."""
-    return _draw_look(env.appearance(state), look, width, height, camera if look.camera is None else look.camera)
+    return _draw_look(env.appearance(state), look, width, height, look.camera, camera)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
@@ -234,9 +234,11 @@ def draw_wrist(env: Any, state: PyTree, wrist: WristCamera, look: Look = _PLAIN)
     return _draw_look(seen, look, wrist.width, wrist.height, camera)
 
 
-def _draw_look(seen: Appearance, look: Look, width: int, height: int, camera: CameraView | Camera | None) -> Array:
+def _draw_look(
+    seen: Appearance, look: Look, width: int, height: int, camera: Camera | None, view: CameraView | None = None
+) -> Array:
     seen = replace(seen, rgba={**seen.rgba, **look.rgba})
-    return draw(seen, width=width, height=height, camera=camera, lights=look.lights)
+    return draw(seen, width=width, height=height, view=view, camera=camera, lights=look.lights)
 
 
 def _parts(obs: Any) -> dict[str, Any]:
