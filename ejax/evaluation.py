@@ -2,7 +2,7 @@
 the others take (EmbodiChain counts the first that finish). An episode with an observation, action or reward that was
 not finite is no success, even if ``info`` has one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -53,9 +53,11 @@ def evaluate(
     key_reset, key_steps = jax.random.split(key)
     play = partial(_play, policy, env, params, key_steps)
 
-    def rows_of(chosen: Array, count: Array) -> Array:
-        chosen &= count < quota
-        return jnp.where(chosen, _ROWS[choice](chosen, count, quota), num_episodes)
+    def rows_of(ends: Array, count: Array) -> Array:
+        chosen = ends & (count < quota)
+        # a slot's episodes follow on each other, or all are in the order of their ends
+        fixed = count + (np.cumsum(quota) - quota)
+        return jnp.where(chosen, fixed if choice == "fixed" else count.sum() + jnp.cumsum(chosen) - 1, num_episodes)
 
     def one_step(now: _Progress) -> _Progress:
         envs, done, facts = play(now)
@@ -116,13 +118,6 @@ def _play(
     healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
     facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
     return replace(envs, memory=forget(policy, remembered, timestep.done)), timestep.done, facts
-
-
-# ``(slots whose episode ends, episodes before it, quota) -> the episode's row in the results``, [num_envs] each
-_ROWS: dict[str, Callable[[Array, Array, NDArray[np.int64]], Array]] = {
-    "fixed": lambda chosen, count, quota: count + (np.cumsum(quota) - quota),  # a slot's episodes follow on each other
-    "first_finished": lambda chosen, count, quota: count.sum() + jnp.cumsum(chosen) - 1,  # in the order of their ends
-}
 
 
 def _facts(info: dict[str, Any], total: Any, length: Any, healthy: Any, numpy: Any) -> dict[str, Any]:
