@@ -186,9 +186,7 @@ def action_spec(space: gymnasium.Space, *, squash: bool = False) -> ActionSpec:
     if isinstance(space, gymnasium.spaces.Box):
         size = math.prod(space.shape)  # of a shape without axes it is 1
         if len(space.shape) > 1:
-            raise ValueError(
-                f"a Box action space must have one dimension, got shape {space.shape}: flatten it in the env"
-            )
+            raise ValueError(f"a Box action space must have one dimension, got {space.shape}: flatten it in the env")
         if size < 1:
             raise ValueError(f"an action space needs at least one number, got {space}")
         if not squash:
@@ -196,7 +194,7 @@ def action_spec(space: gymnasium.Space, *, squash: bool = False) -> ActionSpec:
         low, high = np.broadcast_to(space.low, (size,)), np.broadcast_to(space.high, (size,))
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ValueError(
-                f"squashed actions need finite bounds, got low={space.low}, high={space.high}; give false, or bounds"
+                f"squashed actions need finite bounds, got {space.low} to {space.high}; give false, or bounds"
             )
         return ActionSpec("tanh_normal", (size,), tuple(low.tolist()), tuple(high.tolist()))
     if isinstance(space, gymnasium.spaces.Discrete):

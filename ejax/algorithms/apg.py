@@ -53,7 +53,7 @@ class APGConfig(DifferentiableOptions):
     def _whole_segments(self) -> "APGConfig":
         if self.horizon % self.segment_length:
             raise ValueError(
-                f"update_horizon ({self.horizon}) must be a multiple of segment_length ({self.segment_length})"
+                f"update_horizon {self.horizon} must be a multiple of segment_length {self.segment_length}"
             )
         if self.gradient_accumulation_steps > 1 and self.rollout_mode != "complete":
             raise ValueError("gradient_accumulation_steps needs rollout_mode: complete")

@@ -182,10 +182,7 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
     if not is_active(kl_coef):
         return None
     if state.reference is None:
-        raise ValueError(
-            "kl_coef > 0 needs state.reference, the parameters to stay close to; it is None: start with "
-            "init_train_state(…, reference=True)"
-        )
+        raise ValueError("kl_coef > 0 needs state.reference, got None; start with init_train_state(…, reference=True)")
     if isinstance(policy, PolicyWithMemory):
         # the rollout holds what the acting policy remembered, which means nothing to other parameters
         memory = policy.init_memory(rollout.reward.shape[1])

@@ -72,10 +72,8 @@ class GRPOConfig(MinibatchOptions):
     @model_validator(mode="after")
     def _shares_what_it_resets(self) -> "GRPOConfig":
         if "shared_start" in self.model_fields_set and self.shared_start and not self.reset_every_rollout:
-            raise ValueError(
-                "shared_start is true, but without reset_every_rollout there is no common start to share; "
-                "set reset_every_rollout: true or leave shared_start out"
-            )
+            text = "shared_start is true, but without reset_every_rollout there is no common start to share"
+            raise ValueError(f"{text}; set reset_every_rollout: true or leave shared_start out")
         return self
 
 

@@ -56,10 +56,8 @@ class NetworkConfig(StrictModel):
     def _one_gain_per_linear(self) -> "NetworkConfig":
         gains = self.orthogonal_init
         if isinstance(gains, tuple) and len(gains) != len(self.hidden_sizes) + 1:
-            raise ValueError(
-                f"orthogonal_init needs one gain for each of the {len(self.hidden_sizes) + 1} Linear layers "
-                f"(hidden_sizes + output), got {len(gains)}; give as many, or one number for all"
-            )
+            text = f"orthogonal_init needs one gain for each of the {len(self.hidden_sizes) + 1} Linear layers"
+            raise ValueError(f"{text}, got {len(gains)}; give as many, or one number for all")
         return self
 
 

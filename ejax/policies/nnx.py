@@ -91,10 +91,10 @@ class NnxPolicy:
         if dropout_seed is None:
             return self._call(params, obs, None, mutable, keywords)
         if "memory" in keywords:
-            raise PolicyStateError(
-                "the module's random streams, as of nnx.Dropout, have one mask for all steps of a sequence; with a "
-                "memory, take dropout_seed and drop by it (ejax.policies.mlp.consistent_dropout), and keep no rngs"
+            text = (
+                "random streams of a module, as of nnx.Dropout, have one mask for all steps of a sequence; let it take"
             )
+            raise PolicyStateError(f"{text} dropout_seed for ejax.policies.mlp.consistent_dropout, and keep no rngs")
 
         def one_row(obs: PyTree, seed: Array) -> Any:
             batch_of_one = jax.tree.map(lambda x: x[None], obs)  # modules expect a leading axis
@@ -148,10 +148,8 @@ class NnxPolicy:
         if not mutable:
             return answer
         if "observe" not in self._accepted and not all(any(isinstance(x, kind) for _, x in changed) for kind in kinds):
-            raise PolicyStateError(
-                f"{type(module).__name__} has statistics ({', '.join(mutable)}) that never move: let its __call__ take "
-                "observe, and move them where that is given"
-            )
+            text = f"{type(module).__name__} has statistics ({', '.join(mutable)}) that never move"
+            raise PolicyStateError(f"{text}: let its __call__ take observe, and move them where that is given")
         return answer, {name: nnx.to_pure_dict(nnx.state(module, _COLLECTIONS[name])) for name in mutable}
 
 

@@ -211,10 +211,8 @@ def _read_registered(path: Path) -> dict[str, np.ndarray]:
     try:
         read = import_entry(WEIGHT_READERS, "" if path.is_dir() else path.suffix)
     except ImportError as error:
-        raise WeightsError(
-            f"{path} is a torch file, which torch reads: pip install -e '.[torch]' in ejax's folder, or "
-            f"convert it to safetensors ({error})"
-        ) from error
+        text = f"{path} is a torch file, which torch reads: pip install -e '.[torch]' in ejax's folder"
+        raise WeightsError(f"{text}, or convert it to safetensors ({error})") from error
     return read(path)
 
 

@@ -188,16 +188,12 @@ def make(
     model = vla_config.model
     size, horizon = math.prod(action_space.shape), vla_config.inference_horizon  # numbers of a whole chunk
     if size % horizon:
-        raise ValueError(
-            f"vla_config.inference_horizon {horizon} does not divide the decision's {size} numbers; give the "
-            "environment's action_chunk"
-        )
+        text = f"vla_config.inference_horizon {horizon} does not divide the decision's {size} numbers"
+        raise ValueError(f"{text}; give the environment's action_chunk")
     parts = _parts_of(model, observation_space)
     fixed = vla_config.instruction
     if fixed is None and model.text not in parts:
-        raise ValueError(
-            f"the observation has no text '{model.text}' (model_config.text), and vla_config.instruction is not given"
-        )
+        raise ValueError(f"the observation has no text '{model.text}', and vla_config.instruction is not given")
     texts = [fixed] if fixed is not None else [*instructions, *held_out_instructions]
     whole_sentences = model.text_encoder.type == "minilm"
     # a held-out word is to be unknown, a held-out sentence only untrained
@@ -206,10 +202,8 @@ def make(
         raise ValueError("there are no words: give model_config.text_encoder.vocabulary, or vla_config.instruction")
     longest = max(texts, key=lambda each: len(split(each)), default="")
     if len(split(longest)) > model.text_encoder.max_words:
-        raise ValueError(
-            f"model_config.text_encoder.max_words is {model.text_encoder.max_words}, but an instruction has "
-            f"{len(split(longest))} words: {longest!r}; give at least as many"
-        )
+        text = f"model_config.text_encoder.max_words is {model.text_encoder.max_words}, but an instruction has"
+        raise ValueError(f"{text} {len(split(longest))} words: {longest!r}; give at least as many")
     return VLAPolicy(
         model,
         horizon,
