@@ -279,11 +279,8 @@ def bind_schedule(config: ScheduleConfig, total_updates: int) -> ScheduleConfig:
 
 
 def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_updates: Array) -> Array:
-    """Compute the learning rate after ``num_updates`` finished updates. Float32 scalar.
-
-    Raises:
-        ValueError: a linear or cosine schedule without its horizon; see ``bind_schedule``.
-    """
+    """Compute the learning rate after ``num_updates`` finished updates. Float32 scalar. Raises ValueError: a linear or
+    cosine schedule without its horizon; see ``bind_schedule``."""
     k = jnp.asarray(num_updates, jnp.float32)
     if schedule.name is None:
         return jnp.full_like(k, learning_rate)

@@ -174,11 +174,8 @@ def _first(rollout: Rollout) -> Array:
 
 def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, kl_coef: float) -> Array | None:
     """Compute log π_ref(action | obs), [T, N], without dropout; None where ``kl_coef`` is 0. A reference with memory
-    begins it at an episode's start, or at the rollout's where the episode began before.
-
-    Raises:
-        ValueError: no reference to measure the divergence to.
-    """
+    begins it at an episode's start, or at the rollout's where the episode began before. Raises ValueError: no reference
+    to measure the divergence to."""
     if not is_active(kl_coef):
         return None
     if state.reference is None:

@@ -72,9 +72,7 @@ def load_weights(model_path: str | Path) -> dict[str, np.ndarray]:
 
     Of a torch file: its state dict, also under ``state_dict``, ``model_state_dict``, ``model`` or ``policy``; numbers
     of 16 bits become float32. Of an ejax checkpoint: the policy's parameters, ``params.…``. Else as they are.
-
-    Raises:
-        WeightsError: there are none, they are damaged, or their reader is not installed.
+    Raises WeightsError: there are none, they are damaged, or their reader is not installed.
     """
     path = find_weights(model_path)
     try:

@@ -22,9 +22,7 @@ def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, 
 
     ``model_path`` holds all trained parameters by dotted names; with ``lora`` those of the trunk become the frozen
     ones. Statistics of the normalizer, frozen encoders, and the layer of predictions are taken if it has them.
-
-    Raises:
-        WeightsError: they cannot be found or read, or do not fit; the text lists the names.
+    Raises WeightsError for those that cannot be found or read, or do not fit; the text lists the names.
     """
     notes: list[str] = []
     if isinstance(policy, VLAPolicy):

@@ -176,10 +176,8 @@ def make(
     """Make the policy that ``policy.vla_config`` describes, for these spaces.
 
     ``instructions`` are the environment's texts for training, whose words are the default vocabulary.
-
-    Raises:
-        ValueError: a horizon that the actions are no multiple of, parts that the observation lacks, pictures of another
-            type, no words, an instruction of too many.
+    Raises ValueError for a horizon that the actions are no multiple of, parts that the observation lacks, pictures of
+    another type, no words, an instruction of too many.
     """
     if vla_config.model_class is not None:
         return _make_own(vla_config, action_space, observation_space)
