@@ -25,7 +25,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from ejax.algorithms.options import GradientOptions
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
+from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.optim import get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.schema.problems import Problem
@@ -115,12 +115,7 @@ def bc_update(
         key_order,
         loss=partial(bc_loss, policy=policy, config=config),
         optimizer=optimizer,
-        minibatches=MinibatchConfig(
-            n_epochs=1,
-            batch_size=config.batch_size,
-            max_grad_norm=config.max_grad_norm,
-            skip_nonfinite=config.skip_nonfinite_updates,
-        ),
+        minibatches=config.minibatches_of(config.batch_size, n_epochs=1),
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
     return state, metrics | {"learning_rate": get_learning_rate(state.opt_state)}

@@ -27,6 +27,15 @@ class GradientOptions(StrictModel):
     """Leave parameters and optimizer as they are when a minibatch's loss or gradient, or the step that the optimizer
     makes of it, is NaN or infinite, and count it; False: training stops with NonFiniteUpdateError."""
 
+    def minibatches_of(self, batch_size: int, n_epochs: int, num_strata: int = 1) -> MinibatchConfig:
+        return MinibatchConfig(
+            n_epochs=n_epochs,
+            batch_size=batch_size,
+            max_grad_norm=self.max_grad_norm,
+            skip_nonfinite=self.skip_nonfinite_updates,
+            num_strata=num_strata,
+        )
+
 
 class MinibatchOptions(GradientOptions):
     """Epochs of minibatches over a rollout."""
@@ -50,13 +59,7 @@ class MinibatchOptions(GradientOptions):
     def minibatches(self, num_steps: int, num_strata: int, length: int) -> MinibatchConfig:
         """Make the use of a batch of ``num_steps``, T·N, in rows of ``length`` steps."""
         del num_steps
-        return MinibatchConfig(
-            n_epochs=self.n_epochs,
-            batch_size=num_shards() * self.batch_size // length,
-            max_grad_norm=self.max_grad_norm,
-            skip_nonfinite=self.skip_nonfinite_updates,
-            num_strata=num_strata,
-        )
+        return self.minibatches_of(num_shards() * self.batch_size // length, self.n_epochs, num_strata)
 
     def rescale_for_devices(self, was: int, now: int) -> Self:
         """Give another number of devices the same minibatches. Raises ConfigError: they cannot share the rows."""

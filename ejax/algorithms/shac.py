@@ -28,7 +28,7 @@ from ejax.algorithms.differentiable import (
     without_trajectory,
 )
 from ejax.algorithms.record import Algorithm, RunShape
-from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
+from ejax.algorithms.sgd import sgd_epochs
 from ejax.losses import value_loss
 from ejax.numerics.traced_options import unjit_for_traced
 from ejax.optim import (
@@ -219,12 +219,8 @@ def _fit_critic(
         key,
         loss=loss,
         optimizer=optimizer,
-        minibatches=MinibatchConfig(
-            n_epochs=config.critic_epochs,
-            batch_size=-(-num_rows // config.num_mini_batches),  # rounded up: one more would hold the rest
-            max_grad_norm=config.max_grad_norm,
-            skip_nonfinite=config.skip_nonfinite_updates,
-        ),
+        # rounded up: one more would hold the rest
+        minibatches=config.minibatches_of(-(-num_rows // config.num_mini_batches), config.critic_epochs),
     )
     state = replace(fitted, params=_with(state.params, fitted.params["params"]))
     return state, {
