@@ -121,7 +121,10 @@ def test_the_critic_is_stepped_apart_from_the_rest() -> None:
         ({"kwargs": {"lr": 0.1}}, "optimizer.learning_rate"),
         ({"kwargs": {"momentum": 0.9}}, "momentum"),
         ({"name": "sgd", "kwargs": {"momentum": "much"}}, "momentum"),
-        ({"name": "sgd", "kwargs": {"momentum": 0.9, "nesterov": True, "dampening": 0.1}}, "nesterov needs dampening 0"),
+        (
+            {"name": "sgd", "kwargs": {"momentum": 0.9, "nesterov": True, "dampening": 0.1}},
+            "nesterov needs dampening 0",
+        ),
         ({"learning_rate": -1.0}, "learning_rate"),
     ],
 )
