@@ -8,23 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ejax.config.embodichain import spellings
 from ejax.config.embodichain.draft import OVERRIDE, Draft
 from ejax.config.embodichain.gym_config import note_manager_form, read_gym_config
-from ejax.config.embodichain.spellings import (
-    GYM_DEFAULTS,
-    canonical_key,
-    canonicalize_keys,
-    drop_unsupported,
-    fill_defaults,
-    ignore_engine_fields,
-    ignore_options,
-    read_numbers,
-    recognize_seed_spelling,
-    resolve_compat,
-    resolve_evaluation,
-    resolve_model_type,
-    resolve_sizes,
-)
 from ejax.config.environment import action_problems, class_problems, env_problems, event_problems
 from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
@@ -134,7 +120,7 @@ def read_section_numbers(draft: Draft) -> None:
     """Turn ``1e-8``, which YAML takes for text, into a number."""
     for section in ("algorithm", "policy", "env", "data", "population"):
         if draft.has(section):
-            draft.put(section, read_numbers(draft.get(section)))
+            draft.put(section, spellings.read_numbers(draft.get(section)))
 
 
 def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
@@ -179,7 +165,7 @@ def _override(draft: Draft, text: str) -> None:
         draft.problem(source, "must read section.key=value, such as trainer.seed=3")
         return
     trust_words([text])  # who types the name of code knows it
-    key = canonical_key(written)
+    key = spellings.canonical_key(written)
     if key == "trainer.gym_config" and draft.has("env"):  # one environment replaces the other
         draft.pop("env")
         draft.spelled = {known: text for known, text in draft.spelled.items() if "env" not in with_sections(known)}
@@ -212,7 +198,7 @@ def fill_env(draft: Draft) -> None:
             env = read_gym_config(draft, data, str(name))
             draft.put("env", {**env, **given, "cfg": {**env.get("cfg", {}), **given_cfg}})
         # EmbodiChain's two ways to an environment have defaults of their own
-        for key, value in GYM_DEFAULTS.items():
+        for key, value in spellings.GYM_DEFAULTS.items():
             draft.tree["trainer"].setdefault(key, value)
     elif not draft.has("env"):
         draft.problem("env", "is missing; give trainer.gym_config, trainer.learning_env, or env: {id, cfg}")
@@ -304,21 +290,21 @@ def do_without_wandb(draft: Draft) -> None:
 
 
 PASSES: tuple[Callable[[Draft], None], ...] = (
-    recognize_seed_spelling,  # needs the keys as the file spells them
-    canonicalize_keys,  # before overrides, which find a value of the file in its canonical place alone
+    spellings.recognize_seed_spelling,  # needs the keys as the file spells them
+    spellings.canonicalize_keys,  # before overrides, which find a value of the file in its canonical place alone
     apply_overrides,
-    canonicalize_keys,  # again: overrides come in any spelling
+    spellings.canonicalize_keys,  # again: overrides come in any spelling
     require_sections,  # needs canonical names; all that follow take trainer, policy and algorithm for sections
-    resolve_evaluation,  # needs enable_eval and eval_freq of file and overrides
-    ignore_options,  # before sizes, for which the options have to be valid
-    ignore_engine_fields,
-    resolve_sizes,  # needs the algorithm's options; before the gym config's defaults, which give way to them
+    spellings.resolve_evaluation,  # needs enable_eval and eval_freq of file and overrides
+    spellings.ignore_options,  # before sizes, for which the options have to be valid
+    spellings.ignore_engine_fields,
+    spellings.resolve_sizes,  # needs the algorithm's options; before the gym config's defaults, which give way to them
     fill_env,  # needs trainer.gym_config; gives env and num_envs
     note_manager_form,  # needs env
-    resolve_model_type,  # needs the final num_envs and buffer_size
-    drop_unsupported,  # needs to know that compat is given, which the next one takes out
-    resolve_compat,  # fills keys that are not given
-    fill_defaults,  # needs everything above: fills what is still open from other keys
+    spellings.resolve_model_type,  # needs the final num_envs and buffer_size
+    spellings.drop_unsupported,  # needs to know that compat is given, which the next one takes out
+    spellings.resolve_compat,  # fills keys that are not given
+    spellings.fill_defaults,  # needs everything above: fills what is still open from other keys
     do_without_wandb,
     read_section_numbers,  # last, of what all others have put there
 )

@@ -17,8 +17,10 @@ EMPTY = "empty"  # the text of a key without effect that requests nothing
 class Problem(NamedTuple):
     """Something that keeps a run from starting."""
 
-    key: str  # dotted, as the user spells it
-    text: str  # what was given, what is allowed, the remedy
+    key: str
+    """Dotted path of the key, as the user spells it."""
+    text: str
+    """The value, the allowed ones, the remedy."""
 
 
 class KeyNote(NamedTuple):
