@@ -20,6 +20,7 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
     ``tf32`` and ``bf16`` round the factors and add up in float32, on a GPU; all else, and a CPU, computes in float32.
     """
     name = _ON_GPU[precision] if device.startswith("cuda") else "highest"
+    # not jax's own context manager, which holds for one thread: collectors trace in others
     before = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
     jax.config.update("jax_default_matmul_precision", name)
     try:

@@ -21,8 +21,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_GRACE_S = 10.0
-_MAX_NAMED = 4
+_GRACE_S = 10.0  # for threads that are about to end, such as one that writes a video
+_MAX_NAMED = 4  # of them, in the message
 _UNHEEDED: list[list[int]] = []  # signals that active ``interrupting`` blocks have received
 _end_process = os._exit  # the real one: ``exit_with`` replaces it for everybody else
 

@@ -27,7 +27,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -141,11 +141,9 @@ def import_trusted_file(place: str) -> ModuleType:
     if not Path(file).is_file():
         raise ImportError(f"there is no file {file}; it is looked for from the working directory")
     # its name in sys.modules is unset: what pickles or compares its classes wants a package.module
-    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", file), file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = ModuleType(re.sub(r"\W", "_", file))
+    module.__file__ = file
+    SourceFileLoader(module.__name__, file).exec_module(module)
     return module
 
 

@@ -793,7 +793,6 @@ _ALLOWED = {
     ("ejax/__main__.py", "run_module"): "its own table of commands",
     ("ejax/schema/trust.py", "import_module"): "the gate",
     ("ejax/schema/trust.py", "find_spec"): "the gate: a top-level name, which imports nothing",
-    ("ejax/schema/trust.py", "spec_from_file_location"): "the gate, of torch:FILE.py:Name",
     ("ejax/schema/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
     ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
