@@ -40,11 +40,10 @@ class Schedule:
         if self.max_staleness < 0:
             raise ValueError(f"max_staleness must be at least 0, got {self.max_staleness}")
         for index, version in enumerate(self.recorded or ()):
-            if not 0 <= version <= index:
-                raise ValueError(f"recorded[{index}] is version {version}: rollout {index} can have 0 to {index}")
-            if index - version > self.max_staleness:
-                text = f"{index - version} updates behind; allowed by max_staleness are {self.max_staleness}"
-                raise ValueError(f"recorded[{index}] is version {version}, {text}: give that of the recorded run")
+            oldest = max(0, index - self.max_staleness)
+            if not oldest <= version <= index:
+                text = f"rollout {index} can have {oldest} to {index} with max_staleness {self.max_staleness}"
+                raise ValueError(f"recorded[{index}] is version {version}: {text}; give that of the recorded run")
 
     def version(self, index: int, *, first: int, newest: int) -> int | None:
         """Return the version for rollout ``index``; None: wait for a newer one. ``first``: the oldest published."""

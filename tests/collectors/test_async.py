@@ -106,7 +106,7 @@ def test_impossible_schedules_are_refused() -> None:
         Schedule(max_staleness=-1)
     with pytest.raises(ValueError, match=r"recorded\[1\] is version 2: rollout 1 can have 0 to 1"):
         Schedule(recorded=(0, 2))
-    with pytest.raises(ValueError, match=r"recorded\[3\] is version 0, 3 updates behind; allowed .* are 2"):
+    with pytest.raises(ValueError, match=r"recorded\[3\] is version 0: rollout 3 can have 1 to 3 with max_staleness 2"):
         Schedule(max_staleness=2, recorded=(0, 0, 0, 0))
 
 

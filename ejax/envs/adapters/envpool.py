@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -23,15 +22,10 @@ class EnvPoolVector(VectorEnv):
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP, "takes_seeds": True}  # noqa: RUF012  (as in the base)
 
-    def __init__(
-        self,
-        make_pool: Callable[..., Any],
-        num_envs: int,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-    ) -> None:
+    def __init__(self, make_pool: Callable[..., Any], num_envs: int, spec: Any) -> None:
         self._make_pool, self.num_envs = make_pool, num_envs
-        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self.single_observation_space = spec.gymnasium_observation_space
+        self.single_action_space = spec.gymnasium_action_space
         self._pool: Any = None
         self._obs: Any = None
 
@@ -77,8 +71,7 @@ def make(name: str, *, num_envs: int, clip_actions: bool = True, **options: Any)
             spec = envpool.make_spec(name, **options)
         except (TypeError, AssertionError) as error:
             raise ValueError(f"envpool refuses the options of '{name}': {error}") from error
-        observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
-    make_pool = partial(envpool.make, name, env_type="gymnasium", num_envs=num_envs, **options)
-    vector = EnvPoolVector(make_pool, num_envs, observation_space, action_space)
+        make_pool = partial(envpool.make, name, env_type="gymnasium", num_envs=num_envs, **options)
+        vector = EnvPoolVector(make_pool, num_envs, spec)
     limit = int(spec.config.max_episode_steps)
     return GymnasiumVector(vector, clip_actions=clip_actions, max_episode_steps=limit)
