@@ -25,7 +25,7 @@ def value_loss(value: Array, target: Array) -> Array:
 
 def clipped_value_loss(value: Array, old_value: Array, target: Array, clip_coef: float) -> Array:
     """max((V − R)², (clip(V, V_old ± ε) − R)²). [B]. Source: OpenAI baselines' PPO2; EmbodiChain 0.3.2."""
-    clipped = old_value + jnp.clip(value - old_value, -clip_coef, clip_coef)
+    clipped = old_value + jnp.clip(value - old_value, -clip_coef, clip_coef)  # the policy's ε, on the scale of values
     return jnp.maximum(jnp.square(value - target), jnp.square(clipped - target))
 
 

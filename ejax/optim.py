@@ -175,7 +175,7 @@ SCHEDULE_KWARGS: dict[str, type[Any]] = {
     "step": _Step,
     "exponential": _Exponential,
 }
-_HORIZON = {"linear": "total_iters", "cosine": "T_max"}
+_HORIZON = {"linear": "total_iters", "cosine": "T_max"}  # the keyword that stands for the updates of the run
 
 
 class ScheduleConfig(StrictModel):

@@ -62,7 +62,7 @@ _STEPS_OF_LARGE_OBS = 16
 def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
     """Start N episodes, leaves [N, ...]; each ``group_size`` consecutive ones start from the same state. ``env`` is one
     environment, hashable; N is a multiple of ``group_size``."""
-    keys = jnp.repeat(jax.random.split(key, num_envs // group_size), group_size)
+    keys = jnp.repeat(jax.random.split(key, num_envs // group_size), group_size)  # one key: one start state
     state, obs = by_device(jax.vmap(env.reset), num_envs)(keys)
     return EnvCarry(state=state, obs=obs)
 
@@ -274,11 +274,11 @@ def make_rollout(
     """Make a rollout of recorded steps [T, N, ...], with the policy's log-probabilities and values. ``valid`` in the
     time step's ``info`` becomes the rollout's; ``memory`` is from before and after each action; ``distribution`` None:
     it is computed here."""
-    seed = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
+    seed = {} if dropout_seed is None else {"dropout_seed": dropout_seed}  # a policy without dropout need not take it
     before, after = memory
     computed, value, _ = apply_policy(policy, params, obs, before, **seed)
     distribution = computed.for_storage(action) if distribution is None else distribution
-    info = dict(timestep.info)
+    info = dict(timestep.info)  # a copy: the caller's stays whole
     valid = info.pop("valid", None)
     return Rollout(
         obs=obs,

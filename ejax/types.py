@@ -150,11 +150,11 @@ class Distribution(Protocol):
 
     def env_action(self, action: Array) -> Array:
         """Take the part of a sampled action that the environment is given."""
-        return action
+        return action  # a flow draws more than the chunk
 
     def for_storage(self, action: Array) -> Any:
         """Take the part that a rollout stores, with ``log_prob`` of the sampled ``action`` and ``kl``."""
-        del action
+        del action  # most are small, and stored whole
         return self
 
 

@@ -185,4 +185,5 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
         memory = policy.init_memory(rollout.reward.shape[1])
         distribution, _, _ = policy.apply(state.reference, rollout.obs, memory=memory, first=_first(rollout))
         return distribution.log_prob(rollout.action)
+    # not trained: it drops nothing
     return evaluate_rollout(state.reference, replace(rollout, dropout_seed=None), None, policy=policy)[0]

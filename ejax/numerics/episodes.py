@@ -68,7 +68,7 @@ def track_episodes(
     ended = done & valid
     order, total = _order(ended), ended.sum()
     kept = ended & (order >= total - WINDOW)
-    slot = jnp.where(kept, (stats.num_episodes + order) % WINDOW, WINDOW)
+    slot = jnp.where(kept, (stats.num_episodes + order) % WINDOW, WINDOW)  # WINDOW lies outside, and is dropped
     taken = (jnp.arange(WINDOW) - stats.num_episodes) % WINDOW < total
 
     def put(ring: Array, values: Array) -> Array:

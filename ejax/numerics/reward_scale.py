@@ -47,5 +47,6 @@ def scale_rewards(
     running, discounted = unrolled_scan(one_step, scale.discounted, (counted, done))
     moments = add_rows(scale.moments, discounted[..., None], valid)
     deviation = jnp.sqrt(moments[2][0] + 1e-8)
+    # a broken one would stay
     after = RewardScale(discounted=jnp.where(jnp.isfinite(running), running, 0.0), moments=moments)
     return after, jnp.clip(reward / deviation, -_MOST, _MOST)
