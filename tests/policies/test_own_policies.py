@@ -236,7 +236,7 @@ LOSES = {
     "nnx_dropout_without_rngs": (lambda: nnx_layer(lambda rngs: DROPOUT()), "drop nothing; give it rngs"),
     "nnx_dropout_and_memory": (
         lambda: nnx_layer(lambda rngs: DROPOUT(rngs=rngs), memory=True),
-        "take dropout_seed and drop by it",
+        "take dropout_seed for ejax.policies.mlp.consistent_dropout",
     ),
     "nnx_moves_as_it_acts": (
         lambda: nnx_layer(norm, partial(call, use_running_average=False)),
