@@ -246,6 +246,18 @@ def test_an_event_puts_the_cube_of_push_cube_back(tmp_path: Path) -> None:
     np.testing.assert_allclose(timestep.obs[9:12], start, atol=1e-6)
 
 
+def test_an_event_of_ones_own_sees_the_goal_of_push_cube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        TERMS["events"], "solve", lambda world, key: world.place("cube", world.body("goal").position + 0.01)
+    )
+    data = raw(tmp_path, {"train": {"solve": {"func": "solve"}}}) | {"env": {"id": "PushCubeRL", "cfg": {}}}
+    env = build_env(parse_config(data))
+    state, _ = env.reset(KEY)
+    _, timestep = jax.jit(env.step)(state, jnp.zeros(6), KEY)
+    np.testing.assert_allclose(timestep.obs[9:12], timestep.obs[12:15] + 0.01, atol=1e-6)
+    assert timestep.terminated
+
+
 @pytest.mark.parametrize(
     ("event", "message"),
     [

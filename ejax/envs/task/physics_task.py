@@ -89,7 +89,7 @@ class PhysicsTask(Task):
         return replace(world.state, physics=physics)
 
     def world(self, state: Any) -> World:
-        return World(asset=self.asset, control_period=self.control_period, state=state)
+        return World(asset=self.asset, control_period=self.control_period, state=state, markers_of=self.markers)
 
     def resting(self, *qpos: ArrayLike) -> PhysicsState:
         """All bodies at rest, at these parts of qpos, one after the other."""
@@ -167,6 +167,6 @@ def try_call(report: KeyReport, key: str, call: Callable[..., Any], *shapes: Any
     """Trace a functor, and refuse its key where it raises. Return the shapes of what it gives, or None."""
     try:
         return jax.eval_shape(call, *shapes)
-    except (TypeError, ValueError, KeyError, IndexError, ArithmeticError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         report.refuse(key, str(error).splitlines()[0])
         return None

@@ -75,6 +75,8 @@ class World(Snapshot):
     """The joints that are observed and acted on: those of ``env.control_parts``. None: all."""
     extensions: Mapping[str, Any] = struct.field(pytree_node=False, default=FrozenDict())
     """``env.extensions`` of a gym config."""
+    markers_of: Callable[[Any], dict[str, Array]] | None = struct.field(pytree_node=False, default=None)
+    """The task's, of a state without ``markers``."""
     max_episode_steps: int = struct.field(pytree_node=False, default=0)
     """0 or less: no limit."""
     engine: Engine = struct.field(pytree_node=False, default="auto")
@@ -107,6 +109,11 @@ class World(Snapshot):
     def time(self) -> Array:
         """s since the episode's start, at the end of the step."""
         return self.state.episode_step * self.control_period
+
+    @property
+    def markers(self) -> dict[str, Array]:
+        """Mocap body -> its place [3], m."""
+        return self.state.markers if self.markers_of is None else self.markers_of(self.state)
 
     @property
     def kept(self) -> dict[str, Array]:
@@ -215,7 +222,7 @@ class World(Snapshot):
 
     def body_pose(self, name: str) -> Array:
         """[4, 4]: a body of the model, such as a link of the robot."""
-        pose = body_pose(self.model, find(self.model, "body", name), self.physics.qpos, self.state.markers)
+        pose = body_pose(self.model, find(self.model, "body", name), self.physics.qpos, self.markers)
         return jnp.asarray(pose, jnp.float32)
 
     def has_object(self, uid: str) -> bool:
@@ -324,7 +331,7 @@ class World(Snapshot):
         return self._with(physics=Physics(self.asset, self.engine, num_substeps).step(self.physics, self.ctrl))
 
     def appearance(self) -> Appearance:
-        return Appearance(asset=self.asset, qpos=self.physics.qpos, mocap_pos=self.state.markers)
+        return Appearance(asset=self.asset, qpos=self.physics.qpos, mocap_pos=self.markers)
 
     def _with(self, **changes: Any) -> "World":
         return replace(self, state=replace(self.state, **changes))
@@ -341,7 +348,7 @@ class World(Snapshot):
         model, physics = self.model, self.physics
 
         def pose_at(qpos: Array) -> Array:
-            return jnp.asarray(times(body_pose(model, body, qpos, self.state.markers), local), qpos.dtype)
+            return jnp.asarray(times(body_pose(model, body, qpos, self.markers), local), qpos.dtype)
 
         # on demand: forward derivatives cost as much again, and most terms want places only
         def rate() -> Array:
