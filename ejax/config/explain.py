@@ -10,7 +10,7 @@ from ejax.config.schema import allowed_keys
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
-from ejax.schema.problems import ConfigError, Problem
+from ejax.schema.problems import ConfigError, Problem, join_by_key
 from ejax.schema.registry import did_you_mean, is_import_path
 from ejax.schema.sections import unknown_key
 
@@ -19,20 +19,16 @@ _MAX_EXPLAINED = 300  # unknown keys with a nearest name, each 0.3 ms to find
 
 def explain(error: ValidationError, tree: Any) -> list[Problem]:
     """Return one problem for each wrong key of ``tree``."""
-    texts: dict[str, list[str]] = {}
+    problems: list[Problem] = []
     for count, each in enumerate(error.errors()):
         nested = each.get("ctx", {}).get("error")
         if isinstance(nested, ConfigError):
-            for problem in nested.problems:
-                texts.setdefault(problem.key, []).append(problem.text)
+            problems += nested.problems
             continue
         key = _dotted(each["loc"], tree)
-        if each["type"] == "extra_forbidden" and count > _MAX_EXPLAINED:
-            texts.setdefault(key, []).append("unknown key")
-        else:
-            texts.setdefault(key, []).append(_text(each, key, tree))
-    # a key of a union has an error for each of its types
-    return [Problem(key, " or ".join(dict.fromkeys(each))) for key, each in texts.items()]
+        plain = each["type"] == "extra_forbidden" and count > _MAX_EXPLAINED
+        problems.append(Problem(key, "unknown key" if plain else _text(each, key, tree)))
+    return join_by_key(problems, " or ")  # a key of a union has an error for each of its types
 
 
 def _dotted(location: tuple[int | str, ...], tree: Any) -> str:

@@ -20,7 +20,7 @@ from ejax.config.schema import allowed_keys
 from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import read_bytes
-from ejax.schema.problems import ConfigError, Problem, with_sections
+from ejax.schema.problems import ConfigError, Problem, join_by_key, with_sections
 from ejax.schema.trust import trust_strings, trust_words
 from ejax.schema.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
 
@@ -88,13 +88,9 @@ def read_draft(draft: Draft) -> RunConfig | None:
     for edit in PASSES:
         edit(draft)
     config, problems = _validate(draft.tree)
-    # one text a key: what is wrong with it in several ways is in one place of the message
-    texts: dict[str, list[str]] = {}
-    for key, text in problems:
-        if not key.startswith(tuple(f"{section}." for section in draft.no_sections)):
-            texts.setdefault(key, []).append(text)
-    for key, each in texts.items():
-        draft.problem(key, "; ".join(each))
+    none = tuple(f"{section}." for section in draft.no_sections)
+    for key, text in join_by_key((problem for problem in problems if not problem.key.startswith(none)), "; "):
+        draft.problem(key, text)
     return None if draft.report.problems else config
 
 

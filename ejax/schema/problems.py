@@ -81,6 +81,14 @@ class KeyReport:
             raise ConfigError(problems, source, self.notes)
 
 
+def join_by_key(problems: Iterable[Problem], separator: str) -> list[Problem]:
+    """Make one problem of those of each key, with each text once."""
+    texts: dict[str, dict[str, None]] = {}
+    for key, text in problems:
+        texts.setdefault(key, {})[text] = None
+    return [Problem(key, separator.join(each)) for key, each in texts.items()]
+
+
 def with_sections(key: str) -> list[str]:
     """List a dotted key, and before it the sections and lists that it is in."""
     return [*(key[: match.start()] for match in re.finditer(r"[.\[]", key)), key]
