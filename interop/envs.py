@@ -156,6 +156,7 @@ class TorchVector:
         self._obs = final_obs = self._read(raw)
         facts = self._info(info, done)
         if self.mode is AutoresetMode.NEXT_STEP:
+            # the step after an episode's end only resets
             facts["valid"], self._resets_next = ~self._resets_next, done.copy()
         elif done.any():
             final_obs = self._final_obs(info, done, before)
@@ -198,6 +199,7 @@ class TorchVector:
                 f"{name} takes no options, so it cannot reset some rows only ({error}); {remedy}"
             ) from error
         obs = self._read(raw)
+        # an environment that ignores the option would silently end every episode
         if not same_rows(~rows, obs, self._obs):
             raise ValueError(
                 f"{name}(options={{'{self.row_reset_option}': …}}) for rows {np.flatnonzero(rows).tolist()} changed "

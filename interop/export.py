@@ -179,6 +179,7 @@ def export_policy(
     documents = exporter.documents(exported, seen)
     trained = Trained(exported, params, spec, state_dict_from_params(exported, params), origin["global_step"])
     documents["contract.json"] = make_contract(origin["env"], env, spec, seen, reason)
+    # a policy that only the export clips has other returns than the trained one
     as_trained = not clips or bool(env_clips)
     if seed is not None and as_trained and not isinstance(env, HostEnv):
         episode = reference_episode(exported, env, params, seed)

@@ -198,6 +198,7 @@ def _rollout(fields: Mapping[str, Any], rest: dict[str, Any], moments: tuple[str
 
     Mean and deviation become the distribution, unless that is there itself.
     """
+    # the moments alone are EmbodiChain's way to store a normal distribution
     if moments and all(name in rest for name in moments):
         mean, std = (rest.pop(name) for name in moments)
         rest.setdefault("distribution", {"mean": mean, "log_std": xp.log(std)})

@@ -33,6 +33,7 @@ class Actor:
         self._key = jax.random.key(config.trainer.seed)
         self._memory: tuple[int, PyTree] | None = None
         space: Any = env.action_space
+        # where the environment acts on what is beyond the bounds, clipping would make another policy
         self._bounds = (space.low, space.high) if describe(env).clips_actions else None
 
     def act(
@@ -80,6 +81,7 @@ class Actor:
             raise ValueError(f"got an observation of the form {given}; {self.config.env.id} gives {wanted}")
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(obs)]
         leaves, like = [np.asarray(x) for x in jax.tree.leaves(obs)], jax.tree.leaves(self._like)
+        # one observation lacks the rows' axis
         single = leaves[0].ndim == like[0].ndim - 1
         leaves = [x[None] for x in leaves] if single else leaves
         shapes = [x.shape[1:] for x in leaves]

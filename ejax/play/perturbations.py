@@ -70,6 +70,7 @@ def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> Sta
 
     def patch(state: PyTree) -> PyTree:
         nonlocal waiting
+        # counted in decisions: a show at another speed gets the same blows
         waiting -= 1
         if waiting > 0:
             return state

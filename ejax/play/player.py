@@ -144,6 +144,7 @@ class Score:
         if moment.starts or (self._moments and self._moments[-1].ended):
             self._moments = []
         if not moment.starts:
+            # without the states, which would fill the memory in a long episode
             self._moments.append(moment._replace(sights=()))
         if moment.ended:
             self._end(moment.facts)
@@ -188,6 +189,7 @@ def count(
         score.add(moment)
         for sight in moment.sights:
             yield sight
+            # an episode's start is seen too, and is no action
             left = left if left is None or moment.starts else left - 1
             if left == 0:
                 return

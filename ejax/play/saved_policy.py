@@ -79,6 +79,7 @@ def evaluate_run(
         episodes = _play_episodes(policy, env, params, first_seed, num_envs, **options)
         metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
         metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
+        # overrides are part of the name: evaluations elsewhere do not overwrite each other
         report = directory.path / "evaluations" / f"{'_'.join([path.name, *map(_slug, overrides)])}.json"
         report.parent.mkdir(exist_ok=True)
         per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
@@ -172,6 +173,7 @@ def record_video(policy: Policy, env: Env, params: Params, key: Key, path: Path,
     if not isinstance(env, RenderableEnv):
         raise ValueError(f"{type(env).__name__} cannot be recorded: it has no render(state, width=…, height=…)")
     states, done = play(policy, env, params, key, num_envs=num_envs)
+    # a chunk is filmed action by action
     per_decision = env.actions_per_decision if isinstance(env, ChunkedEnv) else 1
     fps = per_decision / env.control_period
     return write_video(path, draw(env, states, done, (480, 360)), fps=fps)

@@ -185,6 +185,7 @@ def _text(env: RenderableEnv, sight: PyTree, score: Score) -> str:
 
 
 def _asset(env: Any) -> str | None:
+    # traced, not run: only the path of the MJCF is needed
     try:
         return jax.eval_shape(lambda key: env.appearance(env.reset(key)[0]), jax.random.key(0)).asset
     except AttributeError:

@@ -132,6 +132,7 @@ def _convolution_flops(instruction: Instruction, kernel: Shape) -> int:
 
 def _library_flops(instruction: Instruction, shapes: list[tuple[Shape, ...]]) -> int:
     """Count the operations of library calls whose operands imply it; 0 for the others."""
+    # the shapes of these products are in the library's own options, not in HLO's
     target = instruction.target
     if "gemm" in target or "cublas$lt$matmul" in target:
         found = instruction.find(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
@@ -157,6 +158,7 @@ def _result_bytes(instruction: Instruction) -> int:
 def _traffic(module: Module, within: Computation, instruction: Instruction) -> float:
     operands = [sum(shape.num_bytes for shape in shapes) for shapes in within.shapes_of(instruction)]
     written = instruction.num_bytes
+    # read and written: the part alone
     if instruction.opcode in _SLICES:
         return 2.0 * written
     if instruction.opcode == "dynamic-update-slice":  # in place: the row is read and written, not the array
@@ -186,5 +188,6 @@ def _written(fused: Computation, root: Instruction) -> int:
     if root.opcode == "tuple":
         return sum(_written(fused, fused.by_name[name]) for name in root.operands)
     source = fused.source(root.name)
+    # in place: the rows are written, not the array around them
     updates = source.opcode == "dynamic-update-slice"
     return fused.by_name[source.operands[1]].num_bytes if updates else root.num_bytes

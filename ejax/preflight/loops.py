@@ -75,6 +75,7 @@ def _add_loop(module: Module, instruction: Instruction, around: Loop, cost: Cost
     loop.path = f"{around.path} / {loop.name}" if around.path else loop.name
     _fill(module, body, loop, loop.trip)
     around.inner.append(loop)
+    # a loop of unknown length counts as one trip, which the report says
     cost.add(loop.trip, loop.trips or 1)
     if loop.trips is None:
         condition = module.computations[instruction.called("condition")[0]]

@@ -20,6 +20,7 @@ def compiler_problem() -> str | None:
         found = {name: _version(name) for name in packages}
         if not all(found.values()):
             continue
+        # JAX does not use a plugin of another release
         if set(found.values()) == {wanted}:
             return None
         have = ", ".join(f"{name} {number}" for name, number in found.items())

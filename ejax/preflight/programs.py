@@ -121,6 +121,7 @@ def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax
         return unroll(parts.policy, parts.env, params, envs, key, num_steps=steps, dropout=dropout)[0]
 
     key = jax.random.key(trainer.seed)
+    # made on the host in a run; its shapes are those of the same steps in JAX
     rollout = jax.eval_shape(collect, parts.state.train.params, key)
     # outside JAX some steps only reset: the mask is an input of the real program
     rollout = replace(rollout, valid=jax.ShapeDtypeStruct(rollout.reward.shape, bool))

@@ -119,6 +119,7 @@ def _stored(program: Loop, settings: Settings) -> float | None:
     steps = program.find(ENV_STEP)
     if steps is None or steps.trips is None:
         return None
+    # what a scan collects has its steps as the first axis
     kept = sum(shape.num_bytes for shape in steps.shapes if shape.dims[:1] == (steps.trips,))
     return kept / (steps.trips * settings.num_envs)
 

@@ -201,6 +201,7 @@ def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, spec: Spec) 
         )
     if name == "action" and not spec.continuous:
         return _choice_errors(answer, expected, case, rows, spec)
+    # infinities must be the same ones; no distance is taken between them
     infinite = np.isinf(answer) | np.isinf(expected)
     unlike = (np.isnan(answer) != np.isnan(expected)) | (infinite & (answer != expected))
     if unlike.any():

@@ -37,6 +37,7 @@ def adversarial_texts(vocabulary: Sequence[str], max_words: int) -> list[bytes]:
         ),
         *(f"{known}\u0301", f"\u200b{known}\ufeff", f"{known}\0{known}", f"\0{known}"),
     ]
+    # no valid UTF-8, which a robot may be sent all the same
     broken = [b"\xff\xfe " + known.encode(), known.encode() + b"\x80", bytes(range(1, 256)), b"\xc3 \xa9"]
     return [*(text.encode() for text in texts), *broken]
 

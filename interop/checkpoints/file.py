@@ -203,6 +203,7 @@ def _adam_state(optimizer: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _to_numpy(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
+        # NumPy has no bfloat16
         widened = tree.float() if tree.dtype in (torch.bfloat16, torch.float16) else tree
         return widened.detach().numpy().copy()
     return {name: _to_numpy(x) for name, x in tree.items()} if isinstance(tree, Mapping) else tree

@@ -36,6 +36,7 @@ def torch_optimizer_state(policy: Policy, opt_state: PyTree, config: OptimizerCo
         }
         for i, entry in enumerate(entries)
     }
+    # every key that torch's own state_dict has, or load_state_dict fails
     group = {
         "lr": float(get_learning_rate(opt_state)),
         **_adam_options(config),

@@ -66,5 +66,6 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
                 f"{path} is not a state dict: it has {odd} at {repr(name)[:_MAX_CHARS]}, where a tensor is expected. "
                 f"Save model.state_dict(), by itself or under one of {', '.join(_NESTED)}"
             )
+    # NumPy has no bfloat16
     half = (torch.float16, torch.bfloat16)
     return {name: (x.float() if x.dtype in half else x).detach().numpy() for name, x in tensors.items()}

@@ -97,6 +97,7 @@ def _misfits(arrays: StateDict, entries: list[Entry], policy: Policy) -> list[st
         if not fits or x.dtype != entry.dtype:
             shape = ", ".join("any" if size is None else str(size) for size in entry.shape)
             problems.append(f"{key} is {x.dtype}{list(x.shape)}, the policy needs {entry.dtype}[{shape}]")
+    # widths are compared only where every tensor is there
     if not problems:
         problems = exporter_of(policy).misfits(arrays, policy)
     return problems

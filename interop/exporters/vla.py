@@ -116,6 +116,7 @@ def _state_dict(policy: VLAPolicy, params: Params) -> StateDict:
         if modules[:1] == [PREDICTION]:
             continue
         array = np.asarray(x)
+        # [.., in, out] in Flax, [out, in, ..] in torch
         if last == "kernel" and array.ndim in (2, 4):
             last, array = "weight", np.moveaxis(array, (-1, -2), (0, 1))
         elif last in ("scale", "embedding"):

@@ -48,6 +48,7 @@ def checked_image(image: Tensor, shape: tuple[int, int, int]) -> Tensor:
     Raises:
         ValueError: it is of another shape or dtype; a trace checks it too.
     """
+    # in a trace plain Python would check once, for the example, and never again
     checked = _scripted() if torch.jit.is_tracing() else _checked
     return checked(image, list(shape))
 

@@ -102,6 +102,7 @@ def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...
     if hasattr(texts, "numpy"):  # a tensor of bytes
         texts = texts.numpy(force=True)
     tokens = tokenizer.tokens(texts, batch)
+    # of a sentence that it has no embedding of, it would act as of none
     if spec.sentences:
         known = np.array(spec.sentence_tokens, np.int32)
         found = (tokens[..., None, :] == known).all(axis=-1).any(axis=-1)

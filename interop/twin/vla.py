@@ -159,6 +159,7 @@ class TorchVLA(nn.Module):
         time = self.time_out(functional.silu(self.time_in(self._time)))
         for number in range(self.spec.num_steps):
             tokens = self.action_in(x) + self.action_place[None] + time[number][None, None]
+            # the network gives where the flow ends; 1 − τ is left until then
             velocity = (self._suffix(context, tokens) - x) / self._left[number]
             x = x + (1.0 / self.spec.num_steps) * velocity
         return x.flatten(1)
@@ -284,6 +285,7 @@ class EfficientNetTokens(nn.Module):
 
     def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         del text
+        # as the published weights were trained, not as the other encoders
         x = (checked_image(image, self.shape).permute(0, 3, 1, 2).to(torch.float32) - 127.0) / 128.0
         x = self.features(x).flatten(2).transpose(1, 2)
         return self.project(x) + self.place[None], x[:, 0, :0]
