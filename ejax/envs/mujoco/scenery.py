@@ -92,31 +92,24 @@ def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
     """Place the camera of a view, or ``main``, or ``default_view``; ``aspect``: width over height."""
     view = view or default_view(asset)
     if view is not None:
-        fovx = None if view.fovx is None else math.radians(view.fovx)
         eye, target, up = (jnp.asarray(each, jnp.float32) for each in (view.eye, view.target, view.up))
-        return look_at(eye, target, up, half_angles(math.radians(view.fovy), fovx, aspect), view.center)
+        return look_at(eye, target, up, half_angles(view.fovy, view.fovx, aspect), view.center)
     model = scenery(asset).model
     camera = model.camera("main").id
     if model.cam_mode[camera] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED or model.cam_bodyid[camera] != 0:
         raise ValueError("the ray caster looks through cameras that are fixed in the world; give a camera's place")
     pose = transform(model.cam_pos[camera], model.cam_quat[camera])
-    frame = pose[:3, :3] * np.array([*half_angles(math.radians(model.cam_fovy[camera]), None, aspect), -1.0])
+    frame = pose[:3, :3] * np.array([*half_angles(model.cam_fovy[camera], None, aspect), -1.0])
     return Camera(eye=jnp.asarray(pose[:3, 3], jnp.float32), frame=jnp.asarray(frame, jnp.float32))
 
 
 def half_angles(fovy: float, fovx: float | None, aspect: float) -> tuple[float, float]:
-    """Return half the picture's width and height at unit distance; angles in rad, ``fovx`` None: square pixels."""
-    tan_y = math.tan(fovy / 2.0)
-    return tan_y * aspect if fovx is None else math.tan(fovx / 2.0), tan_y
+    """Return half the picture's width and height at unit distance; angles in degrees, ``fovx`` None: square pixels."""
+    tan_y = math.tan(math.radians(fovy) / 2.0)
+    return tan_y * aspect if fovx is None else math.tan(math.radians(fovx) / 2.0), tan_y
 
 
-def look_at(
-    eye: Array,
-    target: Array,
-    up: Array,
-    half_size: tuple[float | Array, float | Array],
-    center: tuple[float | Array, ...],
-) -> Camera:
+def look_at(eye: Array, target: Array, up: Array, half_size: tuple[Any, Any], center: tuple[Any, Any]) -> Camera:
     """Look from ``eye`` [3] at ``target`` [3]; the rest as in ``half_angles`` and ``CameraView``."""
     forward = (target - eye) / jnp.linalg.norm(target - eye)
     upward = up - jnp.dot(up, forward) * forward

@@ -1,7 +1,6 @@
 """An environment whose observation has a picture of itself, drawn inside the jitted program."""
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -228,7 +227,7 @@ def draw_state(
 def draw_wrist(env: Any, state: PyTree, wrist: WristCamera, look: Look = _PLAIN) -> Array:
     """Draw the picture of a camera at the tool: [height, width, 3] uint8."""
     tool, seen = env.tool_position(state), env.appearance(state)
-    angles = half_angles(math.radians(wrist.fovy), None, wrist.width / wrist.height)
+    angles = half_angles(wrist.fovy, None, wrist.width / wrist.height)
     eye, target = tool + jnp.asarray(wrist.offset), tool + jnp.asarray(wrist.target)
     camera = look_at(eye, target, jnp.array([0.0, 0.0, 1.0]), angles, (0.5, 0.5))
     return _draw_look(seen, look, wrist.width, wrist.height, camera)

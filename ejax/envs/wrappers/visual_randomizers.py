@@ -5,7 +5,6 @@ own, from its episode's key; most of EmbodiChain's functors draw one for all.
 """
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -95,7 +94,7 @@ class Randomizers:
         aspect, model = self.width / self.height, scenery(asset).model
         view = self.view or default_view(asset)  # None: the model has ``main``, which has a place and frame of its own
         fovy = model.cam_fovy[model.camera("main").id] if view is None else view.fovy
-        tan_x, tan_y = half_angles(math.radians(fovy), None, aspect)
+        tan_x, tan_y = half_angles(fovy, None, aspect)
         centre = (0.5, 0.5) if view is None else view.center
         focal_x = 0.5 * self.width / tan_x + moved.get("focal_x_range", 0.0)
         focal_y = 0.5 * self.height / tan_y + moved.get("focal_y_range", 0.0)
