@@ -34,13 +34,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"ejax {__version__}")
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        near = difflib.get_close_matches(name, COMMANDS, n=1)  # a slip of the finger
         hint = f" Did you mean '{near[0]}'?" if near else ""
         print(f"ejax: no command '{name}'; there is {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[name]
-    sys.argv = [f"ejax {name}", *rest]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.argv = [f"ejax {name}", *rest]  # what its usage line shows
+    runpy.run_module(module, run_name="__main__", alter_sys=True)  # as ``python -m`` does, imports and signals included
     return 0
 
 

@@ -18,6 +18,7 @@ _TEACHER = "teacher="
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code, as ``ejax.train``'s does."""
     words = sys.argv[1:] if argv is None else argv
+    # the one key that every such command has
     spelt = [f"algorithm.cfg.{word}" if word.startswith(_TEACHER) else word for word in words]
     return train(spelt, "distill")
 

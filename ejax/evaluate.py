@@ -27,7 +27,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.play.saved_policy import evaluate_run
     from ejax.store.checkpoint import CheckpointError
 
-    trust_words(args.trust, remember=True)
+    trust_words(args.trust, remember=True)  # of the command line only: a run's files are not trusted
     try:
         metrics = evaluate_run(
             args.run,
@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
     except (ConfigError, CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
         print(f"ejax.evaluate: {error}", file=sys.stderr)
         return 2
-    summary(metrics)
+    summary(metrics)  # also without a video, which is the lesser part
     return 1 if "no video" in metrics else 0
 
 

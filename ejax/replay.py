@@ -69,13 +69,14 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
         with open_plain(file) as opened, np.load(opened, allow_pickle=False) as archive:
             if not {"facts", "actions"} <= set(archive.files):
                 raise ValueError(f"it has {', '.join(archive.files)}")
+            # a small archive may unpack to anything
             if (size := sum(part.file_size for part in archive.zip.infolist())) > _MAX_UNPACKED:
                 raise ValueError(f"unpacked it has {size} bytes; at most {_MAX_UNPACKED} are read")
             facts = check_facts(parse_json(str(archive["facts"])), _Quarantined)
             actions = np.atleast_1d(archive["actions"])
     except (*_DAMAGED, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is no file of ejax's quarantine: {error}") from None
-    if not facts["seeded"]:
+    if not facts["seeded"]:  # its start is not known
         raise ValueError(
             f"{file} cannot be played again: {facts['recipe']['id']} does not seed its episodes one by one"
         )
@@ -95,6 +96,7 @@ def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | No
         ValueError: no host environment, or actions of another shape.
     """
     name = facts["recipe"]["id"]
+    # guarded, as in training: it is known to misbehave
     env = call_env(name, "make", make_env, name, facts["recipe"]["cfg"], num_envs=1)
     if not isinstance(env, HostEnv):
         raise ValueError(f"{name} is no host environment")
@@ -108,7 +110,7 @@ def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | No
             if what := _not_finite(call_env(name, "step", env.step, action[None])):
                 return step, what
     finally:
-        call_env(name, "close", env.close)
+        call_env(name, "close", env.close)  # also after an error
     return None
 
 

@@ -138,11 +138,12 @@ def run_training(
     trainer, started, clock = config.trainer, time.monotonic(), Stopwatch()
     with (
         failing_together(),
+        # before the environment is built: that may hang as well
         guarded_calls(config.env.id, trainer.collector) as watchdog,
         matmul_precision(trainer.matmul_precision, trainer.device),
         ExitStack() as stack,
     ):
-        group = group_of(config)
+        group = group_of(config)  # first of all: the others wait for this one
         location = locate_together(group, partial(find, config, locks=stack))
         try:
             start, sink = begin(Call(location, started, clock, stack, watchdog, group))

@@ -67,7 +67,7 @@ def exit_code_of(error: Exception) -> tuple[int | None, str]:
     if isinstance(error, (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS)):
         return 2, str(error)
     if isinstance(error, OSError) and error.errno in _DISK_REMEDIES:
-        return 2, f"{error}{_DISK_REMEDIES[error.errno]}"
+        return 2, f"{error}{_DISK_REMEDIES[error.errno]}"  # no traceback: it is the user's disk
     if isinstance(error, NonFiniteUpdateError):
         return 3, str(error)
     return (1 if isinstance(error, ProcessesError) else None), str(error)
@@ -83,7 +83,7 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     # what a person types is trusted, and remembered for the run
     trust_words([*args.trust, *args.overrides], remember=True)
     file = args.config
-    if file is None:
+    if file is None:  # a run knows its own config
         if args.run is None and args.fork is None:
             raise ConfigError([], "give --config FILE, --run DIR with --resume to go on with a run, or --fork RUN")
         if args.fork is None:
@@ -92,6 +92,7 @@ def _load(args: argparse.Namespace) -> "RunConfig":
             file, name_of_fork = _config_of(args.fork)
             args.overrides.insert(0, f"trainer.exp_name={json.dumps(name_of_fork)}")  # another one wins
     if args.distributed is not None:
+        # as an override, so that the config says what was run
         args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
     config = load_config(file, args.overrides, device=args.device)
     address = Address(args.coordinator, args.num_processes, args.process_id)
@@ -113,7 +114,7 @@ def _config_of(fork: Path) -> tuple[Path, str]:
     from ejax.store.run_dir import open_policy_run
 
     directory = open_policy_run(fork.absolute().parents[1] if (fork / "meta.json").is_file() else fork)[0]
-    name, _, number = directory.exp_name.rpartition("_fork")
+    name, _, number = directory.exp_name.rpartition("_fork")  # a fork of a fork counts on
     if not name or not (number.isdecimal() or not number):
         return directory.config_file, f"{directory.exp_name}_fork"
     return directory.config_file, f"{name}_fork{int(number or 1) + 1}"
@@ -152,7 +153,7 @@ def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_eac
 
     shared = {
         "run": result.run_dir,
-        "members": len(result.members) if of_each else None,
+        "members": len(result.members) if of_each else None,  # None is left out
         f"{config.step_name}{of_each}": result.global_step,
         "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
         f"{config.step_name.removeprefix('env ')}/s{of_all}": result.training_fps,
@@ -191,7 +192,7 @@ def print_population(name: str, config: "RunConfig", result: "PopulationResult")
         "latest checkpoint": result.latest_checkpoint_path or "each member's own",
     }
     _print_facts(config, result, facts, " of each", " of all")
-    if len(broken) == len(result.members):
+    if len(broken) == len(result.members):  # some that broke are a result, all are a failure
         print(f"ejax.{name}: every member broke; lower algorithm.cfg.optimizer.learning_rate", file=sys.stderr)
         return 3
     return 0

@@ -107,7 +107,7 @@ class CloningStepper(Stepper[RunState]):
         is_first = self._update == self._first
         if is_first:
             self._check_actions(batch)
-        check_obs(self._policy, batch["obs"])
+        check_obs(self._policy, batch["obs"])  # outside the program, where values can be seen
         began = time.perf_counter()
         state, metrics = self._clone(state, batch, jax.random.fold_in(self._key, self._update))
         facts = self.demonstrations.stats() | {"data/wait_s": waited_s}
@@ -253,7 +253,7 @@ class Demonstrations:
 
     def _draw(self, number: int) -> Batch:
         config = self.config
-        rng = make_rng(config.seed, number)
+        rng = make_rng(config.seed, number)  # nothing random is kept: a resume draws the same
         if config.episode_sample_budget is None or self._engine is None:
             chunks = self._sample(rng)
         else:

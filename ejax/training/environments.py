@@ -53,7 +53,7 @@ def build_env(
         raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {error}")]) from error
     if not isinstance(env, HostEnv):
         return env
-    if env.num_envs != num_rows:
+    if env.num_envs != num_rows:  # a task of one's own may have ignored it
         call_env(config.env.id, "close", env.close)
         text = f"{config.env.id} has {env.num_envs} environments instead of {num_rows}; let it take num_envs"
         raise ConfigError([Problem("env.id", text)])

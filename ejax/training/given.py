@@ -101,6 +101,7 @@ def _describe(kind: Kind, made: Any) -> dict[str, Any]:
         del cfg
         return made
 
+    # the name in files is that of its class
     same.__module__, same.__qualname__ = type(made).__module__, type(made).__qualname__
     return {_NAME[kind]: _register(kind, type(made).__name__, same), "cfg": {}}
 

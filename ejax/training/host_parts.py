@@ -56,7 +56,7 @@ def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quaranti
         ConfigError: an algorithm, groups or devices that do not suit environments outside the program.
     """
     config, algorithm, options = made.config, made.config.algorithm.record, made.config.algorithm.cfg
-    if algorithm.update is None:
+    if algorithm.update is None:  # APG and SHAC differentiate through the environment
         text = f"{config.algorithm.name} needs an environment inside its program; with host environments: ppo, grpo"
         raise ConfigError([Problem("algorithm.name", text)])
     num_groups = config.trainer.collector.num_groups

@@ -147,7 +147,7 @@ class FollowerSink(Sink[RunState, RunResult]):
             self._save(state, update)
 
     def _save(self, state: RunState, update: int) -> None:
-        if update != self._last_saved:
+        if update != self._last_saved:  # as the first process, once for each update
             self._last_saved = update
             self._directory.save_share(state, update * self._start.cadence.rows)
 

@@ -53,7 +53,7 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
     if config.memories and config.record.with_memory is not None:
         make = config.record.with_memory
         offered |= {f"{name}_width": _width(env, getattr(config.obs_groups, name)) for name in ("actor", "critic")}
-        offered |= {} if config.record.has_critic else {"critic": None}
+        offered |= {} if config.record.has_critic else {"critic": None}  # of such a policy the critic has no network
     accepted = inspect.signature(make).parameters
     if ignored := config.memories.keys() - accepted.keys():
         text = f"{config.name} takes no {', '.join(sorted(ignored))}; leave it out, or give actor_critic or actor_only"

@@ -28,11 +28,12 @@ def skip_notes(update: int, metrics: Mapping[str, float]) -> list[str]:
 
 def refuse_nonfinite(update: int, metrics: Mapping[str, float], last_checkpoint: Path | None) -> None:
     """Raise NonFiniteUpdateError, in one line, if something in the update was not finite."""
+    # a gradient above its limit is finite
     unusable = skipped_fraction(metrics) - metrics.get("train/skipped_excessive_gradient", 0.0)
     if unusable <= 0.0 and math.isfinite(metrics.get("train/loss", 0.0)):
         return
     broken = [tag.removeprefix("train/") for tag, x in metrics.items() if tag[:6] == "train/" and not math.isfinite(x)]
-    names = _NAMES if set(broken) & set(_NAMES) else _CRITICS
+    names = _NAMES if set(broken) & set(_NAMES) else _CRITICS  # the critic is named where it alone broke
     what = " and ".join(names[name] for name in names if name in broken) or "step of the optimizer"
     terms = ", ".join(name for name in broken if name not in names)
     raise NonFiniteUpdateError(

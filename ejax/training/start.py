@@ -108,7 +108,7 @@ def locate_run(
     if fork is not None:
         passed_over: list[str] = []
         origin = str(find_checkpoint(fork, passed_over).absolute())
-        return new_run(config, run_dir, locks, origin=origin, alarms=tuple(passed_over))
+        return new_run(config, run_dir, locks, origin=origin, alarms=tuple(passed_over))  # the other run is only read
     if resume is None or is_foreign_checkpoint(resume):
         return new_run(config, run_dir, locks, origin=resume)
     return resume_run(config, resume, run_dir, locks)
@@ -126,7 +126,7 @@ def new_run(
     config = bind(config)  # a schedule takes its horizon from the run it begins with
     settled, notes = resolve_physics(config)
     run_dir = run_dir or new_run_folder(config)
-    locks.enter_context(run_lock(run_dir))
+    locks.enter_context(run_lock(run_dir))  # before anything is written there
     directory = create_run_directory(config, run_dir, origin=origin, notes=notes)
     return RunLocation(directory, settled, file=origin, is_new=True, alarms=alarms, notes=notes)
 
@@ -137,7 +137,7 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     if which not in ("latest", "best"):
         checkpoint = Path(which)
         verify_checkpoint(checkpoint, RunMeta)
-        run_dir = run_dir or checkpoint.absolute().parents[1]
+        run_dir = run_dir or checkpoint.absolute().parents[1]  # RUN/checkpoints/NAME
     elif which == "latest" and run_dir is not None and never_began(run_dir):
         alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
         return new_run(config, run_dir, locks, alarms=(alarm,))
@@ -146,7 +146,7 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     directory, saved = open_run_directory(path)
     horizon = started_for(directory.config_file, saved)  # a schedule keeps the one that the run was started with
     given, saved = bind(config, horizon), bind(saved, horizon)
-    check_same_run(given, saved)
+    check_same_run(given, saved)  # before the folder is put in order
     alarms = [*([left_behind] if left_behind else []), *directory.recover()]
     if which == "latest" and not directory.saved():
         file = directory.versions().get("origin")
