@@ -58,5 +58,8 @@ def check_facts(facts: Any, schema: type[BaseModel]) -> dict[str, Any]:
 def replace_text(file: Path, text: str) -> None:
     """Replace a file's text: a kill leaves the former one or the new one. For one writer in a folder."""
     partial = file.with_name(".partial")
-    partial.write_text(text)
+    with partial.open("w", encoding="utf-8") as new:
+        new.write(text)
+        new.flush()
+        os.fsync(new.fileno())  # before the name: a power cut must not leave an empty file
     os.replace(partial, file)

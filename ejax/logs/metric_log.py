@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from ejax.logs.json_records import check_facts
+from ejax.logs.json_records import check_facts, replace_text
 from ejax.schema.plain_files import append_plain, parse_json, read_bytes
 
 _MAX_BYTES = 1 << 30
@@ -121,7 +121,7 @@ def keep_up_to(
         aside.write_bytes(b"".join(later))
         problems.append(f"{path}: the run goes on from step {step}; what it had of later ones is in {aside.name} now")
     if content:
-        _replace(path, b"".join(lines))
+        replace_text(path, b"".join(lines).decode())
     return problems
 
 
@@ -176,15 +176,6 @@ def _places(numbers: list[int]) -> str:
 
 def _aside(path: Path, why: str = "damaged") -> Path:
     return path.with_name(f"{path.stem}.{why}-{time.time_ns()}{path.suffix}")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as new:
-        new.write(content)
-        new.flush()
-        os.fsync(new.fileno())  # before the name: a power cut must not leave an empty file
-    os.replace(temporary, path)
 
 
 def write_session(logs: Path, start: float) -> None:

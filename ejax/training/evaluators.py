@@ -137,19 +137,14 @@ class HostEvaluator(Evaluator):
         self._policy, self._env, self._trainer = policy, env, trainer
 
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
-        trainer = self._trainer
-        if self._env is None:
+        env, trainer = self._env, self._trainer
+        if env is None:
             raise RuntimeError("enable_eval is off: there is no environment to evaluate in")
-        play = partial(
-            evaluate_host,
-            self._policy,
-            self._env,
-            params,
-            trainer.eval_seed if seed is None else seed,
-            num_episodes=trainer.num_eval_episodes,
-            choice=trainer.eval_episode_choice,
-        )
-        return lambda: summarize(play())  # in the caller's thread: some simulators work in no other
+        seed = trainer.eval_seed if seed is None else seed
+        play = partial(evaluate_host, self._policy, env, params, seed)
+        number, choice = trainer.num_eval_episodes, trainer.eval_episode_choice
+        # in the caller's thread: some simulators work in no other
+        return lambda: summarize(play(num_episodes=number, choice=choice))
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         try:

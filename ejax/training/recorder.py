@@ -137,12 +137,12 @@ class VideoRecorder(Callback):
         return paths
 
     def _path(self, camera: CameraConfig, name: str) -> Path:
-        """Choose a name that is not taken in ``save_path``, which several runs may share."""
         if camera.save_path is None:
             return self._folder / camera.phase / f"{name}.mp4"
-        folder = Path(camera.save_path)
+        # several runs may share that folder: a name that is not taken
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-        return next(path for each in names if not (path := folder / f"{each}.mp4").exists())
+        paths = (Path(camera.save_path) / f"{each}.mp4" for each in names)
+        return next(path for path in paths if not path.exists())
 
     def _unless_broken_off(self, frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
         for frame in frames:
