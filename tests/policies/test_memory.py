@@ -298,6 +298,7 @@ def ratio_of_first_step(policy: Any, params: Any, rollout: Any, **options: Any) 
     return ppo_update(state, rollout, KEY, policy=policy, optimizer=optimizer, config=config)[1]
 
 
+@pytest.mark.slow_cases("gru-{'", "lstm-{}", "lstm-{'schedule", "history-{}", "history-{'stale")  # each kind, each option
 @pytest.mark.parametrize(
     "options", [{}, {"staleness_correction": "vtrace"}, {"schedule": "adaptive", "desired_kl": 0.01}], ids=str
 )
@@ -354,7 +355,7 @@ def test_the_length_of_sequences_divides_rollouts_and_minibatches(collected: Any
         length(batch_size=64, sequence_length=3)
 
 
-@pytest.mark.slow_cases("gru")
+@pytest.mark.slow_cases("gru", "lstm")
 def test_gradients_in_chunks_add_up(collected: Any) -> None:
     policy, params, rollout = collected
     advantage, target = jax.random.normal(KEY, (2, 8, 8))
@@ -371,7 +372,7 @@ def test_gradients_in_chunks_add_up(collected: Any) -> None:
     chex.assert_trees_all_close(whole, parts, rtol=1e-7, atol=1e-6)
 
 
-@pytest.mark.slow_cases("gru")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "memory", [None, {"type": "gru", "hidden_size": 16}, {"type": "history", "length": 4}], ids=str
 )
@@ -506,6 +507,7 @@ def test_options_that_do_not_go_together_are_refused_before_anything_is_built(tm
         parse_config(raw)
 
 
+@pytest.mark.slow_cases("nll")
 @pytest.mark.parametrize("loss", ["nll", "mse"])
 def test_cloning_reads_windows_frame_by_frame_from_an_episodes_start(loss: Any) -> None:
     policy = policy_of("gru", critic=None)
