@@ -8,11 +8,13 @@ A run directory holds, in EmbodiChain's layout and with its tags::
     logs/wandb_id                        the W&B run to go on with, if there is one
 
 Each write reaches the operating system before it returns, in about 0.1 ms for 20 tags: a killed process loses nothing
-that it had logged.
+that it had logged. tensorboardX's own writer would lose its queue, and wait for ever once its disk is full.
 """
 
 import importlib
 import math
+import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +26,6 @@ from typing import Any, TypeAlias
 from ejax.config import RunConfig
 from ejax.logs.best import Best
 from ejax.logs.console import make_console
-from ejax.logs.event_file import open_event_file
 from ejax.logs.metric_log import MetricLog, keep_up_to, write_session
 from ejax.schema.plain_files import read_text
 
@@ -80,7 +81,7 @@ class MetricWriter:
                 stack.callback(write_session, log_dir, time.time() - (time.monotonic() - started))
             self._log = stack.enter_context(MetricLog(jsonl))
             # JSONL first: the others can be made from it
-            self._sinks: list[_Write] = [self._log.write, open_event_file(log_dir / name, resume_step, stack)]
+            self._sinks: list[_Write] = [self._log.write, _open_tensorboard(log_dir / name, resume_step, stack)]
             if wandb is not None:
                 run = _start_wandb(wandb, log_dir, config, resumes=not is_new)
                 self._sinks.append(partial(_log_to_wandb, run))
@@ -143,6 +144,37 @@ class MetricWriter:
 
 def _log_to_wandb(run: Any, step: int, metrics: Mapping[str, float]) -> None:
     run.log({tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step)
+
+
+def _open_tensorboard(folder: Path, resume_step: int | None, stack: ExitStack) -> _Write:
+    """Begin an event file: records of tensorboardX's ``Event`` messages, all tags of one step in one event."""
+    # Imported here because tensorboardX imports torch where that is installed: only a run should pay.
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.record_writer import masked_crc32c
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # Nanoseconds at the end: a resume in the same second gets its own file, and sorts after the earlier one.
+    now = time.time_ns()
+    name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
+    file = stack.enter_context((folder / name).open("xb"))
+
+    def append(**event: Any) -> None:
+        """Append one TFRecord: u64 length, its CRC, the message, its CRC."""
+        data = Event(wall_time=time.time(), **event).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        checks = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+        file.write(length + next(checks) + data + next(checks))
+        file.flush()
+
+    def write(step: int, metrics: Mapping[str, float]) -> None:
+        if value := [{"tag": tag, "simple_value": x} for tag, x in metrics.items() if not math.isnan(x)]:
+            append(step=step, summary=Summary(value=value))
+
+    append(file_version="brain.Event:2")
+    if resume_step is not None:  # TensorBoard hides what earlier files hold from this step on
+        append(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START))
+    return write
 
 
 def _import_wandb() -> Any:
