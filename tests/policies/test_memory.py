@@ -298,7 +298,7 @@ def ratio_of_first_step(policy: Any, params: Any, rollout: Any, **options: Any) 
     return ppo_update(state, rollout, KEY, policy=policy, optimizer=optimizer, config=config)[1]
 
 
-@pytest.mark.slow_cases("gru-{'", "lstm-{}", "lstm-{'schedule", "history-{}", "history-{'stale")  # each kind, each option
+@pytest.mark.slow_cases("gru-{'", "lstm-{}", "lstm-{'schedule", "history-{}", "history-{'stale")
 @pytest.mark.parametrize(
     "options", [{}, {"staleness_correction": "vtrace"}, {"schedule": "adaptive", "desired_kl": 0.01}], ids=str
 )
