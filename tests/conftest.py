@@ -44,8 +44,8 @@ MAX_CPU_S = 4.0
 NOISE = 1.5
 """CPU seconds of one test, in one run to the next, on cores that others share: a run fails for what exceeds both."""
 MAX_RESIDENT_BYTES = 2.0e9
-"""Memory of a process above which it forgets compiled programs, after the file that it is in. It keeps 1.2 GB even then,
-so that a lower limit would forget after each file, at 0.5 to 1.5 s of CPU, and have the next one retrace."""
+"""Memory of a process above which it forgets compiled programs, after the file that it is in. It keeps 1.2 GB even
+then, so that a lower limit would forget after each file, at 0.5 to 1.5 s of CPU, and have the next one retrace."""
 
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 # under nohup, or in the background of a shell, these come ignored: tests that send them would wait for ever
