@@ -16,6 +16,14 @@ def read_objects(root: Section) -> tuple[RigidObject, ...]:
     return (*_read_list(root, "rigid_object"), *_read_list(root, "background"))
 
 
+def read_place(section: Section) -> dict[str, Any]:
+    """Read where a body stands: ``position``, m, and ``rotation``, intrinsic Euler angles, rad."""
+    position = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
+    angles = section.numbers("init_rot", (0.0, 0.0, 0.0), 3)
+    section.refuse("init_local_pose", "give init_pos and init_rot instead")
+    return {"position": position, "rotation": tuple(map(math.radians, angles))}
+
+
 def _read_list(root: Section, name: str) -> Iterator[RigidObject]:
     for section in root.listed(name):
         uid = section.take("uid")
@@ -27,20 +35,17 @@ def _read_list(root: Section, name: str) -> Iterator[RigidObject]:
         if body_type not in ("dynamic", "static"):
             text = f"got {body_type!r}; ejax has dynamic and static bodies: its state holds no poses of other ones"
             section.problem("body_type", text)
-        x, y, z = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
-        roll, pitch, yaw = map(math.radians, section.numbers("init_rot", (0.0, 0.0, 0.0), 3))
+        place = read_place(section)
         scale = section.data.get("body_scale")
         # a scale of 1 asks for nothing
         if isinstance(scale, list | tuple) and all(each == 1.0 for each in scale):
             section.take("body_scale")
         section.refuse("body_scale", "ejax scales no bodies: give the size in shape")
-        section.refuse("init_local_pose", "give init_pos and init_rot instead")
         section.ignore_all(IGNORED["rigid_object"])
         with section.open("attrs") as attrs:
             numbers = _read_attributes(attrs)
         if kind is not None:
             dynamic = body_type == "dynamic" and name != "background"
-            place: dict[str, Any] = {"position": (x, y, z), "rotation": (roll, pitch, yaw)}
             yield RigidObject(uid=str(uid), shape=kind, size=size, dynamic=dynamic, **place, **numbers)
 
 

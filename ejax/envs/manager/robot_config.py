@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from ejax.envs.manager.bodies import read_place
 from ejax.envs.manager.robots import (
     UR_FAMILY,
     Drives,
     Matrix,
     PlacedRobot,
     Robot,
-    Vector,
     make_cart_pole,
     make_ur,
     matching_joints,
@@ -60,16 +60,13 @@ def read_robot(section: Section) -> PlacedRobot | None:
         section.problem(names[0], f"means the same as {names[1]}, which is given too; keep one")
     with section.open(names[-1] if names else "drive_pros") as drives_section:
         drives = _read_drives(drives_section, robot)
-    x, y, z = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
-    roll, pitch, yaw = map(math.radians, section.numbers("init_rot", (0.0, 0.0, 0.0), 3))
+    place = read_place(section)
     home = section.numbers("init_qpos", (0.0,) * len(robot.joints), len(robot.joints))
     section.ignore_all(IGNORED["robot"])
     section.refuse("qpos_limits", "joints have the limits of ejax's model")
     section.refuse("body_scale", "ejax scales no robots")
     section.refuse("sensors", "give a robot's cameras under sensor, with the link as extrinsics.parent")
-    section.refuse("init_local_pose", "give init_pos and init_rot instead")
     section.refuse("fpath", "ejax reads no robot files; leave it out for ejax's model of this robot")
-    place: dict[str, Vector] = {"position": (x, y, z), "rotation": (roll, pitch, yaw)}
     return PlacedRobot(robot=robot, drives=drives, home=home, uid=uid, **place)
 
 

@@ -68,6 +68,7 @@ class MuJoCoTask(PhysicsTask):
         model: an MJCF file, looked for beside the class's own and from the working directory; or MJCF as text.
         keyframe: where episodes start from. Empty: the keyframe ``home``, or the first, or the model's reference pose.
         actions: the policy's numbers, ``"name [unit]"``, for a ``control`` of one's own. Empty: the actuators.
+        terms: ``ejax.envs.task.terms.Term``s beside the methods: rewards, terminations, interval events.
 
     Args:
         episode_length: control steps.

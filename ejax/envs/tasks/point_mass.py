@@ -141,16 +141,8 @@ class PointMassRL(Task):
 
     def observe(self, world: Snapshot) -> Array:
         state = world.state
-        return jnp.concatenate(
-            [
-                state.position,
-                state.velocity,
-                state.goal_position,
-                state.last_action,
-                state.obstacle_position.reshape(4),
-                state.obstacle_radius,
-            ]
-        )
+        moving = (state.position, state.velocity, state.goal_position, state.last_action)
+        return jnp.concatenate([*moving, state.obstacle_position.reshape(4), state.obstacle_radius])
 
     def _draw_obstacles(self, key: Key, goal: Array) -> Array:
         """Uniform outside a disc around the goal; after 50 failed draws the point mirrored at the origin, −½·goal."""
