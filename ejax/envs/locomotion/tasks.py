@@ -11,7 +11,7 @@ from flax.core import FrozenDict
 from ejax.envs.locomotion.robots import LeggedRobot
 from ejax.envs.task.entities import per_joint
 from ejax.envs.task.terms import Shaping, Term
-from ejax.envs.terms.commands import CommandRanges, Range
+from ejax.envs.terms.commands import CommandRanges, Range, check_range
 from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
 from ejax.schema.registry import did_you_mean
@@ -39,9 +39,7 @@ class Push:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            low, high = getattr(self, field.name)
-            if low > high or (field.name == "interval" and low <= 0.0):
-                raise ValueError(f"push.{field.name} must be [lowest, highest], got {[low, high]}")
+            check_range(f"push.{field.name}", getattr(self, field.name), positive=field.name == "interval")
 
     @property
     def ranges(self) -> tuple[Range, ...]:

@@ -145,9 +145,6 @@ class EmbodiedEnv(PhysicsTask):
         world = world.advance(self.spec.num_substeps)
         return replace(world, state=replace(world.state, action=action))
 
-    def markers(self, state: SceneState) -> dict[str, Array]:
-        return state.markers
-
     def _start(self) -> SceneState:
         spec = self.spec
         start = spec.scene.initial_state()

@@ -188,9 +188,6 @@ class MuJoCoTask(PhysicsTask):
         world = self._start_of(key)
         return world.state, self._observe(world)[0]
 
-    def markers(self, state: TaskState) -> dict[str, Array]:
-        return state.markers
-
     @property
     def _has_control(self) -> bool:
         return type(self).control is not MuJoCoTask.control

@@ -15,6 +15,7 @@ from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.task.entities import ROBOT
+from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.task import Task
 from ejax.envs.task.terms import Kind, Term, fire
 from ejax.envs.task.world import World
@@ -97,7 +98,9 @@ class PhysicsTask(Task):
         return PhysicsState(qpos=jnp.concatenate([jnp.asarray(part) for part in qpos]), qvel=speeds)
 
     def markers(self, state: Any) -> dict[str, Array]:
-        """Mocap body -> its place [3], m. Default: as ``marked`` has it."""
+        """Mocap body -> its place [3], m. Default: as the state, or ``marked``, has it."""
+        if isinstance(state, TaskState | SceneState):
+            return state.markers
         return {body: getattr(state, field) for body, field in self.marked}
 
     def colours(self, state: Any) -> dict[str, Array]:

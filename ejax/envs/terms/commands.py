@@ -20,6 +20,12 @@ Range: TypeAlias = tuple[float, float]
 _SLOWEST_FORWARD = 0.3  # m/s
 
 
+def check_range(where: str, bounds: Range, *, positive: bool) -> None:
+    """Raise ValueError at bounds in the wrong order, or not above 0 where they have to be."""
+    if bounds[0] > bounds[1] or (positive and bounds[0] <= 0.0):
+        raise ValueError(f"{where} must be [lowest, highest]{', above 0' if positive else ''}, got {list(bounds)}")
+
+
 @struct.dataclass(kw_only=True)
 class Command:
     velocity: Array  # [3]: v_x, v_y (m/s), ω_z (rad/s), in the base's frame
@@ -44,11 +50,7 @@ class CommandRanges:
 
     def __post_init__(self) -> None:
         for name in ("lin_vel_x", "lin_vel_y", "ang_vel_z", "resampling_time"):
-            low, high = getattr(self, name)
-            if low > high:
-                raise ValueError(f"command.{name} must be [lowest, highest], got {[low, high]}")
-        if self.resampling_time[0] <= 0.0:
-            raise ValueError(f"command.resampling_time must be > 0, got {list(self.resampling_time)}")
+            check_range(f"command.{name}", getattr(self, name), positive=name == "resampling_time")
         for name in ("standing", "heading", "forward"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"command.{name} must be a part, from 0 to 1, got {getattr(self, name)}")
