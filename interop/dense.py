@@ -1,9 +1,10 @@
-"""Checks for plain tensors: dense, of real numbers, with their data. And any value in a few words. No jax."""
+"""Plain tensors: checked, made of arrays, and any value in a few words for messages. No jax."""
 
 import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 _SHOWN = reprlib.Repr()
@@ -11,7 +12,7 @@ _SHOWN.maxstring = _SHOWN.maxother = 60
 
 
 def is_dense(x: torch.Tensor) -> bool:
-    """Neither sparse, nested, quantized nor complex, and not on torch's device ``meta``, where tensors have no data."""
+    """Return True unless x is sparse, nested, quantized, complex, or on torch's device ``meta``, without data."""
     odd = x.layout is not torch.strided or x.is_nested or x.is_quantized or x.is_meta or x.is_complex()
     return not odd
 
@@ -25,6 +26,25 @@ def odd_tensor(x: Any) -> str | None:
     if x.is_floating_point() and x.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         return describe(x)
     return None if not x.is_floating_point() or bool(x.isfinite().all()) else f"{describe(x)} with NaN or infinity"
+
+
+def as_tensor(x: Any, name: str, device: torch.device) -> torch.Tensor:
+    """Make a dense tensor of real numbers of an array; other arrays than tensors are copied to ``device``.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(x, torch.Tensor):
+        try:
+            array = np.asarray(x)
+        except ValueError:  # rows of different lengths
+            array = np.array(None)
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"'{name}' must be a tensor or array of numbers, got a {type(x).__name__}")
+        return torch.tensor(array, device=device)
+    if not is_dense(x):
+        raise ValueError(f"'{name}' must be a dense tensor of real numbers, got {describe(x)}")
+    return x
 
 
 def describe(x: Any) -> str:

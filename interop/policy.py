@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from interop.checkpoints.plain_pt import load_plain
-from interop.dense import describe, odd_tensor
+from interop.dense import as_tensor, describe, odd_tensor
 from interop.plain_files import check_plain
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
 from interop.twin.memory import history_step, make_recurrence, recurrent_step
-from interop.twin.observation import as_tensor, narrow
-from interop.twin.parts import check_batch, part, vla_tokenizer
+from interop.twin.parts import check_batch, narrow, part, vla_tokenizer
 from interop.twin.spec import MemorySpec, NetworkSpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
 from interop.twin.vla import TorchVLA

@@ -37,6 +37,17 @@ def part(obs: Any, path: str, spec: Spec) -> Any:
     return found
 
 
+def narrow(x: Any, name: str, spec: PolicySpec) -> Any:
+    """Select the entries of a tensor [..., F] that the actor reads, float32."""
+    read, width = spec.read(name), spec.observation[name]
+    if x.ndim == 0 or x.shape[-1] not in (width, len(read)):
+        either = f" or, without those that the actor does not read, {len(read)}" if len(read) < width else ""
+        numbers = f"{x.shape[-1]} numbers" if x.ndim else "no axis"
+        raise ValueError(f"'{name}' has {numbers}, the policy was made for {width}{either}")
+    x = x.float()
+    return x[..., list(read)] if x.shape[-1] > len(read) else x
+
+
 def check_batch(obs: Any, spec: PolicySpec) -> None:
     """Refuse parts of different leading axes.
 

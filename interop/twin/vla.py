@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from interop.dense import as_tensor
 from interop.twin.image_encoder import checked_image
-from interop.twin.observation import as_tensor
 from interop.twin.parts import vla_inputs
 from interop.twin.spec import EncoderSpec
 from interop.twin.text import Tokenizer
