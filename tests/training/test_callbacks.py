@@ -102,10 +102,12 @@ def test_a_callback_stops_a_run_which_can_go_on(tmp_path: Path) -> None:
             if metrics["train/loss"] < 1e9 and run.update == 2:
                 run.stop()
 
-    stopped = train(config(tmp_path, updates_per_dispatch=1), run_dir=tmp_path / "run", callbacks=[Stopper()])
+    # all alike: the tests' compiler flags round a loop of one update otherwise
+    one = config(tmp_path, updates_per_dispatch=1)
+    stopped = train(one, run_dir=tmp_path / "run", callbacks=[Stopper()])
     assert not stopped.finished and stopped.num_updates == 3  # the one under way was finished
-    again = train(config(tmp_path), run_dir=tmp_path / "run", resume="latest")
-    whole = train(config(tmp_path), run_dir=tmp_path / "whole")
+    again = train(one, run_dir=tmp_path / "run", resume="latest")
+    whole = train(one, run_dir=tmp_path / "whole")
     assert again.finished and again.best_eval_value == whole.best_eval_value
     assert same(*(what_is_left(tmp_path / name, "tiny") for name in ("run", "whole")), log=True)
 

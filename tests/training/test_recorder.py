@@ -346,7 +346,7 @@ def test_without_cameras_nothing_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mode": "reset"}, r"events\.eval\.cam\.mode: got 'reset'; a trainer event has mode interval"),
+        ({"mode": "reset"}, r"trainer\.events\.eval\.cam: got .* must be \{func, mode"),
         ({"params": {"nam": "x"}}, r"events\.eval\.cam\.params\.nam: unknown key; .*Did you mean 'name'"),
         ({"interval_step": 0}, r"events\.eval\.cam\.interval_step: got 0; must be greater than 0"),
         ({"interval": 3}, r"trainer\.events\.eval\.cam: got .* must be \{func, mode"),
