@@ -86,8 +86,8 @@ def fingerprint() -> dict[str, str]:
     packages = ("jax", "jaxlib", "mujoco", "mujoco-mjx", "numpy")
     return {name: _version(name) or "" for name in packages} | {
         "machine": platform.machine(),
-        "instructions": " ".join(name for name in ("avx2", "fma", "avx512f") if name in _cpu_flags()),
-        "XLA_FLAGS": " ".join(sorted(os.environ.get("XLA_FLAGS", "").split())),
+        "processor": _cpu_line("model name"),  # XLA compiles for the very model, not for its instructions alone
+        "XLA_FLAGS": " ".join(sorted(set(os.environ.get("XLA_FLAGS", "").split()))),  # pytest's workers have them twice
     }
 
 
@@ -242,10 +242,10 @@ def _version(package: str) -> str | None:
 
 
 @cache
-def _cpu_flags() -> frozenset[str]:
+def _cpu_line(name: str) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return frozenset(next((line.split() for line in lines if line.startswith("flags")), []))
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 # ---- the table
