@@ -15,9 +15,6 @@ from ejax.envs.task.physics_task import PhysicsTask, Position, Range, draw_posit
 from ejax.envs.task.world import World
 from ejax.types import Array, Key
 
-_ARM_HOME = (0.0, -1.57, 1.57, -1.57, -1.57, 0.0)
-_FIXED: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
-_PUSH = 0.015
 _JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
 
 
@@ -29,20 +26,15 @@ class PushCubeState:
     goal: Array  # [3], m
     episode_step: Array  # Control steps done, int32
 
-    @property
-    def cube(self) -> Array:
-        """[3], m: the cube's centre."""
-        return self.physics.qpos[6:9]
-
 
 @dataclass(frozen=True)
 class PushCubeRL(PhysicsTask):
-    """
+    """Task of pushing a cube, with the reward
+
         r = w_reaching·(1 − tanh 5‖ee − push‖) + w·tanh 10(d_prev − d) − w_action·‖Δq‖ + w_success·[d < threshold]
 
-    with ee the tool centre point, d the horizontal distance from cube to goal, w = place_weight where the cube came
-    nearer and place_penalty_weight where it went away, û the direction from cube to goal, and push = cube − 0.015·û +
-    (0, 0, 0.015), all in m.
+    with ee the tool centre point, d the horizontal distance from cube to goal, w = place_weight or, where the cube went
+    away, place_penalty_weight, û the direction from cube to goal, push = cube − 0.015·û + (0, 0, 0.015), all in m.
 
     Observation [15]: joint angles (6, rad), ee (3), cube (3), goal (3). Action [6]: Δq = clip(action_scale·a,
     ±joint_limits) rad is added to the current joint angles, and the drives hold that target for one control step of
@@ -78,8 +70,8 @@ class PushCubeRL(PhysicsTask):
     sim_steps_per_control: int = 4
     cube_position: Position = (-0.6, -0.4, 0.05)
     goal_position: Position = (-0.9, -0.6, 0.05)
-    cube_position_range: Range = _FIXED
-    goal_position_range: Range = _FIXED
+    cube_position_range: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    goal_position_range: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     joint_limits: float = 0.5
     interval_events: Mapping[str, Any] = FrozenDict()
 
@@ -87,11 +79,11 @@ class PushCubeRL(PhysicsTask):
         key_cube, key_goal = jax.random.split(key)
         cube = draw_position(key_cube, self.cube_position, self.cube_position_range)
         goal = draw_position(key_goal, self.goal_position, self.goal_position_range)
-        physics = self.resting(_ARM_HOME, cube, (1.0, 0.0, 0.0, 0.0))
+        physics = self.resting((0.0, -1.57, 1.57, -1.57, -1.57, 0.0), cube, (1.0, 0.0, 0.0, 0.0))
         return PushCubeState(physics=physics, goal=goal, episode_step=jnp.zeros((), jnp.int32))
 
     def observe(self, world: World) -> Array:
-        return jnp.concatenate([world.qpos[:6], world.eef_pose()[:3, 3], world.state.cube, world.state.goal])
+        return jnp.concatenate([world.qpos[:6], world.eef_pose()[:3, 3], world.qpos[6:9], world.state.goal])
 
     def control(self, world: World, action: Array) -> Array:
         return world.qpos[:6] + self._delta(action)
@@ -100,7 +92,7 @@ class PushCubeRL(PhysicsTask):
         return _distance(world) < self.success_threshold
 
     def leaves(self, world: World) -> Array:
-        return world.state.cube[2] < -0.1
+        return world.qpos[8] < -0.1
 
     def metrics(self, world: World) -> dict[str, Array]:
         return {"distance_to_goal": _distance(world)}
@@ -108,10 +100,8 @@ class PushCubeRL(PhysicsTask):
     def rewards(self, world: World, before: World) -> dict[str, Array]:
         """EmbodiChain's terms. ``progress``: how much nearer the cube came to the goal, m."""
         tool, cube, goal = world.obs[6:9], world.obs[9:12], world.obs[12:15]
-        # 1e-6: at the goal itself the direction would be 0/0
-        direction = (goal - cube) / (jnp.linalg.norm(goal - cube) + 1e-6)
-        push = cube - _PUSH * direction + jnp.array([0.0, 0.0, _PUSH])
-        # of this very step: a distance kept in the environment would leak into the next episode
+        direction = (goal - cube) / (jnp.linalg.norm(goal - cube) + 1e-6)  # at the goal itself it would be 0/0
+        push = cube - 0.015 * direction + jnp.array([0.0, 0.0, 0.015])
         progress = _distance(before) - _distance(world)
         place_weight = jnp.where(progress >= 0.0, self.place_weight, self.place_penalty_weight)
         return {
@@ -122,10 +112,8 @@ class PushCubeRL(PhysicsTask):
         }
 
     def _delta(self, action: Array) -> Array:
-        """[6], rad."""
-        return jnp.clip(self.action_scale * action, -self.joint_limits, self.joint_limits)
+        return jnp.clip(self.action_scale * action, -self.joint_limits, self.joint_limits)  # [6], rad
 
 
 def _distance(world: World) -> Array:
-    """Horizontal, from the cube to the goal, m."""
-    return jnp.linalg.norm((world.state.cube - world.state.goal)[:2])
+    return jnp.linalg.norm(world.qpos[6:8] - world.state.goal[:2])  # horizontal, from the cube to the goal, m
