@@ -1,4 +1,7 @@
-"""A run in a notebook: progress, the latest values and curves, in one output that is updated in place."""
+"""A run in a notebook: progress, the latest values and curves, in one output that is updated in place.
+
+HTML of our own and not rich's Live, which the terminal has: Live draws no curves.
+"""
 
 import math
 import sys

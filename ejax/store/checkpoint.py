@@ -2,7 +2,8 @@
 
 ``<name>/state`` (orbax; an array for each leaf), ``<name>/meta.json`` (versions, counters, config), ``<name>/SHA256``
 (digests of them and of itself; it completes the set). While it is written it is called ``.partial-<name>``, and one
-that it replaces ``.replaced-<name>``: at each moment one of them is whole.
+that it replaces ``.replaced-<name>``: at each moment one of them is whole. orbax's own manager would also decide which
+checkpoints stay, but it knows no digests: it deletes the older one beside a newer one that is damaged.
 """
 
 import functools
