@@ -133,6 +133,8 @@ def nothing_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CPUBudget(), "cpu_budget")
     config.addinivalue_line("filterwarnings", "error")
+    # JAX writes programs into its cache in place: who reads one that another worker is writing compiles it instead
+    config.addinivalue_line("filterwarnings", "default:Error reading persistent compilation cache:UserWarning")
     # what a collected object complains of is shown, but must not fail whichever test runs just then
     config.addinivalue_line("filterwarnings", "default::pytest.PytestUnraisableExceptionWarning")
 
