@@ -918,6 +918,8 @@ def kill_owner_and_worker(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
     for pid in (int(worker), owner.pid):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_running(owner.pid) and not is_running(worker))
+    # the kernel frees a lock with the last thread, which may outlive the one that makes the process a zombie
+    wait_until(lambda: all(len([*Path(f"/proc/{pid}/task").glob("*")]) <= 1 for pid in (worker, owner.pid)))
     owner.stdout.close()
     owner.stderr.close()
     return owner, Path(folder)
