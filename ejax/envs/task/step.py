@@ -1,4 +1,4 @@
-"""The order of a step, of every task but ``VelocityRL``, which gives its reason.
+"""The order of a step (``Task.step``), of every task but ``VelocityRL``, which gives its reason.
 
     1  act          the action becomes the control of drives or actuators, and moves the physics for one control period
     2  update       what else happens then: kept numbers, markers, pushes, the next command
@@ -13,17 +13,12 @@ Differs from mjlab: interval events come before the ends, so that a fall by a pu
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-import jax.numpy as jnp
 from flax import struct
 
-from ejax.numerics.finite import all_finite
-from ejax.types import Array, Key, PyTree, Timestep
-
-if TYPE_CHECKING:
-    from ejax.envs.task.task import Task
+from ejax.types import Array, PyTree
 
 
 @struct.dataclass(kw_only=True)
@@ -65,43 +60,6 @@ def conclude(outcomes: Iterable[Outcome]) -> Outcome:
             metrics={**whole.metrics, **each.metrics},
         )
     return whole
-
-
-def step_terms(task: "Task", state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
-    """Make one control step of one environment by the hooks of ``task``. Raises ValueError: an action that is not [A].
-    ``info`` has ``rewards``, and ``success`` and ``metrics`` of a task with such."""
-    if action.shape != (shape := task.action_space.shape):
-        raise ValueError(f"{type(task).__name__}.step takes an action of shape {shape}, got {action.shape}")
-    # what a term compares with: the world that the action was chosen in
-    before = task.world(state)
-    world = task.act(before, action)
-    # counted before anything reads the step, so that "after each third step" means the same to events and time limits
-    counted = replace(world.state, episode_step=state.episode_step + 1)
-    world = task.update(key, replace(world, state=counted, before=before), before)
-    world = task.sense(task.happen(key, world), key)
-
-    # after the observation, which terms may read in place of computing it again
-    outcome = task.outcome(world)
-    # a simulation that broke proves neither a success nor a fall: it is cut off
-    finite = all_finite(world.state)
-    fail = (jnp.zeros((), bool) if outcome.fail is None else outcome.fail) & finite
-    success = None if outcome.success is None else outcome.success & finite
-    info: dict[str, Any] = {} if success is None else {"success": success}
-    # rewards may pay for an end, so ends are known before them
-    world = replace(world, info={**info, "fail": fail})
-    reward, rewards = task.total(world, before, outcome)
-    info |= {"rewards": rewards, **task.extras(world), **({"metrics": outcome.metrics} if outcome.metrics else {})}
-
-    terminated = fail if task.ends_on_failure else jnp.zeros((), bool)
-    if success is not None and task.ends_on_success:
-        terminated |= success
-    truncated = ~finite
-    # 0: no limit
-    if task.max_episode_steps > 0:
-        truncated |= world.state.episode_step >= task.max_episode_steps
-    if outcome.truncated is not None:
-        truncated |= outcome.truncated
-    return world.state, Timestep(obs=world.obs, reward=reward, terminated=terminated, truncated=truncated, info=info)
 
 
 def _joined(one: Array | None, other: Array | None, join: Callable[..., Array] = operator.or_) -> Array | None:

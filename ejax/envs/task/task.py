@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.task.step import Outcome, Snapshot, conclude, step_terms
+from ejax.envs.task.step import Outcome, Snapshot, conclude
 from ejax.envs.task.terms import Kind, Term, fire, weigh
+from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import thaw
 from ejax.types import Array, Key, PyTree, Timestep
 
@@ -160,7 +161,42 @@ class Task:
         return state, self.observe(self.world(state))
 
     def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
-        return step_terms(self, state, action, key)
+        """Make one control step of one environment by the hooks. Raises ValueError: an action that is not [A].
+        ``info`` has ``rewards``, and ``success`` and ``metrics`` of a task with such."""
+        if action.shape != (shape := self.action_space.shape):
+            raise ValueError(f"{type(self).__name__}.step takes an action of shape {shape}, got {action.shape}")
+        # what a term compares with: the world that the action was chosen in
+        before = self.world(state)
+        world = self.act(before, action)
+        # counted before anything reads it, so that "after each third step" means the same to events and time limits
+        counted = replace(world.state, episode_step=state.episode_step + 1)
+        world = self.update(key, replace(world, state=counted, before=before), before)
+        world = self.sense(self.happen(key, world), key)
+
+        # after the observation, which terms may read in place of computing it again
+        outcome = self.outcome(world)
+        # a simulation that broke proves neither a success nor a fall: it is cut off
+        finite = all_finite(world.state)
+        fail = (jnp.zeros((), bool) if outcome.fail is None else outcome.fail) & finite
+        success = None if outcome.success is None else outcome.success & finite
+        info: dict[str, Any] = {} if success is None else {"success": success}
+        # rewards may pay for an end, so ends are known before them
+        world = replace(world, info={**info, "fail": fail})
+        reward, rewards = self.total(world, before, outcome)
+        info |= {"rewards": rewards, **self.extras(world), **({"metrics": outcome.metrics} if outcome.metrics else {})}
+
+        terminated = fail if self.ends_on_failure else jnp.zeros((), bool)
+        if success is not None and self.ends_on_success:
+            terminated |= success
+        truncated = ~finite
+        # 0: no limit
+        if self.max_episode_steps > 0:
+            truncated |= world.state.episode_step >= self.max_episode_steps
+        if outcome.truncated is not None:
+            truncated |= outcome.truncated
+        return world.state, Timestep(
+            obs=world.obs, reward=reward, terminated=terminated, truncated=truncated, info=info
+        )
 
     def act(self, world: Any, action: Array) -> Any:
         # rewards see the action that was done, not the one that was given
