@@ -119,7 +119,7 @@ class ChunkReader:
                 break
             reserved = self.quota.reserve(np.asarray(mask.any(axis=1)), index, count, rng)
             if reserved is not None:
-                charged.append((reserved, index))  # before the copy: whatever fails later is refunded
+                charged.append((reserved, index))  # before the copy: any later failure is refunded
                 rows, frames = reserved, draw_starts(mask, reserved, rng)
                 break
             self._wait_or_raise(deadline, self._no_budget, count)

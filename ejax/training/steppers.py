@@ -77,7 +77,7 @@ class Layout:
     """State -> the sharding of each of its arrays."""
     key: Sharding
     rest: Sharding
-    """Of metrics and counts."""
+    """The place of metrics and counts."""
     mesh: Mesh | None = None
     """The one that the program is traced in. None: it names its own."""
 

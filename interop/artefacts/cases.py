@@ -252,7 +252,7 @@ def _answer(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Ar
 def _answer_to_chunk(
     policy: Policy, params: Params, spec: Spec, obs: Arrays, answer: Callable[..., Any] = _step_answer
 ) -> tuple[Arrays, Arrays]:
-    # the proof is for float32, whatever precision the training had
+    # the proof is for float32, independent of the precision of training
     with jax.default_matmul_precision("highest"):
         outputs = answer(policy, params, obs, spec.clip)
         with jax.enable_x64(True):

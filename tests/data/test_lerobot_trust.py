@@ -245,7 +245,7 @@ def test_frames_of_a_video_that_are_ahead_of_the_count_are_removed(tmp_path: Pat
 
 
 def test_a_crash_that_put_some_files_in_place_leaves_none_in_doubt(kept: Path) -> None:
-    """Which version of a file is in place differs, and after the repair another crash may follow."""
+    """Crash at every step, and again after the repair; either version of a file may be in place."""
     for replaced in ((DATA,), (ROWS, STATS), (DATA, ROWS, STATS, TASKS)):
         old = {name: (kept / name).read_bytes() for name in (DATA, ROWS, STATS, TASKS, INFO)}
         append(kept, 3)

@@ -1,4 +1,4 @@
-"""What an environment raises is an error that names it: in every mode, in evaluation, in worker processes."""
+"""An exception in an environment is an error that names it: in every mode, in evaluation, in worker processes."""
 
 import os
 import re

@@ -44,7 +44,7 @@ def test_text_is_told_apart_from_numbers_through_chunks_too() -> None:
 
 
 def test_every_registered_task_describes_itself() -> None:
-    """What is built from a gym config, and what draws another, has no numbers of its own."""
+    """Environments built from a gym config, or drawing another one, have no numbers of their own."""
     assert {resolve("env", name) for name in ENVS} - {*KINDS} == {
         resolve("env", "EmbodiedEnv"),
         RenderedEnv,

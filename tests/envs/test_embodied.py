@@ -509,7 +509,7 @@ def first_form(config: dict, **extensions: object) -> dict:
 
 
 def last_steps(env: EmbodiedEnv, *steps: int) -> list[bool]:
-    """Whether the steps of these numbers are truncated, from the state after a reset."""
+    """Return which steps of these numbers are truncated, from the state after a reset."""
     state, _ = env.reset(KEY)
     step, action = jax.jit(env.step), jnp.zeros(env.action_space.shape)
     return [bool(step(replace(state, episode_step=jnp.int32(i - 1)), action, KEY)[1].truncated) for i in steps]
@@ -583,7 +583,7 @@ def test_a_pose_in_the_first_form_has_six_numbers_as_the_arm_has_joints() -> Non
 
 
 def judge_cart(env: EmbodiedEnv, step: int) -> Timestep:
-    """Of a pole that is upright and at rest."""
+    """Step a pole that is upright and at rest."""
     state, _ = env.reset(KEY)
     physics = PhysicsState(qpos=jnp.zeros(2), qvel=jnp.zeros(2))
     return env.step(replace(state, physics=physics, episode_step=jnp.int32(step - 1)), jnp.zeros(2), KEY)[1]

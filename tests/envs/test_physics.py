@@ -1,4 +1,4 @@
-"""What ``physics: auto`` means, that a run says it, and that a run that goes on keeps it."""
+"""The engine that ``physics: auto`` chooses; a run reports it, and keeps it when resumed."""
 
 import json
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""What differs from row to row and from episode to episode: what is drawn, from what, when, and what outlasts what."""
+"""Randomization by row and by episode: the draws, their ranges and times, and their lifetimes."""
 
 import copy
 import json

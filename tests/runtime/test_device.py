@@ -1,4 +1,4 @@
-"""How precisely matrices are multiplied, where, and for how long."""
+"""Precision of matrix products: its value, its scope and its end."""
 
 import threading
 from typing import Any

@@ -158,7 +158,7 @@ def test_a_signal_while_modules_are_imported_is_answered(module: str, number: in
 
 @pytest.mark.slow
 def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
-    """What is printed has nowhere to go then, and must not keep the run from being saved."""
+    """Output has nowhere to go then, and must not keep the run from being saved."""
     command = [sys.executable, "-m", "ejax.train", "--config", str(write_config(tmp_path))]
     run = tmp_path / "run"
     terminal, its_end = pty.openpty()

@@ -1,4 +1,4 @@
-"""When a run evaluates and saves, and how many updates go into a dispatch."""
+"""Times of evaluations and saves, and the number of updates in a dispatch."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a stepper compiles."""
+"""Programs that a stepper compiles."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from ejax.training.host_steppers import HostStepper
 
 
 def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read from a checkpoint is bound to its device. Lowered otherwise, it would be compiled once more."""
+    """Arrays read from a checkpoint are bound to its device. Lowered otherwise, the program would compile again."""
     texts = []
     repeat_step = steppers.repeat_step
 
