@@ -533,7 +533,7 @@ def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(rec
     """Without digests some of it goes unnoticed; the rest is reported."""
     folder, chance = without_digests(copied(recorded, tmp_path)), random.Random(1)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
-    told = 0
+    reported = 0
     for number in range(60):
         path = files[number % len(files)]
         data = path.read_bytes()
@@ -544,9 +544,9 @@ def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(rec
         except (ValueError, RuntimeError) as error:
             assert str(folder) in str(error) and (isinstance(error, ValueError) or "ffmpeg" in str(error))
             assert len(str(error)) < 1200
-            told += 1
+            reported += 1
         path.write_bytes(data)
-    assert told > 20
+    assert reported > 20
 
 
 # Digests while a folder grows
@@ -554,10 +554,10 @@ def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(rec
 
 def test_a_folder_without_digests_is_read_with_one_notice_and_gets_them_by_an_append(kept: Path) -> None:
     without_digests(kept)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         content(kept)
-    assert len(told) == 1 and "has no digests of its files (meta/ejax_digests.json)" in str(told[0].message)
+    assert len(caught) == 1 and "has no digests of its files (meta/ejax_digests.json)" in str(caught[0].message)
     append(kept)
     listed = json.loads((kept / DIGESTS).read_text())["sha256"]
     files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}

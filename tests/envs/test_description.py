@@ -25,22 +25,24 @@ KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCubeRL, PickPlaceRL, Instru
 
 @pytest.mark.parametrize("env", [kind() for kind in KINDS], ids=lambda env: type(env).__name__)
 def test_every_number_has_a_name_and_a_unit(env: Any) -> None:
-    told = describe(env)
-    assert told.action is not None
+    description = describe(env)
+    assert description.action is not None
     parts = getattr(env.observation_space, "spaces", {WHOLE: env.observation_space})
-    widths = {path: part.shape[0] for path, part in parts.items() if path not in told.text}
-    assert {path: len(part) for path, part in told.observation.items()} == widths
-    assert len(told.action) == env.action_space.shape[0]
-    for part in told.observation.values():  # two groups of one observation may share a number
-        named = [feature.name for feature in (*part, *told.action)]
+    widths = {path: part.shape[0] for path, part in parts.items() if path not in description.text}
+    assert {path: len(part) for path, part in description.observation.items()} == widths
+    assert len(description.action) == env.action_space.shape[0]
+    for part in description.observation.values():  # two groups of one observation may share a number
+        named = [feature.name for feature in (*part, *description.action)]
         assert len(set(named)) == len(named)
-    assert all(feature.unit for feature in (*chain.from_iterable(told.observation.values()), *told.action))
-    assert told.parameters == thaw(asdict(env))
+    assert all(
+        feature.unit for feature in (*chain.from_iterable(description.observation.values()), *description.action)
+    )
+    assert description.parameters == thaw(asdict(env))
 
 
 def test_text_is_told_apart_from_numbers_through_chunks_too() -> None:
-    told = describe(ActionChunk(InstructedPlaceRL(), 2))
-    assert told.text == ("instruction",) and sorted(told.observation) == ["goal", "scene", "state"]
+    description = describe(ActionChunk(InstructedPlaceRL(), 2))
+    assert description.text == ("instruction",) and sorted(description.observation) == ["goal", "scene", "state"]
 
 
 def test_every_registered_task_describes_itself() -> None:
@@ -53,16 +55,16 @@ def test_every_registered_task_describes_itself() -> None:
 
 
 def test_a_decision_of_a_chunk_has_the_numbers_of_its_actions() -> None:
-    told = describe(ActionChunk(PointMassRL(dt=0.02), 3))
-    assert told.action is not None
-    assert told.action[3] == Feature("force y / force_scale, action 2 of 3", "N")
-    assert (told.control_period, told.actions_per_decision) == (pytest.approx(0.06), 3)
+    description = describe(ActionChunk(PointMassRL(dt=0.02), 3))
+    assert description.action is not None
+    assert description.action[3] == Feature("force y / force_scale, action 2 of 3", "N")
+    assert (description.control_period, description.actions_per_decision) == (pytest.approx(0.06), 3)
 
 
 def test_what_is_drawn_is_described_under_its_name() -> None:
-    told = describe(RenderedEnv("CartPoleRL", action_chunk=2))
-    assert told.observation == {"state": describe(CartPoleRL()).observation[WHOLE]}
-    assert told.control_period == pytest.approx(2 * CartPoleRL().control_period)
+    description = describe(RenderedEnv("CartPoleRL", action_chunk=2))
+    assert description.observation == {"state": describe(CartPoleRL()).observation[WHOLE]}
+    assert description.control_period == pytest.approx(2 * CartPoleRL().control_period)
 
 
 def test_nothing_is_made_up_for_an_environment_that_says_nothing() -> None:

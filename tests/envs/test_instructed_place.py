@@ -102,9 +102,11 @@ def test_the_instructions_are_those_of_training_whatever_is_drawn(drawn: Any) ->
 
 
 def test_the_texts_for_testing_are_all_others_and_wrappers_pass_them_on() -> None:
-    told = describe(ENV)
-    assert {*told.instructions, *told.held_out_instructions} == set(MEANING)
-    assert told.instructions == ENV.instructions and not {*told.instructions} & {*told.held_out_instructions}
+    description = describe(ENV)
+    assert {*description.instructions, *description.held_out_instructions} == set(MEANING)
+    assert description.instructions == ENV.instructions and not {*description.instructions} & {
+        *description.held_out_instructions
+    }
     noise = {"a": {"func": "add_action_noise", "mode": "reset", "params": {"noise": 0.1}}}
     wrapped = (
         RenderedEnv("InstructedPlaceRL", action_chunk=2, renderer="raycast"),
@@ -112,8 +114,8 @@ def test_the_texts_for_testing_are_all_others_and_wrappers_pass_them_on() -> Non
         RandomizedEnv(ENV, noise),
     )
     for env in wrapped:
-        assert describe(env).instructions == told.instructions
-        assert describe(env).held_out_instructions == told.held_out_instructions
+        assert describe(env).instructions == description.instructions
+        assert describe(env).held_out_instructions == description.held_out_instructions
 
 
 def test_an_episode_starts_with_two_cubes_apart_and_three_zones_that_are_free(drawn: Any) -> None:
@@ -229,8 +231,8 @@ def test_success_is_the_cube_that_is_meant_in_the_zone_that_is_meant_and_failure
     grip = jnp.array([1.0 if "travel" in case else -1.0 for case, _ in CASES.values()])
     after, timestep = STEP(states, jnp.zeros((len(CASES), 4)).at[:, 3].set(grip))
     metrics = timestep.info["metrics"]
-    told = zip(timestep.terminated, metrics["wrong_cube_lifted"], metrics["wrong_zone"], strict=True)
-    assert dict(zip(CASES, [tuple(x.item() for x in row) for row in told], strict=True)) == {
+    rows = zip(timestep.terminated, metrics["wrong_cube_lifted"], metrics["wrong_zone"], strict=True)
+    assert dict(zip(CASES, [tuple(x.item() for x in row) for row in rows], strict=True)) == {
         name: expected for name, (_, expected) in CASES.items()
     }
     np.testing.assert_array_equal(timestep.info["success"], timestep.terminated)

@@ -137,19 +137,23 @@ def test_its_randomization_is_part_of_it_and_events_of_the_config_come_in_additi
 
 
 def test_its_numbers_are_described_from_the_model() -> None:
-    told = describe(Reach())
-    assert told.observation[WHOLE] == (
+    description = describe(Reach())
+    assert description.observation[WHOLE] == (
         Feature("rail position", "m"),
         Feature("hinge angle", "rad"),
         *(Feature(f"tip to goal {axis}", "m") for axis in "xyz"),
         Feature("speed 0", "1"),
     )
-    assert told.action == (
+    assert description.action == (
         Feature("push force, -1 to 1 for -10 to 10", "N"),
         Feature("lean target angle, -1 to 1 for -0.5 to 1", "rad"),
     )
-    assert told.control_period == 0.02 and told.parameters is not None and told.parameters["reach"] == 0.4
-    assert "warm start is off" in told.notes[0]
+    assert (
+        description.control_period == 0.02
+        and description.parameters is not None
+        and description.parameters["reach"] == 0.4
+    )
+    assert "warm start is off" in description.notes[0]
 
 
 def test_its_contract_is_complete(run: RunResult) -> None:
@@ -276,7 +280,7 @@ def test_a_file_is_found_beside_the_class(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model": ""}, "there is no model; write model = 'robot.xml'"),
         ({"model": "no_such.xml"}, "no file no_such.xml in "),
@@ -294,13 +298,13 @@ def test_a_file_is_found_beside_the_class(tmp_path: Path, monkeypatch: pytest.Mo
         ({"observe": lambda self, world: {"pose": jnp.eye(3)}}, r"must be scalars and vectors, got pose \(3, 3\)"),
     ],
 )
-def test_what_cannot_be_a_task_is_refused_when_it_is_made(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_a_task_is_refused_when_it_is_made(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         type("Odd", (Reach,), changes)()
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"weights": {"naer": 1.0}}, r"weights names no term 'naer'; there is near, effort\. Did you mean 'near'\?"),
         ({"rewards": lambda self, world, before: {"a": world.qpos}}, r"every term must be a scalar, got a \(2,\)"),
@@ -313,8 +317,8 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_made(changes: dict[str, Any
         ),
     ],
 )
-def test_what_a_step_gets_wrong_is_told_before_it_is_compiled(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_a_step_gets_wrong_is_reported_before_it_is_compiled(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_env(type("Odd", (Reach,), changes)())
 
 

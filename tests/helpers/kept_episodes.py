@@ -164,13 +164,13 @@ def crash_at_every_step(folder: Path) -> None:
             writer.append(episode(there), instruction(there))
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             left = check_numbers(folder)
             assert left in (there, there + 1)
             if steps % 3 != 2:
                 EpisodeWriter(folder, SPEC, fps=20, append=True).close()
-                warned = any("was cut off" in str(each.message) and "is lost" in str(each.message) for each in told)
+                warned = any("was cut off" in str(each.message) and "is lost" in str(each.message) for each in caught)
                 assert not (warned and left > there)
                 lost += warned
                 assert not (folder / ".staging").exists()
