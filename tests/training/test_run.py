@@ -260,6 +260,29 @@ def test_results_do_not_depend_on_how_updates_are_dispatched(tmp_path: Path) -> 
     assert same(*(what_is_left(tmp_path / name, "tiny") for name in ("one", "other")))
 
 
+TRAIN_ALL = """
+import json, sys
+from pathlib import Path
+from ejax.config import parse_config
+from ejax.run import train
+for folder, raw in json.loads(sys.stdin.read()).items():
+    train(parse_config(raw), run_dir=Path(folder))
+"""
+
+
+@pytest.mark.slow
+def test_a_dispatch_of_one_update_gives_the_same_bits(tmp_path: Path) -> None:
+    given = {
+        str(tmp_path / str(count)): parse_config(config(tmp_path, updates_per_dispatch=count)).to_dict()
+        for count in (1, 3, 64)
+    }
+    # with the compiler's usual flags: those of the tests round a loop of at most one update otherwise
+    env = os.environ | {"XLA_FLAGS": ""}
+    subprocess.run([sys.executable, "-c", TRAIN_ALL], input=json.dumps(given), env=env, text=True, check=True)
+    one, *others = (what_is_left(Path(folder), "tiny") for folder in given)
+    assert all(same(one, other) for other in others)
+
+
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
