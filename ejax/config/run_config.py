@@ -37,10 +37,6 @@ class RunConfig(StrictModel):
     notices: tuple[KeyNote, ...] = Field(default=(), exclude=True, repr=False)
     """Keys that the run ignores, for the command line to announce."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the canonical form, ready for JSON or YAML, from which ``parse_config`` makes an equal config."""
-        return self.model_dump(mode="json")
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunConfig) and self._parts() == other._parts()
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, get_args
 from ejax.data.chunks import check_count
 from ejax.data.samplers import check_seed
 from ejax.data.task import DemonstrationTask
+from ejax.schema.configclass import ConfigClass
 from ejax.schema.plain_files import tables_beside
 
 RefillPolicy = Literal["sample_threshold", "manual"]
@@ -18,7 +19,7 @@ OF_EMBODICHAIN_ONLY = (*_LACKING["refused"], *_LACKING["without_effect"])
 
 
 @dataclass(frozen=True)
-class OnlineDataEngineCfg:
+class OnlineDataEngineCfg(ConfigClass):
     """The options of an engine and of the task it runs.
 
     Raises:

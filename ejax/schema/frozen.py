@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Self, TypeAlias, TypeVar, cast
 
 from flax.core import FrozenDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 
+from ejax.schema.configclass import ConfigClass
 from ejax.schema.messages import short_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,12 +21,20 @@ ANY_CASE = BeforeValidator(lambda name: name.lower() if isinstance(name, str) el
 """Reads a name of any case; with ``Annotated[Literal[...], ANY_CASE]``."""
 
 
-class StrictModel(BaseModel):
+class StrictModel(ConfigClass, BaseModel):  # type: ignore[misc]  # EmbodiChain's copy and validate, not pydantic's old
     """A section of a config: an unknown key, infinities and NaN are errors; a string below a field describes it."""
 
     # without use_attribute_docstrings, which parses the source of every class at its import, a tenth of start-up:
     # ejax.config.schema reads them when it makes the schema
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def replace(self, **changes: Any) -> Self:
+        # without the defaults: one that depends on another field is found again
+        return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the canonical form, ready for JSON or YAML."""
+        return self.model_dump(mode="json")
 
 
 def freeze(value: Any) -> Any:
