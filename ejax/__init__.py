@@ -29,7 +29,7 @@ _PLACES = {
     "ejax.play.acting": ("load",),
     "ejax.run": ("Trainer",),
     "ejax.training.callbacks": ("Callback",),
-    "ejax.types": ("Rollout", "Timestep", "TrainState", "init_train_state", "make_train_state"),
+    "ejax.types": ("Policy", "Rollout", "Timestep", "TrainState", "init_train_state", "make_train_state"),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 

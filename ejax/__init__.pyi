@@ -29,6 +29,7 @@ from ejax.schema.registry import (
 )
 from ejax.training.callbacks import Callback as Callback
 from ejax.types import (
+    Policy as Policy,
     Rollout as Rollout,
     Timestep as Timestep,
     TrainState as TrainState,

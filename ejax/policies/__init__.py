@@ -5,10 +5,19 @@ from functools import partial
 import jax
 
 from ejax.policies.actor_critic import ActorCritic, ActorOnly
-from ejax.policies.mlp import MLP, NetworkConfig
+from ejax.policies.mlp import MLP, NetworkConfig, build_mlp_from_cfg
 from ejax.types import Array, Key, Params, Policy, PyTree
 
-__all__ = ["MLP", "ActorCritic", "ActorOnly", "NetworkConfig", "evaluate_actions", "get_action", "get_value"]
+__all__ = [
+    "MLP",
+    "ActorCritic",
+    "ActorOnly",
+    "NetworkConfig",
+    "build_mlp_from_cfg",
+    "evaluate_actions",
+    "get_action",
+    "get_value",
+]
 
 
 @partial(jax.jit, static_argnames=("policy", "deterministic"))

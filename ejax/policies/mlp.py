@@ -3,8 +3,9 @@
 For each hidden size: Linear → [LayerNorm] → activation → [dropout]; then a Linear, and the last activation if any.
 """
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import flax.linen as nn
@@ -62,17 +63,28 @@ class NetworkConfig(StrictModel):
 
 
 class MLP(nn.Module):
-    """``[..., I] -> [..., output_dim]``. Parameter names: ``linear_<i>``, ``layernorm_<i>``."""
+    """``[..., I] -> [..., *output_dim]``. Parameter names: ``linear_<i>``, ``layernorm_<i>``.
+
+    ``config.orthogonal_init`` is EmbodiChain's ``init_orthogonal(scales)``: one gain or one for each Linear, biases 0,
+    LayerNorm as it is; too few gains are refused. Raises ValueError for a size below 1, and if I is not ``input_dim``.
+    """
 
     config: NetworkConfig
-    output_dim: int
+    output_dim: int | tuple[int, ...]
+    """Size of the output, or its shape: (2, 3) gives [..., 2, 3], row by row."""
+    input_dim: int | None = None
+    """I, to be checked. None: any."""
 
     @nn.compact
     def __call__(self, x: Array, dropout_seed: Array | None = None) -> Array:
         """Evaluate x [..., I]; ``dropout_seed`` [...] uint32 alone decides a row's dropped units. None: no dropout."""
-        c = self.config
+        c, shape = self.config, (self.output_dim,) if isinstance(self.output_dim, int) else tuple(self.output_dim)
+        if min(shape, default=0) < 1:
+            raise ValueError(f"output_dim must be a size or a shape of sizes of at least 1, got {self.output_dim}")
+        if self.input_dim not in (None, x.shape[-1]):
+            raise ValueError(f"the MLP was made for {self.input_dim} inputs, got {x.shape[-1]}: x is {list(x.shape)}")
         gains = c.orthogonal_init
-        for i, size in enumerate((*c.hidden_sizes, self.output_dim)):
+        for i, size in enumerate((*c.hidden_sizes, math.prod(shape))):
             gain = gains[i] if isinstance(gains, tuple) else gains
             x = nn.Dense(
                 size,
@@ -88,7 +100,21 @@ class MLP(nn.Module):
             x = ACTIVATIONS[c.activation](x)
             if c.dropout_p > 0.0 and dropout_seed is not None:
                 x = consistent_dropout(x, dropout_seed, layer=i, p=c.dropout_p)
-        return ACTIVATIONS[c.last_activation](x) if c.last_activation else x
+        x = ACTIVATIONS[c.last_activation](x) if c.last_activation else x
+        return x if isinstance(self.output_dim, int) else x.reshape(*x.shape[:-1], *shape)
+
+
+def build_mlp_from_cfg(module_cfg: Mapping[str, Any], in_dim: int, out_dim: int | tuple[int, ...]) -> MLP:
+    """Make the MLP ``[..., in_dim] -> [..., *out_dim]`` of ``{"type": "mlp", "network_cfg": {…}}``, or with the keys of
+    ``network_cfg`` beside ``type``. Raises ValueError for another type, and for keys or values of no ``NetworkConfig``.
+    """
+    block = dict(module_cfg)
+    if str(kind := block.pop("type", "mlp")).lower() != "mlp":
+        raise ValueError(f"type: got {kind!r}; allowed: mlp")
+    fields = block.pop("network_cfg", None)
+    if fields is not None and block:
+        raise ValueError(f"got {', '.join(map(str, block))} beside network_cfg; allowed: type")
+    return MLP(NetworkConfig.model_validate_json(json.dumps(block if fields is None else fields)), out_dim, in_dim)
 
 
 def uniform_init(size: int) -> Callable[..., Array]:

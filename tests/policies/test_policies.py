@@ -22,6 +22,7 @@ from ejax.policies import (
     ActorCritic,
     ActorOnly,
     NetworkConfig,
+    build_mlp_from_cfg,
     evaluate_actions,
     get_action,
     get_value,
@@ -86,6 +87,33 @@ def test_mlp_is_linear_then_layernorm_then_activation(layernorm: bool) -> None:
     params = mlp_params(config)
     expected = numpy_mlp(params, OBS, np.tanh, layernorm=layernorm)
     np.testing.assert_allclose(MLP(config, 2).apply({"params": params}, OBS), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_output_of_a_shape_is_that_of_its_size_row_by_row() -> None:
+    config = NetworkConfig(hidden_sizes=(8,), last_activation="tanh")
+    params = MLP(config, (2, 3)).init(KEY, OBS)
+    chex.assert_trees_all_equal(params, MLP(config, 6).init(KEY, OBS))
+    shaped = MLP(config, (2, 3)).apply(params, OBS[None])
+    assert shaped.shape == (1, 5, 2, 3)
+    np.testing.assert_array_equal(shaped.reshape(1, 5, 6), MLP(config, 6).apply(params, OBS[None]))
+    for wrong in (0, (), (2, 0)):
+        with pytest.raises(ValueError, match=r"output_dim must be a size or a shape .* got"):
+            MLP(config, wrong).init(KEY, OBS)
+
+
+def test_an_mlp_is_made_of_a_block_of_a_config() -> None:
+    fields = {"hidden_sizes": [8, 6], "activation": "ReLU", "orthogonal_init": [1.4, 0.5, 0.01]}
+    expected = NetworkConfig(hidden_sizes=(8, 6), activation="relu", orthogonal_init=(1.4, 0.5, 0.01))
+    for block in ({"type": "mlp", **fields}, {"type": "MLP", "network_cfg": fields}):
+        assert build_mlp_from_cfg(block, 3, (2, 3)) == MLP(expected, (2, 3), 3)
+    with pytest.raises(ValueError, match=r"made for 4 inputs, got 3: x is \[5, 3\]"):
+        build_mlp_from_cfg({"hidden_sizes": []}, 4, 2).init(KEY, OBS)
+    with pytest.raises(ValueError, match="got 'cnn'; allowed: mlp"):
+        build_mlp_from_cfg({"type": "cnn", **fields}, 3, 2)
+    with pytest.raises(ValueError, match="got activation beside network_cfg"):
+        build_mlp_from_cfg({"network_cfg": {"hidden_sizes": [8]}, "activation": "relu"}, 3, 2)
+    with pytest.raises(ValueError, match="relu6"):
+        build_mlp_from_cfg({"type": "mlp", **fields, "activation": "reLU6"}, 3, 2)
 
 
 def test_layernorm_has_torchs_epsilon() -> None:
