@@ -1,6 +1,7 @@
-"""MLPs of an actor, with a learned, state-independent log_std, and of a critic, if there is one.
+"""Networks of an actor, with a learned, state-independent log_std, and of a critic, if there is one.
 
-Source: EmbodiChain's ActorCritic and ActorOnly.
+A network is the config of an MLP or a Flax Linen module ``[..., F] -> [..., size]`` of your own; ``dropout_seed`` and
+``observe`` go to a ``__call__`` that takes them. Source: EmbodiChain's ActorCritic and ActorOnly.
 """
 
 from typing import Any
@@ -10,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from ejax.distributions import ActionSpec
-from ejax.policies.heads import action_head
-from ejax.policies.mlp import MLP, NetworkConfig
+from ejax.policies.heads import action_head, apply_network
+from ejax.policies.mlp import NetworkConfig
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import select_observation
 from ejax.policies.record import PolicyKind
@@ -23,7 +24,8 @@ class ActorOnly(nn.Module):
     """``obs -> (distribution, zeros [...])``, for GRPO and APG."""
 
     action_spec: ActionSpec
-    actor: NetworkConfig
+    actor: NetworkConfig | nn.Module
+    """An MLP by its config, or a module that gives [..., ``action_spec.num_outputs``]: means, or logits."""
     initial_log_std: float = 0.0
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """The standard deviation is exp(clip(log_std, *range)); outside the range the gradient is zero."""
@@ -36,15 +38,19 @@ class ActorOnly(nn.Module):
     ) -> tuple[Any, Array]:
         x = _observed(self, "actor", obs, observe)
         rows = jax.tree.leaves(obs)[0].shape[:-1]  # of any leaf: all have the rows of the observation
-        return action_head(self, x, dropout_seed=dropout_seed), jnp.zeros(rows)
+        return action_head(self, x, dropout_seed=dropout_seed, observe=observe), jnp.zeros(rows)
+
+    def __hash__(self) -> int:
+        return _hash(self)
 
 
 class ActorCritic(nn.Module):
     """``obs -> (distribution, value [...])``, with the fields of ``ActorOnly`` and the critic's."""
 
     action_spec: ActionSpec
-    actor: NetworkConfig
-    critic: NetworkConfig
+    actor: NetworkConfig | nn.Module
+    critic: NetworkConfig | nn.Module
+    """As ``actor``; a module gives [..., 1]."""
     initial_log_std: float = 0.0
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     actor_obs_groups: tuple[str, ...] = ()
@@ -58,9 +64,13 @@ class ActorCritic(nn.Module):
         self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
     ) -> tuple[Any, Array]:
         """Evaluate ``obs``, leaves [..., F]; without ``dropout_seed`` [...] uint32 there is no dropout."""
-        distribution = action_head(self, _observed(self, "actor", obs, observe), dropout_seed=dropout_seed)
+        x = _observed(self, "actor", obs, observe)
+        distribution = action_head(self, x, dropout_seed=dropout_seed, observe=observe)
         x = _observed(self, "critic", obs, observe)
-        return distribution, MLP(self.critic, 1, name="critic")(x, dropout_seed=dropout_seed)[..., 0]
+        return distribution, apply_network(self, "critic", 1, x, dropout_seed=dropout_seed, observe=observe)[..., 0]
+
+    def __hash__(self) -> int:
+        return _hash(self)
 
 
 def _observed(module: Any, name: str, obs: PyTree, observe: bool | Array) -> Array:
@@ -71,10 +81,17 @@ def _observed(module: Any, name: str, obs: PyTree, observe: bool | Array) -> Arr
     return x
 
 
+def _hash(policy: Any) -> int:
+    networks = [x for x in (policy.actor, getattr(policy, "critic", None)) if not isinstance(x, nn.Module)]
+    # without modules, which may hold lists, as those of nn.Sequential
+    return hash((type(policy), policy.action_spec, *networks))
+
+
 def _section_of(policy: Any) -> dict[str, Any]:
-    """Make the section ``policy`` of a config for the like of ``policy``."""
+    """Make the section ``policy`` of a config for the like of ``policy``, but for networks that are modules."""
     names = ("actor", "critic") if isinstance(policy, ActorCritic) else ("actor",)
-    networks = {name: getattr(policy, name).model_dump(mode="json") for name in names}
+    given = {name: getattr(policy, name) for name in names}
+    networks = {name: x.model_dump(mode="json") for name, x in given.items() if isinstance(x, NetworkConfig)}
     return {
         "initial_log_std": policy.initial_log_std,
         "log_std_range": list(policy.log_std_range),

@@ -1,22 +1,65 @@
-"""Action distributions of policies: the actor's network and its log_std."""
+"""Networks of policies, as a config or as Flax modules of your own, and the action distribution at the actor's end."""
 
+import inspect
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ejax.policies.mlp import MLP
+from ejax.policies.mlp import MLP, NetworkConfig
+from ejax.policies.normalize import PolicyStateError
 from ejax.types import Array
 
 
-def action_head(module: Any, x: Array, *, dropout_seed: Array | None) -> Any:
+def action_head(module: Any, x: Array, *, dropout_seed: Array | None, observe: bool | Array = False) -> Any:
     """Make the distribution for features [..., F], with fields and parameters of ``module``, such as ``ActorOnly``."""
-    output = MLP(module.actor, module.action_spec.num_outputs, name="actor")(x, dropout_seed=dropout_seed)
+    size = module.action_spec.num_outputs
+    output = apply_network(module, "actor", size, x, dropout_seed=dropout_seed, observe=observe)
     if not module.action_spec.continuous:
         return module.action_spec.distribution(output, None)
     log_std = module.param("log_std", nn.initializers.constant(module.initial_log_std), module.action_spec.sizes)
     return module.action_spec.distribution(output, clip_like_torch(log_std, *module.log_std_range))
+
+
+def apply_network(
+    policy: Any, name: str, size: int, x: Array, *, dropout_seed: Array | None, observe: bool | Array = False
+) -> Array:
+    """Compute the output [..., size] of the network that the field ``name`` of ``policy`` is, for features [..., F].
+
+    Raises TypeError for a field of another kind, ValueError for a module's output of another shape, PolicyStateError
+    for a module's statistics that would never move.
+    """
+    network = getattr(policy, name)
+    if isinstance(network, NetworkConfig):
+        return MLP(network, size, name=name)(x, dropout_seed=dropout_seed)
+    if not isinstance(network, nn.Module):
+        text = f"{name} must be a NetworkConfig or a Flax Linen module, got a {type(network).__name__}"
+        raise TypeError(f"{text}; of NNX, give flax.nnx.bridge.to_linen(Module, *arguments)")
+    given, taken = {"dropout_seed": dropout_seed, "observe": observe}, _parameters(network)
+    output = network(x, **{keyword: value for keyword, value in given.items() if keyword in taken})
+    kept = sorted({"normalizer", "batch_stats"} & network.variables.keys())
+    if observe is not False and kept and "observe" not in taken:
+        text = f"{name}, a {type(network).__name__}, has statistics ({', '.join(kept)}) that would never move"
+        raise PolicyStateError(f"{text}: let its __call__ take observe, and move them where that is given")
+    if output.shape != (*x.shape[:-1], size):
+        text = f"{name}, a {type(network).__name__}, gives {list(output.shape)} for features {list(x.shape)}"
+        raise ValueError(f"{text}, must give {[*x.shape[:-1], size]}: {size} numbers for each row")
+    return output
+
+
+def injected(policy: Any) -> dict[str, nn.Module]:
+    """Find the networks of a policy that are Flax modules of the caller's, by name."""
+    networks = {name: getattr(policy, name, None) for name in ("actor", "critic")}
+    return {name: network for name, network in networks.items() if isinstance(network, nn.Module)}
+
+
+def takes_dropout_seed(network: nn.Module) -> bool:
+    return "dropout_seed" in _parameters(network)
+
+
+def _parameters(network: nn.Module) -> frozenset[str]:
+    return frozenset(inspect.signature(type(network).__call__).parameters)
 
 
 def clip_like_torch(x: Array, low: float, high: float) -> Array:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -12,6 +13,7 @@ from ejax.algorithms.record import Algorithm
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.policies.calls import DroppingPolicy
+from ejax.policies.heads import injected
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.schema import registry
 from ejax.schema.registry import Kind
@@ -82,6 +84,12 @@ def _describe_policy(policy: Policy) -> dict[str, Any]:
     kind: Any = type(policy)
     name = _registered_name("policy", kind, kind.__module__)
     if name is not None and (section_of := find_policy(name).section_of) is not None:
+        if networks := injected(policy):  # described by their text, so that a resume with others is refused
+            texts = {
+                network: re.sub(" at 0x[0-9a-f]+|# attributes ", "", " ".join(repr(x).split()))
+                for network, x in networks.items()
+            }
+            return {**section_of(policy), **_describe_itself("policy", policy, texts)}
         return {"name": name, **section_of(policy)}
     if kind.__module__.startswith("ejax.") and not isinstance(policy, DroppingPolicy):
         text = f"got a {kind.__name__}, which a config describes; name it there, and call ejax.run.train"
@@ -90,12 +98,17 @@ def _describe_policy(policy: Policy) -> dict[str, Any]:
 
 
 def _describe(kind: Kind, made: Any) -> dict[str, Any]:
-    """Find a name and arguments by which a config makes the like; or a name of ``made`` itself, in this process."""
+    """Find a name and arguments by which a config makes the like; or a name of ``made`` itself."""
     arguments = _arguments_of(made)
     if arguments is not None:
         make = type(made)
         name = _name_of(kind, make, make.__module__, make.__qualname__, make.__name__)
         return {_NAME[kind]: name, "cfg": arguments}
+    return _describe_itself(kind, made, {})
+
+
+def _describe_itself(kind: Kind, made: Any, about: dict[str, Any]) -> dict[str, Any]:
+    """Register a name of ``made`` itself, in this process; ``about`` stands in the config only to be read."""
 
     def same(**cfg: Any) -> Any:
         del cfg
@@ -103,7 +116,7 @@ def _describe(kind: Kind, made: Any) -> dict[str, Any]:
 
     # the name in files is that of its class
     same.__module__, same.__qualname__ = type(made).__module__, type(made).__qualname__
-    return {_NAME[kind]: _register(kind, type(made).__name__, same), "cfg": {}}
+    return {_NAME[kind]: _register(kind, type(made).__name__, same), "cfg": about}
 
 
 def _arguments_of(made: Any) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from ejax.config.environment import space_problems
 from ejax.distributions import action_spec
 from ejax.envs.description import describe
 from ejax.policies.calls import DroppingPolicy, apply_policy, first_memory
+from ejax.policies.heads import injected, takes_dropout_seed
 from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation
 from ejax.training.environments import sample_obs
@@ -70,7 +71,7 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
     Raises:
         ConfigError: random numbers or variables that would be lost, repeated, or never move.
     """
-    if config.record.built_in:  # ejax's own are tested
+    if config.record.built_in and not injected(policy):  # ejax's own are tested
         return
 
     def ask_all(key: Key, obs: PyTree) -> None:
@@ -95,12 +96,14 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
 
 
 def uses_dropout(config: PolicyConfig, policy: Policy) -> bool:
-    """Recognize a policy that drops units in training; one of your own takes ``dropout_seed``."""
+    """Recognize a policy that drops units in training; modules of your own take ``dropout_seed``."""
     if isinstance(policy, DroppingPolicy):
         return policy.drops
     kind: Any = type(policy)
     if not kind.__module__.startswith("ejax."):
         return any("dropout_seed" in inspect.signature(f).parameters for f in (kind.__call__, kind.apply))
+    if any(takes_dropout_seed(network) for network in injected(policy).values()):
+        return True
     networks = [block.network_cfg for block in (config.actor, config.critic) if block is not None]
     networks += [memory.encoder for memory in config.memories.values() if memory.encoder is not None]
     return any(network.dropout_p > 0.0 for network in networks)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from ejax.policies.heads import injected
 from ejax.policies.record import find_policy
 from ejax.schema.registry import entries, import_entry
 from ejax.types import Array, Env, HostEnv, Params, Policy, PyTree
@@ -51,6 +52,10 @@ def exporter_of(policy: Policy) -> Exporter:
         TypeError: it has none.
     """
     exporters = _exporters()
+    for name, network in injected(policy).items():
+        text = f"its {name} is a module of your own ({type(network).__name__}), and torch has no counterpart; give a"
+        text += " NetworkConfig, or put the module into a policy class whose record names an Exporter (docs/extend.md)"
+        raise TypeError(f"{text}; jax.export takes any policy")
     for kind in exporters:
         if isinstance(policy, kind):
             return import_entry(exporters, kind)
