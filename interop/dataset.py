@@ -7,7 +7,9 @@ EmbodiChain's class of this name, with its arguments and its two collate functio
     batch mode    DataLoader(OnlineDataset(engine, 64, batch_size=32), batch_size=None,
                              collate_fn=OnlineDataset.passthrough_collate_fn)
 
-Each worker of a DataLoader draws from a random stream of its own. Tensors are copies that nothing else writes to.
+With a sampler of sizes, ``chunk_size_every=32`` in item mode makes items that a DataLoader of ``batch_size=32`` can
+stack: each of its workers collates successive items of its own, from a random stream of its own. Tensors are copies
+that nothing else writes to.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +32,7 @@ class OnlineDataset(IterableDataset):
 
     Args:
         transform: called last with each TensorDict; its result is yielded.
-        engine, chunk_size, batch_size, sampling_mode, sequence, seed: as for ``ejax.data.OnlineDataset``.
+        engine and the rest: as for ``ejax.data.OnlineDataset``.
 
     Raises:
         ValueError, TypeError: a value outside its range.
@@ -44,11 +46,19 @@ class OnlineDataset(IterableDataset):
         transform: Transform | None = None,
         sampling_mode: SamplingMode = "episode",
         *,
+        chunk_size_every: int | None = 1,
         sequence: SequenceSpecCfg | None = None,
         seed: int = 0,
     ) -> None:
         self._chunks = NumpyDataset(
-            engine, chunk_size, batch_size, self._converted, sampling_mode, sequence=sequence, seed=seed
+            engine,
+            chunk_size,
+            batch_size,
+            self._converted,
+            sampling_mode,
+            chunk_size_every=chunk_size_every,
+            sequence=sequence,
+            seed=seed,
         )
         self.transform = transform
 
@@ -62,7 +72,14 @@ class OnlineDataset(IterableDataset):
 
     @staticmethod
     def collate_fn(batch: list[TensorDict]) -> TensorDict:
-        """Items [C, ...] of one chunk size as one TensorDict [B, C, ...]."""
+        """Stack items [C, ...] as one TensorDict [B, C, ...]. Raises ValueError for items of several sizes."""
+        sizes = sorted({len(item) for item in batch})
+        if len(sizes) > 1:
+            raise ValueError(
+                f"items of {', '.join(map(str, sizes))} frames cannot be stacked: the sampler draws a size for each. "
+                f"Give OnlineDataset chunk_size_every={len(batch)}, the DataLoader's batch_size, for a size per batch, "
+                f"or None for one per iterator; or let it draw batches: OnlineDataset(..., batch_size={len(batch)})"
+            )
         return torch.stack(batch)
 
     @staticmethod

@@ -1,11 +1,13 @@
 """A live engine, or a folder of kept episodes, as an endless stream of chunks or windows.
 
-    item mode    ``batch_size=None``: single chunks, leaves [C, ...]; the chunk size is drawn once per iterator
+    item mode    ``batch_size=None``: single chunks, leaves [C, ...]; the chunk size is drawn for every chunk, or for
+                 every ``chunk_size_every`` chunks
     batch mode   ``batch_size=B``: batches, leaves [B, C, ...]; the chunk size is drawn for every batch
 
 ``interop.dataset`` is the same for torch.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -81,6 +83,8 @@ class OnlineDataset:
         chunk_size: frames, or a sampler of them. None: with ``sequence``.
         batch_size: None: item mode.
         transform: called last with each item or batch; its result is yielded.
+        chunk_size_every: item mode: successive chunks of one size, after which a sampler is asked again. The batch size
+            of a loader that stacks them: each batch has a size of its own. None: one size per iterator.
         sequence: windows around a frame in place of chunks, with a sampling mode of their own.
         seed: the n-th iterator of shard s draws windows from the stream (seed, s, n).
 
@@ -95,6 +99,7 @@ class OnlineDataset:
         transform: Transform | None = None,
         sampling_mode: SamplingMode = "episode",
         *,
+        chunk_size_every: int | None = 1,
         sequence: SequenceSpecCfg | None = None,
         seed: int = 0,
     ) -> None:
@@ -103,10 +108,12 @@ class OnlineDataset:
                 raise ValueError("sequence has the length of windows, and their mode; leave out the other two")
         elif not isinstance(chunk_size, ChunkSizeSampler):
             check_count("chunk_size", chunk_size, "an int or a ChunkSizeSampler")
-        if batch_size is not None:
-            check_count("batch_size", batch_size)
+        for name, value in (("batch_size", batch_size), ("chunk_size_every", chunk_size_every)):
+            if value is not None:
+                check_count(name, value, "an int, or None")
         check_mode(sampling_mode)
         self.engine, self.chunk_size, self.batch_size, self.sequence = engine, chunk_size, batch_size, sequence
+        self.chunk_size_every = chunk_size_every
         self.transform, self.sampling_mode, self.seed = transform, sampling_mode, check_seed(seed)
         self._iterators = 0
 
@@ -123,13 +130,13 @@ class OnlineDataset:
         return self._draws(make_rng(self.seed, *stream), size)
 
     def _draws(self, rng: np.random.Generator, size: int | ChunkSizeSampler | None) -> Iterator[Any]:
-        if self.batch_size is None and isinstance(size, ChunkSizeSampler):
-            size = size()  # once: a loader stacks items of one length
-        while True:
+        every = 1 if self.batch_size else self.chunk_size_every
+        for number in itertools.count():
             if self.sequence is not None:
                 chunks = self.engine._draw(self.batch_size or 1, self.sequence.draw, rng)
             else:
-                now = size() if isinstance(size, ChunkSizeSampler) else size or 1
+                if number == 0 or (every and number % every == 0):
+                    now = size() if isinstance(size, ChunkSizeSampler) else size or 1
                 chunks = self.engine.sample_batch(self.batch_size or 1, now, self.sampling_mode, rng=rng)
             if self.batch_size is None:
                 chunks = nest({path: array[0] for path, array in flatten(chunks).items()})

@@ -30,6 +30,7 @@ from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.failures import OnlineDataWorkerError
 from ejax.data.reader import Consumer, Taken, Ticket, take_episodes
 from ejax.data.supervisor import StartCancelledError, Supervisor
+from ejax.data.task import nest
 
 _GIVE_UP_S = 10.0
 """Time for ``start`` to notice that it is cancelled, in addition to ending its worker."""
@@ -74,9 +75,28 @@ class OnlineDataEngine(ChunkSource):
         return self.cfg.max_episode_steps
 
     @property
+    def buffer_size(self) -> int:
+        """Return the number of rows, one episode each."""
+        return self.cfg.buffer_size
+
+    @property
+    def device(self) -> str:
+        """Return where the buffer is: "cpu", in memory that processes share."""
+        return "cpu"
+
+    @property
     def is_init(self) -> bool:
-        """Return True once chunks can be drawn."""
+        """Return True once chunks can be drawn, until the engine stops or fails."""
         return self.state is EngineState.READY
+
+    @property
+    def shared_buffer(self) -> Chunks:
+        """Return read-only views of all rows: a nested dict of frame fields [R, T, ...], and under ``episode`` of the
+        episode fields [R, ...]. The worker may be writing to any row; ``sample_batch`` copies whole ones. Raises
+        RuntimeError if there is no buffer: the engine is not started, or is stopped."""
+        buffer = self._consume().buffer
+        views = nest({**buffer.frames, **{f"episode/{path}": array for path, array in buffer.episode.items()}})
+        return _read_only(views)
 
     def start(self) -> None:
         """Start the worker, and wait until every row holds an episode.
@@ -295,6 +315,14 @@ class OnlineDataEngine(ChunkSource):
                 raise RuntimeError(f"the engine is in state {self.state.name}: there is no buffer")
             self._consumer = consumer = Consumer(self._ticket, self.cfg)
         return consumer
+
+
+def _read_only(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _read_only(each) for name, each in tree.items()}
+    view = tree.view()
+    view.flags.writeable = False
+    return view
 
 
 def _abandon(supervisor: Supervisor, owner_pid: int) -> None:

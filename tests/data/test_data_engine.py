@@ -1167,12 +1167,34 @@ def test_the_mode_is_passed_on(ready: OnlineDataEngine) -> None:
     assert (ids == ids[:, :1]).all()
 
 
-def test_a_batch_draws_its_chunk_size_an_iterator_of_items_once(ready: OnlineDataEngine) -> None:
+def test_a_batch_and_an_item_each_draw_a_chunk_size(ready: OnlineDataEngine) -> None:
     sizes = [batch["rewards"].shape for batch in take(OnlineDataset(ready, Fixed(), batch_size=2), 3)]
     assert sizes == [(2, 3), (2, 4), (2, 5)]
-    dataset = OnlineDataset(ready, Fixed())
+    assert [item["rewards"].shape for item in take(OnlineDataset(ready, Fixed()), 3)] == [(3,), (4,), (5,)]
+
+
+def test_items_share_a_chunk_size_as_many_as_chunk_size_every_or_in_an_iterator(ready: OnlineDataEngine) -> None:
+    by_two = take(OnlineDataset(ready, Fixed(), chunk_size_every=2), 5)
+    assert [item["rewards"].shape for item in by_two] == [(3,), (3,), (4,), (4,), (5,)]
+    batches = take(OnlineDataset(ready, Fixed(), batch_size=2, chunk_size_every=2), 2)
+    assert [batch["rewards"].shape for batch in batches] == [(2, 3), (2, 4)]  # an option of items
+    dataset = OnlineDataset(ready, Fixed(), chunk_size_every=None)
     assert [item["rewards"].shape for item in take(dataset, 3)] == [(3,)] * 3
     assert [item["rewards"].shape for item in take(dataset, 3)] == [(4,)] * 3
+
+
+def test_the_shared_buffer_is_all_rows_and_only_to_be_read() -> None:
+    engine = OnlineDataEngine(cfg(task_cfg={"lengths": [40]}))
+    assert (engine.buffer_size, engine.device) == (8, "cpu")
+    with pytest.raises(RuntimeError, match="state CREATED: there is no buffer"):
+        _ = engine.shared_buffer
+    with engine:
+        buffer = engine.shared_buffer
+        assert buffer["obs"]["robot"]["qpos"].shape == (8, 50, 10)
+        np.testing.assert_array_equal(buffer["valid"].sum(axis=1), buffer["episode"]["length"])
+        with pytest.raises(ValueError, match="read-only"):
+            buffer["rewards"][0, 0] = 1.0
+        del buffer
 
 
 def test_sizes_of_a_sampler_vary_and_stay_in_its_range(ready: OnlineDataEngine) -> None:
@@ -1200,6 +1222,7 @@ def test_the_same_seed_draws_the_same_chunks_and_iterators_and_shards_differ(rea
         ({"chunk_size": 2.5}, TypeError, "chunk_size must be an int or a ChunkSizeSampler, got float"),
         ({"chunk_size": True}, TypeError, "got bool"),
         ({"chunk_size": 2, "batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"chunk_size": 2, "chunk_size_every": 0}, ValueError, "chunk_size_every must be at least 1, got 0"),
         ({"chunk_size": 2, "sampling_mode": "row"}, ValueError, "no sampling_mode 'row'"),
     ],
 )

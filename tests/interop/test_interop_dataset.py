@@ -84,15 +84,33 @@ def test_windows_around_a_frame_have_their_mask(engine: OnlineDataEngine) -> Non
     assert (batch["actions"][~batch["valid"]] == 0).all()
 
 
-def test_chunk_sizes_vary_by_batch_and_not_within_an_iterator_of_items(engine: OnlineDataEngine) -> None:
+def test_chunk_sizes_vary_by_batch(engine: OnlineDataEngine) -> None:
     sampler = UniformChunkSampler(2, 9)
     sizes = {batch.batch_size[1] for batch in take(OnlineDataset(engine, sampler, batch_size=2), 100)}
     assert sizes == set(range(2, 10))
-    dataset = OnlineDataset(engine, sampler)
-    loader = DataLoader(dataset, batch_size=3, collate_fn=OnlineDataset.collate_fn)
-    seen = [{batch.batch_size for batch in take(loader, 5)} for _ in range(10)]
-    assert all(len(sizes) == 1 for sizes in seen)
-    assert len(set.union(*seen)) > 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_a_loader_of_items_gets_a_chunk_size_per_batch_or_per_iterator(
+    engine: OnlineDataEngine, num_workers: int
+) -> None:
+    def sizes(count: int, **options: Any) -> list[int]:
+        dataset = OnlineDataset(engine, UniformChunkSampler(2, 9), **options)
+        loader = DataLoader(dataset, batch_size=3, num_workers=num_workers, collate_fn=OnlineDataset.collate_fn)
+        batches = take(loader, count)
+        assert all(batch.batch_size == (3, batch["rewards"].shape[1]) for batch in batches)
+        return [batch.batch_size[1] for batch in batches]
+
+    assert len(set(sizes(12, chunk_size_every=3))) > max(num_workers, 1)
+    assert len(set(sizes(12, chunk_size_every=None))) <= max(num_workers, 1)
+
+
+def test_items_of_several_sizes_are_not_stacked(engine: OnlineDataEngine) -> None:
+    items = take(OnlineDataset(engine, UniformChunkSampler(2, 9)), 20)
+    assert {len(item) for item in items} > {2, 9}
+    with pytest.raises(ValueError, match=r"items of 2, .* frames cannot be stacked: .* chunk_size_every=20, the DataL"):
+        OnlineDataset.collate_fn(items)
 
 
 @pytest.mark.slow_cases("spawn")
