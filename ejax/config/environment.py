@@ -15,6 +15,7 @@ from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
 from ejax.config.run_config import RunConfig
 from ejax.distributions import action_spec
 from ejax.envs.randomization.names import KINDS, split_events
+from ejax.envs.randomization.placing import FIELD, why_none, with_functor_events
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, Problem, with_sections
@@ -88,13 +89,11 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
         problems += unknown
         if unknown or not specs:
             continue
-        if _takes(make, "interval_events"):
-            build = functools.partial(make, **{**env.cfg, "interval_events": specs})
-            problems += _refusals(make, build, section, section, "interval_events")
-            continue
-        text = f"{env.id} takes no events from outside. Tasks on MuJoCo models and environments in manager form do, and"
-        text += " a class of your own with an argument interval_events"
-        problems += [Problem(f"{section}.{name}", text) for name in specs]
+        inside = with_functor_events(env.id, _arguments(make, env)[0], specs)
+        if inside is None:
+            problems += [Problem(f"{section}.{name}", why_none(env.id)) for name in specs]
+        else:
+            problems += _refusals(make, functools.partial(make, **inside), section, section, FIELD)
     return problems
 
 

@@ -58,8 +58,7 @@ class EnvConfig(StrictModel):
 class EventConfig(StrictModel):
     """``trainer.events.<phase>.<name>``: what differs between environments, or changes the world, and when.
 
-    Of ``ejax.envs.randomization.names.KINDS`` (docs/randomization.md), or an event functor of the manager form, which
-    acts every ``interval_step`` control steps.
+    Of ``ejax.envs.randomization.names.KINDS`` (docs/randomization.md), or a functor (``ejax.envs.terms.events``).
     """
 
     func: str
@@ -85,9 +84,6 @@ class EventConfig(StrictModel):
         func = info.data.get("func")
         if func in KINDS:
             check_choice(f"mode of {func}", mode, modes_of(func))
-        elif mode != "interval":
-            text = "a trainer event has mode interval, others belong in the gym config's env.events"
-            raise ValueError(f"got {short_repr(mode)}; {text}")
         return mode
 
 

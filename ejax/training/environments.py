@@ -21,6 +21,7 @@ from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
 from ejax.envs.randomization.names import split_events
+from ejax.envs.randomization.placing import why_none, with_functor_events
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.logs.json_records import read_facts
 from ejax.schema.frozen import freeze, thaw, with_value
@@ -45,7 +46,10 @@ def build_env(
     options = dict(config.env.cfg)
     randomizers, others = split_events(trainer.events.of(phase))
     if others:
-        options["interval_events"] = others
+        inside = with_functor_events(config.env.id, options, others)
+        if inside is None:
+            raise ConfigError([Problem(f"trainer.events.{phase}", why_none(config.env.id))])
+        options = inside
     make = partial(make_env, config.env.id, options, num_envs=num_rows, events=randomizers)
     try:
         env = call_env(config.env.id, "make", make)

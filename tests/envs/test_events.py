@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -15,7 +16,10 @@ from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.engine import Physics
+from ejax.envs.randomization.placing import add_events
+from ejax.envs.task.step import Snapshot
 from ejax.envs.task.world import World
+from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.registry import TERMS
 from ejax.play.saved_policy import evaluate_run
 from ejax.rollout import reset, step
@@ -185,7 +189,7 @@ PLACE = r"trainer\.events\.eval\.tilt"
         ({"func": "randomize_robot_qpo"}, rf"{PLACE}\.func: no events functor .*Did you mean 'randomize_robot_qpos'"),
         ({"func": "record_camera_data_asyn"}, rf"{PLACE}\.func: .*Did you mean 'record_camera_data_async'"),
         ({"func": "json:nothing"}, rf"{PLACE}\.func: module 'json' has no 'nothing'"),
-        ({"mode": "reset"}, rf"{PLACE}\.mode: got 'reset'; a trainer event has mode interval, others belong in"),
+        ({"mode": "prestartup"}, rf"{PLACE}\.mode: got 'prestartup'; allowed: startup, reset, interval"),
         ({"interval_step": 0}, rf"{PLACE}\.interval_step: got 0; must be greater than 0"),
         ({"interval": 3}, rf"{PLACE}\.interval: unknown key; .*Did you mean 'interval_step'"),
         ({"params": {"qpos_rang": 1}}, rf"{PLACE}\.params\.qpos_rang: unknown key; .*Did you mean 'qpos_range'"),
@@ -209,10 +213,31 @@ PURE = [name for name in ENVS if name.endswith("RL") and name not in ("PointMass
 
 
 @pytest.mark.parametrize("name", ["PointMassRL", "PlanarReachRL"])
-def test_an_environment_without_physics_takes_no_events(name: str, tmp_path: Path) -> None:
+def test_an_environment_without_physics_takes_no_events_of_a_model(name: str, tmp_path: Path) -> None:
     data = raw(tmp_path, {"train": {"tilt": TILT}}) | {"env": {"id": name}}
-    with pytest.raises(ConfigError, match=rf"events\.train\.tilt: {name} takes no events from outside. .*manager form"):
+    with pytest.raises(
+        ConfigError, match=rf"events\.train\.tilt: randomize_robot_qpos changes a MuJoCo model, and {name} has none"
+    ):
         parse_config(data)
+
+
+def test_an_environment_without_physics_takes_events_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def home(world: Snapshot, key: Key) -> Snapshot:
+        del key
+        return replace(world, state=replace(world.state, position=jnp.zeros(2)))
+
+    monkeypatch.setitem(TERMS["events"], "home", home)
+    events = {"start": {"func": "home", "mode": "reset"}, "later": {"func": "home", "interval_step": 3}}
+    env = build_env(parse_config(raw(tmp_path, {"train": events}) | {"env": {"id": "PointMassRL"}}))
+    state, obs = env.reset(KEY)
+    np.testing.assert_array_equal(obs[:2], 0.0)
+    at_home = []
+    for _ in range(6):
+        state, timestep = jax.jit(env.step)(state, jnp.ones(2), KEY)
+        at_home.append(not timestep.obs[:2].any())
+    assert at_home == [False, False, True] * 2
 
 
 @pytest.mark.parametrize("name", PURE)
@@ -234,6 +259,80 @@ def test_events_happen_in_every_task_on_physics(name: str, tmp_path: Path) -> No
     change = np.asarray(states["train"][1] - states["eval"][1])
     assert change.max() == pytest.approx(0.1, abs=1e-5) and (np.abs(change) > 1e-4).sum() == 1
     assert not jax.tree.all(jax.tree.map(np.array_equal, seen["train"], seen["eval"]))
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_events_of_a_start_come_before_the_first_observation(name: str, tmp_path: Path) -> None:
+    """In every task on physics, one after the other: startup, then reset."""
+    events = {mode: {**SHOVE, "mode": mode} for mode in ("reset", "startup")}
+    data = raw(tmp_path, {"train": events}) | {"env": {"id": name, "cfg": {"physics": "mujoco"}}}
+    config = parse_config(data)
+    (state, obs), (plain, seen) = (build_env(config, phase=phase).reset(KEY) for phase in ("train", "eval"))
+    change = np.asarray(state.physics.qpos - plain.physics.qpos)
+    assert change.max() == pytest.approx(0.2, abs=1e-5) and (np.abs(change) > 1e-4).sum() == 1
+    assert not jax.tree.all(jax.tree.map(np.array_equal, obs, seen))
+
+
+@pytest.mark.parametrize("task", ["PushCubeRL", "EmbodiedEnv"])
+def test_what_starts_once_is_the_same_in_every_episode_and_a_reset_differs(task: str, tmp_path: Path) -> None:
+    shake = {"func": "randomize_robot_qpos", "params": {"qpos_range": [[-0.1], [0.1]]}}
+    events = {
+        mode: {**shake, "mode": mode, "params": {**shake["params"], "joint_ids": [joint]}}
+        for joint, mode in enumerate(("startup", "reset"))
+    }
+    data = raw(tmp_path, {"train": events})
+    if task == "PushCubeRL":
+        data["env"] = {"id": task, "cfg": {"physics": "mujoco"}}
+    env = build_env(parse_config(data))
+    keys = jax.random.split(KEY, 5)
+    once, each = jax.jit(jax.vmap(env.reset))(keys)[0].physics.qpos[:, :2].T
+    plain = build_env(parse_config(data), phase="eval").reset(KEY)[0].physics.qpos
+    assert len(np.unique(once)) == 1 and once[0] != plain[0] and len(np.unique(each)) == 5
+
+
+WRAPPERS = {
+    "RenderedEnv": {
+        "env": "PushCubeRL",
+        "env_cfg": {"physics": "mujoco"},
+        "renderer": "raycast",
+        "width": 8,
+        "height": 8,
+    },
+    "AsymmetricEnv": {"env": "PushCubeRL", "env_cfg": {"physics": "mujoco"}},
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_events_happen_in_a_task_that_is_wrapped(name: str, tmp_path: Path) -> None:
+    part = {"RenderedEnv": "state", "AsymmetricEnv": "critic"}[name]
+    events = {"shove": {**SHOVE, "mode": "reset"}, "noise": {"func": "add_action_noise", "params": {"noise": 0.1}}}
+    data = raw(tmp_path, {"train": events}) | {"env": {"id": name, "cfg": WRAPPERS[name]}}
+    config = parse_config(data)
+    train, plain = (build_env(config, phase=phase) for phase in ("train", "eval"))
+    seen = [
+        float(env.reset(KEY)[1][part][0])
+        for env in (train, plain, add_events(plain, config.trainer.events.of("train")))
+    ]
+    assert seen[0] == pytest.approx(seen[1] + 0.1, abs=1e-5) and seen[2] == seen[0]
+
+
+def test_events_and_chunks_of_actions_go_together(tmp_path: Path) -> None:
+    cfg = {"physics": "mujoco", "action_chunk": 2}
+    data = raw(tmp_path, {"train": {"shove": SHOVE}}) | {"env": {"id": "PushCubeRL", "cfg": cfg}}
+    env = build_env(parse_config(data))
+    assert env.env.functor_events and env.size == 2
+
+
+def test_an_environment_that_is_built_already_takes_events_or_refuses_them_by_name() -> None:
+    plain = PushCubeRL(physics="mujoco")
+    shoved = add_events(plain, {"shove": {**SHOVE, "mode": "reset"}})
+    assert shoved.reset(KEY)[1][0] == pytest.approx(plain.reset(KEY)[1][0] + 0.1)
+    with pytest.raises(ConfigError, match="shove: qpos_range has 1 and 1 numbers, but moves 6 joints"):
+        add_events(plain, {"shove": {**SHOVE, "params": {"qpos_range": [[0.1], [0.1]]}}})
+    with pytest.raises(
+        ConfigError, match=r"shove: object takes no event functors: .* class of your own with an argument"
+    ):
+        add_events(object(), {"shove": SHOVE})
 
 
 def test_an_event_puts_the_cube_of_push_cube_back(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class VelocityRL(PhysicsTask):
     terrain: Mapping[str, Any] = FrozenDict()
     physics: Engine = "auto"
     sim_steps_per_control: int | None = None
-    interval_events: Mapping[str, Any] = FrozenDict()
+    functor_events: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
         if self.robot not in robot_names():
@@ -157,7 +157,8 @@ class VelocityRL(PhysicsTask):
             push_in=self._draw_push_time(key_push),
             episode_step=jnp.zeros((), jnp.int32),
         )
-        motion = observe_motion(robot, self.legged, physics)
+        state = self.begin(key, self.world(state)).state
+        motion = observe_motion(robot, self.legged, state.physics)
         state = replace(state, command=task.command.steer(state.command, heading(motion)))
         legged = self._legged_state(state, state, motion, no_contacts(robot), jnp.zeros(len(robot.joints)))
         return state, self._see(replace(self.world(state), legs=legged), key_noise)

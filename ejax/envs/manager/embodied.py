@@ -17,10 +17,11 @@ from ejax.envs.manager.scene import Scene
 from ejax.envs.mujoco.engine import Engine, check_physics
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.changes import Change, base, keep_written, refuse_overlaps
-from ejax.envs.task.physics_task import PhysicsTask, try_call
+from ejax.envs.task.events import EVENTS, try_call
+from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.states import SceneState
 from ejax.envs.task.step import Outcome, conclude
-from ejax.envs.task.terms import Term, as_world, compute, fire
+from ejax.envs.task.terms import Term, as_world, compute
 from ejax.envs.task.world import World
 from ejax.envs.terms.events import PhysicsEvent
 from ejax.schema.frozen import freeze
@@ -46,17 +47,17 @@ class EmbodiedEnv(PhysicsTask):
     another environment. ``startup`` events draw the same for all environments, except for physics, which each draws at
     its first start and keeps (``persist``).
 
-    ``interval_events`` are more events of mode interval, which follow those of ``env.events``. See docs/pictures.md on
+    ``functor_events`` are more events, which follow those of ``env.events``. See docs/pictures.md on
     ``renderer``. Raises ConfigError: keys that are not supported, with the reason.
     """
 
     gym_config: Mapping[str, Any]
     physics: Engine = "auto"
-    interval_events: Mapping[str, Any] = FrozenDict()
+    functor_events: Mapping[str, Any] = FrozenDict()
     renderer: Renderer = "mujoco"
 
     def __post_init__(self) -> None:
-        for name in ("gym_config", "interval_events"):
+        for name in ("gym_config", EVENTS):
             object.__setattr__(self, name, freeze(dict(getattr(self, name))))
         check_physics(self.physics, num_substeps=1)
         check_renderer_name(self.renderer)
@@ -64,7 +65,7 @@ class EmbodiedEnv(PhysicsTask):
 
     @property
     def spec(self) -> ManagerSpec:
-        return read_manager_spec(self.gym_config, self.interval_events)
+        return read_manager_spec(self.gym_config, self.functor_events)
 
     first_event = 0
     _events = ()  # the config's reader takes them, whose robot may have a name of its own
@@ -101,16 +102,12 @@ class EmbodiedEnv(PhysicsTask):
         return gymnasium.spaces.Box(low, high, low.shape, np.float32)
 
     def reset(self, key: Key) -> tuple[SceneState, Obs]:
-        world = self.world(self._start())
-        for mode, key_mode in (("startup", jax.random.key(0)), ("reset", key)):
-
-            def key_of(number: int, event: Term, key_mode: Key = key_mode) -> Key:
-                # each row draws the physics of its startup for itself
-                return jax.random.fold_in(key if isinstance(event.func, PhysicsEvent) else key_mode, number)
-
-            world = fire(self.of("events"), world, mode, key_of)
-        world = self.sense(world, key)
+        world = self.sense(self.begin(key, self.world(self._start())), key)
         return world.state, world.obs
+
+    def key_at_start(self, event: Term, key: Key) -> Key:
+        # each row draws the physics of its startup for itself
+        return key if isinstance(event.func, PhysicsEvent) else super().key_at_start(event, key)
 
     def persist(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
         """Keep in the new episode the parameters drawn at startup."""

@@ -15,7 +15,7 @@ from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.robots import Vector
 from ejax.envs.manager.scene import RigidObject, Scene, make_scene
 from ejax.envs.manager.vocabulary import IGNORED, OTHER_TASKS, TASKS_ELSEWHERE
-from ejax.envs.task.physics_task import EVENTS
+from ejax.envs.task.events import EVENTS, MODES
 from ejax.envs.task.terms import Term
 from ejax.envs.terms.actions import ActionTerm
 from ejax.envs.terms.observations import OF_CAMERAS
@@ -49,7 +49,7 @@ class ManagerSpec:
 
 
 @functools.lru_cache(maxsize=32)
-def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> ManagerSpec:
+def read_manager_spec(gym_config: Mapping[str, Any], functor_events: Mapping[str, Any] = FrozenDict()) -> ManagerSpec:
     """Read a gym config, with more events after those of ``env.events``. Raises ConfigError: all unsupported keys."""
     report = KeyReport()
     # before anything is read: what is no number at all would fail somewhere else, without its key
@@ -74,7 +74,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         control_parts = env.take("control_parts")
         extensions = read_extensions(root, env, _parameters(task))
         events = read_specs(env.open("events"), "events", robot_uid)
-        events += read_specs(Section(interval_events, EVENTS, report), "events", robot_uid, ("interval",))
+        events += read_specs(Section(functor_events, EVENTS, report), "events", robot_uid, MODES)
         observations = read_specs(env.open("observations"), "observations", robot_uid)
         observations = _seen(root, observations, cameras, [*(each.uid for each in objects), robot_uid], sensing)
         rewards = read_specs(env.open("rewards"), "rewards", robot_uid)

@@ -68,7 +68,7 @@ class MuJoCoTask(PhysicsTask):
         model: an MJCF file, looked for beside the class's own and from the working directory; or MJCF as text.
         keyframe: where episodes start from. Empty: the keyframe ``home``, or the first, or the model's reference pose.
         actions: the policy's numbers, ``"name [unit]"``, for a ``control`` of one's own. Empty: the actuators.
-        terms: ``ejax.envs.task.terms.Term``s beside the methods: rewards, terminations, interval events.
+        terms: ``ejax.envs.task.terms.Term``s beside the methods: rewards, terminations, events.
 
     Args:
         episode_length: control steps.
@@ -95,7 +95,7 @@ class MuJoCoTask(PhysicsTask):
     weights: Mapping[str, float] = FrozenDict()
     randomization: Mapping[str, Any] = FrozenDict()
     physics: Engine = "auto"
-    interval_events: Mapping[str, Any] = FrozenDict()
+    functor_events: Mapping[str, Any] = FrozenDict()
     clips_actions = True
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -140,7 +140,7 @@ class MuJoCoTask(PhysicsTask):
             _ = self._observed
         except Exception as error:  # any error here is the subclass's own
             raise ValueError(f"{kind}: {describe_error(error)}") from error
-        self._try_events()
+        self.take_events()
 
     def observe(self, world: World) -> Mapping[str, Array] | Array:
         """Give the policy's observation: numbers by name, ``"tip to goal [m]"``, which become one vector in this order,
@@ -186,6 +186,9 @@ class MuJoCoTask(PhysicsTask):
 
     def reset(self, key: Key) -> tuple[TaskState, Array]:
         world = self._start_of(key)
+        begun = self.begin(key, world)
+        # what events move changes the sensors' readings
+        world = world if begun is world else self._sensed(begun)
         return world.state, self._observe(world)[0]
 
     @property

@@ -1,7 +1,6 @@
 """Tasks on MuJoCo models: states have ``physics``; the tasks can be drawn, and their physics randomized."""
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -14,17 +13,11 @@ from ejax.envs.description import EnvDescription
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
-from ejax.envs.task.entities import ROBOT
 from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.task import Task
-from ejax.envs.task.terms import Kind, Term, fire
 from ejax.envs.task.world import World
-from ejax.schema.frozen import freeze_fields
-from ejax.schema.problems import KeyReport
-from ejax.schema.sections import Section
 from ejax.types import Array, CameraView, Key
 
-EVENTS = "interval_events"
 Position: TypeAlias = tuple[float, float, float]
 """m"""
 Range: TypeAlias = tuple[Position, Position]
@@ -40,8 +33,8 @@ class PhysicsTask(Task):
     """Sensors of contact, or of touch, are read: not every engine has them."""
     marked: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Mocap bodies, which are drawn and no part of the physics, and the field of the state that has a body's place."""
-    interval_events: Mapping[str, Any]
-    """Event functors of ``trainer.events``: name -> {func, interval_step, params}."""
+    functor_events: Mapping[str, Any]
+    has_model = True
     positions: ClassVar[tuple[str, ...]] = ()
     """Fields that are coordinates, m, as many as their defaults: a file's lists become (hashable) tuples."""
 
@@ -50,36 +43,13 @@ class PhysicsTask(Task):
         """Give the model, as in ``ejax.envs.mujoco.engine.Physics``."""
         raise NotImplementedError
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
+        super().check_fields()
         check_physics(self.physics, self.num_substeps)
         # tuples have a hash, which a static argument needs; a file gives lists
         for name in self.positions:
             value, like = getattr(self, name), getattr(type(self), name)
             object.__setattr__(self, name, _as_position(f"{type(self).__name__}: {name}", value, like))
-        self._try_events()
-
-    def of(self, kind: Kind) -> tuple[Term, ...]:
-        return super().of(kind) + (self._events if kind == "events" else ())
-
-    @property
-    def _events(self) -> tuple[Term, ...]:
-        return _read_events(self.interval_events) if self.interval_events else ()
-
-    def _try_events(self) -> None:
-        """Trace each event of ``interval_events`` once. Raises ConfigError: all that they refuse, with their keys."""
-        freeze_fields(self, "interval_events")
-        if not self._events:
-            return
-        report, key = KeyReport(), jax.random.key(0)
-        state = jax.eval_shape(self.reset, key)[0]
-        for event in self._events:
-
-            def due(state: Any, key: Key, event: Term = event) -> Any:
-                return fire([event], self.world(state), "interval", lambda i, event: key).state
-
-            try_call(report, event.key, due, state, key)
-        report.raise_if_refused(EVENTS)
 
     def control(self, world: World, action: Array) -> Array:
         """Give the actuators' control [nu] for one control step."""
@@ -140,16 +110,6 @@ class PhysicsTask(Task):
         )
 
 
-@functools.lru_cache(maxsize=32)
-def _read_events(entries: Mapping[str, Any]) -> tuple[Term, ...]:
-    from ejax.envs.terms.reading import read_specs  # all functors, which few tasks need
-
-    report = KeyReport()
-    terms = read_specs(Section(entries, EVENTS, report), "events", ROBOT, ("interval",))
-    report.raise_if_refused(EVENTS)
-    return terms
-
-
 def draw_position(key: Key, centre: Position, offset: Range) -> Array:
     """[3], m: ``centre`` with an offset between these two, uniform."""
     low, high = jnp.asarray(offset[0]), jnp.asarray(offset[1])
@@ -164,12 +124,3 @@ def _as_position(where: str, value: Any, like: tuple[Any, ...]) -> tuple[Any, ..
         raise ValueError(f"{where} takes {takes}, got {value!r}")
     pairs = zip(value, like, strict=True)
     return tuple(_as_position(where, x, y) if isinstance(y, tuple) else float(x) for x, y in pairs)
-
-
-def try_call(report: KeyReport, key: str, call: Callable[..., Any], *shapes: Any) -> Any:
-    """Trace a functor, and refuse its key where it raises. Return the shapes of what it gives, or None."""
-    try:
-        return jax.eval_shape(call, *shapes)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        report.refuse(key, str(error).splitlines()[0])
-        return None

@@ -11,12 +11,14 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core import FrozenDict
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
+from ejax.envs.task.events import EVENTS, read_events, try_events
 from ejax.envs.task.step import Outcome, Snapshot, conclude
 from ejax.envs.task.terms import Kind, Term, fire, weigh
 from ejax.numerics.finite import all_finite
-from ejax.schema.frozen import thaw
+from ejax.schema.frozen import freeze_fields, thaw
 from ejax.types import Array, Key, PyTree, Timestep
 
 
@@ -39,15 +41,24 @@ class Task:
     """Fields that must be above 0."""
     not_negative: ClassVar[tuple[str, ...]] = ()
     terms: Any = ()
-    """``Term``s beside the methods below: rewards, terminations and interval events of ``ejax.envs.terms``."""
+    """``Term``s beside the methods below: rewards, terminations and events of ``ejax.envs.terms``."""
+    functor_events: Any = FrozenDict()
+    """A field that a task need not have: functors of ``trainer.events``, name: {func, mode, interval_step, params}."""
     first_event: ClassVar[int] = 0x5EE70000
-    """Folded into a step's key, with an event's place: apart from the keys that ``update`` may split it into."""
+    """Folded into a key, with an event's place: apart from the keys that ``start`` and ``update`` may split it into."""
+    has_model: ClassVar[bool] = False
+    """Its worlds have a MuJoCo model, which ejax's own events change."""
     ends_on_success: Any = True
     ends_on_failure: Any = True
     episode_length: int
     """A field that a task need not have: see ``max_episode_steps``."""
 
     def __post_init__(self) -> None:
+        self.check_fields()
+        self.take_events()
+
+    def check_fields(self) -> None:
+        """Check the fields, before anything is traced. Raises ValueError."""
         kind = type(self).__name__
         for names, bound, fits in ((self.positive, "> 0", operator.gt), (self.not_negative, ">= 0", operator.ge)):
             for name in names:
@@ -58,6 +69,12 @@ class Task:
             if get_origin(hint) is Literal and getattr(self, name) not in (allowed := get_args(hint)):
                 listed = " or ".join(filter(None, [", ".join(map(repr, allowed[:-1])), repr(allowed[-1])]))
                 raise ValueError(f"{kind}: {name} must be {listed}, got {getattr(self, name)!r}")
+
+    def take_events(self) -> None:
+        """Freeze ``functor_events``, and try each. Raises ConfigError: all that they refuse, with their keys."""
+        if self.functor_events:
+            freeze_fields(self, EVENTS)
+            try_events(self, self._events)
 
     def start(self, key: Key) -> Any:
         """Give the state that an episode starts at."""
@@ -108,7 +125,26 @@ class Task:
 
     def of(self, kind: Kind) -> tuple[Term, ...]:
         """Give the terms of a kind, in their order."""
-        return tuple(each for each in self.terms if each.kind == kind)
+        return tuple(each for each in self.terms if each.kind == kind) + (self._events if kind == "events" else ())
+
+    @property
+    def _events(self) -> tuple[Term, ...]:
+        return read_events(self.functor_events) if self.functor_events else ()
+
+    def begin(self, key: Key, world: Any) -> Any:
+        """Apply the events of an episode's start: ``startup``, then ``reset``."""
+        for mode in ("startup", "reset"):
+            world = fire(
+                self.of("events"),
+                world,
+                mode,
+                lambda i, event: jax.random.fold_in(self.key_at_start(event, key), self.first_event + i),
+            )
+        return world
+
+    def key_at_start(self, event: Term, key: Key) -> Key:
+        # what happened once lasts: the same draws at the start of every episode
+        return jax.random.key(0) if event.mode == "startup" else key
 
     def happen(self, key: Key, world: Any) -> Any:
         """Apply the interval events that are due."""
@@ -157,8 +193,8 @@ class Task:
         return gymnasium.spaces.Box(-bound, bound, (len(self.acted),), np.float32)
 
     def reset(self, key: Key) -> tuple[Any, PyTree]:
-        state = self.start(key)
-        return state, self.observe(self.world(state))
+        world = self.begin(key, self.world(self.start(key)))
+        return world.state, self.observe(world)
 
     def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
         """Make one control step of one environment by the hooks. Raises ValueError: an action that is not [A].

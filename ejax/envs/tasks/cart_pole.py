@@ -64,7 +64,7 @@ class CartPoleRL(PhysicsTask):
     reset_range: float = 0.0
     physics: Engine = "auto"
     sim_steps_per_control: int = 4
-    interval_events: Mapping[str, Any] = FrozenDict()
+    functor_events: Mapping[str, Any] = FrozenDict()
 
     @property
     def action_space(self) -> gymnasium.spaces.Box:

@@ -126,13 +126,13 @@ class GraspTask(PhysicsTask):
     physics: Engine = "auto"
     sim_steps_per_control: int = 4
     cube_turn: float = 0.2
-    interval_events: Mapping[str, Any] = FrozenDict()
+    functor_events: Mapping[str, Any] = FrozenDict()
     acted = ACTION
     clips_actions = True
     positive = ("episode_length", "action_scale", "success_threshold")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
+        super().check_fields()
         if not 0.0 <= self.cube_turn <= 0.3:
             text = f"cube_turn must be in [0, 0.3] rad, got {self.cube_turn}: the gripper does not turn"
             raise ValueError(f"{type(self).__name__}: {text}")

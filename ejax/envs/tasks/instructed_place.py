@@ -98,8 +98,8 @@ class InstructedPlaceRL(GraspTask):
     episode_length: int = 80
     zone_offset: float = 0.02
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
+        super().check_fields()
         if not 0.0 <= self.zone_offset <= 0.04:
             raise ValueError(f"InstructedPlaceRL: zone_offset must be in [0, 0.04] m, got {self.zone_offset}")
 

@@ -69,8 +69,8 @@ class PickPlaceRL(GraspTask):
     cube_position_range: tuple[float, float] = (0.1, 0.08)
     goal_position_range: tuple[float, float] = (0.15, 0.12)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
+        super().check_fields()
         check_reachable("PickPlaceRL", "cube", self.cube_position, self.cube_position_range)
         check_reachable("PickPlaceRL", "goal", self.goal_position, self.goal_position_range)
 

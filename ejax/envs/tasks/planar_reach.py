@@ -1,10 +1,13 @@
 """A planar two-link arm that reaches a target. Analytic, differentiable. Source: EmbodiChain's Newton planar reach."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from flax.core import FrozenDict
 
 from ejax.envs.description import Feature, features
 from ejax.envs.task.step import Outcome, Snapshot
@@ -47,9 +50,10 @@ class PlanarReachRL(Task):
     """rad per step at full action"""
     success_threshold: float = 0.05
     """m"""
+    functor_events: Mapping[str, Any] = FrozenDict()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
+        super().check_fields()
         if not min(self.link_length) > 0.0:
             raise ValueError(f"PlanarReachRL: link_length must be two lengths > 0, got {self.link_length}")
 

@@ -1,12 +1,15 @@
 """A point mass that reaches a goal past two soft obstacles. Differentiable. Source: EmbodiChain's PointMassRL."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from flax.core import FrozenDict
 
 from ejax.envs.description import EnvDescription, Feature, features
 from ejax.envs.task.step import Outcome, Snapshot
@@ -62,9 +65,10 @@ class PointMassRL(Task):
     success_bonus: float = 0.0
     obstacle_radius_range: tuple[float, float] = (0.08, 0.15)
     obstacle_min_goal_distance: float = 0.25
+    functor_events: Mapping[str, Any] = FrozenDict()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
+        super().check_fields()
         low, high = self.obstacle_radius_range
         if not 0.0 < low <= high:
             text = f"must be (low, high) with 0 < low <= high, got {self.obstacle_radius_range}"

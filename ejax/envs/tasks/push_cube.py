@@ -73,7 +73,7 @@ class PushCubeRL(PhysicsTask):
     cube_position_range: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     goal_position_range: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     joint_limits: float = 0.5
-    interval_events: Mapping[str, Any] = FrozenDict()
+    functor_events: Mapping[str, Any] = FrozenDict()
 
     def start(self, key: Key) -> PushCubeState:
         key_cube, key_goal = jax.random.split(key)
