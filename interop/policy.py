@@ -2,7 +2,8 @@
 
 policy = load_policy(Path("exported"))
 action = policy.act(obs)                                  # tensors or NumPy arrays, deterministic, clipped
-td = policy.get_action(TensorDict({"obs": obs}, [N]))     # EmbodiChain's way
+action, log_prob, value = policy.get_action(obs)          # EmbodiChain's first versions
+td = policy.get_action(TensorDict({"obs": obs}, [N]))     # EmbodiChain 0.2 and 0.3
 
 A vision-language-action policy is a ``TorchVLA`` (``interop.twin.vla``), which has ``act`` alone.
 """
@@ -21,22 +22,15 @@ from interop.twin.distributions import Categorical, Distribution, MultiCategoric
 from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
 from interop.twin.memory import history_step, make_recurrence, recurrent_step
+from interop.twin.networks import ObsNormalizer, make_mlp
 from interop.twin.parts import check_batch, narrow, part, vla_tokenizer
-from interop.twin.spec import MemorySpec, NetworkSpec, PolicySpec, encoder_name
+from interop.twin.spec import MemorySpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
 from interop.twin.vla import TorchVLA
 from interop.twin.vla_spec import VLASpec
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-    "tanh": nn.Tanh,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "swish": nn.SiLU,
-    "none": nn.Identity,
-}
-_NORMALIZER_EPSILON = 1e-2
+_OBSERVATION = ("obs", "observation")
+"""Names of a ``td``'s observation: EmbodiChain's, and those of its pull request 122."""
 
 
 class TorchPolicy(nn.Module):
@@ -46,14 +40,15 @@ class TorchPolicy(nn.Module):
     Its leading axes, the same of all parts, are those of the result: [N, O] gives [N, A], and one observation [O]
     gives one action [A]. Parts that the policy does not read are ignored.
 
-    A ``td`` is a TensorDict, or a dict, with ``obs``. As in EmbodiChain, ``get_action`` and ``get_value`` write into it
-    and return it; ``evaluate_actions`` returns a new one.
+    A ``td`` is a TensorDict, or a dict, with the observation as ``obs``, or as ``observation``. As in EmbodiChain,
+    ``get_action`` and ``get_value`` write into it and return it; ``evaluate_actions`` returns a new one. In its place
+    they take an ``obs`` itself, and return tensors. A nest with a part called ``obs`` goes into a ``td``.
 
     Images are uint8 [N, height, width, channels]. Where the actor does not read all entries of an array, it takes the
     array as the environment gives it, or without those (as ``contract.json`` lists it); the critic takes all.
 
-    A policy with memory has ``act`` and ``reset``: it remembers the rows of one batch, from the first ``act`` on. What
-    takes a ``td`` has no place for a memory, and refuses it.
+    A policy with memory has ``act`` and ``reset``: it remembers the rows of one batch, from the first ``act`` on. The
+    others have no place for a memory, and refuse it.
     """
 
     _low: Tensor
@@ -73,11 +68,11 @@ class TorchPolicy(nn.Module):
         self.memory: Tensor | None = None
         """[..., M], of the rows of the last ``act``. None: an episode starts."""
         self._add_memory("actor", spec.memory, len(spec.read_of_all))
-        self.actor = _make_mlp(spec.actor, spec.width(spec.actor), sum(spec.sizes))
+        self.actor = make_mlp(spec.actor, spec.width(spec.actor), sum(spec.sizes))
         self.actor_obs_normalizer = _make_normalizer(spec, spec.actor.normalized, spec.normalizer_inputs)
         if spec.critic is not None:
             self._add_memory("critic", spec.critic_memory, sum(spec.observation[name] for name in spec.critic.inputs))
-            self.critic = _make_mlp(spec.critic, spec.width(spec.critic), 1)
+            self.critic = make_mlp(spec.critic, spec.width(spec.critic), 1)
             own = spec.critic.normalized and (spec.critic_memory is None or spec.critic_memory.type != "actor")
             self.critic_obs_normalizer = _make_normalizer(spec, own, spec.critic.inputs)
         low, high = spec.clip or ((), ())
@@ -90,39 +85,62 @@ class TorchPolicy(nn.Module):
         if memory is None or memory.type not in ("gru", "lstm"):
             return
         if memory.encoder is not None:
-            self.add_module(f"{name}_encoder", _make_mlp(memory.encoder, num_inputs, memory.width))
+            self.add_module(f"{name}_encoder", make_mlp(memory.encoder, num_inputs, memory.width))
             num_inputs = memory.width
         self.add_module(f"{name}_memory", make_recurrence(memory, num_inputs))
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self._read.device
+
     def forward(self, td: Any, deterministic: bool = False) -> Any:
-        """Write ``action``, ``sample_log_prob`` [N] and ``value`` [N] into ``td``. The action is not clipped."""
-        seen = self.see(td["obs"])
-        distribution = self.distribution(td["obs"], seen)
+        """Write ``action``, not clipped, ``sample_log_prob`` [N] and ``value`` [N] into ``td``; of a normal head its
+        mean ``loc`` and deviation ``scale`` [N, A], too."""
+        distribution, value = self._evaluate(_observation(td))
         action = distribution.mode() if deterministic else distribution.sample()
         td["action"] = action
         td["sample_log_prob"] = distribution.log_prob(action)
-        td["value"] = self.value(td["obs"], seen)
+        td["value"] = value
+        if isinstance(distribution, Normal):
+            td["loc"], td["scale"] = distribution.mean, torch.exp(distribution.log_std)
         return td
 
     @torch.no_grad()
-    def get_action(self, td: Any, deterministic: bool = False) -> Any:
-        """``forward`` without gradients."""
-        return self.forward(td, deterministic)
+    def get_action(self, obs: Any, deterministic: bool = False) -> Any:
+        """Act: ``(action [..., A], log_prob [...], value [...])``, not clipped, without gradients; of a ``td``, as
+        ``forward``. ``deterministic`` takes the distribution's mode, in place of a sample."""
+        if _is_td(obs):
+            return self.forward(obs, deterministic)
+        td = self.forward({"obs": obs}, deterministic)
+        return td["action"], td["sample_log_prob"], td["value"]
 
-    def get_value(self, td: Any) -> Any:
-        """Write ``value`` [N]: zeros without a critic."""
-        td["value"] = self.value(td["obs"])
-        return td
+    def get_value(self, obs: Any) -> Any:
+        """Compute V(obs) [...], zeros without a critic; of a ``td``, write it as ``value``."""
+        if not _is_td(obs):
+            return self.value(obs)
+        obs["value"] = self.value(_observation(obs))
+        return obs
 
-    def evaluate_actions(self, td: Any) -> Any:
-        """``sample_log_prob``, ``entropy`` and ``value``, each [N], of ``td``'s actions."""
-        seen = self.see(td["obs"])
-        distribution = self.distribution(td["obs"], seen)
+    def evaluate_actions(self, obs: Any, actions: Any = None) -> Any:
+        """Compute ``(log_prob, entropy, value)``, each [...], of ``actions`` [..., A] taken at ``obs``; of a ``td`` and
+        its ``action``, a new one with ``sample_log_prob``, ``entropy`` and ``value``."""
+        if actions is None and not _is_td(obs):
+            raise ValueError("got an observation without actions; give evaluate_actions(obs, actions), or a td")
+        td = obs if actions is None else {"obs": obs, "action": as_tensor(actions, "actions", self.device)}
+        distribution, value = self._evaluate(_observation(td))
+        if td["action"].shape != (wanted := distribution.mode().shape):  # others would be broadcast
+            raise ValueError(f"the actions are {list(td['action'].shape)}, must be {list(wanted)}")
+        log_prob, entropy = distribution.log_prob(td["action"]), distribution.entropy()
+        if actions is not None:
+            return log_prob, entropy, value
         evaluated: Any = {} if isinstance(td, dict) else td.empty()
-        evaluated["sample_log_prob"] = distribution.log_prob(td["action"])
-        evaluated["entropy"] = distribution.entropy()
-        evaluated["value"] = self.value(td["obs"], seen)
+        evaluated["sample_log_prob"], evaluated["entropy"], evaluated["value"] = log_prob, entropy, value
         return evaluated
+
+    def _evaluate(self, obs: Any) -> tuple[Distribution, Tensor]:
+        seen = self.see(obs)
+        return self.distribution(obs, seen), self.value(obs, seen)
 
     @torch.no_grad()
     def act(self, obs: Any) -> Any:
@@ -193,8 +211,7 @@ class TorchPolicy(nn.Module):
         Args:
             seen: ``see(obs)``, where it is known already.
         """
-        if self.spec.memory is not None:
-            raise ValueError("a policy with memory is called by act(obs), step by step, and reset() between episodes")
+        self._check_memory()
         numbers = self._numbers(obs)
         return self.head(self.output(self.see(obs) if seen is None else seen, numbers)[0])
 
@@ -229,6 +246,7 @@ class TorchPolicy(nn.Module):
 
     def value(self, obs: Any, seen: list[Tensor] | None = None) -> Tensor:
         """[N]. ``seen`` as in ``distribution``."""
+        self._check_memory()
         if self.spec.critic is None:
             name = self.spec.inputs[0]
             rows = self._input(obs, name).shape[: -len(self.spec.input_shape(name))]
@@ -252,6 +270,18 @@ class TorchPolicy(nn.Module):
 
     def _input(self, obs: Any, name: str) -> Tensor:
         return as_tensor(part(obs, name, self.spec), name, self._read.device)
+
+    def _check_memory(self) -> None:
+        if self.spec.memory is not None:
+            raise ValueError("a policy with memory is called by act(obs), step by step, and reset() between episodes")
+
+
+def _is_td(x: Any) -> bool:
+    return isinstance(x, Mapping) and any(name in x.keys() for name in _OBSERVATION)  # noqa: SIM118  # of a TensorDict
+
+
+def _observation(td: Any) -> Any:
+    return td[next(name for name in _OBSERVATION if name in td.keys())]  # noqa: SIM118
 
 
 class Deployed(nn.Module):
@@ -283,31 +313,6 @@ class Deployed(nn.Module):
 def deployed(spec: Spec, state_dict: Mapping[str, Any]) -> nn.Module:
     """Make the twin a function of plain tensors: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
     return make_policy(spec, state_dict).deployed()
-
-
-class ObsNormalizer(nn.Module):
-    """(x − mean) / (std + 1e-2) with EmbodiChain's buffers. The statistics stay as they were loaded."""
-
-    mean: Tensor
-    standard_deviation: Tensor
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(1, width))
-        self.register_buffer("variance", torch.ones(1, width))
-        self.register_buffer("standard_deviation", torch.ones(1, width))
-        self.register_buffer("count", torch.tensor(0))
-
-    def forward(self, x: Tensor, entries: Tensor | None = None) -> Tensor:
-        """Normalize features.
-
-        Args:
-            entries: which of the features x has. None: all.
-        """
-        mean, deviation = self.mean[0], self.standard_deviation[0]  # one row: x may have no batch
-        if entries is not None:
-            mean, deviation = mean[entries], deviation[entries]
-        return (x - mean) / (deviation + _NORMALIZER_EPSILON)
 
 
 TWINS: dict[type, Callable[[Any], Any]] = {PolicySpec: TorchPolicy, VLASpec: TorchVLA}
@@ -372,22 +377,6 @@ def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer 
         policy.tokenizer = tokenizer
     policy.load_state_dict({name: torch.as_tensor(x) for name, x in state_dict.items()}, strict=True)
     return policy.eval()
-
-
-def _make_mlp(network: NetworkSpec, width: int, num_outputs: int) -> nn.Sequential:
-    modules: list[nn.Module] = []
-    for size in network.hidden_sizes:
-        modules.append(nn.Linear(width, size))
-        if network.use_layernorm:
-            modules.append(nn.LayerNorm(size))
-        modules.append(ACTIVATIONS[network.activation]())
-        if network.dropout_p > 0.0:
-            modules.append(nn.Dropout(network.dropout_p))
-        width = size
-    modules.append(nn.Linear(width, num_outputs))
-    if network.last_activation is not None:
-        modules.append(ACTIVATIONS[network.last_activation]())
-    return nn.Sequential(*modules)
 
 
 def _make_normalizer(spec: PolicySpec, normalized: bool, inputs: tuple[str, ...]) -> nn.Module:

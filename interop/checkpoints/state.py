@@ -25,7 +25,7 @@ from interop.checkpoints.file import PtFile, bound_to, load_content, log_std_ran
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 from interop.exporters.entries import StateDict
-from interop.policy import ACTIVATIONS
+from interop.twin.networks import ACTIVATIONS
 
 Layout = Literal["0.3", "head", "seed"]
 _STD_RANGE_0_3 = (1e-6, 1e6)

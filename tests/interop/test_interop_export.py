@@ -290,10 +290,10 @@ def test_onnx_of_each_activation(activation: str, tmp_path: Path) -> None:
 def test_an_approximated_gelu_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from interop import policy as interop_policy
+    from interop.twin import networks
 
     wrong = functools.partial(torch.nn.GELU, approximate="tanh")
-    monkeypatch.setitem(interop_policy.ACTIVATIONS, "gelu", wrong)
+    monkeypatch.setitem(networks.ACTIVATIONS, "gelu", wrong)
     env = Toy(BOX)
     policy, params = policy_for(env, activation="gelu")
     with pytest.raises(ParityError, match=r"pt: .*'environment' is off by .*, \d\d+ times what is allowed"):

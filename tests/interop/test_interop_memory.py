@@ -105,6 +105,8 @@ def test_the_twin_remembers_by_itself_until_it_is_reset(exported: Any) -> None:
         policy.act(np.stack([steps[0]] * 3))
     with pytest.raises(ValueError, match="is called by act"):
         policy.get_action({"obs": together})
+    with pytest.raises(ValueError, match="is called by act"):
+        policy.get_value(together)
 
 
 def test_weights_come_back_and_are_torchs_own(exported: Any) -> None:

@@ -11,16 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.distributions import ActionSpec
-from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.distributions import ActionSpec, Normal
+from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.types import Policy
+from interop.checkpoints import weights
 from interop.checkpoints.weights import state_dict_from_params
+from interop.exporters.entries import mlp_entries
+from interop.exporters.mlp import network_spec
 from interop.exporters.record import spec_of
 from interop.twin.kinds import spec_from_json, spec_to_json
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 interop_policy = pytest.importorskip("interop.policy")
+networks = pytest.importorskip("interop.twin.networks")
 
 WIDTH = 5
 HEADS = {
@@ -89,11 +93,24 @@ def assert_twins(policy: Any, obs: Any) -> None:
     assert_close(td["value"], value)
     assert_close(twin.act(tensor(obs)), mode)
 
+    if isinstance(distribution, Normal):
+        assert_close(td["loc"], distribution.mean)
+        assert_close(td["scale"], jnp.exp(distribution.log_std))
+    else:
+        assert "loc" not in td and "scale" not in td
+
     action = distribution.sample(jax.random.key(4))
     evaluated = twin.evaluate_actions({"obs": tensor(obs), "action": tensor(action)})
     assert_close(evaluated["sample_log_prob"], distribution.log_prob(action))
     assert_close(evaluated["entropy"], distribution.entropy())
     assert_close(evaluated["value"], value)
+    # EmbodiChain's first interface: tensors in, tensors out
+    for ours, its in zip((mode, distribution.log_prob(mode), value), twin.get_action(tensor(obs), True), strict=True):
+        assert_close(its, ours)
+    expected = (distribution.log_prob(action), distribution.entropy(), value)
+    for its, ours in zip(twin.evaluate_actions(tensor(obs), tensor(action)), expected, strict=True):
+        assert_close(its, ours)
+    assert_close(twin.get_value(tensor(obs)), value)
 
 
 @pytest.mark.parametrize("layernorm", [False, True])
@@ -103,7 +120,7 @@ def test_each_activation_with_and_without_layernorm(activation: str, layernorm: 
 
 
 def test_every_activation_of_ejax_has_a_torch_module() -> None:
-    assert interop_policy.ACTIVATIONS.keys() == ACTIVATIONS.keys()
+    assert networks.ACTIVATIONS.keys() == ACTIVATIONS.keys()
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -165,6 +182,37 @@ def test_tensordicts_as_embodichain_uses_them() -> None:
     assert_close(evaluated["sample_log_prob"], td["sample_log_prob"].numpy())
     evaluated["sample_log_prob"].sum().backward()
     assert twin.log_std.grad is not None
+
+
+def test_tensors_as_embodichains_first_versions_use_them() -> None:
+    policy, obs = policy_with(), observations()
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    assert twin.device == torch.device("cpu")
+    torch.manual_seed(0)
+    action, log_prob, value = twin.get_action(tensor(obs))
+    assert (action.shape, log_prob.shape, value.shape) == ((32, 3), (32,), (32,)) and not log_prob.requires_grad
+    assert not torch.equal(action, twin.get_action(tensor(obs), deterministic=True)[0])
+    again, _, _ = twin.evaluate_actions(np.asarray(obs), action.numpy())
+    torch.testing.assert_close(again, log_prob)
+    again.sum().backward()
+    assert twin.log_std.grad is not None
+    td = twin({"observation": tensor(obs)}, deterministic=True)  # the pull request's name
+    assert set(td) == {"observation", "action", "sample_log_prob", "value", "loc", "scale"}
+    with pytest.raises(ValueError, match="an observation without actions; give evaluate_actions"):
+        twin.evaluate_actions(tensor(obs))
+    with pytest.raises(ValueError, match=r"the actions are \[32, 1\], must be \[32, 3\]"):
+        twin.evaluate_actions(tensor(obs), action[:, :1])
+
+
+def test_an_mlp_reshapes_its_output_as_ejaxs_does() -> None:
+    config = NetworkConfig(hidden_sizes=(8,), activation="tanh", last_activation="tanh")
+    params = MLP(config, (2, 3)).init(jax.random.key(0), observations())
+    twin = networks.make_mlp(network_spec(config, ("obs",), normalized=False), WIDTH, (2, 3))
+    entries = mlp_entries("actor", config, 6, path=("params",))
+    twin.load_state_dict(
+        {e.key.removeprefix("actor."): torch.tensor(e.to_torch(weights.get(params, e.path))) for e in entries}
+    )
+    assert_close(twin(tensor(observations())), MLP(config, (2, 3)).apply(params, observations()))
 
 
 def test_samples_follow_the_distribution() -> None:
