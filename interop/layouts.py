@@ -29,6 +29,10 @@ _SEED = {
     "log_prob": "logprobs",
 }
 """Each layout's own fields: a rollout's name -> EmbodiChain's."""
+_HEAD_TARGETS = {"advantage": ("advantage",), "value_target": ("return",)}
+_PR122_TARGETS = {"advantage": ("advantage",), "value_target": ("value_target", "return")}  # its code, its documents
+_SEED_TARGETS = {"advantage": ("advantages",), "value_target": ("returns",)}
+"""Extras that each layout has fields for, once they are computed: a rollout's name -> EmbodiChain's."""
 _BESIDE = ("info", "distribution", "dropout_seed", "valid", "version", "memory")
 """Fields of a rollout that no layout has, and that may be missing."""
 
@@ -50,6 +54,7 @@ def write_head(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dic
     if isinstance(obs, dict) and obs.keys() == {"obs", "critic_obs"}:  # 0.3: a critic that sees something else
         fields |= obs
     fields |= _moments(rollout.distribution, ("action_mean", "action_std"), padded, xp)
+    fields |= _targets(rollout, _HEAD_TARGETS, padded)
     rest = {"next_value": rollout.next_value, **_beside(rollout)} if extras else {}
     return _joined(fields, jax.tree.map(padded, to_state_dict(rest)))
 
@@ -64,6 +69,7 @@ def read_head(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
         last_obs = {"obs": last_obs, "critic_obs": data["critic_obs"][:, -1]}
     fields, rest = _taken(steps, _HEAD)
     fields["next_value"] = rest.pop("next_value", _swap(data["value"][:, 1:]))
+    rest |= _taken_targets(rest, _HEAD_TARGETS)
     return _rollout(fields, rest, ("action_mean", "action_std"), xp), last_obs
 
 
@@ -78,6 +84,7 @@ def write_pr122(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> di
     fields["next"] = {"observation": next_obs, **_columns(_renamed(rollout, _PR122_NEXT, _swap))}
     fields |= _columns({name: fields[name] for name in ("sample_log_prob", "value")})
     fields |= _moments(rollout.distribution, ("loc", "scale"), _swap, xp)
+    fields |= _columns(_targets(rollout, _PR122_TARGETS, _swap))
     return _joined(fields, jax.tree.map(_swap, to_state_dict(_beside(rollout) if extras else {})))
 
 
@@ -89,6 +96,7 @@ def read_pr122(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
     following = rest.pop("next")
     scalars = {"log_prob": fields["log_prob"], "value": fields["value"], **_taken(following, _PR122_NEXT)[0]}
     fields |= {name: x[..., 0] for name, x in scalars.items()}
+    rest |= {name: x[..., 0] for name, x in _taken_targets(rest, _PR122_TARGETS).items()}
     last_obs = jax.tree.map(lambda x: x[-1], following["observation"])
     return _rollout(fields, rest, ("loc", "scale"), xp), last_obs
 
@@ -98,7 +106,8 @@ def write_seed(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dic
     del last_obs, xp
     unstored = {name: getattr(rollout, name) for name in ("next_value", "terminated", "truncated")}
     rest = to_state_dict({**unstored, **_beside(rollout)}) if extras else {}
-    return _joined(_renamed(rollout, _SEED, lambda x: x), rest)
+    fields = _renamed(rollout, _SEED, lambda x: x) | _targets(rollout, _SEED_TARGETS, lambda x: x)
+    return _joined(fields, rest)
 
 
 def read_seed(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
@@ -109,6 +118,7 @@ def read_seed(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
     bootstrap = xp.concatenate([value[1:], xp.zeros_like(value[:1])])
     unstored = {"next_value": bootstrap, "terminated": done, "truncated": xp.zeros_like(done)}
     fields |= {name: rest.pop(name, x) for name, x in unstored.items()}
+    rest |= _taken_targets(rest, _SEED_TARGETS)
     return _rollout(fields, rest, (), xp), None
 
 
@@ -169,6 +179,18 @@ def _taken(data: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str,
     return fields, {name: x for name, x in data.items() if name not in names.values()}
 
 
+def _targets(rollout: Rollout, names: Mapping[str, Any], move: Callable[[Any], Any]) -> dict[str, Any]:
+    """Find the advantages and value targets in the rollout's extras, under EmbodiChain's names."""
+    there = [(ours, theirs) for ours, theirs in names.items() if ours in rollout.extras]
+    return {name: move(rollout.extras[ours]) for ours, theirs in there for name in theirs}
+
+
+def _taken_targets(rest: dict[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Take advantages and value targets out of ``rest``; of two names of one the first counts."""
+    taken = {ours: [rest.pop(name) for name in theirs if name in rest] for ours, theirs in names.items()}
+    return {ours: found[0] for ours, found in taken.items() if found}
+
+
 def _columns(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x[..., None] for name, x in fields.items()}
 
@@ -190,7 +212,8 @@ def _moments(distribution: Any, names: tuple[str, ...], move: Callable[[Any], An
 def _beside(rollout: Rollout) -> dict[str, Any]:
     """Collect the rollout's fields that no layout has, without those that hold no arrays."""
     fields = {name: getattr(rollout, name) for name in _BESIDE}
-    return {name: field for name, field in fields.items() if jax.tree.leaves(field)} | rollout.extras
+    extras = {name: x for name, x in rollout.extras.items() if name not in _SEED_TARGETS}  # they have fields
+    return {name: field for name, field in fields.items() if jax.tree.leaves(field)} | extras
 
 
 def _rollout(fields: Mapping[str, Any], rest: dict[str, Any], moments: tuple[str, ...], xp: Any) -> Rollout:

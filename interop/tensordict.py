@@ -14,6 +14,13 @@ it, and the way back is exact. Without it (a rollout that EmbodiChain collected)
               train with ``timeout_bootstrap: embodichain``
     seed      the same, and 0 after the last step; a done is a termination
 
+Advantages and value targets are written where the rollout's extras have them, [T, N] under ejax's names: as
+``advantage`` and ``return`` in head, ``advantage``, ``value_target`` and ``return`` in pr122, ``advantages`` and
+``returns`` in seed; and read back from there:
+
+    advantage, value_target = ejax.gae(rollout.reward, rollout.value, ..., gamma=0.99, gae_lambda=0.95)
+    rollout = rollout.replace(extras={"advantage": advantage, "value_target": value_target})
+
 EmbodiChain's buffers hold flat observations: flatten nested ones first, by ``ejax.policies.observations``.
 """
 
@@ -120,29 +127,30 @@ def rollout_from_tensordict(
     return jax.tree.map(lambda x: _to_jax(x, copy), (rollout, last_obs))
 
 
-def dict_to_tensordict(obs: Any, device: "torch.device | str") -> "TensorDict":
+def dict_to_tensordict(obs: Any, device: "torch.device | str", key: str | None = None) -> "TensorDict":
     """Make a TensorDict on ``device``: a TensorDict is moved, a lone tensor becomes ``{"obs": tensor}``.
 
     Args:
         obs: TensorDict, tensor [N, ...] or [O], or nested mapping of tensors [N, ...]. Arrays of JAX and NumPy count as
             tensors; those of JAX are copied.
+        key: the name to put all of it under, in a TensorDict of [N]; EmbodiChain's pull request 122 has
+            ``observation``. None: EmbodiChain 0.3's rule, no outer name but a lone tensor's.
 
     Raises:
-        TypeError: anything else. ValueError: a tensor that is not dense.
-
-    Source: the rule of EmbodiChain 0.3.
+        TypeError: anything else. ValueError: a tensor that is not dense; with ``key``, tensors of different N.
     """
     import torch
     from tensordict import TensorDict
 
-    if isinstance(obs, TensorDict):
-        return obs.to(device)
-    obs = _tensors_for_arrays(obs)
+    obs = obs.to(device) if isinstance(obs, TensorDict) else _tensors_for_arrays(obs)
     if isinstance(obs, torch.Tensor):
-        return TensorDict({"obs": obs}, batch_size=obs.shape[: int(obs.ndim > 1)], device=device)
-    if isinstance(obs, Mapping):
-        return TensorDict.from_dict(obs, device=torch.device(device))
-    raise TypeError(f"an observation must be a tensor, a mapping or a TensorDict, got {type(obs).__name__}")
+        return TensorDict({key or "obs": obs}, batch_size=obs.shape[: int(obs.ndim > 1)], device=device)
+    if not isinstance(obs, Mapping):  # a TensorDict is one
+        raise TypeError(f"an observation must be a tensor, a mapping or a TensorDict, got {type(obs).__name__}")
+    if key is not None:
+        rows = _rows([leaf for leaf in _sorted_leaves(obs) if isinstance(leaf, torch.Tensor)])
+        return TensorDict({key: obs}, batch_size=rows, device=torch.device(device))
+    return obs if isinstance(obs, TensorDict) else TensorDict.from_dict(obs, device=torch.device(device))
 
 
 def flatten_dict_observation(obs: Any) -> "torch.Tensor":
@@ -164,10 +172,16 @@ def flatten_dict_observation(obs: Any) -> "torch.Tensor":
         raise ValueError("the observation holds no tensor")
     if odd := [describe(leaf) for leaf in leaves if not is_dense(leaf)]:
         raise ValueError(f"the observation's tensors must be dense, of real numbers; it holds {', '.join(odd)}")
+    _rows(leaves)
+    return torch.cat([leaf[:, None].flatten(start_dim=1) for leaf in leaves], dim=-1)
+
+
+def _rows(leaves: list[Any]) -> tuple[int, ...]:
+    """Return (N,) of tensors [N, ...], and () of none; ValueError if they differ in it."""
     sizes = {tuple(leaf.shape[:1]) for leaf in leaves}
     if len(sizes) > 1 or () in sizes:
         raise ValueError(f"the observation's tensors must be [N, ...] of one N, got {[list(x.shape) for x in leaves]}")
-    return torch.cat([leaf[:, None].flatten(start_dim=1) for leaf in leaves], dim=-1)
+    return next(iter(sizes), ())
 
 
 def _layout(name: str) -> tuple[Write, Read]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
+from ejax.returns import gae
 from ejax.types import Rollout
 from interop.tensordict import (
     dict_to_tensordict,
@@ -197,6 +198,47 @@ def test_action_moments_of_embodichain_become_the_distribution() -> None:
     np.testing.assert_allclose(back.distribution.log_std, rollout.distribution.log_std, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_advantages_have_each_layouts_names_and_come_back(layout: Any) -> None:
+    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+    rollout, last_obs = make_rollout()
+    steps = (rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated)
+    advantage, target = gae(*steps, gamma=0.9, gae_lambda=0.8)
+    rollout = rollout.replace(extras={"advantage": advantage, "value_target": target, "own": advantage[..., None]})
+    td = rollout_to_tensordict(rollout, layout, last_obs=last_obs)
+    data = rollout_to_dict(rollout, layout, last_obs=last_obs, extras=False)
+    padding = np.zeros((2, 1), np.float32)
+    expected = {
+        "head": lambda x: np.concatenate([x.T, padding], axis=1),  # as EmbodiChain's compute_gae writes it
+        "pr122": lambda x: x.T[..., None],
+        "seed": lambda x: x,
+    }[layout]
+    names = {
+        "head": {"advantage": advantage, "return": target},
+        "pr122": {"advantage": advantage, "value_target": target, "return": target},
+        "seed": {"advantages": advantage, "returns": target},
+    }[layout]
+    for name, x in names.items():
+        np.testing.assert_array_equal(data[name], expected(np.asarray(x)))
+        assert torch.equal(td[name], torch.tensor(data[name]))
+    made = {"advantage", "value_target", "return", "advantages", "returns"}
+    assert made & set(td.keys()) == made & data.keys() == names.keys() and "own" not in data
+    back, _ = rollout_from_tensordict(td, layout)
+    assert_same(back, rollout)
+
+
+def test_a_return_without_a_value_target_is_one() -> None:
+    rollout, last_obs = make_rollout()
+    data = rollout_to_dict(rollout, "pr122", last_obs=last_obs)
+    data["return"] = np.swapaxes(np.asarray(rollout.reward), 0, 1)[..., None]  # as the pull request's documents have it
+    back, _ = rollout_from_dict(data, "pr122")
+    assert back.extras.keys() == {"value_target"}
+    np.testing.assert_array_equal(back.extras["value_target"], rollout.reward)
+    taken = rollout.replace(extras={"value_target": rollout.reward, "return": rollout.reward})
+    with pytest.raises(ValueError, match="extras return are named like fields"):
+        rollout_to_dict(taken, "head", last_obs=last_obs)
+
+
 def test_a_critics_own_observation_stands_beside_the_actors() -> None:
     rollout, last_obs = make_rollout(shapes=OBS_SHAPES[2])
     data = rollout_to_dict(rollout, "head", last_obs=last_obs)
@@ -366,8 +408,24 @@ def test_observations_become_tensordicts_as_in_embodichain() -> None:
     assert dict_to_tensordict(torch.zeros(4, 3), "cpu").batch_size == (4,)
     assert dict_to_tensordict(torch.zeros(3), "cpu").batch_size == ()
     assert dict_to_tensordict(torch.zeros(3), "cpu")["obs"].shape == (3,)
-    with pytest.raises(TypeError, match="got list"):
-        dict_to_tensordict([1.0], "cpu")
+    for key in (None, "observation"):
+        with pytest.raises(TypeError, match="got list"):
+            dict_to_tensordict([1.0], "cpu", key)
+
+
+def test_the_pull_requests_observations_are_under_one_outer_key() -> None:
+    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+    qpos = torch.zeros(4, 3)
+    plain = dict_to_tensordict({"robot": {"qpos": qpos}}, "cpu")  # its batch size is []
+    for obs in ({"robot": {"qpos": qpos}}, plain, {"robot": plain["robot"]}):
+        td = dict_to_tensordict(obs, "cpu", key="observation")
+        assert td.batch_size == td["observation", "robot"].batch_size == (4,)
+        assert set(td.keys()) == {"observation"} and torch.equal(td["observation", "robot", "qpos"], qpos)
+    assert plain.batch_size == ()
+    td = dict_to_tensordict(np.zeros((4, 3), np.float32), "cpu", key="observation")
+    assert td["observation"].shape == (4, 3) and td.batch_size == (4,)
+    with pytest.raises(ValueError, match=r"of one N, got \[\[4, 3\], \[3, 1\]\]"):
+        dict_to_tensordict({"a": qpos, "b": torch.zeros(3, 1)}, "cpu", key="observation")
 
 
 def odd_fields() -> dict[str, Any]:
