@@ -26,7 +26,7 @@ from ejax.rollout import reset, unroll
 from ejax.run import Trainer
 from ejax.store.checkpoint import CheckpointError
 from ejax.types import make_train_state
-from interop.exporters.record import exporter_of
+from interop.export import export_policy
 
 KEY = jax.random.key(0)
 TWO = ActionSpec("normal", (2,))
@@ -171,6 +171,8 @@ def test_what_a_module_would_lose_or_repeat_is_refused(critic: nn.Module, messag
         trainer_of(ActorCritic(TWO, SMALL, critic), tmp_path).train(STEPS, run_dir=tmp_path / "run")
 
 
-def test_an_export_says_what_it_needs() -> None:
-    with pytest.raises(TypeError, match=r"its critic is a module of your own \(Sequential\), .* jax.export takes any"):
-        exporter_of(KINDS["one_of_two"]())
+def test_an_export_says_what_it_needs(tmp_path: Path) -> None:
+    policy, env = KINDS["one_of_two"](), PointMassRL()
+    message = r"have no torch twin: its critic is a module of your own \(Sequential\), .* jax.export takes"
+    with pytest.raises(ValueError, match=message):
+        export_policy(policy, policy.init(KEY, ROWS), env, tmp_path / "to", ["pt"], origin={"global_step": 0})
