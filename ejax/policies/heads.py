@@ -54,8 +54,9 @@ def injected(policy: Any) -> dict[str, nn.Module]:
     return {name: network for name, network in networks.items() if isinstance(network, nn.Module)}
 
 
-def takes_dropout_seed(network: nn.Module) -> bool:
-    return "dropout_seed" in _parameters(network)
+def drops(network: nn.Module) -> bool:
+    """Recognize a module that drops units in training: an MLP by its config, others take a ``dropout_seed``."""
+    return network.config.dropout_p > 0.0 if isinstance(network, MLP) else "dropout_seed" in _parameters(network)
 
 
 def _parameters(network: nn.Module) -> frozenset[str]:

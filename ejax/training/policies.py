@@ -13,7 +13,7 @@ from ejax.config.environment import space_problems
 from ejax.distributions import action_spec
 from ejax.envs.description import describe
 from ejax.policies.calls import DroppingPolicy, apply_policy, first_memory
-from ejax.policies.heads import injected, takes_dropout_seed
+from ejax.policies.heads import drops, injected
 from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation
 from ejax.training.environments import sample_obs
@@ -102,7 +102,7 @@ def uses_dropout(config: PolicyConfig, policy: Policy) -> bool:
     kind: Any = type(policy)
     if not kind.__module__.startswith("ejax."):
         return any("dropout_seed" in inspect.signature(f).parameters for f in (kind.__call__, kind.apply))
-    if any(takes_dropout_seed(network) for network in injected(policy).values()):
+    if any(drops(network) for network in injected(policy).values()):
         return True
     networks = [block.network_cfg for block in (config.actor, config.critic) if block is not None]
     networks += [memory.encoder for memory in config.memories.values() if memory.encoder is not None]
