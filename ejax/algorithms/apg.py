@@ -34,6 +34,7 @@ from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, Timeste
 class APGConfig(DifferentiableOptions):
     """``algorithm.cfg`` of ``apg``. Horizon, mode and actions have the names of EmbodiChain's ``trainer`` keys."""
 
+    ignored = ("gae_lambda", "batch_size")
     segment_length: PositiveInt = 16
     """Steps that a gradient flows back through."""
     update_horizon: PositiveInt | None = None
@@ -174,5 +175,5 @@ ALGORITHM = Algorithm(
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=lambda options, chunk_size: {"buffer_size": options.horizon},
     env_problems=differentiable_problems,
-    ignored_options=("gae_lambda", "batch_size"),
+    ignored_options=APGConfig.ignored,
 )

@@ -34,6 +34,7 @@ from ejax.types import Array, Key, Metrics, Params, Policy, Rollout, TrainState
 class GRPOConfig(MinibatchOptions):
     """``algorithm.cfg`` of ``grpo``: EmbodiChain's names and defaults, and below them what ejax adds."""
 
+    ignored = ("gae_lambda",)
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
     """Discount of a step."""
     clip_coef: PositiveFloat = 0.2
@@ -172,7 +173,7 @@ ALGORITHM = Algorithm(
     keeps_reference=lambda options: options.kl_coef > 0.0,
     problems=_problems,
     **MINIBATCH_FIELDS,
-    ignored_options=("gae_lambda",),
+    ignored_options=GRPOConfig.ignored,
     compat={
         "embodichain-0.2": _EMBODICHAIN,
         "embodichain-0.3": {**_EMBODICHAIN, "update_normalizers": False},

@@ -1,21 +1,35 @@
-"""Options that algorithms share: of every gradient step, and of minibatches over a rollout."""
+"""Options that algorithms share: of every gradient step, and of minibatches over a rollout.
 
+``options.toml`` has the other spellings of options, which a config's file and a class's arguments are read by.
+"""
+
+import warnings
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, model_validator
 
 from ejax.algorithms.record import RunShape
 from ejax.algorithms.sgd import MinibatchConfig
 from ejax.optim import OptimizerConfig, ScheduleConfig
 from ejax.runtime.sharding import num_shards
-from ejax.schema.frozen import StrictModel
+from ejax.schema.frozen import StrictModel, given_fields
+from ejax.schema.plain_files import tables_beside
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Policy, PolicyWithMemory
 
+MOVED: dict[str, str] = tables_beside(__file__)["moved"]
+"""Option of EmbodiChain -> its place here, ``section.name``."""
+WITHOUT_EFFECT: dict[str, str] = tables_beside(__file__)["without_effect"]
+
 
 class GradientOptions(StrictModel):
-    """The optimizer, its schedule, and the limits of a gradient step."""
+    """The optimizer, its schedule, and the limits of a gradient step: what the options of all algorithms have.
+
+    ``learning_rate=3e-4`` stands for ``optimizer=OptimizerConfig(learning_rate=3e-4)``, here and in ``replace``.
+    """
+
+    ignored: ClassVar[tuple[str, ...]] = ()  # EmbodiChain accepts them for each algorithm; they do nothing in this one
 
     optimizer: OptimizerConfig = OptimizerConfig()
     """The update rule and the learning rate."""
@@ -26,6 +40,38 @@ class GradientOptions(StrictModel):
     skip_nonfinite_updates: bool = True
     """Leave parameters and optimizer as they are when a minibatch's loss or gradient, or the step that the optimizer
     makes of it, is NaN or infinite, and count it; False: training stops with NonFiniteUpdateError."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_spellings(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        if "device" in given:  # EmbodiChain's files have it, where a notice is enough; an argument would be a wish
+            raise ValueError("device belongs to the run; leave it out, and give Trainer(..., device=...)")
+        without_effect = WITHOUT_EFFECT | dict.fromkeys(cls.ignored, f"no effect on {cls.__name__}; leave it out")
+        for name in [name for name in given if name in without_effect]:
+            warnings.warn(f"{name}: {without_effect[name]}", stacklevel=3)
+        given = {name: value for name, value in given.items() if name not in without_effect}
+        for old, new in MOVED.items():
+            section, name = new.split(".")
+            beside = given.get(section) or {}
+            beside = given_fields(beside) if isinstance(beside, BaseModel) else beside
+            if old not in given or not isinstance(beside, dict):  # the latter is refused by its own field
+                continue
+            if name in beside:
+                raise ValueError(f"{old} means the same as {new}, which is given too; keep one")
+            given[section] = {**beside, name: given.pop(old)}
+        return given
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's, at the start."""
+        return self.optimizer.learning_rate
+
+    def replace(self, **changes: Any) -> Self:
+        if "learning_rate" in changes and "optimizer" not in changes:
+            changes["optimizer"] = self.optimizer.replace(learning_rate=changes.pop("learning_rate"))
+        return super().replace(**changes)
 
     def minibatches_of(self, batch_size: int, n_epochs: int, num_strata: int = 1) -> MinibatchConfig:
         return MinibatchConfig(

@@ -30,11 +30,16 @@ class StrictModel(ConfigClass, BaseModel):  # type: ignore[misc]  # EmbodiChain'
 
     def replace(self, **changes: Any) -> Self:
         # without the defaults: one that depends on another field is found again
-        return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
+        return self.model_validate(given_fields(self) | changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the canonical form, ready for JSON or YAML."""
         return self.model_dump(mode="json")
+
+
+def given_fields(model: BaseModel) -> dict[str, Any]:
+    """Return the values that a model was made with, without the defaults."""
+    return {name: getattr(model, name) for name in model.model_fields_set}
 
 
 def freeze(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ejax.algorithms import options as algorithm_options
 from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.config.embodichain.draft import Draft
 from ejax.config.models import MAX_NAME_BYTES
@@ -23,14 +24,20 @@ from ejax.schema.values import is_positive
 from ejax.types import PHASES, Phase
 
 TABLES = tables_beside(__file__)
-MOVED: dict[str, str] = TABLES["moved"] | {
-    f"policy.{block}.{key}": f"policy.{block}.network_cfg.{key}"
-    for block in ("actor", "critic")
-    for key in NetworkConfig.model_fields
-}
+MOVED: dict[str, str] = (
+    TABLES["moved"]
+    | {f"algorithm.cfg.{old}": f"algorithm.cfg.{new}" for old, new in algorithm_options.MOVED.items()}
+    | {
+        f"policy.{block}.{key}": f"policy.{block}.network_cfg.{key}"
+        for block in ("actor", "critic")
+        for key in NetworkConfig.model_fields
+    }
+)
 """Old place -> canonical place."""
 LOGARITHMS: dict[str, str] = TABLES["logarithms"]  # key of a standard deviation -> that of its logarithm
-WITHOUT_EFFECT: dict[str, str] = TABLES["without_effect"]
+WITHOUT_EFFECT: dict[str, str] = TABLES["without_effect"] | {
+    f"algorithm.cfg.{name}": text for name, text in algorithm_options.WITHOUT_EFFECT.items()
+}
 GYM_DEFAULTS: dict[str, Any] = TABLES["gym_defaults"]
 """``trainer`` defaults of the ``gym_config`` path, where they differ from the models'."""
 COMPAT: dict[str, dict[str, dict[str, Any]]] = TABLES["compat"]
