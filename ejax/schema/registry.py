@@ -46,13 +46,24 @@ class UnknownNameError(ValueError):
     """No entry of that name."""
 
 
-def register_env(name: str, obj: Any = None, *, override: bool = False) -> Any:
-    """Register an environment: ``register_env(name, obj)``, or ``@register_env(name)`` above a class.
+def register_env(name: str, obj: Any = None, *, max_episode_steps: int | None = None, override: bool = False) -> Any:
+    """Register an environment: ``register_env(name, obj)``, or ``@register_env(name)`` above a class. Gymnasium gets
+    the id ``ejax/<name without RL>-v0`` too.
 
-    ``obj``: a callable ``(**cfg) -> Env``, or its place as ``"package.module:Name"``. ValueError: the name is taken,
-    and not to be overridden.
+    ``obj``: a callable ``(**cfg) -> Env``, or its place as ``"package.module:Name"``. ``max_episode_steps``: the
+    default of its argument ``episode_length`` or ``max_episode_steps``; a subclass is registered, and returned.
+
+    ValueError: the name is taken, and not to be overridden; no such argument.
     """
-    return register("env", name, obj, override=override)
+    if obj is None:
+        return partial(register_env, name, max_episode_steps=max_episode_steps, override=override)
+    from ejax.schema.episode_limits import with_limit  # both need more than names do
+    from ejax.schema.gymnasium_ids import register_id
+
+    made = obj if max_episode_steps is None else with_limit(obj, max_episode_steps)
+    register("env", name, made, override=override)
+    register_id(name)
+    return made
 
 
 def register_policy(name: str, obj: Any = None, *, override: bool = False) -> Any:

@@ -1,18 +1,26 @@
+import pickle
 import subprocess
 import sys
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 from helpers.small_configs import make
 
 from ejax.algorithms import ppo
 from ejax.algorithms.record import Algorithm, find_algorithm
 from ejax.config import ConfigError, Problem
+from ejax.envs.manager.embodied import EmbodiedEnv
+from ejax.envs.task.mujoco_task import MuJoCoTask
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.schema import registry
+from ejax.schema.episode_limits import with_limit
 from ejax.schema.registry import ALGORITHMS, UnknownNameError, did_you_mean, register_env, register_policy, resolve
 from ejax.schema.trust import trust
 
@@ -73,6 +81,61 @@ def test_register_as_a_call_and_as_a_decorator() -> None:
 
     assert resolve("env", "a") is PointMassRL
     assert resolve("policy", "MINE") is Mine
+
+
+@partial(with_limit, num_steps=7)
+@dataclass(frozen=True)
+class Limited(PointMassRL):
+    """A task with another limit."""
+
+    def observe(self, world: Any) -> Any:
+        return super().observe(world) + 1.0
+
+
+def test_a_limit_becomes_the_default_of_the_episodes_length() -> None:
+    assert (Limited.__name__, Limited().max_episode_steps, Limited(max_episode_steps=9).max_episode_steps) == (
+        "Limited",
+        7,
+        9,
+    )
+    assert hash(Limited()) == hash(Limited()) and pickle.loads(pickle.dumps(Limited())) == Limited()
+    assert [each.name for each in fields(Limited)] == [each.name for each in fields(PointMassRL)]
+    assert PointMassRL().max_episode_steps == 100
+
+
+def test_the_documents_decorator_registers_with_gymnasium_too() -> None:
+    made = register_env("LimitedRL", max_episode_steps=3, override=True)(Limited)
+    assert resolve("env", "LimitedRL") is made and issubclass(made, Limited)
+    env = gymnasium.make("ejax/Limited-v0", mass=2.0)
+    assert env.unwrapped.env == made(mass=2.0)  # type: ignore[attr-defined]
+    env.reset(seed=0)
+    assert [env.step(np.zeros(2))[3] for _ in range(3)] == [False, False, True]
+
+
+def test_a_limit_of_a_mujoco_task_and_of_a_function() -> None:
+    class Arm(MuJoCoTask):
+        model = "push_cube.xml"
+
+    limited = register_env("Arm", Arm, max_episode_steps=30)
+    assert [x.default for x in fields(limited) if x.name == "episode_length"] == [30] and issubclass(limited, Arm)
+    assert [x.kw_only for x in fields(limited)] == [x.kw_only for x in fields(Arm)]
+    assert register_env("made", lambda episode_length=3: episode_length, max_episode_steps=5)() == 5
+
+
+@pytest.mark.parametrize(
+    ("made", "limit", "message"),
+    [
+        (lambda mass=1.0: mass, 5, r"takes neither max_episode_steps nor episode_length, so .* would change nothing"),
+        (EmbodiedEnv, 5, r"EmbodiedEnv takes neither .*; its gym config has the key max_episode_steps"),
+        ("ejax.envs.tasks.point_mass:PointMassRL", 5, r"needs the class of 'ejax\.envs.*', not its place"),
+        (PointMassRL, 0, r"PointMassRL: max_episode_steps must be an integer >= 1, got 0"),
+        (PointMassRL, 1.5, r"must be an integer >= 1, got 1\.5"),
+    ],
+)
+def test_a_limit_that_would_change_nothing_is_refused(made: Any, limit: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        register_env("Unlimited", made, max_episode_steps=limit)
+    assert "Unlimited" not in registry.entries("env")
 
 
 def test_a_registered_place_is_imported_when_resolved() -> None:

@@ -16,7 +16,9 @@ from ejax.types import Array, Env, HostTimestep, PyTree, Timestep, persist
 
 
 @struct.dataclass(kw_only=True)
-class _Rows:
+class Rows:
+    """Episodes under way."""
+
     state: PyTree
     obs: PyTree
     seed: Array  # [N] uint32: seeds of the episodes under way
@@ -33,8 +35,8 @@ class PureHostEnv:
         self.observation_space: gymnasium.Space[Any] = env.observation_space
         self.action_space: gymnasium.Space[Any] = env.action_space
         self.max_episode_steps = env.max_episode_steps
-        self._rows: _Rows = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(partial(_fresh, env), np.zeros(num_envs, np.uint32))
+        self._rows: Rows = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(partial(begin, env), np.zeros(num_envs, np.uint32))
         )
 
     @property
@@ -67,29 +69,40 @@ class PureHostEnv:
         """Nothing to close."""
 
 
-def _fresh(env: Env, seed: Array) -> _Rows:
+def begin(env: Env, seed: Array) -> Rows:
+    """Begin an episode of each seed [N], as ``env.reset(jax.random.key(seed))`` does."""
     state, obs = jax.vmap(lambda each: env.reset(jax.random.key(each)))(seed)
-    return _Rows(state=state, obs=obs, seed=jnp.asarray(seed), num_steps=jnp.zeros(seed.shape, jnp.int32))
+    return Rows(state=state, obs=obs, seed=jnp.asarray(seed), num_steps=jnp.zeros(seed.shape, jnp.int32))
 
 
 @partial(jax.jit, static_argnames="env")
-def _reset(env: Env, rows: _Rows, seed: Array, chosen: Array) -> _Rows:
-    return choose_rows(chosen, _fresh(env, seed), rows, numpy=jnp)
+def _reset(env: Env, rows: Rows, seed: Array, chosen: Array) -> Rows:
+    return choose_rows(chosen, begin(env, seed), rows, numpy=jnp)
 
 
-@partial(jax.jit, static_argnames="env")
-def _step(env: Env, rows: _Rows, action: Array) -> tuple[_Rows, Timestep]:
+def advance(env: Env, rows: Rows, action: Array) -> tuple[Rows, Timestep]:
+    """Make one control step of every row; none is reset."""
     # an episode's own seed and step: what a row draws depends neither on the other rows nor on the rollout
     keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step + 1))(rows.seed, rows.num_steps)
     state, timestep = jax.vmap(env.step)(rows.state, action, keys)
-    ended = replace(rows, state=state, obs=timestep.obs, num_steps=rows.num_steps + 1)
+    return replace(rows, state=state, obs=timestep.obs, num_steps=rows.num_steps + 1), timestep
+
+
+def renew(env: Env, ended: Rows) -> Rows:
+    """Begin the next episode of every row, from a seed that follows from the last one's seed and length."""
+    keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), -step))(ended.seed, ended.num_steps)
+    fresh = begin(env, jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
+    state, obs = jax.vmap(partial(persist, env))(ended.state, fresh.state, fresh.obs)
+    return replace(fresh, state=state, obs=obs)
+
+
+@partial(jax.jit, static_argnames="env")
+def _step(env: Env, rows: Rows, action: Array) -> tuple[Rows, Timestep]:
+    ended, timestep = advance(env, rows, action)
     done = timestep.terminated | timestep.truncated
 
-    def reset_done(ended: _Rows) -> _Rows:
-        keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), -step))(ended.seed, ended.num_steps)
-        fresh = _fresh(env, jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
-        state, obs = jax.vmap(partial(persist, env))(ended.state, fresh.state, fresh.obs)
-        return choose_rows(done, replace(fresh, state=state, obs=obs), ended, numpy=jnp)
+    def reset_done(ended: Rows) -> Rows:
+        return choose_rows(done, renew(env, ended), ended, numpy=jnp)
 
     # one reset of all rows costs about as much as their step: only where a row needs it
     following = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)

@@ -1,0 +1,8 @@
+"""Gymnasium's ids of ejax's environments, by importing this: ``gymnasium.make("ejax.gymnasium:ejax/PushCube-v0")``.
+
+Gymnasium 1.0 gave up the entry points by which a package's ids were there without an import.
+"""
+
+from ejax.schema.gymnasium_ids import register_ids
+
+register_ids()
