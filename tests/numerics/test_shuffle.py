@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.algorithms.shuffle import minibatch_rows, permute
+from ejax.numerics.shuffle import minibatch_rows, permute
 
 KEY = jax.random.key(0)
 
