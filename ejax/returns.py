@@ -5,8 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from ejax.numerics.checks import check_time_major
 from ejax.numerics.kernels import unrolled_scan
 from ejax.types import Array
+
+_check = partial(check_time_major, "returns need")
 
 
 @partial(jax.jit, static_argnames=("gamma", "gae_lambda"))
@@ -30,7 +33,7 @@ def gae(
 
     Source: Schulman et al. 2016, eq. 11-16, with Pardo et al. 2018 for time limits.
     """
-    _check_time_major(reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
+    _check(reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
 
     # δ and the target are formed inside the scan: each array then passes through memory once
     def backward(advantage: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
@@ -70,7 +73,7 @@ def vtrace(
 
     Source: Espeholt et al. 2018, eq. 1 and remark 2.
     """
-    _check_time_major(
+    _check(
         reward=reward,
         value=value,
         next_value=next_value,
@@ -96,7 +99,7 @@ def vtrace(
 @partial(jax.jit, static_argnames="gamma")
 def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
     """Compute Gₜ = rₜ + γ·Gₜ₊₁·(1 − doneₜ), without a bootstrap at the end. All [T, N]."""
-    _check_time_major(reward=reward, done=done)
+    _check(reward=reward, done=done)
 
     def backward(following: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
         reward_t, done_t = step
@@ -121,7 +124,7 @@ def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: f
     population's standard deviation. A lone member has advantage 0, and so have all members of a group whose returns are
     equal but for rounding: EmbodiChain divides what rounding left of G − μ by eps.
     """
-    _check_time_major(step_return=step_return, mask=mask)
+    _check(step_return=step_return, mask=mask)
     num_steps, num_envs = step_return.shape
     if num_envs % group_size:
         raise ValueError(f"num_envs ({num_envs}) must be divisible by group_size ({group_size})")
@@ -162,10 +165,3 @@ def _differ(x: Array, counts: Array, axis: int | None = None) -> Array:
 
 def _unless(ended: Array, like: Array) -> Array:
     return 1 - ended.astype(like.dtype)
-
-
-def _check_time_major(**arrays: Array) -> None:
-    shapes = {name: array.shape for name, array in arrays.items()}
-    if any(len(shape) != 2 for shape in shapes.values()) or len(set(shapes.values())) > 1:
-        given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"returns need arrays of one shape [T, N] (time, environments); got {given}")

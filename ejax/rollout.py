@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ejax.numerics.checks import check_rollout
 from ejax.numerics.kernels import PackedRows, by_platform, pack_rows
 from ejax.policies.calls import apply_policy, first_memory, forget, rows_like
 from ejax.returns import first_episode_mask
@@ -280,7 +281,7 @@ def make_rollout(
     distribution = computed.for_storage(action) if distribution is None else distribution
     info = dict(timestep.info)  # a copy: the caller's stays whole
     valid = info.pop("valid", None)
-    return Rollout(
+    rollout = Rollout(
         obs=obs,
         action=action,
         log_prob=distribution.log_prob(action),
@@ -295,3 +296,5 @@ def make_rollout(
         valid=valid,
         memory=before if isinstance(policy, PolicyWithMemory) else None,
     )
+    check_rollout(rollout)
+    return rollout

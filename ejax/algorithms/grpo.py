@@ -23,6 +23,7 @@ from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.algorithms.step import ResetPolicy
 from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
+from ejax.numerics.checks import check_rollout
 from ejax.numerics.traced_options import is_active, unjit_for_traced
 from ejax.optim import get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
@@ -94,6 +95,7 @@ def grpo_update(
     Raises:
         ValueError: N is not divisible by ``group_size``; ``kl_coef`` > 0 without ``state.reference``.
     """
+    check_rollout(rollout)
     mask = first_episode_mask(rollout.done) if config.truncate_at_first_done else jnp.ones_like(rollout.reward)
     valid = rollout.valid
     if valid is not None:  # an episode that ends with a step that is no transition has no return to compare

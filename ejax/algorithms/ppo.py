@@ -32,6 +32,7 @@ from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
+from ejax.numerics.checks import check_rollout
 from ejax.numerics.traced_options import is_active, unjit_for_traced
 from ejax.optim import get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
@@ -160,6 +161,7 @@ def ppo_update(
     Raises:
         ValueError: arrays of the rollout that are not [T, N]; ``kl_coef`` > 0 without a reference.
     """
+    check_rollout(rollout)
     rollout, columns, lag_metrics = _columns(state, rollout, policy=policy, config=config)
     batch, minibatches = make_batch(policy, rollout, config, **columns)
     num_warmup = config.critic_warmup_updates

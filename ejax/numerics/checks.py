@@ -1,0 +1,49 @@
+"""Checks of shapes and types where arrays of a user come in, by chex; what it asserts is raised as ValueError. Shapes
+are known when a program is traced, so that none costs anything while it runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import chex
+
+from ejax.types import Array, Rollout
+
+
+@contextmanager
+def value_errors(text: str) -> Iterator[None]:
+    """Raise chex's assertions inside as ValueError: ``text``, the rule that is broken, and the array that breaks it."""
+    try:
+        yield
+    except AssertionError as error:
+        raise ValueError(f"{text}: {str(error).partition(' failed: ')[2] or error}") from None
+
+
+def check_time_major(who: str, **arrays: Array) -> None:
+    """Refuse arrays that are not all of one shape [T, N]. ``who`` needs them, for the message."""
+    try:
+        chex.assert_rank(list(arrays.values()), 2)
+        chex.assert_equal_shape(list(arrays.values()))
+    except AssertionError:  # chex counts its inputs, where these have names
+        given = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ValueError(f"{who} arrays of one shape [T, N] (time, environments); got {given}") from None
+
+
+def check_rollout(rollout: Rollout) -> None:
+    """Refuse what is no ``Rollout`` of arrays [T, N, ...], such as rows without their order in time.
+
+    Raises:
+        TypeError: not a ``Rollout``.
+        ValueError: an array of another shape, or flags that are not bool.
+    """
+    if not isinstance(rollout, Rollout):
+        text = "flattened rows have lost their order in time: give the rollout as it was collected"
+        raise TypeError(
+            f"an update needs an ejax.Rollout with leaves [T, N, ...], got a {type(rollout).__name__}; {text}"
+        )
+    scalars = ("reward", "value", "next_value", "log_prob", "terminated", "truncated")
+    check_time_major("a rollout needs", **{name: getattr(rollout, name) for name in scalars})
+    parts = {name: getattr(rollout, name) for name in ("obs", "action", "dropout_seed", "valid", "memory")}
+    with value_errors("a rollout needs leaves [T, N, ...]"):
+        chex.assert_tree_shape_prefix(parts, rollout.reward.shape)
+    with value_errors("a rollout's terminated and truncated, in this order, are bool"):
+        chex.assert_type([rollout.terminated, rollout.truncated], bool)
