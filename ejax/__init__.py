@@ -16,6 +16,7 @@ _PLACES = {
     "ejax.algorithms.record": ("Algorithm",),
     "ejax.algorithms.sgd": ("MinibatchConfig", "sgd_epochs"),
     "ejax.algorithms.shac": ("SHACConfig", "shac_update"),
+    "ejax.collectors": ("RolloutBuffer", "RolloutQueue", "collect_rollout"),
     "ejax.config": ("RunConfig", "load_config", "parse_config"),
     "ejax.envs.check": ("check_env",),
     "ejax.envs.task.world": ("World",),
@@ -28,6 +29,7 @@ _PLACES = {
     "ejax.rollout": ("make_rollout", "reset", "unroll"),
     "ejax.play.acting": ("load",),
     "ejax.run": ("Trainer",),
+    "ejax.runtime.tree_text": ("describe_tree", "print_tree"),
     "ejax.training.callbacks": ("Callback",),
     "ejax.types": ("Policy", "Rollout", "Timestep", "TrainState", "init_train_state", "make_train_state"),
 }

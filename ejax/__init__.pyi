@@ -7,6 +7,11 @@ from ejax.algorithms.ppo import PPOConfig as PPOConfig, ppo_update as ppo_update
 from ejax.algorithms.record import Algorithm as Algorithm
 from ejax.algorithms.sgd import MinibatchConfig as MinibatchConfig, sgd_epochs as sgd_epochs
 from ejax.algorithms.shac import SHACConfig as SHACConfig, shac_update as shac_update
+from ejax.collectors import (
+    RolloutBuffer as RolloutBuffer,
+    RolloutQueue as RolloutQueue,
+    collect_rollout as collect_rollout,
+)
 from ejax.config import RunConfig as RunConfig, load_config as load_config, parse_config as parse_config
 from ejax.envs.check import check_env as check_env
 from ejax.envs.task.world import World as World
@@ -22,6 +27,7 @@ from ejax.policies import evaluate_actions as evaluate_actions, get_action as ge
 from ejax.returns import gae as gae, group_advantages as group_advantages, vtrace as vtrace
 from ejax.rollout import make_rollout as make_rollout, reset as reset, unroll as unroll
 from ejax.run import Trainer as Trainer
+from ejax.runtime.tree_text import describe_tree as describe_tree, print_tree as print_tree
 from ejax.schema.registry import (
     register_algorithm as register_algorithm,
     register_env as register_env,

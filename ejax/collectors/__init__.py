@@ -1,6 +1,19 @@
-"""Collectors of rollouts outside a jitted program: in step with the learner, or in the background."""
+"""Collectors of rollouts outside a jitted program, in step with the learner or in the background; and their buffers."""
 
 from ejax.collectors.background import AsyncCollector, Schedule
+from ejax.collectors.buffer import RolloutBuffer, RolloutQueue
+from ejax.collectors.collect import collect_rollout
 from ejax.collectors.host import Collected, CollectionStopped, HostCollector, HostStep, Share
 
-__all__ = ["AsyncCollector", "Collected", "CollectionStopped", "HostCollector", "HostStep", "Schedule", "Share"]
+__all__ = [
+    "AsyncCollector",
+    "Collected",
+    "CollectionStopped",
+    "HostCollector",
+    "HostStep",
+    "RolloutBuffer",
+    "RolloutQueue",
+    "Schedule",
+    "Share",
+    "collect_rollout",
+]

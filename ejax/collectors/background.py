@@ -9,7 +9,6 @@ delivered, in order, once. Source of the bound: staleness-limited asynchronous P
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
+from ejax.collectors.buffer import RolloutQueue
 from ejax.collectors.host import Collected, CollectionStopped, HostCollector
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.types import Key, Params
@@ -92,7 +92,9 @@ class AsyncCollector:
         self.account = Account()
         self._changed = threading.Condition()
         self._published: dict[int, Params] = {}
-        self._queue: deque[tuple[int, Collected]] = deque()
+        self._queue = RolloutQueue[tuple[int, Collected]](
+            schedule.max_staleness + 1, rollout_of=lambda made: made[1].rollout, changed=self._changed
+        )
         self._error: BaseException | None = None
         self._closing_error: BaseException | None = None
         self._stopping = self._pausing = False
@@ -141,12 +143,12 @@ class AsyncCollector:
                     doing, since = self.collector.doing, time.monotonic()
                 elif time.monotonic() - since > self.env_timeout_s:
                     raise TimeoutError(f"nothing happened for {self.env_timeout_s:.0f} s at {doing}")
-            version, collected = self._queue.popleft()
+            version, collected = self._queue.get()
             index = self.first + len(self.versions)
             self.versions.append(version)
             self.account.delivered += 1
-            self.account.queued -= 1
-            queued, waited, self._wait_s = len(self._queue), self._wait_s, 0.0
+            queued = self.account.queued = len(self._queue)
+            waited, self._wait_s = self._wait_s, 0.0
             for old in [v for v in self._published if self._is_past(v)]:
                 del self._published[old]
         rollout = collected.rollout
@@ -247,20 +249,20 @@ class AsyncCollector:
                 self.account.given_up += 1
             raise
         with self._changed:
-            self._queue.append((version, collected))
-            self.account.queued += 1
-            self._changed.notify_all()
+            self._queue.add_rollout((version, collected))
+            self.account.queued = len(self._queue)
 
     def _begin(self, index: int) -> tuple[int, Params]:
         began = time.perf_counter()
         with self._changed:
             while not self._stopping:
                 version = self.schedule.version(index, first=self.first, newest=max(self._published))
-                if version is not None:
+                # there is room for it later too: only this thread adds
+                if version is not None and not self._queue.is_full():
                     self.account.begun += 1
                     self._wait_s += time.perf_counter() - began
                     return version, self._published[version]
-                self._changed.wait()  # for the learner, whose ``close`` notifies as ``publish`` does
+                self._changed.wait()  # for the learner, who notifies: ``publish``, ``collect`` and ``close``
         raise CollectionStopped
 
     @contextmanager

@@ -179,6 +179,12 @@ class HostCollector:
             player.restore(state)
         self._has_begun = True
 
+    def continue_from(self, obs: PyTree, memory: PyTree) -> None:
+        """Go on with episodes that the caller has under way in the only group: what to act on next, and the policy's
+        memory of them, leaves [N, ...]."""
+        (player,) = self.players
+        player.obs, player.memory, self._has_begun = obs, memory, True
+
     def close(self) -> None:
         """Close every group, in spite of errors of the others, except those whose step never returned.
 

@@ -1,0 +1,98 @@
+"""One entry point for the rollouts of all environments, for training loops and algorithms of your own."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+
+from ejax.collectors.host import HostCollector
+from ejax.collectors.player import HostStep
+from ejax.policies.calls import apply_policy
+from ejax.rollout import EnvCarry, unroll, with_memory
+from ejax.types import Array, Env, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout
+
+StepCallback: TypeAlias = Callable[[PyTree, Any, Any, Any, dict[str, Any], PyTree], object]
+"""``(obs, actions, reward, done, info, next_obs)`` of one step, NumPy arrays [N, ...]."""
+
+
+def collect_rollout(
+    env: Env | HostEnv,
+    policy: Policy,
+    params: Params,
+    carry: EnvCarry | PyTree,
+    key: Key,
+    num_steps: int,
+    on_step_callback: StepCallback | None = None,
+    *,
+    dropout: bool = False,
+) -> tuple[Rollout, EnvCarry]:
+    """Make T steps of N environments of either kind: the rollout, leaves [T, N, ...], and the environments after it.
+
+    Args:
+        carry: the environments' start: that of the call before; of an ``Env`` from ``ejax.reset``; of a ``HostEnv`` the
+            observations [N, ...] that its ``reset`` gave.
+        on_step_callback: called for each step with ``(obs, actions, reward, done, info, next_obs)``, NumPy arrays
+            [N, ...]. ``actions`` are those that the environments were given, ``next_obs`` the ones to act on next: of
+            a new episode where ``done``. ``info`` has ``terminated`` and ``truncated`` too. Of a ``HostEnv`` it is
+            called after each step, whose arrays the next one may overwrite; an ``Env`` is stepped within one program,
+            and all calls follow when that is over.
+        dropout: as in ``ejax.unroll``.
+
+    Raises:
+        ValueError: no steps, or a start that is not one of this kind of environment.
+        Exception: what an environment outside JAX raised.
+    """
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+    if not isinstance(carry, EnvCarry):
+        if not isinstance(env, HostEnv):
+            text = "give ejax.reset(env, key, num_envs), or the carry of the call before"
+            raise ValueError(f"an environment in JAX starts from an EnvCarry, got a {type(carry).__name__}; {text}")
+        carry = EnvCarry(state=(), obs=carry)
+    if not jax.tree.leaves(carry.memory):
+        carry = with_memory(carry, policy)
+
+    def listen(step: HostStep, callback: StepCallback) -> None:
+        made = step.timestep
+        info = {**made.info, "terminated": made.terminated, "truncated": made.truncated}
+        callback(step.obs, step.action, made.reward, made.terminated | made.truncated, info, made.obs)
+
+    if isinstance(env, HostEnv):
+        collector = HostCollector(policy, [env], num_steps=num_steps, seed=0, dropout=dropout)
+        collector.continue_from(carry.obs, carry.memory)
+        collector.listeners = [] if on_step_callback is None else [partial(listen, callback=on_step_callback)]
+        rollout = collector.collect(params, key, index=0).rollout
+        player = collector.players[0]
+        return rollout, EnvCarry(state=(), obs=player.obs, memory=player.memory)
+    rollout, carry = unroll(policy, env, params, carry, key, num_steps=num_steps, dropout=dropout)
+    if on_step_callback is not None:
+        for step in _steps_of(rollout, _given(policy, params, rollout), carry.obs):
+            listen(step, on_step_callback)
+    return rollout, carry
+
+
+def _steps_of(rollout: Rollout, action: Array, last_obs: PyTree) -> Iterator[HostStep]:
+    """Read the steps of a rollout back from the device, all at once."""
+    answer = (rollout.reward, rollout.terminated, rollout.truncated, rollout.info)
+    obs, actions, (reward, terminated, truncated, info), last_obs = jax.device_get(
+        (rollout.obs, action, answer, last_obs)
+    )
+    for t in range(len(reward)):
+        timestep = HostTimestep(
+            obs=last_obs if t + 1 == len(reward) else jax.tree.map(lambda x, t=t: x[t + 1], obs),
+            reward=reward[t],
+            terminated=terminated[t],
+            truncated=truncated[t],
+            info=jax.tree.map(lambda x, t=t: x[t], info),
+            final_obs=None,
+        )
+        yield HostStep(
+            update=1, group=0, obs=jax.tree.map(lambda x, t=t: x[t], obs), action=actions[t], timestep=timestep
+        )
+
+
+@partial(jax.jit, static_argnames="policy")
+def _given(policy: Policy, params: Params, rollout: Rollout) -> Array:
+    """Take the parts of a rollout's actions that the environments were given. XLA leaves the networks out."""
+    return apply_policy(policy, params, rollout.obs, rollout.memory)[0].env_action(rollout.action)

@@ -1,0 +1,41 @@
+"""A tree of arrays as text: what is in a rollout, an observation, parameters."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from ejax.types import PyTree
+
+
+def describe_tree(tree: PyTree) -> str:
+    """Describe the arrays of a tree, one a line: its path, its type and its shape.
+
+    Trees are those of JAX (``Rollout``, parameters, dicts) and mappings such as TensorDict, with arrays of any library.
+    What is None has no line.
+    """
+    leaves = list(_leaves(tree, ""))
+    width = max((len(path) for path, _ in leaves), default=0)
+    return "\n".join(f"{path:<{width}}  {leaf}" for path, leaf in leaves) or "no arrays"
+
+
+def print_tree(tree: PyTree) -> None:
+    """Print ``describe_tree``: a rollout, to see what flows. Inside a jitted function it shows the shapes when that is
+    traced."""
+    print(describe_tree(tree))
+
+
+def _leaves(tree: PyTree, prefix: str) -> Iterator[tuple[str, str]]:
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        path = ".".join(part for part in (prefix, jax.tree_util.keystr(keys, simple=True, separator=".")) if part)
+        if isinstance(leaf, Mapping):  # of a library that JAX does not know
+            yield from _leaves(dict(leaf), path)
+        else:
+            yield path, _describe(leaf)
+
+
+def _describe(leaf: Any) -> str:
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        return f"{type(leaf).__name__} {leaf!r}"
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

@@ -1,0 +1,249 @@
+"""Buffers to hold: of steps, and of whole rollouts between threads."""
+
+import queue
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from host_tasks import Drift, Linear
+
+import ejax
+from ejax.algorithms.batch import flatten
+from ejax.algorithms.grpo import GRPOConfig, grpo_update
+from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_update
+from ejax.optim import make_optimizer
+from ejax.types import Rollout, make_train_state
+
+KEY = jax.random.key(5)
+POLICY = Linear()
+PARAMS = POLICY.init(jax.random.key(1), None)
+T, N = 6, 3
+RATES = {"gamma": 0.9, "gae_lambda": 0.8}
+CONFIG = PPOConfig(batch_size=5, n_epochs=2, **RATES)
+OPTIMIZER = make_optimizer(CONFIG.optimizer)
+
+
+def collected() -> Rollout:
+    """Collect steps among which episodes are cut off."""
+    return ejax.unroll(POLICY, Drift(limit=4), PARAMS, ejax.reset(Drift(limit=4), KEY, N), KEY, num_steps=T)[0]
+
+
+def filled(rollout: Rollout, buffer: Any = None) -> Any:
+    """Add a rollout's steps to a buffer one by one."""
+    buffer = ejax.RolloutBuffer(T, N, 2, 1) if buffer is None else buffer
+    for t in range(T):
+        step = jax.tree.map(lambda x, t=t: x[t], rollout)
+        ends = {"truncated": step.truncated, "final_value": step.next_value}
+        buffer.add(step.obs, step.action, step.reward, step.done, step.value, step.log_prob, **ends)
+    return buffer
+
+
+def test_a_filled_buffer_is_the_rollout_and_trains_to_the_same_bits() -> None:
+    rollout = collected()
+    assert rollout.truncated.any()
+    buffer = filled(rollout)
+    advantage, value_target = buffer.finalize(rollout.next_value[-1], **RATES)
+    plain = CONFIG.model_copy(update={"normalize_advantage": False})
+    chex.assert_trees_all_equal((advantage, value_target), ppo_advantage(rollout, config=plain))
+    chex.assert_trees_all_equal(buffer.steps["obs"], rollout.obs)
+    state = make_train_state(PARAMS, OPTIMIZER)
+    learned = [
+        ppo_update(state, each, KEY, policy=POLICY, optimizer=OPTIMIZER, config=CONFIG)
+        for each in (rollout, buffer.rollout)
+    ]
+    chex.assert_trees_all_equal(*learned)
+
+
+def test_done_alone_is_the_end_of_the_task_and_truncation_still_has_a_value() -> None:
+    ones, last = np.ones(1, np.float32), np.float32([10.0])
+    ends, cut = ejax.RolloutBuffer(1, 1, 1, 1), ejax.RolloutBuffer(1, 1, 1, 1)
+    ends.add(ones[None], ones[None], ones, [True], 0 * ones, ones)
+    cut.add(ones[None], ones[None], ones, [True], 0 * ones, ones, truncated=[True], final_value=4 * ones)
+    assert ends.finalize(last, gamma=0.5, gae_lambda=1.0)[0] == 1.0
+    assert cut.finalize(last, gamma=0.5, gae_lambda=1.0)[0] == 1.0 + 0.5 * 4.0
+    assert ends.rollout.terminated.all() and not cut.rollout.terminated.any()
+    with pytest.raises(ValueError, match="truncated and final_value belong together"):
+        ejax.RolloutBuffer(1, 1, 1, 1).add(ones[None], ones[None], ones, [True], ones, ones, truncated=[True])
+
+
+def test_minibatches_are_those_of_sgd_epochs() -> None:
+    rollout = collected()
+    buffer = filled(rollout)
+    buffer.finalize(rollout.next_value[-1], **RATES)
+    row = jnp.arange(T * N, dtype=jnp.float32).reshape(T, N)
+    buffer.set_extras({"row": row})
+    seen: list[Any] = []
+
+    def loss(params: Any, batch: Any) -> Any:
+        jax.debug.callback(
+            lambda row, weight: seen.append(row[weight > 0]), batch["row"], batch["weight"], ordered=True
+        )
+        return params["params"]["x"] * batch["weight"].sum(), {}
+
+    rows = flatten(rollout, row=row)
+    state = make_train_state({"params": {"x": jnp.ones(())}}, OPTIMIZER)
+    options = ejax.MinibatchConfig(n_epochs=2, batch_size=5, max_grad_norm=1.0)
+    ejax.sgd_epochs(state, rows, KEY, loss=loss, optimizer=OPTIMIZER, minibatches=options)
+    jax.effects_barrier()
+    batches = list(buffer.iterate_minibatches(5, KEY, n_epochs=2))
+    assert [len(each["row"]) for each in batches] == [5, 5, 5, 3] * 2
+    chex.assert_trees_all_equal([each["row"] for each in batches], seen)
+    for each in batches:
+        at = each["row"].astype(int)
+        np.testing.assert_array_equal(each["obs"], rows["obs"][at])
+        np.testing.assert_array_equal(each["advantage"], buffer._extras["advantage"].reshape(-1)[at])
+    assert sorted(np.concatenate([each["row"] for each in batches[:4]])) == list(range(T * N))
+
+
+def test_observations_of_many_parts_and_discrete_actions() -> None:
+    obs = {"image": np.ones((N, 4, 4, 3), np.uint8), "state": np.ones((N, 2))}
+    buffer = ejax.RolloutBuffer(1, N, obs, np.zeros(N, np.int32))
+    x = np.ones(N)
+    buffer.add(obs, np.zeros(N, np.int32), x, x > 1, x, x)
+    assert {name: part.dtype.name for name, part in buffer.steps["obs"].items()} == {
+        "image": "uint8",
+        "state": "float32",
+    }
+    with pytest.raises(ValueError, match=r"arrays of 3 environments: .*obs/state"):
+        ejax.RolloutBuffer(1, N, {"state": np.ones((4, 2))}, 1)
+
+
+def test_what_was_handed_out_stays_and_what_was_given_may_change() -> None:
+    rollout = collected()
+    buffer = filled(rollout)
+    before = buffer.steps
+    buffer.clear()
+    assert len(buffer) == 0 and not buffer.is_full() and not buffer._extras
+    reused = np.zeros((N, 2), np.float32)
+    step = (jnp.zeros((N, 1)), jnp.zeros(N), jnp.zeros(N, bool), jnp.zeros(N), jnp.zeros(N))
+    for t in range(T):
+        reused[:] = t
+        buffer.add(reused, *step)
+    np.testing.assert_array_equal(buffer.steps["obs"][:, 0, 0], np.arange(T))
+    chex.assert_trees_all_equal(before["obs"], rollout.obs)
+
+
+def test_steps_are_written_by_one_program() -> None:
+    from ejax.collectors.buffer import _write
+
+    buffer = filled(collected())
+    programs = _write._cache_size()
+    buffer.clear()
+    filled(collected(), buffer)
+    assert _write._cache_size() == programs
+
+
+def test_wrong_uses_of_a_buffer_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0 and 3"):
+        ejax.RolloutBuffer(0, N, 2, 1)
+    with pytest.raises(ValueError, match="obs_dim and action_dim are numbers, or arrays of 3 environments"):
+        ejax.RolloutBuffer(T, N, (2, 2), 1)
+    buffer = ejax.RolloutBuffer(T, N, 2, 1)
+    obs, action, x, flag = np.zeros((N, 2)), np.zeros((N, 1)), np.zeros(N), np.zeros(N, bool)
+    with pytest.raises(ValueError, match=r"step 0 of the buffer.*reward"):
+        buffer.add(obs, action, x[:, None], flag, x, x)
+    with pytest.raises(ValueError, match=r"step 0 of the buffer.*done"):
+        buffer.add(obs, action, x, x, x, x)  # done as numbers
+    with pytest.raises(ValueError, match="step 0 of the buffer"):
+        buffer.add({"state": obs}, action, x, flag, x, x)
+    buffer.add(obs, action, x, flag, x, x)
+    assert buffer.get_stats() == {
+        "buffer_size": 1,
+        "buffer_capacity": T,
+        "total_transitions": N,
+        "buffer_usage": 1 / T,
+    }
+    for use in (lambda: buffer.steps, lambda: buffer.finalize(x, **RATES)):
+        with pytest.raises(ValueError, match="the buffer has 1 of 6 steps"):
+            use()
+    filled_one = filled(collected())
+    with pytest.raises(ValueError, match="has all of its 6 steps; use them, then call clear"):
+        filled(collected(), filled_one)
+    with pytest.raises(ValueError, match=r"minibatches need advantages; call finalize"):
+        filled_one.iterate_minibatches(4, KEY)
+    with pytest.raises(ValueError, match="call finalize"):
+        _ = filled_one.rollout
+    with pytest.raises(ValueError, match="last_value is V of 3 environments"):
+        filled_one.finalize(np.zeros(2), **RATES)
+    with pytest.raises(ValueError, match=r"extras have leaves \[T, N, ...\].*returns"):
+        filled_one.set_extras({"returns": np.zeros((N, T))})
+    with pytest.raises(ValueError, match=r"got \['reward'\], which the steps have already"):
+        filled_one.set_extras({"reward": np.zeros((T, N))})
+
+
+# Whole rollouts
+
+
+def test_rollouts_are_delivered_once_in_order_and_never_overwritten() -> None:
+    rollout, waiting = collected(), ejax.RolloutQueue(capacity=2)
+    rollouts = [rollout.replace(reward=rollout.reward + i) for i in range(3)]
+    for each in rollouts[:2]:
+        waiting.add_rollout(each)
+    assert waiting.is_full() and len(waiting) == 2
+    assert waiting.get_stats() == {
+        "buffer_size": 2,
+        "buffer_capacity": 2,
+        "total_transitions": 2 * T * N,
+        "buffer_usage": 1.0,
+        "total_added": 2,
+    }
+    with pytest.raises(queue.Full, match="2 of 2 rollouts wait"):
+        waiting.add_rollout(rollouts[2])
+    assert waiting.get() is rollouts[0] and waiting.get() is rollouts[1]
+    with pytest.raises(queue.Empty, match="no rollout waits"):
+        waiting.get(timeout_s=0.01)
+    waiting.add_rollout(rollouts[2])
+    waiting.clear()
+    assert len(waiting) == 0
+    with pytest.raises(ValueError, match="capacity must be at least 1, got 0"):
+        ejax.RolloutQueue(0)
+
+
+def test_a_full_queue_holds_its_producer_up_until_the_learner_takes_one() -> None:
+    rollout, waiting = collected(), ejax.RolloutQueue(capacity=1)
+
+    def produce() -> None:
+        for i in range(20):
+            waiting.add_rollout(rollout.replace(version=jnp.full((T, N), i)), timeout_s=30.0)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    versions = [int(waiting.get(timeout_s=30.0).version[0, 0]) for _ in range(20)]
+    producer.join()
+    assert versions == list(range(20))
+
+
+def test_flattened_rows_are_taken_by_no_update_and_no_queue() -> None:
+    """D15, D21"""
+    rollout, waiting = collected(), ejax.RolloutQueue(capacity=1)
+    waiting.add_rollout(rollout)
+    rows = waiting.get(flatten=True)
+    np.testing.assert_array_equal(rows["obs"], rollout.obs.reshape(T * N, 2))
+    assert rows["reward"].shape == (T * N,)
+    state = make_train_state(PARAMS, OPTIMIZER)
+    flat = Rollout(**rows)
+    for update, config in ((ppo_update, CONFIG), (grpo_update, GRPOConfig(group_size=3, kl_coef=0.0))):
+        with pytest.raises(TypeError, match=r"an ejax\.Rollout with leaves \[T, N, \.\.\.\], got a dict"):
+            update(state, rows, KEY, policy=POLICY, optimizer=OPTIMIZER, config=config)
+        with pytest.raises(ValueError, match=r"arrays of one shape \[T, N\] .*reward \(18,\)"):
+            update(state, flat, KEY, policy=POLICY, optimizer=OPTIMIZER, config=config)
+    with pytest.raises(TypeError, match="got a dict"):
+        waiting.add_rollout(rows)
+    with pytest.raises(ValueError, match=r"leaves \[T, N, ...\]: .*obs"):
+        waiting.add_rollout(rollout.replace(obs=rollout.obs[1:]))
+    with pytest.raises(ValueError, match="terminated and truncated, in this order, are bool"):
+        waiting.add_rollout(rollout.replace(truncated=rollout.reward))
+
+
+def test_the_code_of_the_manuals_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "rollouts.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(code, names)
+    assert "float32[16, 8, " in capsys.readouterr().out
