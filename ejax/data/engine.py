@@ -123,9 +123,13 @@ class OnlineDataEngine(ChunkSource):
                 self._ticket, self._phase = Ticket(self._supervisor.folder, layout), None
             except BaseException as error:
                 if self._supervisor is not None:
+                    control = self._supervisor.control
+                    has_failed = control.state is EngineState.FAILED
                     try:
                         self._supervisor.close()
-                    except OnlineDataWorkerError as late:
+                        if not has_failed and control["failure_size"]:  # its task raised while it was closed
+                            control.raise_failure()
+                    except Exception as late:
                         error.add_note(f"and the worker could not be stopped cleanly: {late}")
                 self._phase = EngineState.STOPPED if isinstance(error, StartCancelledError) else EngineState.FAILED
                 self._reported = True

@@ -104,6 +104,8 @@ class Supervisor:
         with self._lock:
             if self._closed:
                 return
+            if self.control.state is EngineState.READY:
+                self._look()  # a worker that died since the monitor last looked was not ended from here
             if self.control.state is not EngineState.FAILED:
                 self.control["stopped"] = 1
             # the monitor first: the end of the worker is no failure from here on

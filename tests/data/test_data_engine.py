@@ -740,6 +740,28 @@ def test_a_task_that_fails_to_close_is_told(tmp_path: Path) -> None:
     assert engine.state is EngineState.FAILED
 
 
+def test_a_worker_that_died_since_the_monitor_looked_is_no_clean_stop(
+    monkeypatch: pytest.MonkeyPatch, left_behind: list[subprocess.Popen[bytes]]
+) -> None:
+    engine = OnlineDataEngine(cfg())
+    engine.start()
+    monkeypatch.setattr(supervisor_module, "POLL_S", BOUND_S)
+    time.sleep(0.1)  # until the monitor waits for that long
+    left_behind[0].kill()
+    left_behind[0].wait()
+    with pytest.raises(OnlineDataWorkerError, match=r"\(exit code -9, SIGKILL\) before stop\(\)"):
+        engine.stop()
+    assert engine.state is EngineState.FAILED
+
+
+def test_a_task_that_fails_to_close_after_a_failed_start_is_a_note(tmp_path: Path) -> None:
+    task_cfg = {"folder": str(tmp_path), "fail": True, "delay": BOUND_S}
+    engine = OnlineDataEngine(cfg("data_tasks:Closing", initialization_timeout=3.0, task_cfg=task_cfg))
+    with pytest.raises(TimeoutError) as caught:
+        engine.start()
+    assert "could not be stopped cleanly: could not close" in caught.value.__notes__[0]
+
+
 def test_the_error_of_the_body_stays_the_first() -> None:
     engine = OnlineDataEngine(cfg(refill_threshold=1, task_cfg={"at": {8: "exit"}}))
     with pytest.raises(KeyError, match="mine") as caught, engine:
