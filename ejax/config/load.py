@@ -14,7 +14,7 @@ from ejax.config.embodichain.gym_config import note_manager_form, read_gym_confi
 from ejax.config.environment import action_problems, class_problems, env_problems, event_problems
 from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
-from ejax.config.models import EnvConfig, EventsConfig
+from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
 from ejax.runtime.device import device_problem
@@ -92,6 +92,22 @@ def read_draft(draft: Draft) -> RunConfig | None:
     for key, text in join_by_key((problem for problem in problems if not problem.key.startswith(none)), "; "):
         draft.problem(key, text)
     return None if draft.report.problems else config
+
+
+def parse_policy(block: Mapping[str, Any]) -> PolicyConfig:
+    """Parse a section ``policy`` by itself, in any spelling. Code in it has to be trusted; ConfigError if invalid."""
+    draft = Draft({"policy": plain(block)})
+    for edit in (spellings.canonicalize_keys, spellings.drop_unsupported, spellings.fill_defaults):
+        edit(draft)
+    section = spellings.read_numbers(draft.get("policy"))
+    try:
+        config = PolicyConfig.model_validate_json(json.dumps(section), strict=True)
+    except ValidationError as error:
+        problems = [Problem(draft.key(f"policy.{key}"), text) for key, text in explain(error, section)]
+        raise ConfigError([*draft.report.problems, *problems]) from error
+    if draft.report.problems:
+        raise ConfigError(draft.report.problems)
+    return config
 
 
 def apply_overrides(draft: Draft) -> None:

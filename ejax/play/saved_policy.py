@@ -23,7 +23,7 @@ from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import load_params, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_policy_run
 from ejax.training.environments import build_env, sample_obs
-from ejax.training.policies import build_policy
+from ejax.training.policies import make_policy
 from ejax.training.recorder import draw, play
 from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
@@ -161,7 +161,7 @@ def filmed(config: RunConfig) -> RunConfig:
 
 
 def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tuple[Policy, Params]:
-    policy = build_policy(config.policy, env)
+    policy = make_policy(config.policy, env)
     key = jax.random.key(0)
     # shapes suffice to load by, and cost no compilation
     like = jax.eval_shape(lambda: policy.init(key, sample_obs(env, 1)))

@@ -16,7 +16,7 @@ class PolicyKind:
     """A policy's class and the rules of its config; ``section`` is its ``PolicyConfig``."""
 
     make: Callable[..., Any]
-    """Factory from ``policy.cfg`` and those arguments of ``ejax.training.policies.build_policy`` that it takes."""
+    """Factory from ``policy.cfg`` and those arguments of ``ejax.training.policies.make_policy`` that it takes."""
     with_memory: Callable[..., Any] | None = None
     """Form of it for ``policy.actor.memory``. None: ``make`` takes ``actor_memory``, or has no memory."""
     mlps: tuple[str, ...] = ()

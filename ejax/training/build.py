@@ -16,7 +16,7 @@ from ejax.training.environments import build_env, check_own_env
 from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Ingredients, Parts
-from ejax.training.policies import build_policy, check_own_policy
+from ejax.training.policies import check_own_policy, make_policy
 from ejax.training.steppers import DeviceStepper, shared_environments
 from ejax.training.warm_start import load_teacher
 from ejax.types import Env, HostEnv
@@ -85,7 +85,7 @@ def _ingredients(
     check_own_env(config, env)
     if problems := list(algorithm.env_problems(options, env)):
         raise ConfigError(problems)
-    policy = build_policy(config.policy, env) if given is None else given.policy
+    policy = make_policy(config.policy, env) if given is None else given.policy
     check_own_policy(config.policy, policy, env)
     if problems := list(algorithm.policy_problems(options, policy)):
         raise ConfigError(problems)

@@ -2,26 +2,79 @@
 
 import inspect
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 from flax.errors import FlaxError
 
 from ejax.config import ConfigError, PolicyConfig, Problem
 from ejax.config.environment import space_problems
+from ejax.config.load import parse_policy
 from ejax.distributions import action_spec
 from ejax.envs.description import describe
 from ejax.policies.calls import DroppingPolicy, apply_policy, first_memory
 from ejax.policies.heads import drops, injected
 from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation
+from ejax.policies.record import section_problems
+from ejax.schema.messages import short_repr
+from ejax.schema.trust import trust_strings
+from ejax.schema.values import plain
 from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv, Key, Policy, PyTree
 
 
-def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
-    """Make the policy that the config names, for this environment's spaces.
+@dataclass(frozen=True)
+class Spaces:
+    """The spaces of an environment that is not there."""
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+
+
+def build_policy(
+    policy_block: Mapping[str, Any] | str,
+    obs_space: gymnasium.Space[Any] | Env | HostEnv,
+    action_space: gymnasium.Space[Any] | None = None,
+    device: None = None,
+    actor: Any = None,
+    critic: Any = None,
+) -> Policy:
+    """Make a policy from a config's section ``policy``, in any spelling, or from its name alone.
+
+    Args:
+        obs_space: of one environment; or the environment itself, without ``action_space``.
+        device: of EmbodiChain's; arrays are where JAX puts them.
+        actor, critic: Flax modules in place of the section's networks.
+
+    Raises:
+        ConfigError: a section or spaces that the policy cannot be made from.
+        ValueError: a ``device``, or an observation space without an action space.
+    """
+    if device is not None:
+        raise ValueError(f"device: got {device}; leave it out: parameters are made later, where JAX puts them")
+    if isinstance(obs_space, gymnasium.Space) == (action_space is None):
+        raise ValueError("give an environment, or both of its spaces, obs_space and action_space")
+    block = {"name": policy_block} if isinstance(policy_block, str) else plain(policy_block)
+    if not isinstance(block, dict):
+        raise ConfigError([Problem("policy", f"got {short_repr(block)}; must be a section with a name, or the name")])
+    trust_strings(block)  # the caller's own program
+    config, networks = parse_policy(block), {"actor": actor, "critic": critic}
+    given = {name: made for name, made in networks.items() if made is not None}
+    if problems := [x for x in section_problems(config, config.record) if x.key.removeprefix("policy.") not in given]:
+        raise ConfigError(problems)
+    env: Any = obs_space
+    if action_space is not None:
+        env = Spaces(env, action_space)
+    return make_policy(config, env, **given)
+
+
+def make_policy(config: PolicyConfig, env: Env | HostEnv, **networks: Any) -> Policy:
+    """Make the policy that the config names, for this environment's spaces. ``networks``: in place of the config's.
 
     A policy class of your own is called with ``policy.cfg`` and whichever of ``action_spec``, ``observation_space``,
     ``action_space``, ``actor``, ``critic`` its constructor takes.
@@ -49,6 +102,7 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
         **config.memories,
         "instructions": about.instructions,
         "held_out_instructions": about.held_out_instructions,
+        **networks,
     }
     make = config.record.make
     if config.memories and config.record.with_memory is not None:

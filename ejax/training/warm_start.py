@@ -12,13 +12,12 @@ from typing import Any
 import gymnasium
 import jax
 import numpy as np
-from pydantic import ValidationError
 
 from ejax.algorithms.record import Teacher, find_algorithm
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.environment import paths
-from ejax.config.explain import explain
+from ejax.config.load import parse_policy
 from ejax.envs.description import EnvDescription, describe
 from ejax.logs.json_records import FactsError
 from ejax.optim import scheduled_learning_rate, set_learning_rate
@@ -36,7 +35,7 @@ from ejax.store.resume_rules import differences
 from ejax.store.run_dir import RunMeta, open_policy_run
 from ejax.training.environments import sample_obs
 from ejax.training.parts import Parts
-from ejax.training.policies import build_policy
+from ejax.training.policies import make_policy
 from ejax.types import Env, HostEnv, Params, Policy, start_from
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
@@ -208,7 +207,7 @@ def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[
     notes: list[str] = []
     try:
         if foreign:
-            policy = build_policy(_policy_of(options.teacher_policy) or config.policy, seen)
+            policy = make_policy(_policy_of(options.teacher_policy) or config.policy, seen)
             # the reader fills in arrays of these shapes
             zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), _shapes(policy, seen))
             params = import_entry(POLICY_READERS, ".pt")(source, policy, zeros)
@@ -243,7 +242,7 @@ def check_teacher(config: RunConfig, now: RunState, saved: RunState) -> None:
 def _from_run(source: Path, config: RunConfig, seen: Any, notes: list[str]) -> tuple[Policy, Params]:
     path, meta = _open(source, notes)
     there = meta["config"]
-    policy = build_policy(_policy_of(there["policy"]) or config.policy, seen)
+    policy = make_policy(_policy_of(there["policy"]) or config.policy, seen)
     notes.append(f"{path} has learned from {meta['global_step']} steps")
     for key, before, now in differences(there["env"], config.to_dict()["env"], "env"):
         notes.append(f"{key} was {json.dumps(before)} for the teacher and is {json.dumps(now)} here")
@@ -256,13 +255,7 @@ def _shapes(policy: Policy, seen: Any) -> Params:
 
 def _policy_of(section: Any) -> PolicyConfig | None:
     """Read the section ``policy`` of a config; None: empty. Code in it has to be trusted; ConfigError if invalid."""
-    tree = thaw(section)
-    if not tree:
-        return None
-    try:
-        return PolicyConfig.model_validate_json(json.dumps({"name": "actor_critic", **tree}), strict=True)
-    except ValidationError as error:
-        raise ConfigError([Problem(f"policy.{each.key}", each.text) for each in explain(error, tree)]) from error
+    return parse_policy({"name": "actor_critic", **thaw(section)}) if section else None
 
 
 def _seen(env: Env | HostEnv, path: str | None) -> Any:

@@ -18,7 +18,7 @@ from ejax.config import ConfigError, load_config
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.scenery import as_view, place_camera
 from ejax.envs.wrappers.randomized import RandomizedEnv
-from ejax.training.policies import build_policy
+from ejax.training.policies import make_policy
 from ejax.types import CameraView
 
 KEY = jax.random.key(0)
@@ -238,7 +238,7 @@ def test_a_policy_of_vectors_is_told_to_leave_pictures_out(tmp_path: Path) -> No
 def test_the_vision_policy_sees_a_camera_by_its_path(tmp_path: Path) -> None:
     config = load_config(train_file(tmp_path, {"name": "vision", "cfg": {"images": ["sensor.cam.color"]}}))
     env = EmbodiedEnv(**config.env.cfg)
-    policy = build_policy(config.policy, env)
+    policy = make_policy(config.policy, env)
     _, obs = env.reset(KEY)
     params = jax.eval_shape(policy.init, KEY, obs)["params"]
     assert params["encoder_sensor_cam_color"]["conv_0"]["linear_0"]["kernel"].shape == (4 * 4 * 3, 16)

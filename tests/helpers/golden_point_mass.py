@@ -18,7 +18,7 @@ from ejax.distributions import Normal
 from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
 from ejax.optim import make_optimizer
 from ejax.rollout import EnvCarry
-from ejax.training.policies import build_policy
+from ejax.training.policies import make_policy
 from ejax.types import Array, Distribution, Key, Params, Policy, PyTree, Timestep
 
 APG = "embodichain_0_3_apg.npz"
@@ -60,7 +60,7 @@ def apg(case: str) -> Iterator[Pair]:
     )
     options: Any = config.algorithm.cfg
     env = Restarting(PointMassRL(max_episode_steps=golden["noise"].shape[1]), golden)
-    inner = build_policy(config.policy, env.task)
+    inner = make_policy(config.policy, env.task)
     recorded = under(golden, f"{case}/")
     optimizer = optax.chain(_KEEP, make_optimizer(options.optimizer))
     start, policy = env.start(), GivenNoise(inner)

@@ -16,7 +16,7 @@ from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import bind_schedule
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.returns import gae
-from ejax.training.policies import build_policy
+from ejax.training.policies import make_policy
 from ejax.types import Rollout
 
 
@@ -79,7 +79,7 @@ def updates_of_0_3(case: str) -> Iterator[Pair]:
     options = options.model_copy(update={"lr_scheduler": bind_schedule(options.lr_scheduler, spec["updates"])})
     names = ["actor_loss", "entropy", "learning_rate"]
     names += ["value_loss"] if config.algorithm.name == "ppo" else ["approx_ref_kl"]
-    yield from updated(build_policy(config.policy, PointMassRL()), options, golden, rollout_of(golden), names)
+    yield from updated(make_policy(config.policy, PointMassRL()), options, golden, rollout_of(golden), names)
 
 
 def seed_ppo() -> Iterator[Pair]:
@@ -103,5 +103,5 @@ def seed_ppo() -> Iterator[Pair]:
     advantage, target = ppo_advantage(rollout, config=options)
     yield Pair("advantages", "advantage", advantage, golden["advantage"])
     yield Pair("advantages", "return", target, golden["return"])
-    policy = build_policy(config.policy, PointMassRL())
+    policy = make_policy(config.policy, PointMassRL())
     yield from updated(policy, options, golden, rollout, ("actor_loss", "value_loss", "entropy"))

@@ -22,7 +22,7 @@ from ejax.policies import NetworkConfig
 from ejax.policies.vision import VisionPolicy
 from ejax.store.run_dir import create_run_directory
 from ejax.training.environments import build_env
-from ejax.training.policies import build_policy
+from ejax.training.policies import make_policy
 from ejax.types import Timestep
 from interop.artefacts.cases import steps_to_observe
 from interop.artefacts.formats import FORMATS
@@ -521,7 +521,7 @@ def test_a_run_with_drawn_pictures_and_chunks_of_actions_is_exported(
     )
     directory = create_run_directory(config, tmp_path / "run")
     env = build_env(config)
-    params = random_params(build_policy(config.policy, env), env)
+    params = random_params(make_policy(config.policy, env), env)
     meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None, "last_eval_metrics": {}}
     directory.save({"train": {"params": params}}, {**meta, "config": config.to_dict()}, keep=1)
     report = export_run(tmp_path / "run", tmp_path / "out", HERE[:1])

@@ -29,7 +29,7 @@ from ejax.run import train
 from ejax.schema.registry import ENVS
 from ejax.store.run_dir import RunDirectory
 from ejax.training.loop import crosses
-from ejax.training.policies import build_policy
+from ejax.training.policies import make_policy
 from ejax.training.recorder import draw, play
 from ejax.types import Array, CameraView, Key, Rollout, Timestep, make_train_state
 
@@ -150,7 +150,7 @@ def test_an_action_dim_that_is_not_the_environments_is_refused(tmp_path: Path) -
         parse_config(raw(tmp_path), ["policy.action_dim=3"])
     policy = parse_config(raw(tmp_path)).policy.model_copy(update={"action_dim": 3})
     with pytest.raises(ConfigError, match=r"policy\.action_dim: got 3"):  # of what is known once it is built
-        build_policy(policy, Counting())
+        make_policy(policy, Counting())
 
 
 @pytest.mark.slow
