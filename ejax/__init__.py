@@ -11,12 +11,14 @@ __version__ = "0.1.0"
 _PLACES = {
     "ejax.algorithms.apg": ("APGConfig", "apg_update"),
     "ejax.algorithms.bc": ("BCConfig", "bc_update"),
-    "ejax.algorithms.grpo": ("GRPOConfig", "grpo_update"),
-    "ejax.algorithms.ppo": ("PPOConfig", "ppo_update"),
+    "ejax.algorithms.grpo": ("GRPO", "GRPOConfig", "grpo_update"),
+    "ejax.algorithms.options": ("GradientOptions", "MinibatchOptions"),
+    "ejax.algorithms.ppo": ("PPO", "PPOConfig", "ppo_update"),
     "ejax.algorithms.record": ("Algorithm",),
     "ejax.algorithms.sgd": ("MinibatchConfig", "sgd_epochs"),
     "ejax.algorithms.shac": ("SHACConfig", "shac_update"),
     "ejax.collectors": ("RolloutBuffer", "RolloutQueue", "collect_rollout"),
+    "ejax.algorithms.stateful": ("BaseAlgorithm", "build_algo"),
     "ejax.config": ("RunConfig", "load_config", "parse_config"),
     "ejax.envs.check": ("check_env",),
     "ejax.envs.task.world": ("World",),
@@ -24,21 +26,33 @@ _PLACES = {
     "ejax.evaluation": ("summarize",),
     "ejax.optim": ("OptimizerConfig", "ScheduleConfig", "make_optimizer"),
     "ejax.policies": ("evaluate_actions", "get_action", "get_value"),
-    "ejax.schema.registry": ("register_algorithm", "register_env", "register_policy"),
+    "ejax.schema.registry": (
+        *("register_algorithm", "register_env", "register_policy"),
+        *("get_registered_algo_names", "get_registered_policy_names"),
+    ),
     "ejax.returns": ("gae", "group_advantages", "vtrace"),
     "ejax.rollout": ("make_rollout", "reset", "unroll"),
     "ejax.play.acting": ("load",),
     "ejax.run": ("Trainer",),
     "ejax.runtime.tree_text": ("describe_tree", "print_tree"),
     "ejax.training.callbacks": ("Callback",),
+    "ejax.training.policies": ("build_policy",),
     "ejax.types": ("Policy", "Rollout", "Timestep", "TrainState", "init_train_state", "make_train_state"),
 }
+_EMBODICHAINS = {
+    "AlgorithmCfg": "GradientOptions",
+    "GRPOCfg": "GRPOConfig",
+    "PPOCfg": "PPOConfig",
+    "register_algo": "register_algorithm",
+}
+"""EmbodiChain's name -> ours."""
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted([*_MODULE_OF, *_EMBODICHAINS])
 
 
 def __getattr__(name: str) -> Any:
+    name = _EMBODICHAINS.get(name, name)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'ejax' has no attribute '{name}'")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -2,8 +2,9 @@
 
 from ejax.algorithms.apg import APGConfig as APGConfig, apg_update as apg_update
 from ejax.algorithms.bc import BCConfig as BCConfig, bc_update as bc_update
-from ejax.algorithms.grpo import GRPOConfig as GRPOConfig, grpo_update as grpo_update
-from ejax.algorithms.ppo import PPOConfig as PPOConfig, ppo_update as ppo_update
+from ejax.algorithms.grpo import GRPO as GRPO, GRPOConfig as GRPOConfig, grpo_update as grpo_update
+from ejax.algorithms.options import GradientOptions as GradientOptions, MinibatchOptions as MinibatchOptions
+from ejax.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig, ppo_update as ppo_update
 from ejax.algorithms.record import Algorithm as Algorithm
 from ejax.algorithms.sgd import MinibatchConfig as MinibatchConfig, sgd_epochs as sgd_epochs
 from ejax.algorithms.shac import SHACConfig as SHACConfig, shac_update as shac_update
@@ -12,6 +13,7 @@ from ejax.collectors import (
     RolloutQueue as RolloutQueue,
     collect_rollout as collect_rollout,
 )
+from ejax.algorithms.stateful import BaseAlgorithm as BaseAlgorithm, build_algo as build_algo
 from ejax.config import RunConfig as RunConfig, load_config as load_config, parse_config as parse_config
 from ejax.envs.check import check_env as check_env
 from ejax.envs.task.world import World as World
@@ -29,6 +31,8 @@ from ejax.rollout import make_rollout as make_rollout, reset as reset, unroll as
 from ejax.run import Trainer as Trainer
 from ejax.runtime.tree_text import describe_tree as describe_tree, print_tree as print_tree
 from ejax.schema.registry import (
+    get_registered_algo_names as get_registered_algo_names,
+    get_registered_policy_names as get_registered_policy_names,
     register_algorithm as register_algorithm,
     register_env as register_env,
     register_policy as register_policy,
@@ -42,5 +46,10 @@ from ejax.types import (
     init_train_state as init_train_state,
     make_train_state as make_train_state,
 )
+
+AlgorithmCfg = GradientOptions
+GRPOCfg = GRPOConfig
+PPOCfg = PPOConfig
+register_algo = register_algorithm
 
 __version__: str

@@ -21,6 +21,7 @@ from ejax.algorithms.batch import apply_to_batch, make_batch, reference_log_prob
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import Batch, sgd_epochs
+from ejax.algorithms.stateful import BaseAlgorithm
 from ejax.algorithms.step import ResetPolicy
 from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
 from ejax.numerics.checks import check_rollout
@@ -182,3 +183,9 @@ ALGORITHM = Algorithm(
         "embodichain-seed": _EMBODICHAIN,
     },
 )
+
+
+class GRPO(BaseAlgorithm):
+    """``GRPO(cfg, policy)``: the algorithm with its state."""
+
+    record = ALGORITHM

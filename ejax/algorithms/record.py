@@ -125,10 +125,11 @@ class Algorithm:
 def find_algorithm(name: str) -> Algorithm:
     """Find the record of a registered name, or of ``package.module:ALGORITHM``. ValueError: it is no record.
     Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``."""
-    record = resolve("algorithm", name)
+    found = resolve("algorithm", name)
+    record = getattr(found, "record", found)  # of a class of ``ejax.algorithms.stateful``
     if not isinstance(record, Algorithm):
         raise ValueError(
-            f"'{name}' is a {type(record).__name__}, no ejax.algorithms.record.Algorithm: name the record that the "
+            f"'{name}' is a {type(found).__name__}, no ejax.algorithms.record.Algorithm: name the record that the "
             "algorithm's file ends in, such as package.module:ALGORITHM"
         )
     return record

@@ -72,7 +72,8 @@ def register_policy(name: str, obj: Any = None, *, override: bool = False) -> An
 
 
 def register_algorithm(name: str, obj: Any = None, *, override: bool = False) -> Any:
-    """Register an algorithm's record, ``ejax.algorithms.record.Algorithm``, as ``register_env`` does."""
+    """Register an algorithm's record, ``ejax.algorithms.record.Algorithm``, or a class that has one, as
+    ``register_env`` does."""
     return register("algorithm", name, obj, override=override)
 
 
@@ -160,6 +161,16 @@ def names(kind: Kind) -> list[str]:
     """List the registered names of a kind, families as ``family:<name>``."""
     families = [f"{family}:<name>" for family in ENV_FAMILIES] if kind == "env" else []
     return sorted(_TABLES[kind], key=str.casefold) + families
+
+
+def get_registered_policy_names() -> list[str]:
+    """List the names of policies, as EmbodiChain's function does."""
+    return names("policy")
+
+
+def get_registered_algo_names() -> list[str]:
+    """List the names of algorithms, as EmbodiChain's function does."""
+    return names("algorithm")
 
 
 def is_import_path(kind: Kind, name: str) -> bool:

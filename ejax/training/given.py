@@ -7,20 +7,28 @@ import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel
 
 from ejax.algorithms.record import Algorithm
+from ejax.algorithms.stateful import BaseAlgorithm
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
+from ejax.envs.randomization.placing import FIELD, add_events
 from ejax.policies.calls import DroppingPolicy
 from ejax.policies.heads import injected
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.schema import registry
+from ejax.schema.frozen import given_fields
+from ejax.schema.messages import short_repr
 from ejax.schema.registry import Kind
 from ejax.schema.trust import trust
 from ejax.training.environments import adopt_env
-from ejax.types import Env, HostEnv, Policy
+from ejax.types import Env, HostEnv, Phase, Policy
 
+Events: TypeAlias = Mapping[str, Any]
+"""Name -> ``{func, mode, interval_step, params}``; ``func`` is a registered name, or a function."""
 _NAME: dict[Kind, str] = {"env": "id", "policy": "name"}
 
 
@@ -36,14 +44,19 @@ class Given:
 
 
 def adopt_envs(config: RunConfig, given: Given, *, num_envs: int, quarantine: Path) -> tuple[Any, Any]:
-    """Take the environments to train and to evaluate in (or None); ConfigError for options that act on building."""
-    trainer = config.trainer
+    """Take the environments to train and to evaluate in (None: the same), each with its phase's events.
+
+    ConfigError: options that one cannot have.
+    """
+    trainer, events = config.trainer, config.trainer.events
     env: Env | HostEnv = adopt_env(config, given.env, num_envs=num_envs, quarantine=quarantine)
-    if trainer.events.train or trainer.events.eval:
-        text = "are made into an environment when it is built, but it was given; build it with them"
-        raise ConfigError([Problem("trainer.events", text)])
     if not isinstance(env, HostEnv):
-        return env, given.eval_env
+        same = given.eval_env is None and events.train == events.eval
+        evaluated = env if given.eval_env is None else given.eval_env
+        return _with_events(config, env, "train"), None if same else _with_events(config, evaluated, "eval")
+    if events.train or events.eval:
+        text = "act inside JAX, and the environment that was given is stepped outside it; let it make its own"
+        raise ConfigError([Problem("trainer.events", text)])
     if trainer.collector.num_groups > 1:
         text = f"got {trainer.collector.num_groups}, but one environment was given; give 1, or a config that names it"
         raise ConfigError([Problem("trainer.collector.num_groups", text)])
@@ -56,28 +69,102 @@ def adopt_envs(config: RunConfig, given: Given, *, num_envs: int, quarantine: Pa
     return env, adopt_env(config, given.eval_env, num_envs=rows, quarantine=quarantine / "eval")
 
 
+def _with_events(config: RunConfig, env: Any, phase: Phase) -> Any:
+    section = f"trainer.events.{phase}"
+    try:
+        return add_events(env, config.trainer.events.of(phase))
+    except ConfigError as error:
+        problems = [Problem(f"{section}.{key.removeprefix(f'{FIELD}.')}", text) for key, text in error.problems]
+        raise ConfigError(problems) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem(section, str(error))]) from error
+
+
 def config_of(
-    env: Any, policy: Policy, algorithm: Algorithm | str, options: Any, trainer: Mapping[str, Any]
+    env: Any,
+    policy: Policy,
+    algorithm: Algorithm | BaseAlgorithm | str,
+    options: Any,
+    trainer: Mapping[str, Any],
+    batch_size: int | None = None,
 ) -> RunConfig:
     """Describe objects by a config, as far as a file can: what the run's folder holds, and what a resume compares.
 
-    ``options`` are the algorithm's ``Config`` or a mapping; None: the defaults. ConfigError if the config is refused.
+    ``options`` are the algorithm's ``Config`` or a mapping; None: its own, else the defaults. ``batch_size`` is one of
+    them. ConfigError if the config is refused.
     """
-    if options is not None and not isinstance(options, Mapping):
-        options = options.model_dump(mode="json")
+    if isinstance(algorithm, BaseAlgorithm):
+        if algorithm.record is None:
+            text = f"{type(algorithm).__name__} has methods alone, which no compiled program calls; give it record = "
+            raise ConfigError([Problem("algorithm", text + "Algorithm(Config=…, update=…), or a loop of your own")])
+        options = algorithm.cfg if options is None else options
+        algorithm = algorithm.record
     if isinstance(algorithm, str):
         name = algorithm
     else:
         kind = algorithm.Config
         name = _name_of("algorithm", algorithm, kind.__module__, "ALGORITHM", kind.__name__.removesuffix("Config"))
+    given = given_fields(options) if isinstance(options, BaseModel) else options or {}
+    if batch_size is not None and given.get("batch_size", batch_size) != batch_size:
+        text = f"got {batch_size}, and the algorithm's options have {given['batch_size']}; give one of them"
+        raise ConfigError([Problem("batch_size", text)])
+    cfg = options.model_dump(mode="json") if isinstance(options, BaseModel) else dict(given)
     return parse_untrusted(
         {
             "trainer": {"exp_name": type(env).__name__, **trainer},
             "env": _describe("env", env),
             "policy": _describe_policy(policy),
-            "algorithm": {"name": name, "cfg": dict(options or {})},
+            "algorithm": {"name": name, "cfg": cfg if batch_size is None else {**cfg, "batch_size": batch_size}},
         }
     )
+
+
+def section_of(
+    trainer: Mapping[str, Any], *, num_steps: int | None, event_cfg: Events | None, eval_event_cfg: Events | None
+) -> dict[str, Any]:
+    """Give the section ``trainer`` for arguments of EmbodiChain's ``Trainer``; ConfigError: it has two of a kind."""
+    section = dict(trainer)
+    for name in ("rank", "world_size"):
+        if name in section:
+            text = "is known to processes that are started together (--coordinator, SLURM, OpenMPI); leave it out"
+            raise ConfigError([Problem(name, text)])
+    for name, value, key in (
+        ("num_steps", num_steps, "buffer_size"),
+        ("event_cfg", event_cfg or eval_event_cfg, "events"),
+    ):
+        if value is not None and key in section:
+            raise ConfigError([Problem(name, f"means the same as {key}, which is given too; keep one")])
+    if num_steps is not None:
+        section["buffer_size"] = num_steps
+    if event_cfg or eval_event_cfg:
+        section["events"] = {"train": _named(event_cfg), "eval": _named(eval_event_cfg)}
+    return section
+
+
+def _named(events: Events | None) -> Any:
+    """Name the functions of events, as a file does."""
+    if not isinstance(events, Mapping):
+        return {} if events is None else events  # the reader refuses it
+    return {
+        name: {**spec, "func": _name_of_function(name, spec["func"])}
+        if isinstance(spec, Mapping) and callable(spec.get("func"))
+        else spec
+        for name, spec in events.items()
+    }
+
+
+def _name_of_function(event: str, function: Any) -> str:
+    from ejax.envs.terms.registry import TERMS  # imports MuJoCo
+
+    for name, known in TERMS["events"].items():
+        if known is function:
+            return name
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if getattr(sys.modules.get(module), name, None) is not function:
+        text = f"got {short_repr(function)}, which no file can name; register it by @register_functor('events', name)"
+        raise ConfigError([Problem(f"{event}.func", text)])
+    trust(f"{module}:{name}")  # the caller has run this code already
+    return f"{module}:{name}"
 
 
 def _describe_policy(policy: Policy) -> dict[str, Any]:
@@ -153,6 +240,7 @@ def _registered_name(kind: Kind, made: Any, module: str) -> str | None:
     for name, entry in registry.entries(kind).items():
         if not isinstance(entry, str) or entry.startswith(f"{module}:"):  # other entries need not be imported
             found = registry.resolve(kind, name)
+            found = getattr(found, "record", found) if kind == "algorithm" else found
             if found is made or (isinstance(found, PolicyKind) and found.make is made):
                 return name
     return None

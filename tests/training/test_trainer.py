@@ -1,6 +1,6 @@
 """A ``Trainer`` of objects: the numbers of the config that describes them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,16 @@ import pytest
 from damages import same, what_is_left
 from helpers.tiny import EPISODE, EVALUATED, NUM_ENVS, STEPS, tiny
 
-from ejax.algorithms.ppo import ALGORITHM, PPOConfig
+from ejax.algorithms.ppo import ALGORITHM, PPO, PPOConfig
+from ejax.algorithms.stateful import build_algo
 from ejax.config import ConfigError, parse_config
+from ejax.envs.task.world import World
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.play.saved_policy import evaluate_run
 from ejax.run import Trainer, train
 from ejax.store.run_dir import RunDirectory
 from ejax.training.build import build
+from ejax.training.callbacks import Callback, TrainingRun
 from ejax.types import Env, Policy
 
 
@@ -129,3 +132,113 @@ def test_host_environments_are_objects_too(tmp_path: Path) -> None:
 def test_a_wrong_key_is_refused_when_the_trainer_is_made() -> None:
     with pytest.raises(ConfigError, match="num_env"):
         Trainer(PointMassRL(), policy_of(raw()), ALGORITHM, num_env=4)
+
+
+class Writer:
+    """A ``SummaryWriter``'s method."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, list[tuple[int, float]]] = {}
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.setdefault(tag, []).append((step, value))
+
+
+class Counter(Callback):
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def on_update(self, run: TrainingRun, metrics: Any) -> None:
+        self.updates += 1
+
+
+def test_embodichains_arguments_make_the_same_run(tmp_path: Path) -> None:
+    config = raw(save_frequency_updates=1)
+    cfg, section = config["algorithm"]["cfg"], config["trainer"]
+    writer, counters, lines = Writer(), [Counter(), Counter()], dict[int, dict[str, float]]()
+    trainer = Trainer(
+        policy=policy_of(config),
+        env=PointMassRL(max_episode_steps=EPISODE),
+        algorithm=build_algo("ppo", cfg, policy_of(config)),
+        num_steps=section.pop("buffer_size"),
+        batch_size=cfg["batch_size"],
+        writer=writer,
+        checkpoint_dir=tmp_path / "run" / "checkpoints",
+        eval_env=PointMassRL(max_episode_steps=EPISODE),
+        callbacks=counters[:1],
+        event_cfg={},
+        **{name: value for name, value in section.items() if name != "enable_eval"},
+    )
+    assert trainer.config == parse_config(raw(save_frequency_updates=1))
+    result = trainer.train(
+        2 * STEPS, callbacks=counters[1:], on_log=lambda step, x: lines.setdefault(step, {}).update(x)
+    )
+    assert result.run_dir == tmp_path / "run" and result.eval_history
+    assert [each.updates for each in counters] == [2, 2]
+    assert {"eval/avg_reward", "train/loss", "charts/SPS"} <= writer.scalars.keys()
+    assert all(lines[step][tag] == value for tag, pairs in writer.scalars.items() for step, value in pairs)
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        trainer.train(2 * STEPS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"rank": 1}, "rank: is known to processes that are started together"),
+        ({"num_steps": 8, "buffer_size": 8}, "num_steps: means the same as buffer_size, which is given too; keep one"),
+        ({"event_cfg": {"a": {}}, "events": {}}, "event_cfg: means the same as events"),
+        ({"batch_size": 8, "options": {"batch_size": 16}}, "batch_size: got 8, and the algorithm's options have 16"),
+        (
+            {"checkpoint_dir": "here"},
+            r"checkpoint_dir: got here; a run keeps its own in RUN/checkpoints: give",
+        ),
+        ({"event_cfg": {"push": {"func": lambda: 0}}}, "push.func: got .*register it by @register_functor"),
+        ({"event_cfg": {"push": 3}}, r"trainer\.events\.train\.push: got 3"),
+        ({"event_cfg": 3}, r"trainer\.events\.train: got 3"),
+    ],
+    ids=lambda x: "" if isinstance(x, str) else ", ".join(x),
+)
+def test_arguments_that_cannot_be_honoured_are_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Trainer(PointMassRL(), policy_of(raw()), ALGORITHM, **arguments)
+
+
+def test_a_batch_size_is_the_algorithms() -> None:
+    policy = policy_of(raw())
+    by_default: Any = Trainer(PointMassRL(), policy, PPO(None, policy), batch_size=32).config.algorithm.cfg
+    assert by_default == PPOConfig(batch_size=32)
+
+
+def nudge(world: World, key: Any, *, by: float) -> World:
+    """Move the point: an event of a program's own."""
+    del key
+    return replace(world, state=replace(world.state, position=world.state.position + by))
+
+
+EVENTS: dict[str, Any] = {
+    "late": {"func": "delay_action", "params": {"steps_range": [1, 1]}},
+    "nudged": {"func": nudge, "mode": "interval", "interval_step": 2, "params": {"by": 0.1}},
+}
+IN_A_FILE = {**EVENTS, "nudged": {**EVENTS["nudged"], "func": f"{nudge.__module__}:nudge"}}
+
+
+def test_events_are_those_of_the_config() -> None:
+    config = raw()
+    config["trainer"]["events"] = {"train": IN_A_FILE, "eval": {}}
+    named = build(parse_config(config))
+    trainer = trainer_of(raw(), event_cfg=EVENTS)
+    given = build(trainer.config, given=trainer._given)
+    assert given.env == named.env != given.eval_env == PointMassRL(max_episode_steps=EPISODE)
+    of_eval = trainer_of(raw(), event_cfg={}, eval_event_cfg=EVENTS)
+    assert build(of_eval.config, given=of_eval._given).eval_env == named.env
+    both = trainer_of(raw(), event_cfg=EVENTS, eval_event_cfg=EVENTS)
+    assert build(both.config, given=both._given).eval_env is None  # one environment serves both
+
+
+def test_events_of_environments_outside_jax_are_refused(tmp_path: Path) -> None:
+    config = tiny(tmp_path, env="gymnasium:Pendulum-v1")
+    env = gymnasium.make_vec("Pendulum-v1", NUM_ENVS, max_episode_steps=EPISODE)
+    delayed = {"late": EVENTS["late"]}
+    trainer = trainer_of(config, env, event_cfg=delayed)
+    with pytest.raises(ConfigError, match=r"trainer\.events: act inside JAX, and the environment that was given is"):
+        trainer.train(run_dir=tmp_path / "run")

@@ -27,7 +27,7 @@ def with_functor_events(name: str, cfg: Mapping[str, Any], events: Mapping[str, 
 
 
 def add_events(env: Any, events: Mapping[str, Any]) -> Any:
-    """Return an environment in JAX, which is built already, with events of ``trainer.events``.
+    """Return an environment in JAX, which is built already, with events of ``trainer.events`` beside its own.
 
     Raises ConfigError: events that it cannot have, by name.
     """
@@ -37,7 +37,7 @@ def add_events(env: Any, events: Mapping[str, Any]) -> Any:
         if made is None:
             raise ConfigError([Problem(name, why_none(type(env).__name__)) for name in functors], "events")
         env = made
-    if not randomizers:
+    if not (randomizers or getattr(env, "randomization", None)):
         return env
     from ejax.envs.wrappers.randomized import with_events  # imports MuJoCo
 

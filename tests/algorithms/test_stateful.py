@@ -1,0 +1,155 @@
+"""Algorithms that hold their state: the numbers of the functions, in EmbodiChain's form."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers.host_tasks import Drift, Linear
+from helpers.tiny import NETWORK, NUM_ENVS, NUM_STEPS
+from helpers.tiny import PPO as OPTIONS
+
+import ejax
+from ejax.algorithms.grpo import GRPO, GRPOConfig
+from ejax.algorithms.ppo import ALGORITHM, PPO, PPOConfig, ppo_update
+from ejax.algorithms.stateful import BaseAlgorithm, build_algo
+from ejax.config import ConfigError
+from ejax.envs.host.pure_host import PureHostEnv
+from ejax.optim import make_optimizer
+from ejax.rollout import reset, unroll
+from ejax.run import Trainer
+from ejax.schema import registry
+from ejax.training.policies import build_policy
+from ejax.types import init_train_state
+
+ENV = Drift()
+POLICY = build_policy({"name": "actor_critic", "actor": NETWORK, "critic": NETWORK}, ENV)
+CFG = PPOConfig(batch_size=16, n_epochs=2)
+LOOP = {"env": ENV, "policy": POLICY, "num_steps": NUM_STEPS}
+
+
+def run(algorithm: BaseAlgorithm, num_updates: int, obs: Any = None) -> list[dict[str, float]]:
+    algorithm.initialize_buffer(NUM_STEPS, NUM_ENVS)
+    losses = []
+    for _ in range(num_updates):
+        algorithm.collect_rollout(obs=obs, **LOOP)
+        losses.append(algorithm.update())
+        obs = None
+    return losses
+
+
+def same_params(one: Any, other: Any) -> bool:
+    return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
+
+
+def test_a_loop_of_methods_gives_the_bits_of_the_functions() -> None:
+    algorithm = PPO(CFG, POLICY, seed=3)
+    key = jax.random.key(3)
+    start = reset(ENV, jax.random.key(9), NUM_ENVS)
+    losses = run(algorithm, 3, start)
+
+    optimizer, envs = make_optimizer(CFG.optimizer), start
+    init = jax.jit(init_train_state, static_argnums=(0, 1))  # as a run makes its parameters
+    state = init(POLICY, optimizer, jax.random.split(key)[0], envs.obs)
+    for i in range(3):
+        key_collect, key_update, _ = jax.random.split(jax.random.fold_in(key, i), 3)
+        rollout, envs = unroll(POLICY, ENV, state.params, envs, key_collect, num_steps=NUM_STEPS)
+        state, metrics = ppo_update(state, rollout, key_update, policy=POLICY, optimizer=optimizer, config=CFG)
+        assert losses[i] == {name: float(x) for name, x in metrics.items()}
+    assert algorithm.state is not None and same_params(algorithm.state, state)
+    assert algorithm.num_updates == 3 and algorithm.device == jax.devices()[0]
+
+
+def test_loops_and_objects_share_what_is_compiled() -> None:
+    run(PPO(CFG, POLICY), 1)
+    compiled = ppo_update._cache_size(), unroll._cache_size()
+    run(PPO(CFG.to_dict(), POLICY, seed=1), 3)
+    assert (ppo_update._cache_size(), unroll._cache_size()) == compiled
+
+
+def test_a_loop_learns_what_a_trainer_learns(tmp_path: Any) -> None:
+    algorithm = build_algo("ppo", {**OPTIONS, "learning_rate": 0.01}, POLICY)
+    trainer = Trainer(ENV, POLICY, algorithm, num_envs=NUM_ENVS, num_steps=NUM_STEPS, seed=0, console=False)
+    result = trainer.train(2 * NUM_STEPS * NUM_ENVS, run_dir=tmp_path / "run")
+    run(algorithm, 2)
+    assert algorithm.state is not None
+    pairs = zip(jax.tree.leaves(algorithm.state.params), jax.tree.leaves(result.params), strict=True)
+    for mine, theirs in pairs:  # the trainer's program is another one, which rounds otherwise
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_grpo_begins_each_rollout_with_groups_from_one_start() -> None:
+    policy = Linear()
+    algorithm = GRPO(GRPOConfig(batch_size=16, n_epochs=1, group_size=2), policy)
+    rollouts = []
+    for _ in range(2):
+        algorithm.initialize_buffer(NUM_STEPS, NUM_ENVS)
+        algorithm.collect_rollout(ENV, policy, None, NUM_STEPS)
+        assert algorithm.rollout is not None
+        rollouts.append(np.asarray(algorithm.rollout.obs[0]))
+        algorithm.update()
+    for first in rollouts:
+        np.testing.assert_array_equal(first[::2], first[1::2])
+        assert (first[:, 1] == 0.0).all() and first[0, 0] != first[2, 0]
+    assert not np.array_equal(*rollouts)
+    assert algorithm.state is not None and algorithm.state.reference is not None
+
+
+def test_host_environments_are_collected_step_by_step() -> None:
+    env, steps = PureHostEnv(ENV, NUM_ENVS), []
+    algorithm = PPO(CFG, POLICY)
+    means = algorithm.collect_rollout(env, POLICY, None, NUM_STEPS, lambda *step: steps.append(float(step[2].mean())))
+    assert len(steps) == NUM_STEPS and means["reward"] == pytest.approx(np.mean(steps))
+    assert np.isfinite(algorithm.update()["loss"])
+
+
+def test_the_documents_class_is_registered_and_trained_with() -> None:
+    @ejax.register_algo("my_algo", override=True)
+    class MyAlgorithm(BaseAlgorithm):
+        record = ALGORITHM
+
+        def collect_rollout(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            return {**super().collect_rollout(*args, **kwargs), "own": 1.0}
+
+    try:
+        algorithm = build_algo("my_algo", {"batch_size": 16}, POLICY)
+        assert isinstance(algorithm, MyAlgorithm) and "my_algo" in ejax.get_registered_algo_names()
+        assert algorithm.collect_rollout(ENV, POLICY, reset(ENV, jax.random.key(0), NUM_ENVS), NUM_STEPS)["own"] == 1.0
+        trainer = Trainer(ENV, POLICY, algorithm, num_envs=NUM_ENVS, buffer_size=NUM_STEPS)
+        assert trainer.config.algorithm.cfg == PPOConfig(batch_size=16)
+    finally:
+        del registry.ALGORITHMS["my_algo"]
+
+
+def test_methods_alone_serve_loops_of_ones_own() -> None:
+    class Mine(BaseAlgorithm):
+        def update(self) -> dict[str, float]:
+            return {"loss": 0.0}
+
+    algorithm = Mine({"anything": 1}, POLICY)
+    assert algorithm.update() == {"loss": 0.0}
+    with pytest.raises(NotImplementedError, match="Mine has no record; override this method, or"):
+        algorithm.collect_rollout(obs=None, **LOOP)
+    with pytest.raises(
+        ConfigError, match="algorithm: Mine has methods alone, which no compiled program calls; give it"
+    ):
+        Trainer(ENV, POLICY, algorithm)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    algorithm = PPO({"batch_size": 16}, POLICY)
+    with pytest.raises(ValueError, match="no rollout to learn from; call collect_rollout first"):
+        algorithm.update()
+    with pytest.raises(ValueError, match="how many environments there are is not known; call initialize_buffer first"):
+        algorithm.collect_rollout(obs=None, **LOOP)
+    with pytest.raises(ConfigError, match=r"batch_size: got 16, but a rollout has 4 rows"):
+        algorithm.initialize_buffer(2, 2)
+    algorithm.initialize_buffer(NUM_STEPS, NUM_ENVS, obs_dim=2, action_dim=1)
+    with pytest.raises(ValueError, match=r"rollouts are \(8, 4\) steps and environments, got \(9, 4\)"):
+        algorithm.collect_rollout(ENV, POLICY, None, NUM_STEPS + 1)
+    with pytest.raises(ValueError, match="got another policy, Linear; give the one that the algorithm trains"):
+        algorithm.collect_rollout(ENV, Linear(), None, NUM_STEPS)
+    with pytest.raises(NotImplementedError, match=r"BCConfig does not learn from rollouts; Trainer\("):
+        build_algo("bc", {}, POLICY).collect_rollout(obs=None, **LOOP)
+    with pytest.raises(ValueError, match=r"device: got cuda; leave it out: a run has Trainer\(\.\.\., device"):
+        build_algo("ppo", {}, POLICY, "cuda")  # type: ignore[arg-type]
