@@ -26,23 +26,22 @@ def with_limit(make: Any, num_steps: int) -> Any:
     if isinstance(make, str):
         raise ValueError(f"max_episode_steps needs the class of '{make}', not its place; give register_env the class")
     limit = limit_argument(make)
+    if limit is None and "default_limit" in dir(make):
+        return _subclass(make, {"default_limit": num_steps})
     if limit is None:
-        text = (
-            f"{name} takes neither {' nor '.join(LIMITS)}, so that max_episode_steps={num_steps} would change nothing"
-        )
-        remedy = "give it such a field, or leave max_episode_steps out"
-        if "gym_config" in inspect.signature(make).parameters:
-            remedy = "its gym config has the key max_episode_steps"
-        raise ValueError(f"{text}; {remedy}")
-    return _subclass(make, limit, num_steps) if is_dataclass(make) else partial(make, **{limit: num_steps})
-
-
-def _subclass(kind: Any, limit: str, num_steps: int) -> Any:
-    was = next(each for each in fields(kind) if each.name == limit)
-    own = {"__annotations__": {limit: was.type}, limit: field(default=num_steps, kw_only=was.kw_only)}
-    about = {each: getattr(kind, each) for each in ("__module__", "__qualname__", "__doc__")}
-    made = type(kind)(kind.__name__, (kind,), {**about, **own})
+        text = f"max_episode_steps={num_steps} would change nothing: {name} takes neither {' nor '.join(LIMITS)}"
+        raise ValueError(f"{text}; give it such a field, or leave max_episode_steps out")
+    if not is_dataclass(make):
+        return partial(make, **{limit: num_steps})
+    was = next(each for each in fields(make) if each.name == limit)
+    default = field(default=num_steps, kw_only=was.kw_only)
+    made = _subclass(make, {"__annotations__": {limit: was.type}, limit: default})
     if "__dataclass_fields__" in vars(made):  # MuJoCoTask makes one of every subclass
         return made
-    options = kind.__dataclass_params__
+    options = made.__dataclass_params__
     return dataclass(frozen=options.frozen, eq=options.eq)(made)
+
+
+def _subclass(kind: Any, own: dict[str, Any]) -> Any:
+    about = {each: getattr(kind, each) for each in ("__module__", "__qualname__", "__doc__")}
+    return type(kind)(kind.__name__, (kind,), {**about, **own})

@@ -1,3 +1,4 @@
+import json
 import pickle
 import subprocess
 import sys
@@ -112,6 +113,19 @@ def test_the_documents_decorator_registers_with_gymnasium_too() -> None:
     assert [env.step(np.zeros(2))[3] for _ in range(3)] == [False, False, True]
 
 
+def test_a_limit_of_an_embodied_env_is_the_gym_configs_default() -> None:
+    gym_config = json.loads((Path(__file__).parents[1] / "gym_configs/cart_pole.json").read_text())
+    del gym_config["max_episode_steps"]
+
+    @register_env("MyTaskRL", max_episode_steps=100, override=True)
+    class MyTaskEnv(EmbodiedEnv):
+        pass
+
+    configs = (gym_config, gym_config | {"max_episode_steps": 20})
+    limits = [kind(config).max_episode_steps for kind in (EmbodiedEnv, MyTaskEnv) for config in configs]
+    assert limits == [300, 20, 100, 20]
+
+
 def test_a_limit_of_a_mujoco_task_and_of_a_function() -> None:
     class Arm(MuJoCoTask):
         model = "push_cube.xml"
@@ -125,8 +139,7 @@ def test_a_limit_of_a_mujoco_task_and_of_a_function() -> None:
 @pytest.mark.parametrize(
     ("made", "limit", "message"),
     [
-        (lambda mass=1.0: mass, 5, r"takes neither max_episode_steps nor episode_length, so .* would change nothing"),
-        (EmbodiedEnv, 5, r"EmbodiedEnv takes neither .*; its gym config has the key max_episode_steps"),
+        (lambda mass=1.0: mass, 5, r"=5 would change nothing: <lambda> takes neither max_episode_steps nor ep"),
         ("ejax.envs.tasks.point_mass:PointMassRL", 5, r"needs the class of 'ejax\.envs.*', not its place"),
         (PointMassRL, 0, r"PointMassRL: max_episode_steps must be an integer >= 1, got 0"),
         (PointMassRL, 1.5, r"must be an integer >= 1, got 1\.5"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 import jax
@@ -65,8 +65,10 @@ class EmbodiedEnv(PhysicsTask):
 
     @property
     def spec(self) -> ManagerSpec:
-        return read_manager_spec(self.gym_config, self.functor_events)
+        return read_manager_spec(self.gym_config, self.functor_events, self.default_limit)
 
+    default_limit: ClassVar[int | None] = None
+    """Steps of an episode where the gym config does not limit them. None: EmbodiChain's."""
     first_event = 0
     _events = ()  # the config's reader takes them, whose robot may have a name of its own
 

@@ -34,15 +34,17 @@ class Extensions:
     ignore_terminations: bool
 
 
-def read_extensions(root: Section, env: Section, task: Collection[str] | None) -> Extensions:
+def read_extensions(
+    root: Section, env: Section, task: Collection[str] | None, default_limit: int | None = None
+) -> Extensions:
     """Read ``env.extensions``, ``env.actions`` and ``max_episode_steps``. ``task``: the entries that the task reads;
-    None: there is no task, as is reported elsewhere."""
+    None: there is no task, as is reported elsewhere. ``default_limit``: of ``max_episode_steps``; None: as above."""
     actions = env.open("actions")
     with env.open("extensions") as section:
         # ``env.actions`` came with 0.1.2, which reads none of these
         first_form = not actions.data and any(name in section for name in _FIRST_FORM)
         ignore_terminations = section.flag("ignore_terminations", False)
-        limit, first_success = _read_limit(root, section, first_form)
+        limit, first_success = _read_limit(root, section, first_form, default_limit)
         # what those releases did, in terms of the later ones
         if first_form:
             actions = _first_actions(section, actions.path)
@@ -57,9 +59,10 @@ def read_extensions(root: Section, env: Section, task: Collection[str] | None) -
     return Extensions(freeze(values), actions, limit, first_success, ignore_terminations)
 
 
-def _read_limit(root: Section, section: Section, first_form: bool) -> tuple[int, bool]:
+def _read_limit(root: Section, section: Section, first_form: bool, default: int | None) -> tuple[int, bool]:
     given = "max_episode_steps" in root or "max_episode_steps" in section
-    limit = root.integer("max_episode_steps", FIRST_LIMIT if first_form else LIMIT)
+    usual = default or (FIRST_LIMIT if first_form else LIMIT)
+    limit = root.integer("max_episode_steps", usual)
     if "max_episode_steps" in section:  # it replaces the other one there
         inner = section.integer("max_episode_steps", limit)
         if "max_episode_steps" in root and inner != limit:
@@ -69,8 +72,8 @@ def _read_limit(root: Section, section: Section, first_form: bool) -> tuple[int,
         section.ignore("episode_length", f"no effect with env.actions: max_episode_steps decides, {limit} here")
         return limit, False
     if not given and "episode_length" not in section:
-        text = f"is not given: {FIRST_LIMIT}, as in EmbodiChain 0.1.1 without env.extensions.episode_length"
-        root.note("max_episode_steps", text, "renamed")
+        why = "as it was registered" if default else "as in EmbodiChain 0.1.1 without env.extensions.episode_length"
+        root.note("max_episode_steps", f"is not given: {usual}, {why}", "renamed")
     if "episode_length" not in section:
         return limit, not given
     length = section.integer("episode_length", limit, at_least=1)

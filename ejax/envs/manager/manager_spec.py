@@ -49,8 +49,13 @@ class ManagerSpec:
 
 
 @functools.lru_cache(maxsize=32)
-def read_manager_spec(gym_config: Mapping[str, Any], functor_events: Mapping[str, Any] = FrozenDict()) -> ManagerSpec:
-    """Read a gym config, with more events after those of ``env.events``. Raises ConfigError: all unsupported keys."""
+def read_manager_spec(
+    gym_config: Mapping[str, Any],
+    functor_events: Mapping[str, Any] = FrozenDict(),
+    default_limit: int | None = None,
+) -> ManagerSpec:
+    """Read a gym config, with more events after those of ``env.events``, and another default of its time limit. Raises
+    ConfigError: all unsupported keys."""
     report = KeyReport()
     # before anything is read: what is no number at all would fail somewhere else, without its key
     for key, text in number_problems(gym_config, element="[{}]"):
@@ -72,7 +77,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], functor_events: Mapping[str
         env.take("num_envs")
         env.ignore_all(IGNORED["env"])
         control_parts = env.take("control_parts")
-        extensions = read_extensions(root, env, _parameters(task))
+        extensions = read_extensions(root, env, _parameters(task), default_limit)
         events = read_specs(env.open("events"), "events", robot_uid)
         events += read_specs(Section(functor_events, EVENTS, report), "events", robot_uid, MODES)
         observations = read_specs(env.open("observations"), "observations", robot_uid)
