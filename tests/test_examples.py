@@ -25,3 +25,9 @@ def test_the_own_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_the_own_environment_and_policy_learn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert load("own_env", monkeypatch).main(str(tmp_path)) < 0.1
+
+
+@pytest.mark.slow
+def test_stable_baselines3_trains_on_a_task_of_ejax(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("stable_baselines3")
+    assert 0.0 <= load("sb3_on_ejax", monkeypatch).main(num_updates=1) <= 1.0

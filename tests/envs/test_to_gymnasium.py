@@ -1,8 +1,10 @@
 """ejax's tasks as Gymnasium's environments."""
 
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -195,3 +197,14 @@ def test_a_step_needs_an_episode() -> None:
         env.step(STAY)
     with pytest.raises(gymnasium.error.ResetNeeded, match="no episodes yet"):
         EjaxVectorEnv("PointMassRL", 2).step(jnp.zeros((2, 2)))
+
+
+@pytest.mark.usefixtures("registered_names")
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [("host_envs.md", "## ejax's tasks for other libraries"), ("extend.md", "## A task under a name")],
+)
+def test_the_pages_code_runs_as_it_stands(page: str, title: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", text.partition(title)[2].partition("\n## ")[0], re.M | re.S)
+    exec(compile(block, page, "exec"), {"__name__": "page"})
