@@ -1,8 +1,9 @@
 """``data``: the demonstrations that behaviour cloning learns from."""
 
+import dataclasses
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from flax.core import FrozenDict
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -11,7 +12,7 @@ from ejax.config.annotations import argument_problems
 from ejax.schema.frozen import Kwargs, MayChange, StrictModel, thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import Problem
-from ejax.schema.registry import DEMONSTRATORS, resolve, trusted_name
+from ejax.schema.registry import DEMONSTRATORS, place_of_task, resolve, trusted_name
 
 
 class DataConfig(StrictModel):
@@ -46,6 +47,17 @@ class DataConfig(StrictModel):
     """engine: what demonstrates, a registered name or ``package.module:Name``."""
     task_cfg: Kwargs = Field(default_factory=FrozenDict)
     """engine: arguments of the task."""
+    gym_config: Kwargs = Field(default_factory=FrozenDict)
+    """engine: in place of ``task``, an EmbodiChain gym config in whose environment is demonstrated: a file, or what is
+    in one."""
+    action_config: Kwargs = Field(default_factory=FrozenDict)
+    """engine: arguments of what demonstrates in ``gym_config``."""
+    state_dim: PositiveInt | None = None
+    """engine: width of ``obs/robot/qpos``, to be checked."""
+    action_dim: PositiveInt | None = None
+    """engine: width of ``actions``, to be checked."""
+    buffer_device: Literal["cpu"] = "cpu"
+    """engine: where the episodes lie, in memory that processes share; batches go to the run's device."""
     buffer_size: PositiveInt = 64
     """engine: episodes that are drawn from at any time."""
     max_episode_steps: PositiveInt = 300
@@ -84,8 +96,8 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     from ejax.data.engine_config import check_budget  # of the data wing alone
 
     needed, source = _OF_SOURCE[data.source][0], f"source '{data.source}'"
-    if getattr(data, needed) is None:
-        yield Problem(f"data.{needed}", f"is missing: {source} needs it")
+    if not getattr(data, needed) and not data.gym_config:
+        yield Problem(f"data.{needed}", f"is missing: {source} needs it{', or gym_config' * (needed == 'task')}")
     unread = {key: source for other, keys in _OF_SOURCE.items() if other != data.source for key in keys}
     if data.refill_policy == "manual":
         unread.setdefault("refill_threshold", "refill_policy 'manual'")
@@ -104,8 +116,30 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
         check_budget(data.episode_sample_budget, data.episode_sample_hard_limit)
     except ValueError as error:
         yield Problem("data.episode_sample_hard_limit", str(error))
-    if data.task in DEMONSTRATORS:  # a class of your own is imported, and checked, by the worker alone
+    if data.source == "engine" and data.gym_config:
+        yield from _gym_problems(data)
+    elif data.task in DEMONSTRATORS:  # a class of your own is imported, and checked, by the worker alone
         yield from _task_problems(data)
+
+
+def engine_options(data: DataConfig) -> dict[str, Any]:
+    """Return the arguments of ``OnlineDataEngineCfg``."""
+    from ejax.data.engine_config import OnlineDataEngineCfg
+
+    shared = {each.name for each in dataclasses.fields(OnlineDataEngineCfg)} & DataConfig.model_fields.keys()
+    options = {name: thaw(getattr(data, name)) for name in shared}
+    return options | ({} if data.task is None else {"task": place_of_task(data.task)})
+
+
+def _gym_problems(data: DataConfig) -> list[Problem]:
+    from ejax.config.embodichain.demonstrations import read_demonstrations  # it imports the experts
+    from ejax.data.engine_config import OnlineDataEngineCfg
+
+    try:
+        _, arguments = OnlineDataEngineCfg(**engine_options(data)).demonstrator
+    except (TypeError, ValueError) as error:
+        return [Problem("data.gym_config", str(error))]
+    return [Problem(f"data.{key}", text) for key, text in read_demonstrations(**arguments)[1]]
 
 
 def _task_problems(data: DataConfig) -> list[Problem]:

@@ -222,6 +222,21 @@ def fill_env(draft: Draft) -> None:
             draft.put("trainer.num_envs", num_envs)
 
 
+def read_demonstrations_file(draft: Draft) -> None:
+    """Put the content of ``data.gym_config`` in the place of its path."""
+    name = draft.get("data.gym_config")
+    if not isinstance(name, str):
+        return
+    expected = [folder / name for folder in (draft.folder, Path.cwd()) if folder is not None]
+    file = next(filter(is_file, expected), None)
+    draft.pop("data.gym_config")
+    if file is None:
+        looked = " and ".join(str(path.absolute()) for path in expected)
+        draft.problem("data.gym_config", f"there is no '{name}'; looked for {looked}")
+    else:
+        draft.put("data.gym_config", read_file(file))
+
+
 def _may_stand_beside(draft: Draft) -> bool:
     for key in ("env", "env.cfg", "env.cfg.gym_config"):
         given = draft.get(key)
@@ -311,6 +326,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     spellings.ignore_options,  # before sizes, for which the options have to be valid
     spellings.ignore_engine_fields,
     spellings.resolve_sizes,  # needs the algorithm's options; before the gym config's defaults, which give way to them
+    read_demonstrations_file,
     fill_env,  # needs trainer.gym_config; gives env and num_envs
     note_manager_form,  # needs env
     spellings.resolve_model_type,  # needs the final num_envs and buffer_size

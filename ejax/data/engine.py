@@ -18,7 +18,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -268,9 +267,8 @@ class OnlineDataEngine(ChunkSource):
             raise RuntimeError(
                 f"an engine in state {self.state.name} cannot be handed to another process; start() it first"
             )
-        task = self.cfg.task  # by name: a consumer never imports the task
-        name = task if isinstance(task, str) else f"{task.__module__}:{getattr(task, '__qualname__', repr(task))}"
-        return {"cfg": replace(self.cfg, task=name, task_cfg={}), "ticket": self._ticket, "run_id": self.run_id}
+        # by name: a consumer never imports the task
+        return {"cfg": self.cfg.named(), "ticket": self._ticket, "run_id": self.run_id}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         copy = OnlineDataEngine(state["cfg"])

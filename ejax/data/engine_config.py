@@ -7,12 +7,17 @@ from typing import Any, Literal, Self, get_args
 
 from ejax.data.chunks import check_count
 from ejax.data.samplers import check_seed
-from ejax.data.task import DemonstrationTask
+from ejax.data.task import DemonstrationTask, EpisodeSpec
 from ejax.schema.configclass import ConfigClass
 from ejax.schema.plain_files import tables_beside
 
 RefillPolicy = Literal["sample_threshold", "manual"]
 
+FROM_GYM_CONFIG = "ejax.config.embodichain.demonstrations:make_task"
+"""What the worker runs for a ``gym_config``; by name, as nothing here needs more than NumPy."""
+SIDE_BY_SIDE = 16
+"""Episodes made at once where a gym config has no ``num_envs``: there EmbodiChain makes one."""
+_WIDTHS = {"state_dim": "obs/robot/qpos", "action_dim": "actions"}
 _LACKING: dict[str, dict[str, str]] = tables_beside(__file__)
 OF_EMBODICHAIN_ONLY = (*_LACKING["refused"], *_LACKING["without_effect"])
 """The fields of EmbodiChain's class that this one lacks."""
@@ -20,19 +25,19 @@ OF_EMBODICHAIN_ONLY = (*_LACKING["refused"], *_LACKING["without_effect"])
 
 @dataclass(frozen=True)
 class OnlineDataEngineCfg(ConfigClass):
-    """The options of an engine and of the task it runs.
+    """The options of an engine and of what demonstrates: ``task``, or an EmbodiChain ``gym_config``.
 
     Raises:
-        ValueError, TypeError: a value outside its range.
+        ValueError, TypeError: a value outside its range; neither ``task`` nor ``gym_config``, or both.
     """
 
-    task: str | Callable[..., DemonstrationTask]
+    task: str | Callable[..., DemonstrationTask] | None = None
     """Called in the worker as ``task(**task_cfg)``. Given as ``"package.module:Name"``, only the worker imports it."""
     task_cfg: Mapping[str, Any] = field(default_factory=dict)
     buffer_size: int = 16
     """Rows, one episode each."""
     max_episode_steps: int = 300
-    """Frames that a row holds. A longer episode is a failed attempt."""
+    """Frames that a row holds. A longer episode is a failed attempt. That of ``gym_config`` wins, as in EmbodiChain."""
     refill_threshold: int = 50
     """All rows are refilled after ``refill_threshold · buffer_size`` chunks were drawn, by all consumers together.
     What is drawn during a refill counts for the next. At least 1: endless refilling is not offered."""
@@ -57,12 +62,24 @@ class OnlineDataEngineCfg(ConfigClass):
     """Time for the worker to end before it is killed, in s."""
     seed: int = 0
     """Attempt k of the task gets the k-th seed of this one."""
+    gym_config: Mapping[str, Any] = field(default_factory=dict)
+    """EmbodiChain's, already loaded: what demonstrates does so in this environment, ``num_envs`` episodes side by side
+    (where it has none 16, or ``buffer_size`` if that is less). See docs/data.md for the ids."""
+    action_config: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of what demonstrates in ``gym_config``: an expert's ``noise`` and ``variety``, or a function of one's
+    own, ``{"create_demo_action_list": "package.module:name"}``, and what that takes."""
+    state_dim: int | None = None
+    """Width of ``obs/robot/qpos``, which the worker checks. None: as the environment has it."""
+    action_dim: int | None = None
+    """Width of ``actions``, likewise."""
+    buffer_device: str = "cpu"
+    """Only there can processes share it; ``ejax.data.prefetch`` puts batches onto a device."""
 
     @classmethod
     def from_embodichain(
-        cls, fields: Mapping[str, Any], task: str | Callable[..., DemonstrationTask], **options: Any
+        cls, fields: Mapping[str, Any], task: str | Callable[..., DemonstrationTask] | None = None, **options: Any
     ) -> Self:
-        """Make the options that EmbodiChain 0.3.2's class of this name has, for a task of ejax's.
+        """Make the options that EmbodiChain 0.3.2's class of this name has; ``task`` in place of its ``gym_config``.
 
         Args:
             fields: by name. Those without effect are left out.
@@ -76,7 +93,61 @@ class OnlineDataEngineCfg(ConfigClass):
         used = {name: value for name, value in fields.items() if verdicts[name][0] == "used"}
         return cls(task, **used, **options)
 
+    @property
+    def demonstrator(self) -> tuple[str | Callable[..., DemonstrationTask], dict[str, Any]]:
+        """Return what the worker calls, and with which arguments."""
+        if self.task is not None:
+            return self.task, dict(self.task_cfg)
+        taken = {"gym_config": dict(self.gym_config), "action_config": dict(self.action_config)}
+        side_by_side = min(SIDE_BY_SIDE, self.buffer_size)
+        return FROM_GYM_CONFIG, taken | {"max_episode_steps": self.max_episode_steps, "num_envs": side_by_side}
+
+    def named(self) -> Self:
+        """Return the options with the name of what demonstrates, without its code and arguments."""
+        task, _ = self.demonstrator
+        name = task if isinstance(task, str) else f"{task.__module__}:{getattr(task, '__qualname__', repr(task))}"
+        return self.replace(task=name, task_cfg={}, gym_config={}, action_config={})
+
+    def check_widths(self, spec: EpisodeSpec) -> None:
+        """Raise ValueError if episodes have not the widths given."""
+        for name, path in _WIDTHS.items():
+            given, shape = getattr(self, name), spec.frames.get(path, (None, ""))[0]
+            if given is not None and shape != (given,):
+                there = f"it has {', '.join(spec.frames)}" if shape is None else f"{path} is {list(shape)}"
+                raise ValueError(f"{name} is {given}, the width of {path}, but {there}; leave {name} out")
+
+    def _check_source(self) -> None:
+        if (self.task is None) == (not self.gym_config):
+            given = "neither" if self.task is None else "both"
+            raise ValueError(f"give task, or gym_config in its place; got {given}")
+        if not isinstance(self.gym_config, Mapping) or not isinstance(self.action_config, Mapping):
+            raise TypeError("gym_config and action_config are mappings, as json.load gives them, not paths of files")
+        if self.task is None and self.task_cfg:
+            raise ValueError(
+                "task_cfg are the arguments of task; what demonstrates in a gym_config takes action_config"
+            )
+        if self.task is not None and self.action_config:
+            raise ValueError("action_config are arguments of what demonstrates in a gym_config; a task takes task_cfg")
+        if self.buffer_device != "cpu":
+            raise ValueError(
+                f"buffer_device is {self.buffer_device!r}, but the buffer is in memory that processes share, on the "
+                f"cpu; ejax.data.prefetch puts batches onto a device"
+            )
+
     def __post_init__(self) -> None:
+        self._check_source()
+        for name in _WIDTHS:
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        own, extensions = self.gym_config, (self.gym_config.get("env") or {}).get("extensions") or {}
+        limits = own.get("max_episode_steps"), *map(extensions.get, ("max_episode_steps", "episode_length"))
+        object.__setattr__(self, "max_episode_steps", next(filter(None, limits), self.max_episode_steps))
+        num_envs = own.get("num_envs", (own.get("env") or {}).get("num_envs"))
+        if isinstance(num_envs, int) and isinstance(self.buffer_size, int) and num_envs > self.buffer_size:
+            raise ValueError(
+                f"gym_config has num_envs {num_envs}, episodes that are made at once, and buffer_size is "
+                f"{self.buffer_size}; it must be at least that"
+            )
         for name in ("buffer_size", "max_episode_steps", "refill_threshold", "max_generation_attempts"):
             check_count(name, getattr(self, name))
         for name in ("initialization_timeout", "worker_timeout", "shutdown_timeout"):
@@ -109,8 +180,6 @@ def embodichain_field(name: str, value: Any) -> tuple[Literal["used", "without e
     """Judge a field of EmbodiChain 0.3.2's ``OnlineDataEngineCfg``: its use here, and the reason."""
     if name in _LACKING["without_effect"]:
         return "without effect", _LACKING["without_effect"][name]
-    if name == "buffer_device" and value == "cpu":  # the one of its values that changes nothing
-        return "without effect", "no effect: the buffer is there"
     if name in _LACKING["refused"]:
         return "refused", _LACKING["refused"][name]
     if name in OnlineDataEngineCfg.__dataclass_fields__:

@@ -19,11 +19,12 @@ import numpy as np
 
 from ejax.data.chunks import check_count
 from ejax.data.engine import OnlineDataEngine
+from ejax.data.engine_config import FROM_GYM_CONFIG
 from ejax.data.lerobot.format import Images
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import attempt_seeds, check_seed
 from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, flatten, judge
-from ejax.schema.trust import add_trust_option, import_trusted, trust_strings, trust_words
+from ejax.schema.trust import add_trust_option, import_trusted, trust, trust_strings, trust_words
 
 
 class Tally(NamedTuple):
@@ -95,8 +96,7 @@ def record_stream(
     """Keep ``num_episodes`` episodes of a READY engine while others draw from it; arguments as of ``record``. Episodes
     made faster than they can be written are left out. Raises as ``record``, and ``engine``'s own errors."""
     check_count("num_episodes", num_episodes)
-    task = engine.cfg.task
-    name = task.partition(":")[2] if isinstance(task, str) else getattr(task, "__name__", "")
+    name = str(engine.cfg.named().task).partition(":")[2]
     for taken in itertools.islice(engine.episodes(), num_episodes):
         text = _instruction(instruction, taken.episode, name)
         on_episode(writer.append(taken.episode, text, origin=taken.origin))
@@ -117,14 +117,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> tuple[Tally, int]:
-    module, _, name = args.task.partition(":")
+    place, arguments = args.task, args.task_cfg
+    if args.gym_config is not None:
+        place, arguments = FROM_GYM_CONFIG, {"gym_config": args.gym_config, "action_config": args.action_config}
+        trust(place)
+    if args.task_cfg if args.task is None else args.action_config:
+        raise ValueError("--task-cfg are arguments of --task, and --action-config of what demonstrates in --gym-config")
+    module, _, name = place.partition(":")
     if not module or not name:
         raise ValueError(f"--task is '{args.task}'; write it as package.module:Name")
     # before the task is imported, which runs its code
-    trust_words([args.task, *args.trust], remember=True)
-    trust_strings(args.task_cfg)
+    trust_words([args.task or "", *args.trust], remember=True)
+    trust_strings([args.task_cfg, args.action_config])
     with ExitStack() as to_close:
-        task: Any = getattr(import_trusted(args.task), name)(**args.task_cfg)
+        task: Any = getattr(import_trusted(place), name)(**arguments)
         if isinstance(task, AbstractContextManager):
             task = to_close.enter_context(task)
         options = {name: getattr(args, name) for name in ("fps", "robot_type", "names", "images", "append")}
@@ -147,8 +153,11 @@ def _instruction(given: str | None, episode: Episode, otherwise: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.data.record", description="Keep a task's demonstrations.")
-    parser.add_argument("--task", required=True, metavar="package.module:Name", help="what demonstrates")
-    parser.add_argument("--task-cfg", type=_mapping, default={}, metavar="JSON", help="its arguments")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--task", metavar="package.module:Name", help="what demonstrates")
+    what.add_argument("--gym-config", metavar="FILE", help="EmbodiChain's, in whose environment is demonstrated")
+    parser.add_argument("--task-cfg", type=_mapping, default={}, metavar="JSON", help="arguments of --task")
+    parser.add_argument("--action-config", type=_mapping, default={}, metavar="JSON", help="those of --gym-config's")
     parser.add_argument("--episodes", type=int, required=True, metavar="N", help="how many more to keep")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a LeRobot v3.0 dataset")
     parser.add_argument("--append", action="store_true", help="go on with what is in DIR")

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from ejax.data.control import LIFE, Control, EngineState, LifecycleEvent, make_w
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.failures import OnlineDataWorkerError, pack_failure
 from ejax.data.worker import ORDER, POLL_S, SPEC, WorkOrder
+from ejax.schema.trust import trusted
 
 PLACE = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 _PREFIX = "ejax-data-"
@@ -52,7 +52,8 @@ class Supervisor:
         self._lock, self._taking = threading.Lock(), threading.Lock()
         self._closed = False
         self._beat, self._silent, self._looked = 0, 0.0, time.monotonic()
-        order = WorkOrder(os.getpid(), run_id, replace(cfg, task="", task_cfg={}), _pickle_task(cfg.task, cfg.task_cfg))
+        task = _pickle_task(*cfg.demonstrator)
+        order = WorkOrder(os.getpid(), run_id, cfg.named(), task, trusted())
         clear_leftovers()  # first: they may hold the memory that this run needs
         self.folder, self._held = make_folder()
         try:

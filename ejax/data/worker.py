@@ -33,7 +33,7 @@ from ejax.data.task import (
     check_episode,
     judge,
 )
-from ejax.schema.trust import import_trusted, trust
+from ejax.schema.trust import import_trusted, trust, trust_as
 
 POLL_S = 0.02
 ORDER, SPEC = "order", "spec"
@@ -47,6 +47,8 @@ class WorkOrder:
     """Config without the task."""
     task: bytes
     """Pickled ``(task, task_cfg)``, unpickled last, so that its module's errors can be reported."""
+    trusted: tuple[set[str], set[str]]
+    """What the owner lets through, and so a gym config's functions here."""
 
 
 class _Stop(BaseException):
@@ -86,12 +88,14 @@ def _run(order: WorkOrder, control: Control) -> None:
     faulthandler.register(signal.SIGUSR1, log)  # the owner learns from it where a worker hangs
     threading.Thread(target=_watch_owner, args=(order.owner_pid, folder), name="ejax-data-owner", daemon=True).start()
     with ExitStack() as to_close:
+        trust_as(order.trusted)
         task = _make_task(order.task)
         if isinstance(task, AbstractContextManager):
             task = to_close.enter_context(task)
         spec = task.spec()
         if not isinstance(spec, EpisodeSpec):
             raise TypeError(f"spec() must return an EpisodeSpec, got {type(spec).__name__}")
+        order.cfg.check_widths(spec)
         layout = Layout(order.cfg.buffer_size, order.cfg.max_episode_steps, spec)
         create(folder / BUFFER, layout.arrays())
         # the owner reads it once rows are filled, so it need not appear at once

@@ -3,19 +3,28 @@
 import functools
 from collections.abc import Mapping
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import site_pose
+from ejax.envs.task.states import SceneState
 from ejax.envs.tasks.push_cube import PushCubeRL
-from ejax.experts.task import Expert, Rows, ScriptedTask, limit_length, phrase, read_plan
-from ejax.types import Array, CameraView
+from ejax.experts.scene import SceneArm
+from ejax.experts.task import Expert, Law, Rows, ScriptedTask, limit_length, phrase, read_plan
+from ejax.types import Array, CameraView, PyTree
 
 _PLAN = read_plan(__file__)
-CAMERA, ENV = CameraView(**_PLAN["camera"]), _PLAN["env"]
+CAMERA, ENV, _SCENE = CameraView(**_PLAN["camera"]), _PLAN["env"], _PLAN["scene"]
 _CARE = np.array(list(_PLAN["segments"].values()))[:, None] * np.ones(6)
+
+_FASTER = dict(_PLAN["ranges"])
+for _name in ("speed", "push_speed"):
+    _low, _high, _count = _FASTER[_name]
+    _FASTER[_name] = (_SCENE["faster"] * _low, _SCENE["faster"] * _high, _count)
 
 _THERE = 0.03  # distance of the tool from a waypoint, m, at which the next segment begins
 _OFF_LINE = 0.04  # distance from the line between cube and goal, m, at which the tool only returns to it
@@ -31,36 +40,76 @@ class PushCubeExpert(Expert):
     segments, care, ranges = tuple(_PLAN["segments"]), _CARE, _PLAN["ranges"]
 
     def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
-        tool, cube, goal = obs[:, 6:9], obs[:, 9:12], obs[:, 12:15]
-        forward = (goal - cube)[:, :2]
-        forward = forward / np.maximum(np.linalg.norm(forward, axis=1), 1e-6)[:, None]
-        left = np.stack([-forward[:, 1], forward[:, 0]], axis=1)
-        behind = cube[:, :2] - variation["behind"][:, None] * forward + variation["aside"][:, None] * left
-        above = np.column_stack([behind, variation["height"]])
-        low = np.column_stack([behind, np.full(len(obs), _PUSH_HEIGHT)])
-        off = np.sum((tool - cube)[:, :2] * left, axis=1)
-        eager = variation["push_speed"] * np.clip(1.0 - np.abs(off) / _OFF_LINE, 0.0, 1.0)
-        beside = eager[:, None] * forward - np.clip(off, -_BACK_ON_LINE, _BACK_ON_LINE)[:, None] * left
-        push = np.column_stack([tool[:, :2] + beside, np.full(len(obs), _PUSH_HEIGHT)])
-        there = [np.linalg.norm(place - tool, axis=1) < _THERE for place in (above, low)]
-        done = np.stack([*there, np.zeros(len(obs), bool)])
-        segment = segment + done[segment, np.arange(len(obs))]
-        way = np.stack([above, low, push])[segment, np.arange(len(obs))] - tool
-        way = limit_length(way, variation["speed"])
-        return np.asarray(_joint_step(obs[:, :6], way)) / self.env.action_scale, segment
+        way, segment = follow_plan(obs, segment, variation)
+        return np.asarray(_joint_step(PushCubeRL.asset, obs[:, :6], way)) / self.env.action_scale, segment
 
     def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
         return phrase(rng, _PLAN["wordings"], obs[:, 12:14] - np.array(self.env.goal_position[:2]))
 
 
-@jax.jit
-@jax.vmap
-def _joint_step(angles: Array, way: Array) -> Array:
-    """Compute changes of the joint angles [6] that move the tool by ``way`` [3] m and turn it to point down. One
+class PushCubeInScene(Expert):
+    """The same plan in the scene of an EmbodiChain gym config whose id is PushCubeRL, with any arm and any action terms
+    of joint positions. It is faster: cube and goal are farther apart than in ``PushCubeRL``.
+
+    Its own actions, and so the noise, are joint steps as fractions of the largest, ``scene.step``."""
+
+    make_env = EmbodiedEnv
+    segments, care = tuple(_PLAN["segments"]), _CARE[:, :1]
+    ranges = _FASTER
+
+    @property
+    def space(self) -> gymnasium.spaces.Box:
+        return gymnasium.spaces.Box(-1.0, 1.0, (len(self._arm.joints),), np.float32)
+
+    @functools.cached_property
+    def _arm(self) -> SceneArm:
+        return SceneArm(self.env, "cube", "goal_pose")
+
+    def begin(self, rng: np.random.Generator, state: SceneState, obs: PyTree) -> tuple[list[str], Law]:
+        seen = self._arm.see(state)
+        # the config draws goals about the robot
+        instructions, variation = phrase(rng, _PLAN["wordings"], seen[:, -3:-1]), self.vary(rng, len(seen))
+        return instructions, lambda state, obs, segment: self.act(self._arm.see(state), segment, variation)
+
+    def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+        """``obs``: ``SceneArm.see``."""
+        way, segment = follow_plan(obs, segment, variation)
+        return np.asarray(_joint_step(self.env.asset, obs[:, :-9], way)) / _SCENE["step"], segment
+
+    def command(self, state: SceneState, action: Rows) -> Rows:
+        return self._arm.command(state, action * np.float32(_SCENE["step"]))
+
+
+def follow_plan(obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+    """Return the tool's ways [N, 3], m, and segments [N], see ``Expert.act``; ``obs`` [N, 9 or more] ends with tool,
+    cube and goal, m."""
+    tool, cube, goal = obs[:, -9:-6], obs[:, -6:-3], obs[:, -3:]
+    forward = (goal - cube)[:, :2]
+    forward = forward / np.maximum(np.linalg.norm(forward, axis=1), 1e-6)[:, None]
+    left = np.stack([-forward[:, 1], forward[:, 0]], axis=1)
+    behind = cube[:, :2] - variation["behind"][:, None] * forward + variation["aside"][:, None] * left
+    above = np.column_stack([behind, variation["height"]])
+    low = np.column_stack([behind, np.full(len(obs), _PUSH_HEIGHT)])
+    off = np.sum((tool - cube)[:, :2] * left, axis=1)
+    eager = variation["push_speed"] * np.clip(1.0 - np.abs(off) / _OFF_LINE, 0.0, 1.0)
+    beside = eager[:, None] * forward - np.clip(off, -_BACK_ON_LINE, _BACK_ON_LINE)[:, None] * left
+    push = np.column_stack([tool[:, :2] + beside, np.full(len(obs), _PUSH_HEIGHT)])
+    there = [np.linalg.norm(place - tool, axis=1) < _THERE for place in (above, low)]
+    done = np.stack([*there, np.zeros(len(obs), bool)])
+    segment = segment + done[segment, np.arange(len(obs))]
+    way = np.stack([above, low, push])[segment, np.arange(len(obs))] - tool
+    return limit_length(way, variation["speed"]), segment
+
+
+@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.vmap, in_axes=(None, 0, 0))
+def _joint_step(asset: str, angles: Array, way: Array) -> Array:
+    """Compute changes of an arm's joint angles [J] that move the tool by ``way`` [3] m and turn it to point down. One
     iteration of ``ejax.envs.mujoco.kinematics``' damped least squares, free about the tool's axis."""
+    model = load_model(asset)
 
     def tool(angles: Array) -> Array:
-        pose = site_pose(load_model("push_cube.xml"), "tcp", jnp.concatenate([angles, jnp.zeros(7)]))
+        pose = site_pose(model, "tcp", jnp.concatenate([angles, jnp.zeros(model.nq - len(angles))]))
         return jnp.concatenate([pose[:3, 3], pose[:3, 2]])
 
     axis, jacobian = tool(angles)[3:], jax.jacfwd(tool)(angles)
@@ -69,3 +118,5 @@ def _joint_step(angles: Array, way: Array) -> Array:
 
 
 make_task = functools.partial(ScriptedTask, PushCubeExpert, camera=CAMERA)
+
+make_scene_task = functools.partial(ScriptedTask, PushCubeInScene, camera=CAMERA)

@@ -9,14 +9,14 @@ recorded too. Source: Laskey et al. 2017, "DART: noise injection for robust imit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.task import Episode, EpisodeSpec, Failure, Field
+from ejax.data.task import Episode, EpisodeSpec, Failure, Field, flatten
 from ejax.envs.mujoco.pictures import Renderer
 from ejax.envs.wrappers.rendered import WristCamera, check_renderer, draw_state, draw_wrist
 from ejax.schema.frozen import freeze
@@ -26,10 +26,17 @@ from ejax.types import CameraView, PyTree, RenderableEnv
 Rows = NDArray[Any]
 """One entry per environment of a batch."""
 
+Law: TypeAlias = Callable[[PyTree, PyTree, Rows], tuple[Rows, Rows] | None]
+"""(state, observation, segment [N] of the step before) -> actions [N, A] and segments [N]; None: the plan has ended."""
+
 INSTRUCTION_BYTES = 96
 _DRAWN_AT_ONCE = 64
 _NEARLY = 0.02  # m: nearer to the middle than this, no side is named
 _CARRIED_OVER = 0.8  # part of the noise that carries over to the next step; the variance stays 1
+
+
+class NoPlanError(RuntimeError):
+    """A planner that gave no actions for these starts."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class Expert:
     env: Any
     variety: float = 1.0
     """Part of each range, about its middle, that is drawn from; 0 is one style: nothing depends on the unseen."""
+    judged: ClassVar[bool] = True
+    """False: the task has no success of its own, and a plan that was carried out is one."""
     segments: ClassVar[tuple[str, ...]]
     """Names, by ``segment_id``."""
     care: ClassVar[Rows]
@@ -48,6 +57,11 @@ class Expert:
     make_env: ClassVar[Callable[..., RenderableEnv]]
     env_fields: ClassVar[Mapping[str, Any]] = {}
     """Default fields of the environment."""
+
+    @property
+    def space(self) -> gymnasium.Space[Any]:
+        """Space of the actions of ``act``, which the noise is a part of."""
+        return self.env.action_space
 
     def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
         """Draw the variation of N plans by name: uniform numbers [N], or [N, D] if D is above 1."""
@@ -61,6 +75,23 @@ class Expert:
         """Return actions [N, A], and their segments [N]: the same as before or the next. ``obs`` [N, F] is the
         environment's, by name if it has parts; ``segment`` [N] is of the step before."""
         raise NotImplementedError
+
+    def begin(self, rng: np.random.Generator, state: PyTree, obs: PyTree) -> tuple[list[str], Law]:
+        """Return an instruction for each of N episodes, and the law of their actions."""
+        instructions, variation = self.instruct(rng, obs), self.vary(rng, len(jax.tree.leaves(obs)[0]))
+        return instructions, lambda state, obs, segment: self.act(obs, segment, variation)
+
+    def tolerance(self, segment: Rows) -> Rows:
+        """Return the fraction [N, A] or [N, 1] of the noise that segments [N] tolerate."""
+        return self.care[segment]
+
+    def name_segment(self, segment: int) -> str:
+        return f"'{self.segments[segment]}'"
+
+    def command(self, state: PyTree, action: Rows) -> Rows:
+        """Turn actions [N, ...] of ``space`` into the environment's."""
+        del state
+        return action
 
     def instruct(self, rng: np.random.Generator, obs: PyTree) -> list[str]:
         """Name the goal of each episode in words; ``obs`` are the first observations."""
@@ -79,6 +110,7 @@ class Attempts:
     state: PyTree  # before each step
     length: Rows
     success: Rows
+    terminated: Rows  # the last step ended the task, else only the episode
     instruction: list[str]
 
 
@@ -86,9 +118,9 @@ class ScriptedTask:
     """An expert in ``num_envs`` environments at once: a ``DemonstrationTask``; ``make_task`` of its module is this
     class.
 
-    Frame fields: ``obs/state`` [F] (or ``obs/<part>``), ``actions``, ``expert_actions`` [A], ``rewards``, and
-    ``obs/image`` [H, W, 3] uint8 with an ``image_size``. Episode fields: ``instruction``, and ``row``, the environment
-    in the batch: ``start(seed)`` at that row is where the episode began.
+    Frame fields: ``obs/state`` [F] (or ``obs/<part>``, as ``obs/robot/qpos``), ``actions``, ``expert_actions`` [A],
+    ``rewards``, and ``obs/image`` [H, W, 3] uint8 with an ``image_size``. Episode fields: ``instruction``, and ``row``,
+    the environment in the batch: ``start(seed)`` at that row is where the episode began.
 
     Args:
         env: fields of the environment, ``physics`` being mujoco by default. None: the expert's ``env_fields``.
@@ -98,6 +130,7 @@ class ScriptedTask:
         camera: a view or its fields, as from a file; None: the environment's own.
         renderer: as in ``RenderedEnv``; train a policy with the same.
         wrist: fields of ``WristCamera``: ``obs/wrist`` beside ``obs/image``.
+        instruction: of every episode; None: the expert's.
 
     Values outside their ranges raise ValueError or TypeError.
     """
@@ -113,6 +146,7 @@ class ScriptedTask:
         camera: CameraView | Mapping[str, Any] | None = None,
         renderer: Renderer = "mujoco",
         wrist: Mapping[str, Any] | None = None,
+        instruction: str | None = None,
     ) -> None:
         for name, value in {"noise": noise, "variety": variety}.items():
             if not 0.0 <= value <= 1.0:
@@ -123,38 +157,45 @@ class ScriptedTask:
             raise ValueError(f"image_size must be (height, width) in pixels, or None; got {image_size!r}")
         self.env = expert.make_env(**{"physics": "mujoco", **(expert.env_fields if env is None else env)})
         self._expert = expert(self.env, variety)
-        space = self.env.action_space
+        space = self._expert.space
         if not isinstance(space, gymnasium.spaces.Box):
             raise TypeError(f"experts act in a gymnasium.spaces.Box, got {space}")
         self._space, self._num_envs, self._noise, self._image_size = space, num_envs, noise, image_size
         self._camera = CameraView(**freeze(camera)) if isinstance(camera, Mapping) else camera
+        self._instruction = instruction
         self._renderer, self._wrist = renderer, None if wrist is None else WristCamera(**freeze(wrist))
         check_renderer(self.env, renderer, self._wrist)
         self._reset, self._step = jax.jit(jax.vmap(self.env.reset)), jax.jit(jax.vmap(self.env.step))
 
     def spec(self) -> EpisodeSpec:
-        actions, size = (self._space.shape, "float32"), self._image_size
+        actions: Field = (self.env.action_space.shape or (), "float32")
+        image = self._image_size
         frames: dict[str, Field] = {
             **{path: (space.shape, str(space.dtype)) for path, space in _parts(self.env.observation_space).items()},
             "actions": actions,
             "expert_actions": actions,
             "rewards": ((), "float32"),
         }
-        if size is not None:
-            frames["obs/image"] = ((size[0], size[1], 3), "uint8")
+        if image is not None:
+            frames["obs/image"] = ((image[0], image[1], 3), "uint8")
         if self._wrist is not None:
             frames["obs/wrist"] = ((self._wrist.height, self._wrist.width, 3), "uint8")
-        return EpisodeSpec(frames, {"instruction": ((), f"S{INSTRUCTION_BYTES}"), "row": ((), "int64")})
+        size = max(INSTRUCTION_BYTES, len((self._instruction or "").encode()))
+        return EpisodeSpec(frames, {"instruction": ((), f"S{size}"), "row": ((), "int64")})
 
     def generate(self, seed: int) -> list[Episode | Failure]:
         """Return an outcome for each environment; a failed attempt is a Failure that names its last segment."""
-        attempts, outcomes = self.attempt(seed), list[Episode | Failure]()
+        try:
+            attempts, outcomes = self.attempt(seed), list[Episode | Failure]()
+        except NoPlanError as error:
+            return [Failure(str(error))]
         kept = np.flatnonzero(attempts.success).tolist()
         pictures = {path: self._draw(attempts, kept, draw) for path, draw in self._drawn.items()}
         for row, length in enumerate(attempts.length):
             segment = attempts.segment[:length, row]
             if row not in kept:
-                text = f"no success in {length} steps; the last segment was '{self._expert.segments[segment[-1]]}'"
+                last = self._expert.name_segment(int(segment[-1]))
+                text = f"no success in {length} steps; the last segment was {last}"
                 outcomes.append(Failure(f"environment {row}: {text}"))
                 continue
             frames = {
@@ -165,7 +206,8 @@ class ScriptedTask:
                 **{path: each[kept.index(row)] for path, each in pictures.items()},
             }
             fields = {"instruction": attempts.instruction[row].encode(), "row": row}
-            outcomes.append(Episode(frames, segment_id=segment, fields=fields))
+            ended = bool(attempts.terminated[row])
+            outcomes.append(Episode(frames, segment_id=segment, fields=fields, terminated=ended))
         return outcomes
 
     def start(self, seed: int) -> tuple[PyTree, Rows]:
@@ -173,35 +215,44 @@ class ScriptedTask:
         return self._reset(jax.random.split(jax.random.key(seed), self._num_envs))
 
     def attempt(self, seed: int) -> Attempts:
-        """Let the expert act until every environment has ended."""
+        """Let the expert act until every environment has ended, or its plan has. Raises NoPlanError: it has none."""
         rng = np.random.default_rng(seed)
         space, keys = self._space, jax.random.split(jax.random.key(seed), self._num_envs)
         state, first = self.start(seed)
         obs = jax.tree.map(np.asarray, first)
-        instruction, variation = self._expert.instruct(rng, obs), self._expert.vary(rng, self._num_envs)
+        instruction, law = self._expert.begin(rng, state, obs)
+        if self._instruction is not None:
+            instruction = [self._instruction] * self._num_envs
         segment = np.zeros(self._num_envs, np.int64)
         noise = rng.standard_normal((self._num_envs, *space.shape))
         scale = self._noise * 0.5 * (space.high - space.low)
         going = np.ones(self._num_envs, bool)
         length, success = np.zeros(self._num_envs, np.int64), np.zeros(self._num_envs, bool)
+        terminated = np.zeros(self._num_envs, bool)
         frames: list[dict[str, PyTree]] = []
-        while going.any():
-            intended, segment = self._expert.act(obs, segment, variation)
+        while going.any() and (decided := law(state, obs, segment)) is not None:
+            intended, segment = decided
             intended = np.clip(intended, space.low, space.high).astype(np.float32)
-            action = np.clip(intended + scale * self._expert.care[segment] * noise, space.low, space.high)
+            action = np.clip(intended + scale * self._expert.tolerance(segment) * noise, space.low, space.high)
             action = action.astype(np.float32)
             # noise that lasts some steps drives the arm off its way; white noise would only make it tremble
             noise = _CARRIED_OVER * noise + np.sqrt(1.0 - _CARRIED_OVER**2) * rng.standard_normal(noise.shape)
+            intended, action = self._expert.command(state, intended), self._expert.command(state, action)
             now = {"state": jax.device_get(state), "obs": obs, "action": action, "intended": intended}
             state, timestep = self._step(state, action, keys)
             frames.append({**now, "segment": segment, "reward": np.asarray(timestep.reward)})
             obs = jax.tree.map(np.asarray, timestep.obs)
             length += going
             success |= going & np.asarray(timestep.info["success"])
+            terminated |= going & np.asarray(timestep.terminated)
             # the batch steps on until all have ended; later steps of a row that ended do not count
             going &= ~np.asarray(timestep.terminated | timestep.truncated)
+        if not frames:
+            raise NoPlanError("the plan is empty")
+        if not self._expert.judged:
+            success |= going
         arrays = jax.tree.map(lambda *x: np.stack(x), *frames)
-        return Attempts(**arrays, length=length, success=success, instruction=instruction)
+        return Attempts(**arrays, length=length, success=success, terminated=terminated, instruction=instruction)
 
     @cached_property
     def _drawn(self) -> dict[str, Callable[[PyTree], Any]]:
@@ -258,4 +309,4 @@ def phrase(rng: np.random.Generator, wordings: Sequence[str], offset: Rows) -> l
 
 def _parts(obs: Any) -> dict[str, Any]:
     """Map an observation's parts to paths of frame fields; a vector is ``obs/state``."""
-    return {f"obs/{name}": part for name, part in obs.items()} if isinstance(obs, Mapping) else {"obs/state": obs}
+    return flatten(obs, "obs/") if isinstance(obs, Mapping) else {"obs/state": obs}

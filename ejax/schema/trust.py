@@ -68,6 +68,17 @@ def trust(*places: str) -> None:
         _named.setdefault(place, False)
 
 
+def trusted() -> tuple[set[str], set[str]]:
+    """Give the places and the folders whose code this process lets through, for ``trust_as`` in one that it starts."""
+    return set(_named), set(_folders)
+
+
+def trust_as(others: tuple[set[str], set[str]]) -> None:
+    """Let through what the process lets through that started this one."""
+    for known, more in zip((_named, _folders), others, strict=True):
+        known.update(dict.fromkeys(more - known.keys(), False))
+
+
 def trust_strings(tree: Any) -> None:
     """``trust`` every place among the strings of nested mappings and lists."""
     if isinstance(tree, str) and (place := _place_in(tree)):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import gymnasium
@@ -20,14 +20,12 @@ import numpy as np
 
 from ejax.algorithms.step import RunState, init_host_run_state
 from ejax.config import ConfigError, Problem
-from ejax.config.data import DataConfig
+from ejax.config.data import DataConfig, engine_options
 from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.samplers import make_rng
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
 from ejax.policies.calls import check_obs
-from ejax.schema.frozen import thaw
-from ejax.schema.registry import place_of_task
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
 from ejax.training.parts import Ingredients, Parts
@@ -305,9 +303,7 @@ class Demonstrations:
 
 
 def _make_engine(config: DataConfig) -> OnlineDataEngine:
-    shared = {field.name for field in fields(OnlineDataEngineCfg)} & DataConfig.model_fields.keys()
-    options = {name: thaw(getattr(config, name)) for name in shared}
-    return OnlineDataEngine(OnlineDataEngineCfg(**options | {"task": place_of_task(str(config.task))}))
+    return OnlineDataEngine(OnlineDataEngineCfg(**engine_options(config)))
 
 
 def _open_folder(config: DataConfig, count: int | None) -> tuple[ChunkSource, PyTree]:

@@ -381,18 +381,17 @@ OF_EMBODICHAIN = {
 def test_fields_of_embodichain_mean_here_what_they_mean_there() -> None:
     made = OnlineDataEngineCfg.from_embodichain(OF_EMBODICHAIN, "data_tasks:Toy", seed=3)
     kept = [name for name in OF_EMBODICHAIN if embodichain_field(name, OF_EMBODICHAIN[name])[0] == "used"]
-    assert kept == list(OF_EMBODICHAIN)[:10] and made.seed == 3
+    assert kept == [*list(OF_EMBODICHAIN)[:10], "buffer_device"] and made.seed == 3
     assert {name: getattr(made, name) for name in kept} == {name: OF_EMBODICHAIN[name] for name in kept}
 
 
 @pytest.mark.parametrize(
     ("field", "reason"),
     [
-        ({"state_dim": 9}, r"state_dim: the task's spec\(\) has the width"),
-        ({"action_dim": 7}, r"action_dim: the task's spec\(\) has the width"),
-        ({"gym_config": {}}, "gym_config: .* give task, and its arguments as task_cfg"),
-        ({"action_config": {}}, "action_config: .* give task"),
-        ({"buffer_device": "cuda:0"}, "buffer_device: the buffer is in memory that processes share"),
+        ({"state_dim": 0}, "state_dim must be at least 1, got 0"),
+        ({"gym_config": {"id": "PushCubeRL"}}, "give task, or gym_config in its place; got both"),
+        ({"action_config": {"noise": 0.1}}, "action_config are arguments of what demonstrates in a gym_config"),
+        ({"buffer_device": "cuda:0"}, "buffer_device is 'cuda:0', but the buffer is in memory that processes share"),
         ({"action_semantics": "policy_request"}, "action_semantics: .* names its fields of actions"),
         ({"action_contracts": ("eef_pose.relative@1",)}, "action_contracts: .* names its fields of actions"),
         ({"bufer_size": 3}, "bufer_size: EmbodiChain's OnlineDataEngineCfg has no such field"),

@@ -542,7 +542,18 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
             "data.episode_sample_hard_limit",
             "without episode_sample_budget",
         ),
-        ({"data": {**ENGINE, "state_dim": 14}}, "data.state_dim", "the task's spec() has the width"),
+        ({"data": {**ENGINE, "action_contracts": []}}, "data.action_contracts", "the task's spec() names its fields"),
+        ({"data": {**ENGINE, "gym_config": {"id": "PushCubeRL"}}}, "data.gym_config", "got both"),
+        (
+            {"data": {"source": "engine", "gym_config": "no.json"}},
+            "data.gym_config",
+            "there is no 'no.json'; looked for",
+        ),
+        (
+            {"data": {"source": "engine", "gym_config": {"id": "CartPoleRL", "env": {}}}},
+            "data.gym_config.id",
+            "ejax has no expert for 'CartPoleRL'",
+        ),
         ({"data": {**ENGINE, "lifecycle_event_capacity": 64}}, "data.lifecycle_event_capacity", "takes no events out"),
     ],
 )
@@ -561,13 +572,15 @@ def test_fields_of_embodichains_engine_are_told_one_by_one(tmp_path: Path) -> No
     assert {name: notes[f"data.{name}"].status for name in fields} == {
         "include_provenance": "without effect",
         "language_buffer_bytes": "without effect",
-        "buffer_device": "without effect",
-        "state_dim": "unsupported",
+        "buffer_device": "used",
+        "state_dim": "used",
         "action_semantics": "unsupported",
         "refill_policy": "used",
         "shutdown_timeout": "used",
     }
-    assert all(notes[f"data.{name}"].text for name in list(fields)[:5])
+    assert all(
+        notes[f"data.{name}"].text for name in ("include_provenance", "language_buffer_bytes", "action_semantics")
+    )
 
 
 @pytest.mark.usefixtures("nothing_trusted")
