@@ -106,7 +106,21 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     prepare_jax(config.trainer.device)
     for notice in config.notices:
         print(f"[config] {notice.key}: {notice.text}", flush=True)
+    if args.verbose:
+        _list_registered(config)
     return config
+
+
+def _list_registered(config: "RunConfig") -> None:
+    from ejax.schema.registry import Kind, names
+
+    chosen: dict[Kind, str] = {"env": config.env.id, "policy": config.policy.name, "algorithm": config.algorithm.name}
+    for kind, name in chosen.items():
+        print(f"[config] {kind}: {name} (registered: {', '.join(names(kind))})")
+    trainer = config.trainer
+    steps = trainer.num_updates * trainer.buffer_size * trainer.num_envs
+    of_each = " on each device" if trainer.distributed else ""
+    print(f"[config] {steps:,} {config.step_name}{of_each} in {trainer.num_updates:,} updates", flush=True)
 
 
 def _config_of(fork: Path) -> tuple[Path, str]:
@@ -226,6 +240,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
         help="a new run from the whole state of another, its best checkpoint; without --config by its config",
     )
     parser.add_argument("--run", type=Path, metavar="DIR", help="the run's folder (default: a new one, named by time)")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show the names that are registered, and the steps"
+    )
     add_trust_option(parser)
     return parser
 

@@ -1,5 +1,6 @@
 """``ejax COMMAND``: one name for the command lines, and what their start must not import."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.tiny import STEPS, tiny
 
-from ejax import __version__
+from ejax import __version__, train
 from ejax.__main__ import COMMANDS, main
 
 
@@ -119,3 +121,13 @@ def test_the_script_finds_a_trusted_module_of_the_working_directory_and_no_other
     train = run_script(tmp_path, "train", "--config", config, "env=envpool:Pong-v5")
     assert train.returncode == 2 and "is not installed" in train.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_verbose_run_lists_what_is_registered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(tiny(tmp_path)))
+    assert train.main(["--config", str(file), "-v", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "[config] policy: actor_critic (registered: actor_critic, actor_only," in out
+    assert "[config] algorithm: ppo (registered: apg, bc," in out and "[config] env: PointMassRL (registered: " in out
+    assert f"[config] {2 * STEPS} env steps in 2 updates" in out

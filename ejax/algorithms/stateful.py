@@ -10,57 +10,54 @@ The numbers are those of ``ejax.unroll`` and of the record's ``update``, which a
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ejax.algorithms.record import Algorithm, RunShape, find_algorithm
-from ejax.algorithms.step import init_host_run_state
+from ejax.algorithms.step import init_host_run_state, step_metrics
 from ejax.collectors.collect import StepCallback, collect_rollout
 from ejax.rollout import EnvCarry, reset, restart
 from ejax.schema.problems import ConfigError
 from ejax.schema.registry import resolve
-from ejax.types import Array, Env, HostEnv, Key, Policy, PyTree, Rollout, TrainState
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Policy, PyTree, Rollout, TrainState
 
 
 class BaseAlgorithm:
     """An algorithm of rollouts with its parameters, its environments under way and the last rollout.
 
-    A subclass names its ``record``; ``Trainer`` takes such a class's object, and ``register_algo`` the class. One that
+    A subclass names its ``record``: ``Trainer`` takes such an object, and ``register_algo`` the class. One that
     overrides ``collect_rollout`` and ``update`` instead serves loops of your own alone.
 
     Args:
         cfg: the record's ``Config``, or a mapping that makes one. None: the defaults.
         record: in place of the class's.
-        seed: decides parameters, starts of episodes, actions and minibatches, as ``trainer.seed`` does.
+        seed: decides all random numbers, as ``trainer.seed`` does.
         dropout: the policy drops units in training.
     """
 
-    record: ClassVar[Algorithm | None] = None
+    record: Algorithm | None = None
 
     def __init__(
         self, cfg: Any, policy: Policy, *, record: Algorithm | None = None, seed: int = 0, dropout: bool = False
     ) -> None:
-        if record is not None:
-            self.record = record  # type: ignore[misc]  # this object's own
+        self.record = record or self.record
         if self.record is not None and (cfg is None or isinstance(cfg, Mapping)):
             cfg = self.record.Config(**(cfg or {}))
-        self.cfg, self.policy = cfg, policy
+        self.cfg, self.policy, self.num_updates = cfg, policy, 0
         self.state: TrainState | None = None
         self.envs: EnvCarry | None = None
         """The environments between two rollouts."""
         self.rollout: Rollout | None = None
-        """The last one that was collected, leaves [T, N, ...]."""
-        self.num_updates = 0
+        """The last one, which ``update`` learns from and takes away; leaves [T, N, ...]."""
         self._key, self._seed, self._dropout = jax.random.key(seed), seed, dropout
         self._shape: tuple[int, int] | None = None
 
     @property
     def device(self) -> jax.Device:
         """The one that the parameters are on; before there are any, JAX's default."""
-        (device,) = jnp.zeros(()).devices() if self.state is None else self.state.step.devices()
+        (device,) = (self._key if self.state is None else self.state.step).devices()
         return device
 
     def bind_schedule(self, total_updates: int) -> None:
@@ -68,11 +65,10 @@ class BaseAlgorithm:
         self.cfg = self._record().bind(self.cfg, total_updates)
 
     def initialize_buffer(self, num_steps: int, num_envs: int, obs_dim: Any = None, action_dim: Any = None) -> None:
-        """Fix the sizes of all rollouts, T and N; observations and actions are as environment and policy have them.
+        """Fix the sizes of all rollouts, T and N. Raises ConfigError: options that do not fit them.
 
-        Raises ConfigError: options that do not fit rollouts of this size.
+        ``obs_dim`` and ``action_dim`` are for buffers of a subclass; the rollouts here follow environment and policy.
         """
-        del obs_dim, action_dim
         shape = RunShape(num_envs=num_envs, buffer_size=num_steps, policy=type(self.policy).__name__)
         if problems := list(self._record().problems(self.cfg, shape)):
             raise ConfigError(problems)
@@ -89,42 +85,34 @@ class BaseAlgorithm:
         """Make T steps of N environments. Returns means over the steps: ``reward``, and what ``info`` has of each.
 
         Args:
-            obs: where the environments are, as ``ejax.collect_rollout`` takes it: given by ``ejax.reset``, or of a
-                ``HostEnv`` by its ``reset``. None: they go on, at first from new episodes.
+            obs: the environments' start, as ``ejax.collect_rollout`` takes it: from ``ejax.reset``, or of a ``HostEnv``
+                from its ``reset``. None: they go on, at first with new episodes.
             on_step_callback: see ``ejax.collect_rollout``.
 
         Raises:
             ConfigError: the algorithm cannot learn in this environment, or with this policy.
             ValueError: another policy, or other sizes than ``initialize_buffer`` was given.
         """
-        record = self._record()
+        record, begins = self._record(), self.state is None
         if policy != self.policy:
             raise ValueError(f"got another policy, {type(policy).__name__}; give the one that the algorithm trains")
-        if self.state is None and (
-            problems := [*record.env_problems(self.cfg, env), *record.policy_problems(self.cfg, policy)]
-        ):
+        if begins and (problems := [*record.env_problems(self.cfg, env), *record.policy_problems(self.cfg, policy)]):
             raise ConfigError(problems)
-        # as a run's step: the same numbers
         key_collect, _, key_reset = self._keys()
         envs = self._begin(env, self.envs if obs is None else obs, key_reset)
-        num_envs = len(jax.tree.leaves(envs.obs if isinstance(envs, EnvCarry) else envs)[0])
+        size = num_steps, len(jax.tree.leaves(envs)[0])
         if self._shape is None:
-            self.initialize_buffer(num_steps, num_envs)
-        if self._shape != (num_steps, num_envs):
-            raise ValueError(f"rollouts are {self._shape} steps and environments, got {(num_steps, num_envs)}")
+            self.initialize_buffer(*size)
+        if self._shape != size:
+            raise ValueError(f"rollouts are {self._shape} steps and environments, got {size}")
         if self.state is None:
-            self.state = self._first_state(envs.obs if isinstance(envs, EnvCarry) else envs)
+            keeps = {"reference": record.keeps_reference(self.cfg), "target": record.keeps_target}
+            optimizer, seen = record.make_optimizer(self.cfg), envs.obs if isinstance(envs, EnvCarry) else envs
+            self.state = init_host_run_state(policy, optimizer, self._key, seen, **keeps).train
         self.rollout, self.envs = collect_rollout(
             env, policy, self.state.params, envs, key_collect, num_steps, on_step_callback, dropout=self._dropout
         )
-        seen = {
-            f"{group}/{name}": x
-            for group, of in self.rollout.info.items()
-            if isinstance(of, dict)
-            for name, x in of.items()
-        }
-        means = {name: x.mean() for name, x in {"reward": self.rollout.reward, **seen}.items() if x.ndim == 2}
-        return {name: float(x) for name, x in jax.device_get(means).items()}
+        return _floats({"reward": self.rollout.reward.mean(), **step_metrics(self.rollout.info, self.rollout.valid)})
 
     def update(self) -> dict[str, float]:
         """Learn from the last rollout. Returns the update's metrics. Raises ValueError: nothing was collected."""
@@ -134,7 +122,7 @@ class BaseAlgorithm:
         static = {"policy": self.policy, "optimizer": record.make_optimizer(self.cfg), "config": self.cfg}
         self.state, metrics = record.update(self.state, self.rollout, self._keys()[1], **static)
         self.num_updates, self.rollout = self.num_updates + 1, None
-        return {name: float(x) for name, x in jax.device_get(metrics).items()}
+        return _floats(metrics)
 
     def _record(self) -> Algorithm:
         record, name = self.record, type(self).__name__
@@ -146,6 +134,7 @@ class BaseAlgorithm:
         return record
 
     def _keys(self) -> Array:
+        """Draw the keys of a run's step: to collect, to update, to reset."""
         return jax.random.split(jax.random.fold_in(self._key, self.num_updates), 3)
 
     def _begin(self, env: Env | HostEnv, at: EnvCarry | PyTree | None, key: Key) -> EnvCarry | PyTree:
@@ -161,14 +150,11 @@ class BaseAlgorithm:
             return restart(env, at, reset(env, key, len(jax.tree.leaves(at.obs)[0]), size), size)
         if self._shape is None:
             raise ValueError("how many environments there are is not known; call initialize_buffer first")
-        # the first ones of a run
-        key = key if resets.restart else jax.random.split(self._key)[1]
-        return reset(env, key, self._shape[1], size)
+        return reset(env, key if resets.restart else jax.random.split(self._key)[1], self._shape[1], size)
 
-    def _first_state(self, obs: PyTree) -> TrainState:
-        record = self._record()
-        keeps = {"reference": record.keeps_reference(self.cfg), "target": record.keeps_target}
-        return init_host_run_state(self.policy, record.make_optimizer(self.cfg), self._key, obs, **keeps).train
+
+def _floats(metrics: Metrics) -> dict[str, float]:
+    return {name: float(x) for name, x in jax.device_get(metrics).items()}
 
 
 def build_algo(name: str, cfg_kwargs: Mapping[str, Any], policy: Policy, device: None = None) -> BaseAlgorithm:
@@ -176,11 +162,9 @@ def build_algo(name: str, cfg_kwargs: Mapping[str, Any], policy: Policy, device:
 
     Args:
         cfg_kwargs: the options, as in ``algorithm.cfg``.
-        device: of EmbodiChain's; arrays are where JAX puts them.
+        device: of EmbodiChain's; refused, since arrays are where JAX puts them.
 
-    Raises:
-        ValueError: unknown or impossible options, or a ``device``.
-        ImportError, UnknownNameError, UntrustedCodeError: no such algorithm, as ``ejax.schema.registry.resolve``.
+    Raises ValueError for options; errors of ``ejax.schema.registry.resolve`` for names.
     """
     if device is not None:
         raise ValueError(f"device: got {device}; leave it out: a run has Trainer(..., device=…), a loop JAX's own")

@@ -183,11 +183,11 @@ def finish(
     success = seen.info.get("success", jnp.full(seen.reward.shape, jnp.nan))
     episodes = track_episodes(state.episodes, seen.reward, seen.done, success, valid)
     metrics = {f"train/{name}": value for name, value in losses.items()}
-    metrics |= episode_metrics(episodes) | _step_metrics(seen.info, valid)
+    metrics |= episode_metrics(episodes) | step_metrics(seen.info, valid)
     return replace(state, update=state.update + 1, episodes=episodes), metrics
 
 
-def _step_metrics(info: dict[str, Any], valid: Array | None) -> Metrics:
+def step_metrics(info: dict[str, Any], valid: Array | None) -> Metrics:
     """Average what the env reports at each step, ``rewards/<term>`` and ``metrics/<name>``, over the rollout."""
     return {
         f"{group}/{name}": x.mean(where=valid)

@@ -122,35 +122,29 @@ def config_of(
 def section_of(
     trainer: Mapping[str, Any], *, num_steps: int | None, event_cfg: Events | None, eval_event_cfg: Events | None
 ) -> dict[str, Any]:
-    """Give the section ``trainer`` for arguments of EmbodiChain's ``Trainer``; ConfigError: it has two of a kind."""
+    """Give the section ``trainer`` for arguments of EmbodiChain's ``Trainer``; ConfigError: two that mean the same."""
+    for name in trainer.keys() & {"rank", "world_size"}:
+        text = "is known to processes that are started together (--coordinator, SLURM, OpenMPI); leave it out"
+        raise ConfigError([Problem(name, text)])
+    phases = {"train": event_cfg, "eval": eval_event_cfg}
+    events = {phase: _named(given) for phase, given in phases.items() if given is not None}
     section = dict(trainer)
-    for name in ("rank", "world_size"):
-        if name in section:
-            text = "is known to processes that are started together (--coordinator, SLURM, OpenMPI); leave it out"
-            raise ConfigError([Problem(name, text)])
-    for name, value, key in (
-        ("num_steps", num_steps, "buffer_size"),
-        ("event_cfg", event_cfg or eval_event_cfg, "events"),
-    ):
+    for name, key, value in (("num_steps", "buffer_size", num_steps), ("event_cfg", "events", events or None)):
         if value is not None and key in section:
             raise ConfigError([Problem(name, f"means the same as {key}, which is given too; keep one")])
-    if num_steps is not None:
-        section["buffer_size"] = num_steps
-    if event_cfg or eval_event_cfg:
-        section["events"] = {"train": _named(event_cfg), "eval": _named(eval_event_cfg)}
+        section |= {} if value is None else {key: value}
     return section
 
 
-def _named(events: Events | None) -> Any:
-    """Name the functions of events, as a file does."""
+def _named(events: Events) -> Any:
+    """Name the functions of events, as a file does; what is no event is left to the config's reader."""
     if not isinstance(events, Mapping):
-        return {} if events is None else events  # the reader refuses it
-    return {
-        name: {**spec, "func": _name_of_function(name, spec["func"])}
-        if isinstance(spec, Mapping) and callable(spec.get("func"))
-        else spec
-        for name, spec in events.items()
-    }
+        return events
+    named = dict(events)
+    for event, spec in events.items():
+        if isinstance(spec, Mapping) and callable(spec.get("func")):
+            named[event] = {**spec, "func": _name_of_function(event, spec["func"])}
+    return named
 
 
 def _name_of_function(event: str, function: Any) -> str:
