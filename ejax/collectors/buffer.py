@@ -154,7 +154,7 @@ class RolloutBuffer:
         """
         if not self._extras:
             raise ValueError("minibatches need advantages; call finalize(last_value, …), or set_extras({…}) with yours")
-        rows = flatten_rows({**self.steps, **self._extras})
+        rows = _flatten({**self.steps, **self._extras})
         num_rows = self.num_steps * self.num_envs
         draw = partial(minibatch_rows, num_rows=num_rows, size=min(batch_size, num_rows))
         return (
@@ -163,21 +163,16 @@ class RolloutBuffer:
             for chosen in np.asarray(draw(key_epoch))[:, 0]
         )
 
-    def get_stats(self) -> dict[str, float]:
-        """Count the steps that were added and that have room, those of all environments, and the share in use."""
-        return _stats(len(self), self.num_steps, len(self) * self.num_envs)
 
-
-def flatten_rows(tree: PyTree) -> PyTree:
-    """Flatten leaves [T, N, ...] to [T·N, ...]."""
+def _flatten(tree: PyTree) -> PyTree:
+    """Make rows of leaves [T, N, ...]: [T·N, ...]."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 @partial(jax.jit, donate_argnames="steps")
 def _write(steps: dict[str, PyTree], t: Array, step: dict[str, PyTree]) -> dict[str, PyTree]:
-    ended = {name: x for name, x in step.items() if name != "done"}
-    step = ended | {"terminated": step["done"] & ~step["truncated"]}
-    return jax.tree.map(lambda page, x: page.at[t].set(x), steps, step)
+    step = {**step, "terminated": step["done"] & ~step["truncated"]}
+    return {name: jax.tree.map(lambda page, x: page.at[t].set(x), steps[name], step[name]) for name in steps}
 
 
 _take = jax.jit(lambda rows, chosen: jax.tree.map(lambda x: x[chosen], rows))
@@ -238,8 +233,9 @@ class RolloutQueue(Generic[Item]):
                 raise queue.Empty("no rollout waits; add one, or give timeout_s")
             taken = self._waiting.popleft()
             self._changed.notify_all()
-        arrays = {name: x for name, x in vars(self._rollout_of(taken)).items() if jax.tree.leaves(x)}
-        return flatten_rows(arrays) if flatten else taken
+        if not flatten:
+            return taken
+        return _flatten({name: x for name, x in vars(self._rollout_of(taken)).items() if jax.tree.leaves(x)})
 
     def clear(self) -> None:
         """Give up the rollouts that wait."""
@@ -252,14 +248,6 @@ class RolloutQueue(Generic[Item]):
         rollouts that were ever added."""
         with self._changed:
             waiting, added = [self._rollout_of(each) for each in self._waiting], self._added
-        stats = _stats(len(waiting), self.capacity, sum(rollout.reward.size for rollout in waiting))
-        return stats | {"total_added": added}
-
-
-def _stats(size: int, capacity: int, transitions: int) -> dict[str, float]:
-    return {
-        "buffer_size": size,
-        "buffer_capacity": capacity,
-        "total_transitions": transitions,
-        "buffer_usage": size / capacity,
-    }
+        size, transitions = len(waiting), sum(rollout.reward.size for rollout in waiting)
+        stats = {"buffer_size": size, "buffer_capacity": self.capacity, "buffer_usage": size / self.capacity}
+        return stats | {"total_transitions": transitions, "total_added": added}

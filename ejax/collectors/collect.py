@@ -1,16 +1,16 @@
 """One entry point for the rollouts of all environments, for training loops and algorithms of your own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from ejax.collectors.host import HostCollector
-from ejax.collectors.player import HostStep
 from ejax.policies.calls import apply_policy
 from ejax.rollout import EnvCarry, unroll, with_memory
-from ejax.types import Array, Env, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout
+from ejax.types import Array, Env, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout, Timestep
 
 StepCallback: TypeAlias = Callable[[PyTree, Any, Any, Any, dict[str, Any], PyTree], object]
 """``(obs, actions, reward, done, info, next_obs)`` of one step, NumPy arrays [N, ...]."""
@@ -53,46 +53,31 @@ def collect_rollout(
     if not jax.tree.leaves(carry.memory):
         carry = with_memory(carry, policy)
 
-    def listen(step: HostStep, callback: StepCallback) -> None:
-        made = step.timestep
+    def listen(callback: StepCallback, obs: PyTree, action: Any, made: HostTimestep | Timestep) -> None:
         info = {**made.info, "terminated": made.terminated, "truncated": made.truncated}
-        callback(step.obs, step.action, made.reward, made.terminated | made.truncated, info, made.obs)
+        callback(obs, action, made.reward, made.terminated | made.truncated, info, made.obs)
 
     if isinstance(env, HostEnv):
         collector = HostCollector(policy, [env], num_steps=num_steps, seed=0, dropout=dropout)
         collector.continue_from(carry.obs, carry.memory)
-        collector.listeners = [] if on_step_callback is None else [partial(listen, callback=on_step_callback)]
+        if (callback := on_step_callback) is not None:
+            collector.listeners = [lambda step: listen(callback, step.obs, step.action, step.timestep)]
         rollout = collector.collect(params, key, index=0).rollout
         player = collector.players[0]
         return rollout, EnvCarry(state=(), obs=player.obs, memory=player.memory)
     rollout, carry = unroll(policy, env, params, carry, key, num_steps=num_steps, dropout=dropout)
     if on_step_callback is not None:
-        for step in _steps_of(rollout, _given(policy, params, rollout), carry.obs):
-            listen(step, on_step_callback)
+        steps = jax.device_get(_steps(policy, params, rollout, carry.obs))
+        for t in range(num_steps):
+            listen(on_step_callback, *jax.tree.map(lambda x, t=t: x[t], steps))
     return rollout, carry
 
 
-def _steps_of(rollout: Rollout, action: Array, last_obs: PyTree) -> Iterator[HostStep]:
-    """Read the steps of a rollout back from the device, all at once."""
-    answer = (rollout.reward, rollout.terminated, rollout.truncated, rollout.info)
-    obs, actions, (reward, terminated, truncated, info), last_obs = jax.device_get(
-        (rollout.obs, action, answer, last_obs)
-    )
-    for t in range(len(reward)):
-        timestep = HostTimestep(
-            obs=last_obs if t + 1 == len(reward) else jax.tree.map(lambda x, t=t: x[t + 1], obs),
-            reward=reward[t],
-            terminated=terminated[t],
-            truncated=truncated[t],
-            info=jax.tree.map(lambda x, t=t: x[t], info),
-            final_obs=None,
-        )
-        yield HostStep(
-            update=1, group=0, obs=jax.tree.map(lambda x, t=t: x[t], obs), action=actions[t], timestep=timestep
-        )
-
-
 @partial(jax.jit, static_argnames="policy")
-def _given(policy: Policy, params: Params, rollout: Rollout) -> Array:
-    """Take the parts of a rollout's actions that the environments were given. XLA leaves the networks out."""
-    return apply_policy(policy, params, rollout.obs, rollout.memory)[0].env_action(rollout.action)
+def _steps(policy: Policy, params: Params, rollout: Rollout, last_obs: PyTree) -> tuple[PyTree, Array, Timestep]:
+    """Take observations, actions and answers as environments outside JAX have them, leaves [T, N, ...]."""
+    # of a flow's draw the environments are given a part; XLA leaves the networks out
+    action = apply_policy(policy, params, rollout.obs, rollout.memory)[0].env_action(rollout.action)
+    flags = {"terminated": rollout.terminated, "truncated": rollout.truncated}
+    following = jax.tree.map(lambda x, last: jnp.concatenate([x[1:], last[None]]), rollout.obs, last_obs)
+    return rollout.obs, action, Timestep(obs=following, reward=rollout.reward, info=rollout.info, **flags)

@@ -1,7 +1,6 @@
 """A tree of arrays as text: what is in a rollout, an observation, parameters."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 
@@ -28,14 +27,10 @@ def print_tree(tree: PyTree) -> None:
 def _leaves(tree: PyTree, prefix: str) -> Iterator[tuple[str, str]]:
     for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
         path = ".".join(part for part in (prefix, jax.tree_util.keystr(keys, simple=True, separator=".")) if part)
+        shape, dtype = (getattr(leaf, name, None) for name in ("shape", "dtype"))
         if isinstance(leaf, Mapping):  # of a library that JAX does not know
             yield from _leaves(dict(leaf), path)
+        elif shape is None or dtype is None:
+            yield path, f"{type(leaf).__name__} {leaf!r}"
         else:
-            yield path, _describe(leaf)
-
-
-def _describe(leaf: Any) -> str:
-    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-    if shape is None or dtype is None:
-        return f"{type(leaf).__name__} {leaf!r}"
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+            yield path, f"{str(dtype).removeprefix('torch.')}{list(shape)}"
