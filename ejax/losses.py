@@ -5,7 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from ejax.numerics.checks import check_one_shape
 from ejax.types import Array
+
+_check = functools.partial(check_one_shape, "a loss needs arrays of one shape, which [B] and [B, 1] are not")
 
 
 def clipped_surrogate(
@@ -13,6 +16,7 @@ def clipped_surrogate(
 ) -> Array:
     """Compute −min(ρA, clip(ρ, 1 − ε, 1 + ε')A), with ρ = exp(log_ratio), ε = ``clip_coef``, ε' = ε unless given.
     All are of one shape. Source: Schulman et al. 2017, eq. 7; Yu et al. 2025 (DAPO) for ε' > ε."""
+    _check(log_ratio=log_ratio, advantage=advantage)
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_coef, 1.0 + (clip_coef if clip_coef_high is None else clip_coef_high))
     return -jnp.minimum(ratio * advantage, clipped * advantage)
@@ -20,11 +24,13 @@ def clipped_surrogate(
 
 def value_loss(value: Array, target: Array) -> Array:
     """(V − R)², without a ½: EmbodiChain's scale of ``vf_coef``. [B]."""
+    _check(value=value, target=target)
     return jnp.square(value - target)
 
 
 def clipped_value_loss(value: Array, old_value: Array, target: Array, clip_coef: float) -> Array:
     """max((V − R)², (clip(V, V_old ± ε) − R)²). [B]. Source: OpenAI baselines' PPO2; EmbodiChain 0.3.2."""
+    _check(value=value, old_value=old_value, target=target)
     clipped = old_value + jnp.clip(value - old_value, -clip_coef, clip_coef)  # the policy's ε, on the scale of values
     return jnp.maximum(jnp.square(value - target), jnp.square(clipped - target))
 

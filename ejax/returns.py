@@ -112,6 +112,7 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
 @jax.jit
 def first_episode_mask(done: Array) -> Array:
     """Give 1 until and including an environment's first done, 0 after it. [T, N] bool -> [T, N] float32."""
+    _check(done=done)
     ended_before = jnp.cumsum(done, axis=0) - done.astype(jnp.int32)  # the step that ends an episode is of it
     return (ended_before == 0).astype(jnp.float32)
 

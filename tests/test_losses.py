@@ -75,3 +75,13 @@ def test_a_term_that_is_not_of_the_loss_has_no_gradient_even_where_it_overflows(
         return weighted_sums({"of_loss": x, "beside": jax.numpy.exp(x)}, jax.numpy.ones(2), {"of_loss": 3.0})[0]
 
     assert jax.grad(loss)(jax.numpy.array([1.0, 1e3])).tolist() == [3.0, 3.0]
+
+
+def test_arrays_that_would_broadcast_are_refused() -> None:
+    flat, column = np.zeros(3), np.zeros((3, 1))
+    with pytest.raises(ValueError, match=r"arrays of one shape.*got log_ratio \(3,\), advantage \(3, 1\)"):
+        clipped_surrogate(flat, column, 0.2)
+    with pytest.raises(ValueError, match=r"got value \(3, 1\), target \(3,\)"):
+        value_loss(column, flat)
+    with pytest.raises(ValueError, match=r"got value \(3,\), old_value \(3,\), target \(3, 1\)"):
+        clipped_value_loss(flat, flat, column, 0.2)

@@ -6,12 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from ejax.algorithms.options import MinibatchOptions
 from ejax.algorithms.sgd import Batch, MinibatchConfig
 from ejax.losses import kl_k3
+from ejax.numerics.checks import value_errors
 from ejax.numerics.traced_options import is_active
 from ejax.rollout import has_large_rows
 from ejax.runtime.sharding import num_shards
@@ -67,6 +69,8 @@ def flatten(rollout: Rollout, num_strata: int = 1, length: int | None = None, /,
         **columns,
     }
     present = {name: column for name, column in rows.items() if column is not None}
+    with value_errors("columns of a batch have leaves [T, N, ...]"):  # [N, T] would have as many rows
+        chex.assert_tree_shape_prefix(present, rollout.reward.shape)
     num_envs = rollout.reward.shape[1]
     if num_envs % num_strata:
         raise ValueError(f"{num_envs} environments do not make {num_strata} equal strata; let minibatch_strata divide")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import chex
+import jax
 
 from ejax.types import Array, Rollout
 
@@ -18,14 +19,21 @@ def value_errors(text: str) -> Iterator[None]:
         raise ValueError(f"{text}: {str(error).partition(' failed: ')[2] or error}") from None
 
 
-def check_time_major(who: str, **arrays: Array) -> None:
-    """Refuse arrays that are not all of one shape [T, N]. ``who`` needs them, for the message."""
+def check_one_shape(text: str, rank: int | None = None, **arrays: Array) -> None:
+    """Refuse, by ValueError, arrays that are not all of one shape, of ``rank`` axes. ``text`` is what is needed."""
+    shaped = jax.eval_shape(lambda *each: each, *arrays.values())  # of numbers too
     try:
-        chex.assert_rank(list(arrays.values()), 2)
-        chex.assert_equal_shape(list(arrays.values()))
+        chex.assert_equal_shape(shaped)
+        if rank is not None:
+            chex.assert_rank(shaped, rank)
     except AssertionError:  # chex counts its inputs, where these have names
-        given = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise ValueError(f"{who} arrays of one shape [T, N] (time, environments); got {given}") from None
+        given = ", ".join(f"{name} {array.shape}" for name, array in zip(arrays, shaped, strict=True))
+        raise ValueError(f"{text}; got {given}") from None
+
+
+def check_time_major(who: str, **arrays: Array) -> None:
+    """Refuse arrays that are not all of one shape [T, N], which ``who`` needs."""
+    check_one_shape(f"{who} arrays of one shape [T, N] (time, environments)", rank=2, **arrays)
 
 
 def check_rollout(rollout: Rollout) -> None:

@@ -2,8 +2,10 @@
 
 from functools import partial
 
+import chex
 import jax
 
+from ejax.numerics.checks import value_errors
 from ejax.policies.actor_critic import ActorCritic, ActorOnly
 from ejax.policies.mlp import MLP, NetworkConfig, build_mlp_from_cfg
 from ejax.types import Array, Key, Params, Policy, PyTree
@@ -42,6 +44,9 @@ def get_value(policy: Policy, params: Params, obs: PyTree) -> Array:
 
 @partial(jax.jit, static_argnames="policy")
 def evaluate_actions(policy: Policy, params: Params, obs: PyTree, action: Array) -> tuple[Array, Array, Array]:
-    """Compute ``(log_prob, entropy, value)``, each [...], of actions [..., A] taken at ``obs``, leaves [..., F]."""
+    """Compute ``(log_prob, entropy, value)``, each [...], of actions [..., A] taken at ``obs``, leaves [..., F].
+    Raises ValueError: actions of another shape than the policy draws."""
     distribution, value = policy.apply(params, obs)
+    with value_errors("evaluate_actions takes actions as the policy draws them"):
+        chex.assert_equal_shape([action, jax.eval_shape(distribution.sample, jax.random.key(0))])
     return distribution.log_prob(action), distribution.entropy(), value

@@ -101,6 +101,13 @@ def test_minibatches_are_those_of_sgd_epochs() -> None:
     assert sorted(np.concatenate([each["row"] for each in batches[:4]])) == list(range(T * N))
 
 
+def test_columns_that_are_not_time_major_are_refused_though_they_have_as_many_rows() -> None:
+    with pytest.raises(
+        ValueError, match=r"columns of a batch have leaves \[T, N, ...\]: .*'own' has .*\(3, 6\) != \(6, 3\)"
+    ):
+        flatten(collected(), own=jnp.zeros((N, T)))
+
+
 def test_observations_of_many_parts_and_discrete_actions() -> None:
     obs = {"image": np.ones((N, 4, 4, 3), np.uint8), "state": np.ones((N, 2))}
     buffer = ejax.RolloutBuffer(1, N, obs, np.zeros(N, np.int32))

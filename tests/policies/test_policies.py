@@ -222,6 +222,8 @@ def test_evaluating_an_action_gives_the_log_prob_it_was_taken_with(actor_critic:
     np.testing.assert_allclose(value_again, value, rtol=1e-5)
     np.testing.assert_allclose(get_value(policy, params, OBS), value, rtol=1e-5)
     np.testing.assert_allclose(entropy, 2 * (0.5 + 0.5 * math.log(2 * math.pi) - 0.5), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"evaluate_actions takes actions as the policy draws them: .*shapes"):
+        evaluate_actions(policy, params, OBS, action[..., 0])
 
 
 def test_a_deterministic_action_is_the_mean(actor_critic: tuple[ActorCritic, Any]) -> None:
