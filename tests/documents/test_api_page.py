@@ -1,0 +1,127 @@
+"""EmbodiChain's page of ``embodichain.agents.rl``, name by name: what its classes and functions do, with JAX arrays."""
+
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import NETWORK
+
+import ejax
+from ejax.algorithms.grpo import GRPO
+from ejax.algorithms.ppo import PPO
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.policies import MLP, NetworkConfig, build_mlp_from_cfg
+from ejax.policies.observations import flatten_observation
+
+T, N, F, A = 6, 4, 3, 2
+KEY = jax.random.key(0)
+OBS_SPACE = gymnasium.spaces.Box(-np.inf, np.inf, (F,), np.float32)
+ACTION_SPACE = gymnasium.spaces.Box(-1.0, 1.0, (A,), np.float32)
+SHARED = ("learning_rate", "batch_size", "gamma", "gae_lambda", "max_grad_norm")
+PPOS = (*SHARED, "n_epochs", "clip_coef", "ent_coef", "vf_coef")
+GRPOS = (*SHARED, "n_epochs", "clip_coef", "ent_coef", "kl_coef", "group_size", "eps", "reset_every_rollout")
+
+
+@pytest.mark.parametrize(
+    ("Cfg", "fields"),
+    [
+        (ejax.AlgorithmCfg, ("learning_rate", "max_grad_norm")),
+        (ejax.PPOCfg, PPOS),
+        (ejax.GRPOCfg, tuple(name for name in (*GRPOS, "truncate_at_first_done") if name != "gae_lambda")),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_configs_have_their_fields_and_methods(Cfg: Any, fields: tuple[str, ...]) -> None:
+    cfg = Cfg()
+    assert all(hasattr(cfg, name) for name in fields)
+    for change in (cfg.replace, cfg.copy):
+        other = change(learning_rate=1e-5, max_grad_norm=1.0)
+        assert (other.learning_rate, other.max_grad_norm) == (1e-5, 1.0) and cfg.max_grad_norm == 0.5
+    assert cfg.to_dict()["max_grad_norm"] == 0.5 and cfg.validate() == cfg.validate("cfg.") == []
+    assert isinstance(cfg, ejax.AlgorithmCfg)
+
+
+def test_options_that_cannot_be_honoured_say_why() -> None:
+    with pytest.raises(ValueError, match=r"device belongs to the run; leave it out, and give Trainer\(\.\.\., device"):
+        ejax.PPOCfg(device="cuda")
+    with pytest.warns(UserWarning, match="gae_lambda: no effect on GRPOConfig; leave it out"):
+        ejax.GRPOCfg(gae_lambda=0.95)
+
+
+def policy_of(name: str = "actor_critic") -> Any:
+    block = {"name": name, "actor": NETWORK, **({"critic": NETWORK} if name == "actor_critic" else {})}
+    return ejax.build_policy(block, OBS_SPACE, ACTION_SPACE)
+
+
+@pytest.mark.parametrize("name", ["actor_critic", "actor_only"])
+def test_a_policy_answers_three_questions(name: str) -> None:
+    policy, obs = policy_of(name), jnp.ones((N, F))
+    params = policy.init(KEY, obs)
+    action, log_prob, value = ejax.get_action(policy, params, obs, KEY)
+    assert action.shape == (N, A) and log_prob.shape == value.shape == (N,)
+    mean, _, _ = ejax.get_action(policy, params, obs, KEY, deterministic=True)
+    np.testing.assert_array_equal(mean, policy.apply(params, obs)[0].mode())
+    again, entropy, same = ejax.evaluate_actions(policy, params, obs, action)
+    np.testing.assert_allclose(again, log_prob, rtol=1e-5)
+    assert entropy.shape == same.shape == (N,)
+    np.testing.assert_array_equal(ejax.get_value(policy, params, obs), value)
+    assert (name == "actor_only") == bool((value == 0.0).all())
+
+
+def test_actor_and_critic_may_be_modules() -> None:
+    block = {"type": "mlp", "hidden_sizes": [8], "activation": "relu"}
+    actor, critic = build_mlp_from_cfg(block, F, A), build_mlp_from_cfg(block, F, 1)
+    policy = ejax.build_policy({"name": "actor_critic"}, OBS_SPACE, ACTION_SPACE, actor=actor, critic=critic)
+    params = policy.init(KEY, jnp.ones((N, F)))
+    assert ejax.get_action(policy, params, jnp.ones((N, F)), KEY)[0].shape == (N, A)
+
+
+def test_an_mlp_reshapes_normalizes_and_begins_orthogonal() -> None:
+    options = {"hidden_sizes": [8, 8], "activation": "elu", "last_activation": "tanh", "use_layernorm": True}
+    mlp = MLP(NetworkConfig(**options, dropout_p=0.1, orthogonal_init=[1.0, 1.0, 0.01]), (2, 3), input_dim=F)
+    x = jnp.ones((N, F))
+    params = mlp.init(KEY, x)
+    assert mlp.apply(params, x).shape == (N, 2, 3)
+    assert not params["params"]["linear_0"]["bias"].any()
+    kernel = np.asarray(params["params"]["linear_1"]["kernel"])
+    np.testing.assert_allclose(kernel.T @ kernel, np.eye(8), atol=1e-5)
+
+
+def test_observations_are_flattened_by_sorted_keys() -> None:
+    obs = {"robot": {"qvel": jnp.ones((N, 2)), "qpos": jnp.zeros((N, 3))}, "object": jnp.full((N, 1), 2.0)}
+    np.testing.assert_array_equal(flatten_observation(obs)[0], [2.0, 0.0, 0.0, 0.0, 1.0, 1.0])
+
+
+def test_a_buffer_is_filled_finalized_and_cut_into_minibatches() -> None:
+    buffer = ejax.RolloutBuffer(num_steps=T, num_envs=N, obs_dim=F, action_dim=A)
+    for t in range(T):
+        row = jnp.full((N,), float(t))
+        done = jnp.full((N,), t == 3)
+        buffer.add(jnp.ones((N, F)), jnp.ones((N, A)), reward=row, done=done, value=row, logprob=-row)
+    buffer.set_extras({"step": jnp.tile(jnp.arange(T)[:, None], (1, N))})
+    advantage, value_target = buffer.finalize(jnp.zeros(N), gamma=0.99, gae_lambda=0.95)
+    assert advantage.shape == value_target.shape == (T, N)
+    batches = list(buffer.iterate_minibatches(8, KEY))
+    assert [len(batch["reward"]) for batch in batches] == [8, 8, 8]
+    rows = np.concatenate([batch["step"] for batch in batches])
+    assert sorted(rows.tolist()) == sorted([*range(T)] * N) and "advantage" in batches[0]
+    assert buffer.is_full() and buffer.get_stats()["total_transitions"] == T * N
+
+
+@pytest.mark.parametrize("Algorithm", [PPO, GRPO])
+def test_an_algorithm_initializes_collects_and_updates(Algorithm: Any) -> None:
+    env = PointMassRL(max_episode_steps=5)
+    policy = ejax.build_policy({"name": "actor_critic", "actor": NETWORK, "critic": NETWORK}, env)
+    algorithm: ejax.BaseAlgorithm = Algorithm({"learning_rate": 1e-3, "batch_size": 16, "n_epochs": 1}, policy)
+    algorithm.initialize_buffer(num_steps=8, num_envs=4, obs_dim=14, action_dim=2)
+    steps: list[Any] = []
+    logged = algorithm.collect_rollout(env, policy, None, 8, on_step_callback=lambda *step: steps.append(step))
+    obs, actions, reward, done, info, next_obs = steps[0]
+    assert len(steps) == 8 and actions.shape == (4, 2) and reward.shape == done.shape == (4,)
+    assert obs.shape == next_obs.shape and "metrics" in info and "reward" in logged
+    losses = algorithm.update()
+    assert all(isinstance(x, float) for x in losses.values()) and np.isfinite(losses["loss"])
+    assert algorithm.device in jax.devices()
