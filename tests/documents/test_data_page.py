@@ -1,0 +1,143 @@
+"""EmbodiChain's page of data sets and engine: its examples, with NumPy and, where torch is there, in a DataLoader."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ejax.data import (
+    ChunkSizeSampler,
+    GMMChunkSampler,
+    OnlineDataEngine,
+    OnlineDataEngineCfg,
+    OnlineDataset,
+    UniformChunkSampler,
+)
+
+ROOT = Path(__file__).parents[2]
+STEPS, B = 100, 4
+MEANS: dict[str, Any] = {"means": [16.0, 64.0], "stds": [4.0, 8.0], "weights": [0.6, 0.4], "low": 8, "high": 96}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[OnlineDataEngine]:
+    cfg = OnlineDataEngineCfg("data_tasks:Toy", {"lengths": [STEPS]}, buffer_size=8, max_episode_steps=STEPS)
+    engine = OnlineDataEngine(cfg)
+    assert not engine.is_init
+    engine.start()
+    while not engine.is_init:  # at once: start() returns when the buffer is full
+        time.sleep(0.5)
+    yield engine
+    engine.stop()
+    engine.stop()  # a second call does nothing
+    assert not engine.is_init
+
+
+def take(iterable: Any, count: int = 3) -> list[Any]:
+    iterator = iter(iterable)
+    return [next(iterator) for _ in range(count)]
+
+
+def sizes(batches: list[Any], axis: int = 1) -> list[int]:
+    return [batch["actions"].shape[axis] for batch in batches]
+
+
+def test_the_engine_has_its_attributes(engine: OnlineDataEngine) -> None:
+    assert (engine.buffer_size, engine.device) == (8, "cpu")
+    assert engine.shared_buffer["obs"]["robot"]["qpos"].shape == (8, STEPS, 10)
+    assert engine.sample_batch(B, 16)["actions"].shape == (B, 16, 4)
+    with pytest.raises(ValueError, match=f"chunk_size.*{STEPS}"):
+        engine.sample_batch(B, STEPS + 1)
+
+
+def test_fixed_chunks_in_item_and_batch_mode(engine: OnlineDataEngine) -> None:
+    assert sizes(take(OnlineDataset(engine, chunk_size=64)), axis=0) == [64] * 3
+    batches = take(OnlineDataset(engine, chunk_size=64, batch_size=B, transform=lambda chunk: chunk))
+    assert sizes(batches) == [64] * 3 and len(batches[0]["actions"]) == B
+    assert not hasattr(OnlineDataset, "__len__")
+
+
+def test_dynamic_chunks_by_both_samplers(engine: OnlineDataEngine) -> None:
+    uniform = UniformChunkSampler(low=16, high=64)
+    assert 16 <= uniform() <= 64 and 8 <= GMMChunkSampler(**MEANS)() <= 96
+    assert len({*sizes(take(OnlineDataset(engine, chunk_size=uniform), 8), axis=0)}) > 1
+    assert len({*sizes(take(OnlineDataset(engine, chunk_size=GMMChunkSampler(**MEANS), batch_size=B), 8))}) > 1
+
+
+@pytest.mark.parametrize(
+    ("Sampler", "arguments"),
+    [
+        (UniformChunkSampler, {"low": 0, "high": 4}),
+        (UniformChunkSampler, {"low": 5, "high": 4}),
+        (GMMChunkSampler, {**MEANS, "stds": [4.0]}),
+        (GMMChunkSampler, {**MEANS, "weights": [1.0]}),
+        (GMMChunkSampler, {**MEANS, "stds": [4.0, 0.0]}),
+        (GMMChunkSampler, {**MEANS, "high": 7}),
+    ],
+)
+def test_wrong_samplers_are_value_errors(Sampler: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Sampler(**arguments)
+    assert issubclass(Sampler, ChunkSizeSampler)
+
+
+def test_options_have_the_methods_of_a_config_class() -> None:
+    cfg = OnlineDataEngineCfg("data_tasks:Toy", buffer_size=8, max_episode_steps=STEPS, refill_threshold=10)
+    for other in (cfg.replace(buffer_size=4), cfg.copy(buffer_size=4)):
+        assert (other.buffer_size, other.refill_threshold, cfg.buffer_size) == (4, 10, 8)
+    assert cfg.to_dict()["max_episode_steps"] == STEPS and cfg.validate() == []
+
+
+def gym_options(**changes: Any) -> OnlineDataEngineCfg:
+    gym_config = json.loads((ROOT / "tests/gym_configs/push_cube.json").read_text())
+    fields: dict[str, Any] = {"buffer_size": 4, "max_episode_steps": 100, "state_dim": 8, "refill_threshold": 100}
+    fields |= {"gym_config": gym_config, "action_config": {}, "buffer_device": "cpu", **changes}
+    return OnlineDataEngineCfg(**fields)
+
+
+def test_options_of_the_document_make_an_engine() -> None:
+    cfg = gym_options()
+    assert OnlineDataEngine(cfg).buffer_size == 4 and cfg.task is None and cfg.gym_config["id"] == "PushCubeRL"
+    with pytest.raises(ValueError, match="buffer_device is 'cuda:0'"):
+        gym_options(buffer_device="cuda:0")
+
+
+@pytest.mark.slow
+def test_an_unchanged_gym_config_feeds_the_engine() -> None:
+    with OnlineDataEngine(gym_options()) as engine:
+        batch = next(iter(OnlineDataset(engine, chunk_size=16, batch_size=B)))
+    assert batch["obs"]["robot"]["qpos"].shape == batch["actions"].shape == (B, 16, 8)
+
+
+# Behind a DataLoader
+
+
+def loader(dataset: Any, **options: Any) -> Any:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+    return torch.utils.data.DataLoader(dataset, **options)
+
+
+def test_the_four_examples_of_a_loader(engine: OnlineDataEngine) -> None:
+    Dataset = pytest.importorskip("interop.dataset", reason="needs torch and tensordict").OnlineDataset
+    collate, passthrough = Dataset.collate_fn, Dataset.passthrough_collate_fn
+    fixed = take(loader(Dataset(engine, chunk_size=64), batch_size=32, collate_fn=collate))
+    assert [batch.batch_size for batch in fixed] == [(32, 64)] * 3
+    batched = Dataset(engine, chunk_size=64, batch_size=32)
+    assert take(loader(batched, batch_size=None, collate_fn=passthrough))[0].batch_size == (32, 64)
+    uniform = Dataset(engine, chunk_size=UniformChunkSampler(low=16, high=64), chunk_size_every=32)
+    varied = take(loader(uniform, batch_size=32, collate_fn=collate), 4)
+    assert len({batch.batch_size[1] for batch in varied}) > 1 and varied[0].batch_size[0] == 32
+    mixed = Dataset(engine, chunk_size=GMMChunkSampler(**MEANS), batch_size=32)
+    assert len({batch.batch_size[1] for batch in take(loader(mixed, batch_size=None, collate_fn=passthrough), 4)}) > 1
+
+
+@pytest.mark.slow
+def test_each_worker_of_a_loader_draws_by_itself(engine: OnlineDataEngine) -> None:
+    Dataset = pytest.importorskip("interop.dataset", reason="needs torch and tensordict").OnlineDataset
+    options = {"batch_size": 32, "num_workers": 2, "collate_fn": Dataset.collate_fn}
+    two = take(loader(Dataset(engine, chunk_size=64), **options), 2)
+    assert not np.array_equal(two[0]["episode_step"], two[1]["episode_step"])

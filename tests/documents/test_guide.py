@@ -1,0 +1,170 @@
+"""The guide of the reviewed pull request, section by section: both modes, collectors, buffers, a VLA, the questions."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from host_tasks import Drift
+from tiny import NETWORK
+
+import ejax
+from ejax.algorithms.ppo import PPO, PPOConfig
+from ejax.collectors import AsyncCollector, HostCollector, Schedule
+from ejax.config import RunConfig, parse_config
+from ejax.distributions import Normal
+from ejax.envs.host.pure_host import PureHostEnv
+from ejax.run import RunResult, train
+from ejax.schema.trust import trust
+
+T, N = 8, 4
+KEY = jax.random.key(0)
+ENV = Drift()
+POLICY = ejax.build_policy({"name": "actor_critic", "actor": NETWORK, "critic": NETWORK}, ENV)
+CFG = PPOConfig(learning_rate=3e-4, gamma=0.99, n_epochs=1, batch_size=16)
+OPTIMIZER = ejax.make_optimizer(CFG.optimizer)
+
+
+def first_state() -> ejax.TrainState:
+    return jax.jit(ejax.init_train_state, static_argnums=(0, 1))(POLICY, OPTIMIZER, KEY, jnp.zeros((N, 2)))
+
+
+def update(state: ejax.TrainState, rollout: ejax.Rollout) -> tuple[ejax.TrainState, Any]:
+    return ejax.ppo_update(state, rollout, KEY, policy=POLICY, optimizer=OPTIMIZER, config=CFG)
+
+
+def quick_start(mode: str, **changes: Any) -> RunConfig:
+    """Make the guide's config, with the environment and networks that it leaves out; ``buffer_size`` is small."""
+    trust("host_tasks:Drift")
+    size = T * N if mode == "vla" else T  # there it counts the transitions of all environments
+    raw = {
+        "trainer": {"buffer_size": size, "model_type": mode, "num_envs": N, "iterations": 2, "console": False},
+        "env": {"id": "host_tasks:Drift"},
+        "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK},
+        "algorithm": {
+            "name": "ppo",
+            "cfg": {"learning_rate": 3e-4, "gamma": 0.99, "n_epochs": 1, "batch_size": 16},
+        },
+    }
+    return parse_config({**raw, **changes})
+
+
+@pytest.mark.parametrize("mode", ["standard", "vla"])
+def test_the_quick_start_trains_in_both_modes(mode: str, tmp_path: Path) -> None:
+    result = train(quick_start(mode), run_dir=tmp_path / "run")
+    assert result.global_step == 2 * T * N and np.isfinite(result.last_train_metrics["train/loss"])
+    assert (tmp_path / "run" / "schedule.json").exists() == (mode == "vla")
+
+
+def test_the_standard_workflow() -> None:
+    state, envs, step, total = first_state(), ejax.reset(ENV, KEY, N), 0, 2 * T * N
+    while step < total:
+        rollout, envs = ejax.collect_rollout(ENV, POLICY, state.params, envs, KEY, num_steps=T)
+        state, losses = update(state, rollout)  # [T, N, ...]: rows that are flat have lost their order in time
+        step += rollout.reward.size
+    assert np.isfinite(losses["loss"]) and int(state.step) == 2
+
+
+def test_the_vla_workflow() -> None:
+    state, versions = first_state(), []
+    collector = HostCollector(POLICY, [PureHostEnv(ENV, N)], num_steps=T, seed=3)
+    with AsyncCollector(collector, KEY, schedule=Schedule(max_staleness=1)) as background:
+        background.start(state.params)
+        for number in range(3):
+            collected = background.collect()
+            assert collected is not None
+            versions.append(int(np.asarray(collected.rollout.version)[0, 0]))
+            state, losses = update(state, collected.rollout)
+            background.publish(state.params, number + 1)
+    assert np.isfinite(losses["loss"])
+    assert versions == [0, 0, 1]  # at most one update old, each used once
+
+
+def test_the_asynchronous_buffer_is_filled_by_a_thread() -> None:
+    params, buffer = first_state().params, ejax.RolloutQueue[ejax.Rollout](capacity=2)
+
+    def collect() -> None:
+        envs = ejax.reset(ENV, KEY, N)
+        for _ in range(2):
+            rollout, envs = ejax.collect_rollout(ENV, POLICY, params, envs, KEY, num_steps=T)
+            buffer.add_rollout(rollout, timeout_s=None)
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    while not buffer.is_full():
+        time.sleep(0.01)
+    thread.join()
+    assert len(buffer) == 2 and buffer.get_stats()["total_transitions"] == 2 * T * N
+    data = buffer.get(flatten=True)
+    assert data["obs"].shape == (T * N, 2)
+    assert buffer.get().reward.shape == (T, N)  # each rollout once, the oldest first
+    buffer.clear()
+    assert len(buffer) == 0
+
+
+def test_the_data_flow_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    rollout, _ = ejax.collect_rollout(ENV, POLICY, first_state().params, ejax.reset(ENV, KEY, N), KEY, T)
+    ejax.print_tree(rollout)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("obs", "action", "reward", "log_prob")) and "float32" in printed
+
+
+def test_the_common_apis(tmp_path: Path) -> None:
+    algorithm = PPO(CFG, POLICY)
+    trainer = ejax.Trainer(
+        policy=POLICY, env=ENV, algorithm=algorithm, num_envs=N, buffer_size=T, model_type="standard", console=False
+    )
+    assert trainer.train(total_timesteps=T * N, run_dir=tmp_path / "run").finished
+    algorithm.collect_rollout(ENV, POLICY, ejax.reset(ENV, KEY, N), T)
+    assert "loss" in algorithm.update()
+
+
+class MyVLAModel(nn.Module):
+    """A model of one's own: a Flax module ``obs -> (distribution, value)`` in place of three methods of torch."""
+
+    action_spec: Any
+    width: int = 8
+
+    @nn.compact
+    def __call__(self, obs: Any) -> tuple[Normal, Any]:
+        x = nn.tanh(nn.Dense(self.width)(obs))
+        mean = nn.Dense(self.action_spec.num_outputs)(x)
+        return Normal(mean, jnp.zeros_like(mean)), nn.Dense(1)(x)[..., 0]
+
+
+def test_a_vla_model_is_named_loaded_and_trained(tmp_path: Path) -> None:
+    trust(f"{__name__}:MyVLAModel")
+
+    def run(folder: str, **weights: str) -> RunResult:
+        vla = {"model_class": f"{__name__}.MyVLAModel", "model_config": {"width": 8}, **weights}
+        return train(quick_start("vla", policy={"name": "vla", "vla_config": vla}), run_dir=tmp_path / folder)
+
+    first = run("first")
+    assert first.finished and isinstance(first.policy, MyVLAModel)
+    log_prob, entropy, value = ejax.evaluate_actions(first.policy, first.params, jnp.ones((N, 2)), jnp.ones((N, 1)))
+    assert log_prob.shape == entropy.shape == value.shape == (N,)
+    assert run("second", model_path=str(first.latest_checkpoint_path)).finished
+
+
+def test_the_grpo_config_of_the_review_trains(tmp_path: Path) -> None:
+    cfg = {
+        "learning_rate": 1e-5,
+        "n_epochs": 4,
+        "batch_size": 32,
+        "gamma": 0.99,
+        "clip_coef": 0.2,
+        "ent_coef": 0.001,
+        "kl_coef": 0.02,
+        "group_size": 4,
+        "eps": 1e-8,
+        "max_grad_norm": 1.0,
+        "truncate_at_first_done": True,
+    }
+    policy = {"name": "actor_only", "action_dim": 1, "actor": NETWORK}
+    config = quick_start("standard", algorithm={"name": "grpo", "cfg": cfg}, policy=policy)
+    assert train(config, run_dir=tmp_path / "run").finished
