@@ -59,7 +59,7 @@ def test_the_config_is_read_as_printed() -> None:
     )
     assert (cfg.optimizer.learning_rate, cfg.batch_size, cfg.n_epochs) == (0.0001, 8192, 10)
     assert [camera.name for camera in trainer.cameras] == ["main_cam"] and trainer.num_eval_envs == 4
-    assert {notice.key for notice in config.notices} == {"trainer.headless"}
+    assert {notice.key for notice in config.notices} == {"trainer.headless", "trainer.eval_freq"}
 
 
 @pytest.mark.slow
