@@ -166,6 +166,7 @@ def test_ejax_takes_its_own_vector_back() -> None:
     ("call", "message"),
     [
         (lambda: EjaxEnv("PointMassRL", masss=2.0), r"PointMassRL takes no masss; it takes .*Did you mean 'mass'"),
+        (lambda: EjaxEnv("PointMassRL", episode_length=1, max_episode_steps=2), r"mean the same; keep one"),
         (lambda: EjaxEnv("PointMassRL", mass=0.0), r"PointMassRL: mass must be > 0"),
         (lambda: EjaxEnv("PointMasRL"), r"no env 'PointMasRL'.*Did you mean 'PointMassRL'"),
         (lambda: EjaxEnv("EmbodiedEnv"), r"EmbodiedEnv: .*missing.*gym_config"),
@@ -195,8 +196,11 @@ def test_a_step_needs_an_episode() -> None:
     env.step(STAY)
     with pytest.raises(gymnasium.error.ResetNeeded, match="the episode is over"):
         env.step(STAY)
+    vector = EjaxVectorEnv("PointMassRL", 2)
     with pytest.raises(gymnasium.error.ResetNeeded, match="no episodes yet"):
-        EjaxVectorEnv("PointMassRL", 2).step(jnp.zeros((2, 2)))
+        vector.step(jnp.zeros((2, 2)))
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"call reset\(\) without a mask"):
+        vector.reset(options={"reset_mask": np.array([True, False])})
 
 
 @pytest.mark.usefixtures("registered_names")

@@ -110,6 +110,10 @@ class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
         rows = (options or {}).get("reset_mask")
         if rows is not None and (np.shape(rows) != (self.num_envs,) or np.asarray(rows).dtype != bool):
             raise ValueError(f"options['reset_mask'] must be bool [{self.num_envs}], got {rows!r}")
+        if rows is not None and not self._begun:
+            raise ResetNeeded(
+                "there are no episodes yet that the other rows could go on with; call reset() without a mask"
+            )
         self._begun = True
         return _copied(self.host.reset(seeds_of(seed, self.num_envs, self.np_random), rows)), {}
 
@@ -146,10 +150,11 @@ def make_task(task: str | Env, cfg: Mapping[str, Any]) -> Env:
     make, options = resolve("env", task), dict(cfg)
     takes = inspect.signature(make).parameters
     # the two names of one thing; ``gymnasium.make_vec`` hands the first on
-    limit = limit_argument(make)
-    for name in LIMITS:
-        if limit is not None and name != limit and name in options:
-            options[limit] = options.pop(name)
+    limit, given = limit_argument(make), [name for name in LIMITS if name in options]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} mean the same; keep one")
+    if limit is not None and given:
+        options[limit] = options.pop(given[0])
     anything = any(each.kind is each.VAR_KEYWORD for each in takes.values())
     for name in () if anything else options.keys() - takes.keys():
         raise ValueError(f"{task} takes no {name}; it takes {', '.join(takes)}{did_you_mean(name, takes)}")
@@ -180,20 +185,15 @@ def describe(env: Env, render_mode: str | None) -> dict[str, Any]:
 
 def check_options(options: Mapping[str, Any] | None, allowed: Sequence[str]) -> None:
     """Raise ValueError for options of ``reset`` that are not there."""
-    for name in options or {}:
-        if name not in allowed:
-            raise ValueError(f"reset takes no option '{name}'; there is {', '.join(allowed) or 'none'}")
+    for name in (options or {}).keys() - allowed:
+        raise ValueError(f"reset takes no option '{name}'; there is {', '.join(allowed) or 'none'}")
 
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_rows: int, random: np.random.Generator) -> NDArray[np.uint32]:
     """List a seed for each row, those of None drawn. Raises ValueError: too many or few, or not within 32 bits."""
-    listed = (
-        list(range(seed, seed + num_rows)) if isinstance(seed, int | np.integer) else list(seed or [None] * num_rows)
-    )
+    listed = range(seed, seed + num_rows) if isinstance(seed, int | np.integer) else seed or [None] * num_rows
     if len(listed) != num_rows:
-        raise ValueError(
-            f"seed: got {len(listed)} seeds; must be one number, or one for each of {num_rows} environments"
-        )
+        raise ValueError(f"seed: got {len(listed)} seeds; give one number, or one for each of {num_rows} environments")
     if wrong := [each for each in listed if each is not None and not 0 <= each < 2**32]:
         raise ValueError(f"seed: got {wrong[0]}; must be within 0 … 2³² − 1")
     return np.array([random.integers(2**32) if each is None else each for each in listed], np.uint32)
