@@ -4,6 +4,11 @@ Each figure is of N processes at a time: chunks/s and GB/s that all of them get 
 bytes per call copied by NumPy from an array as large as the buffer: the bound of any engine that hands out copies.
 ``idle``: the worker waits. ``refilling``: it rewrites the rows as fast as it can, so chunks are drawn again. With
 ``--against embodichain`` its engine (idle) is timed alternately with the others.
+
+``--gym-config FILE`` measures an engine whose expert demonstrates in EmbodiChain's gym config instead: chunks/s of an
+idle one, beside EmbodiChain's on a filled buffer of the same rows and frames, and the episodes/s of one that is
+refilled all the time. EmbodiChain's worker needs its simulator, so its episodes/s are not measured. Its buffer has the
+robot's state, actions and rewards; ejax's also what the config's functors observe.
 """
 
 import argparse
@@ -55,6 +60,10 @@ def main() -> None:
     if args.against and not (args.torch_python and args.stub):
         parser.error("--against needs --torch-python and --stub")
     peer = [str(args.torch_python), str(Path(__file__).with_name("data_engine_peer.py")), "--stub", str(args.stub)]
+    if args.gym_config:
+        made = _measure_gym_config(args.gym_config, args.seconds, args.repeats, peer if args.against else None)
+        print(json.dumps(made, indent=2))
+        return
     rows: list[dict[str, Any]] = []
     for workload, task_cfg in WORKLOADS.items():
         for consumers in CONSUMERS:
@@ -83,7 +92,7 @@ def _measure(
         for name, cfg in cfgs.items():
             with OnlineDataEngine(cfg) as engine:
                 size = _bytes(engine.sample_batch(BATCH, CHUNK))
-                answers = _run(consumers, _draw, (engine, seconds))
+                answers = _run(consumers, _draw, (engine, seconds, CHUNK))
                 rates[name].append(sum(calls / elapsed for calls, elapsed, _ in answers))
                 if name == "refilling":
                     redrawn = sum(each[2] for each in answers) / sum(each[0] * BATCH for each in answers)
@@ -107,6 +116,40 @@ def _measure(
     }
 
 
+def _measure_gym_config(file: Path, seconds: float, repeats: int, peer: list[str] | None) -> dict[str, Any]:
+    """Medians over rounds, in each of which both engines draw in turn."""
+    config, chunk = json.loads(file.read_text()), 32
+    options = {"gym_config": config, "buffer_size": ROWS, "shutdown_timeout": 60.0}
+    rates: dict[str, list[float]] = {
+        f"{name} {count}": [] for name in ("ejax", "EmbodiChain") for count in CONSUMERS[:2]
+    }
+    with OnlineDataEngine(OnlineDataEngineCfg(**options, refill_threshold=10**9)) as engine:
+        joints, frames = engine.shared_buffer["obs"]["robot"]["qpos"].shape[2], engine.max_episode_steps
+        size = _bytes(engine.sample_batch(BATCH, chunk))
+        for _ in range(repeats):
+            for count in CONSUMERS[:2]:
+                answers = _run(count, _draw, (engine, seconds, chunk))
+                rates[f"ejax {count}"].append(sum(calls / elapsed for calls, elapsed, _ in answers) * BATCH)
+                if peer is not None:
+                    shape = {**_SHAPE, "frames": frames, "chunk": chunk, "joints": joints, "camera": None}
+                    request = json.dumps({**shape, "consumers": count, "seconds": seconds})
+                    answer = subprocess.run([*peer, request], stdout=subprocess.PIPE, check=True, text=True).stdout
+                    theirs = sum(calls / elapsed for calls, elapsed in json.loads(answer))
+                    rates[f"EmbodiChain {count}"].append(theirs * BATCH)
+    with OnlineDataEngine(OnlineDataEngineCfg(**options, refill_threshold=1)) as engine:
+        start, before = time.perf_counter(), engine.stats()["data/episodes"]
+        while time.perf_counter() - start < 5 * seconds:
+            engine.sample_batch(BATCH, chunk)
+            time.sleep(0.001)
+        made, elapsed = engine.stats(), time.perf_counter() - start
+    return {
+        "chunks_per_s": {name: median(values) for name, values in rates.items() if values},
+        "batch_mib": size / 2**20,
+        "episodes_per_s": (made["data/episodes"] - before) / elapsed,
+        "success_rate": made["data/success_rate"],
+    }
+
+
 def _run(consumers: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> list[tuple[int, float, float]]:
     """Return (calls, seconds, redrawn) of each of as many fresh processes, started together."""
     context = multiprocessing.get_context("spawn")
@@ -120,8 +163,8 @@ def _run(consumers: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -
     return answers
 
 
-def _draw(engine: OnlineDataEngine, seconds: float, barrier: Barrier, queue: Any) -> None:
-    calls, elapsed = _count(lambda: engine.sample_batch(BATCH, CHUNK), seconds, barrier)
+def _draw(engine: OnlineDataEngine, seconds: float, chunk: int, barrier: Barrier, queue: Any) -> None:
+    calls, elapsed = _count(lambda: engine.sample_batch(BATCH, chunk), seconds, barrier)
     queue.put((calls, elapsed, engine.stats()["data/redrawn"]))
 
 
@@ -177,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--against", choices=["embodichain"], help="needs --torch-python and --stub")
     parser.add_argument("--torch-python", type=Path, metavar="PATH", help="interpreter with torch and embodichain")
     parser.add_argument("--stub", type=Path, metavar="PATH", help="module that makes embodichain importable")
+    parser.add_argument("--gym-config", type=Path, metavar="FILE", help="EmbodiChain's, loaded as it is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rates there")
     return parser
 

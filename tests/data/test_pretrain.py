@@ -15,6 +15,7 @@ import pytest
 from ejax.algorithms.bc import BCConfig, bc_loss, bc_update, chunk_targets
 from ejax.algorithms.ppo import PPOConfig, ppo_loss
 from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.data import engine_options
 from ejax.config.embodichain.check import check
 from ejax.data import EngineState, OnlineDataWorkerError
 from ejax.data.lerobot.write import EpisodeWriter
@@ -581,6 +582,24 @@ def test_fields_of_embodichains_engine_are_told_one_by_one(tmp_path: Path) -> No
     assert all(
         notes[f"data.{name}"].text for name in ("include_provenance", "language_buffer_bytes", "action_semantics")
     )
+
+
+def test_a_gym_config_is_read_from_its_file_and_checked_key_by_key(tmp_path: Path) -> None:
+    scene = Path(__file__).parents[1] / "gym_configs" / "push_cube.json"
+    (tmp_path / "scene.json").write_text(scene.read_text())
+    data = {"source": "engine", "gym_config": "scene.json", "action_config": {"noise": 0.2}, "state_dim": 8}
+    file = tmp_path / "bc.json"
+    file.write_text(json.dumps(tree(data)))
+    config = load_config(file)
+    assert config.data is not None and config.data.gym_config["id"] == "PushCubeRL"
+    assert parse_config(config.to_dict()) == config
+    options = engine_options(config.data)
+    assert options["action_config"] == {"noise": 0.2} and options["task"] is None
+    assert {note.key: note.status for note in check(file)}["data.gym_config"] == "used"
+    assert "data.gym_config.max_episodes" in {note.key for note in config.notices}
+    file.write_text(json.dumps(tree({**data, "action_config": {"nois": 0.2}})))
+    with pytest.raises(ConfigError, match=r"data\.action_config\.nois: unknown key; .* Did you mean 'noise'"):
+        load_config(file)
 
 
 @pytest.mark.usefixtures("nothing_trusted")

@@ -155,10 +155,15 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
 
 def note_manager_form(draft: Draft) -> None:
     """Take over the notices of a gym config's file. This imports the functors that may run."""
-    if draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled:
-        report = KeyReport({note.key: note for note in manager_notes(draft.get("env.cfg.gym_config"))})
+    demonstrated = draft.get("data.gym_config")
+    read = {
+        "env.cfg.gym_config": draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled,
+        "data.gym_config": isinstance(demonstrated, dict) and "id" in demonstrated and is_manager_form(demonstrated),
+    }
+    for key in (key for key, is_read in read.items() if is_read):
+        report = KeyReport({note.key: note for note in manager_notes(draft.get(key))})
         for note in report.notices:
-            draft.note(f"env.cfg.gym_config.{note.key}", note.text, note.status)
+            draft.note(f"{key}.{note.key}", note.text, note.status)
 
 
 def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> None:
