@@ -1,7 +1,9 @@
 """Imports inside ejax go down the layers only."""
 
 import ast
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +79,14 @@ def test_the_data_wing_needs_numpy_only(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_torch_and_interop_stay_out(path: Path) -> None:
     assert not {name.split(".")[0] for name in imports(path)} & {"torch", "tensordict", "interop"}
+
+
+def test_every_dependency_is_imported() -> None:
+    other = {"orbax-checkpoint": "orbax", "pyyaml": "yaml", "pillow": "PIL", "imageio-ffmpeg": "imageio_ffmpeg"}
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = {re.split("[<>=]", each)[0] for each in given}
+    used = {name.split(".")[0] for path in FILES for name in imports(path)}
+    assert {other.get(name, name) for name in wanted} - used == set()
 
 
 @pytest.mark.parametrize("name", STANDARD)

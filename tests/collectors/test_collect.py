@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 from host_tasks import Drift, Linear
+from own_policies import make
 
 import ejax
 from ejax.collectors import HostCollector
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.envs.tasks.point_mass import PointMassRL
 
 KEY = jax.random.key(5)
 POLICY = Linear()
@@ -88,3 +90,26 @@ def test_wrong_starts_and_no_steps_are_refused() -> None:
         ejax.collect_rollout(env, POLICY, PARAMS, start, KEY, 0)
     with pytest.raises(ValueError, match=r"starts from an EnvCarry, got a ndarray; give ejax\.reset"):
         ejax.collect_rollout(env, POLICY, PARAMS, np.zeros((N, 2)), KEY, T)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_policy_with_memory_remembers_over_calls_and_forgets_at_an_episodes_end(outside: bool) -> None:
+    policy, pure = make("linen", "memory"), PointMassRL()
+    env: Any = PureHostEnv(pure, N) if outside else pure
+    start = env.reset(SEEDS) if outside else ejax.reset(pure, KEY, N)
+    params = policy.init(KEY, start if outside else start.obs)
+    first, after = ejax.collect_rollout(env, policy, params, start, KEY, T)
+    second, _ = ejax.collect_rollout(env, policy, params, after, KEY, T)
+    assert (first.memory[0] == 0.0).all() and (first.memory[1:] != 0.0).any()
+    chex.assert_trees_all_equal(second.memory[0], after.memory)
+    assert (second.memory[0] != 0.0).any()
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_dropout_is_kept_in_the_rollout(outside: bool) -> None:
+    policy, pure = make("linen", "dropout"), PointMassRL()
+    env: Any = PureHostEnv(pure, N) if outside else pure
+    start = env.reset(SEEDS) if outside else ejax.reset(pure, KEY, N)
+    params = policy.init(KEY, start if outside else start.obs)
+    rollout, _ = ejax.collect_rollout(env, policy, params, start, KEY, T, Recorder(), dropout=True)
+    assert rollout.dropout_seed.shape == (T, N) and len(np.unique(rollout.dropout_seed)) == T * N
