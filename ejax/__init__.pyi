@@ -38,6 +38,7 @@ from ejax.schema.registry import (
     register_policy as register_policy,
 )
 from ejax.training.callbacks import Callback as Callback
+from ejax.training.policies import build_policy as build_policy
 from ejax.types import (
     Policy as Policy,
     Rollout as Rollout,
@@ -47,6 +48,7 @@ from ejax.types import (
     make_train_state as make_train_state,
 )
 
+# EmbodiChain's names
 AlgorithmCfg = GradientOptions
 GRPOCfg = GRPOConfig
 PPOCfg = PPOConfig

@@ -130,6 +130,7 @@ class Trainer:
         self.callbacks = tuple(callbacks)
         self._given, self._writer = Given(env, policy, eval_env), writer
         self._run_dir = None if checkpoint_dir is None else Path(checkpoint_dir).parent
+        self._saved: Path | None = None
 
     def train(
         self,
@@ -155,7 +156,14 @@ class Trainer:
             config = parse_untrusted(raw)
         find = partial(locate_run, resume=resume, run_dir=run_dir or self._run_dir, fork=fork)
         log = on_log if self._writer is None else partial(_write, self._writer, on_log)
-        return run_training(config, find, partial(_begin, self._given, (*self.callbacks, *callbacks), log))
+        self._saved = None
+        result = run_training(config, find, partial(_begin, self._given, (*self.callbacks, *callbacks), log))
+        self._saved = result.latest_checkpoint_path
+        return result
+
+    def save_checkpoint(self) -> Path | None:
+        """Return the last checkpoint of the run: ``train`` saves when it ends or is interrupted. None: it raised."""
+        return self._saved
 
 
 def _write(writer: ScalarWriter, on_log: OnLog | None, step: int, metrics: dict[str, float]) -> object:

@@ -5,7 +5,7 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -63,10 +63,14 @@ class GradientOptions(StrictModel):
             given[section] = {**beside, name: given.pop(old)}
         return given
 
-    @property
-    def learning_rate(self) -> float:
-        """The optimizer's, at the start."""
-        return self.optimizer.learning_rate
+    if TYPE_CHECKING:
+        learning_rate: float = 3e-4  # an argument too
+    else:
+
+        @property
+        def learning_rate(self) -> float:
+            """The optimizer's, at the start."""
+            return self.optimizer.learning_rate
 
     def replace(self, **changes: Any) -> Self:
         if "learning_rate" in changes and "optimizer" not in changes:

@@ -174,6 +174,7 @@ def test_embodichains_arguments_make_the_same_run(tmp_path: Path) -> None:
         2 * STEPS, callbacks=counters[1:], on_log=lambda step, x: lines.setdefault(step, {}).update(x)
     )
     assert result.run_dir == tmp_path / "run" and result.eval_history
+    assert trainer.save_checkpoint() == result.latest_checkpoint_path is not None
     assert [each.updates for each in counters] == [2, 2]
     assert {"eval/avg_reward", "train/loss", "charts/SPS"} <= writer.scalars.keys()
     assert all(lines[step][tag] == value for tag, pairs in writer.scalars.items() for step, value in pairs)
