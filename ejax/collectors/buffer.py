@@ -51,7 +51,7 @@ class RolloutBuffer:
 
     def clear(self) -> None:
         """Begin a new rollout. Arrays that were handed out stay as they are."""
-        self._steps: dict[str, PyTree] | None = None
+        self._steps: dict[str, PyTree] = {}
         self._size = 0
         self._next_value: Array | None = None
         self._extras: dict[str, PyTree] = {}
@@ -97,7 +97,7 @@ class RolloutBuffer:
         step["obs"] = jax.tree.map(jnp.array, obs)
         with value_errors(f"step {self._size} of the buffer"):
             chex.assert_trees_all_equal_shapes_and_dtypes(step, self._step)
-        if self._steps is None:
+        if not self._steps:
             pages = {"terminated" if name == "done" else name: x for name, x in self._step.items()}
             page = partial(jnp.zeros, device=self.device)
             self._steps = jax.tree.map(lambda x: page((self.num_steps, *x.shape), x.dtype), pages)
@@ -108,12 +108,9 @@ class RolloutBuffer:
     def steps(self) -> dict[str, PyTree]:
         """``obs``, ``action``, ``reward``, ``value``, ``log_prob``, ``terminated``, ``truncated``, leaves [T, N, ...].
         Raises ValueError: it is not full."""
-        return {name: x for name, x in self._full().items() if name != "final_value"}
-
-    def _full(self) -> dict[str, PyTree]:
-        if self._steps is None or not self.is_full():
+        if not self.is_full():
             raise ValueError(f"the buffer has {self._size} of {self.num_steps} steps; add the others first")
-        return self._steps
+        return {name: x for name, x in self._steps.items() if name != "final_value"}
 
     def set_extras(self, extras: Mapping[str, PyTree]) -> None:
         """Attach arrays of your own, leaves [T, N, ...], to the minibatches and the rollout; ValueError: other shapes.
@@ -129,11 +126,11 @@ class RolloutBuffer:
 
         ``last_value`` is V [N] of the observation after the last step. Raises ValueError: it is not full.
         """
-        steps = self._full()
+        steps = self.steps
         with value_errors(f"last_value is V of {self.num_envs} environments"):
             chex.assert_shape(last_value, (self.num_envs,))
         following = jnp.concatenate([steps["value"][1:], jnp.asarray(last_value)[None]])
-        self._next_value = jnp.where(steps["truncated"], steps["final_value"], following)
+        self._next_value = jnp.where(steps["truncated"], self._steps["final_value"], following)
         ends = (steps["terminated"], steps["truncated"])
         made = gae(steps["reward"], steps["value"], self._next_value, *ends, gamma=gamma, gae_lambda=gae_lambda)
         self.set_extras({"advantage": made[0], "value_target": made[1]})
@@ -162,6 +159,10 @@ class RolloutBuffer:
             for key_epoch in jax.random.split(key, n_epochs)
             for chosen in np.asarray(draw(key_epoch))[:, 0]
         )
+
+    def get_stats(self) -> dict[str, float]:
+        """Count the steps that were added and that have room, and those of all environments."""
+        return _stats(self._size, self.num_steps, self._size * self.num_envs)
 
 
 def _flatten(tree: PyTree) -> PyTree:
@@ -248,6 +249,10 @@ class RolloutQueue(Generic[Item]):
         rollouts that were ever added."""
         with self._changed:
             waiting, added = [self._rollout_of(each) for each in self._waiting], self._added
-        size, transitions = len(waiting), sum(rollout.reward.size for rollout in waiting)
-        stats = {"buffer_size": size, "buffer_capacity": self.capacity, "buffer_usage": size / self.capacity}
-        return stats | {"total_transitions": transitions, "total_added": added}
+        transitions = sum(rollout.reward.size for rollout in waiting)
+        return _stats(len(waiting), self.capacity, transitions) | {"total_added": added}
+
+
+def _stats(size: int, capacity: int, transitions: int) -> dict[str, float]:
+    stats = {"buffer_size": size, "buffer_capacity": capacity, "buffer_usage": size / capacity}
+    return stats | {"total_transitions": transitions}

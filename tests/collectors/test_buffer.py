@@ -160,6 +160,12 @@ def test_wrong_uses_of_a_buffer_are_refused() -> None:
     with pytest.raises(ValueError, match="step 0 of the buffer"):
         buffer.add({"state": obs}, action, x, flag, x, x)
     buffer.add(obs, action, x, flag, x, x)
+    assert buffer.get_stats() == {
+        "buffer_size": 1,
+        "buffer_capacity": T,
+        "buffer_usage": 1 / T,
+        "total_transitions": N,
+    }
     for use in (lambda: buffer.steps, lambda: buffer.finalize(x, **RATES)):
         with pytest.raises(ValueError, match="the buffer has 1 of 6 steps"):
             use()
