@@ -139,10 +139,12 @@ class OnlineDataEngineCfg(ConfigClass):
         for name in _WIDTHS:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
-        own, extensions = self.gym_config, (self.gym_config.get("env") or {}).get("extensions") or {}
-        limits = own.get("max_episode_steps"), *map(extensions.get, ("max_episode_steps", "episode_length"))
-        object.__setattr__(self, "max_episode_steps", next(filter(None, limits), self.max_episode_steps))
-        num_envs = own.get("num_envs", (own.get("env") or {}).get("num_envs"))
+        env = _section(self.gym_config, "env")
+        extensions = _section(env, "extensions")
+        limits = extensions | dict(self.gym_config)
+        limit = limits.get("max_episode_steps") or limits.get("episode_length")
+        object.__setattr__(self, "max_episode_steps", limit or self.max_episode_steps)
+        num_envs = self.gym_config.get("num_envs", env.get("num_envs"))
         if isinstance(num_envs, int) and isinstance(self.buffer_size, int) and num_envs > self.buffer_size:
             raise ValueError(
                 f"gym_config has num_envs {num_envs}, episodes that are made at once, and buffer_size is "
@@ -164,6 +166,12 @@ class OnlineDataEngineCfg(ConfigClass):
                     f"lifecycle_event_capacity must be 0 or at least 2 · buffer_size, {2 * self.buffer_size}: each "
                     f"episode may go and come at once; got {self.lifecycle_event_capacity}"
                 )
+
+
+def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section, {} for what is none: the worker reports that with the rest."""
+    section = config.get(name)
+    return dict(section) if isinstance(section, Mapping) else {}
 
 
 def check_budget(budget: int | None, hard_limit: int | None) -> None:

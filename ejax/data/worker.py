@@ -76,6 +76,7 @@ def main(folder: str) -> None:
     except _Stop:
         return
     except BaseException as error:  # SystemExit of a task too: it must be reported
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process ends anyway, and libraries clean up at its exit
         control.publish_failure(pack_failure(error))
         sys.exit(1)
 
