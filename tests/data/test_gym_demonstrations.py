@@ -159,6 +159,15 @@ def test_segments_are_planned_from_where_the_last_one_ended(gym_config: dict[str
 
 
 @pytest.mark.usefixtures("planners_trusted")
+def test_without_action_terms_actions_are_the_joints_targets(gym_config: dict[str, Any]) -> None:
+    config = {**gym_config, "env": {}}
+    task = make_task(**nodding(config, create_demo_action_list="planners:nods", steps=30))
+    (episode, _) = task.generate(0)
+    assert isinstance(episode, Episode)
+    assert abs(np.asarray(episode.frames["obs/robot/qpos"])[-1, 1:6]).max() < 0.2  # the start is at up to 1.57 rad
+
+
+@pytest.mark.usefixtures("planners_trusted")
 def test_a_plan_that_is_missing_is_a_failure_and_one_of_another_shape_an_error(gym_config: dict[str, Any]) -> None:
     config = {**gym_config, "env": {**gym_config["env"], "rewards": {}}}
     task = make_task(**nodding(config, create_demo_action_list="planners:no_plan"))

@@ -20,7 +20,7 @@ from ejax.config.environment import env_problems
 from ejax.config.files import read_file
 from ejax.config.models import EnvConfig
 from ejax.data.engine_config import SIDE_BY_SIDE
-from ejax.envs.manager.extensions import LIMIT
+from ejax.envs.manager.extensions import FIRST_FORM, LIMIT
 from ejax.experts.planned import KEYS, planned
 from ejax.experts.task import ScriptedTask
 from ejax.schema.frozen import thaw
@@ -62,8 +62,13 @@ def read_demonstrations(
     data = read_file(Path(gym_config)) if isinstance(gym_config, str) else thaw(dict(gym_config))
     data, draft = copy.deepcopy(data), Draft({})
     data.setdefault("max_episode_steps", max_episode_steps)
-    extensions = (data.get("env") or {}).get("extensions") if isinstance(data.get("env"), dict) else None
-    named = {key: extensions[key] for key in KEYS if key in extensions} if isinstance(extensions, dict) else {}
+    section: dict[str, Any] = data["env"] if isinstance(data.get("env"), dict) else {}
+    extensions = section["extensions"] if isinstance(section.get("extensions"), dict) else {}
+    named = {key: extensions[key] for key in KEYS if key in extensions}
+    if data.get("robot") and not section.get("actions") and not extensions.keys() & {"obs_mode", *FIRST_FORM}:
+        section["actions"] = {
+            "qpos": {"func": "QposTerm"}
+        }  # in EmbodiChain an action without a term is target positions
     env = read_gym_config(draft, data, "gym_config")
     problems = list(draft.report.problems)
     if not problems:
