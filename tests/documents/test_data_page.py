@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ejax.data import (
@@ -133,11 +132,3 @@ def test_the_four_examples_of_a_loader(engine: OnlineDataEngine) -> None:
     assert len({batch.batch_size[1] for batch in varied}) > 1 and varied[0].batch_size[0] == 32
     mixed = Dataset(engine, chunk_size=GMMChunkSampler(**MEANS), batch_size=32)
     assert len({batch.batch_size[1] for batch in take(loader(mixed, batch_size=None, collate_fn=passthrough), 4)}) > 1
-
-
-@pytest.mark.slow
-def test_each_worker_of_a_loader_draws_by_itself(engine: OnlineDataEngine) -> None:
-    Dataset = pytest.importorskip("interop.dataset", reason="needs torch and tensordict").OnlineDataset
-    options = {"batch_size": 32, "num_workers": 2, "collate_fn": Dataset.collate_fn}
-    two = take(loader(Dataset(engine, chunk_size=64), **options), 2)
-    assert not np.array_equal(two[0]["episode_step"], two[1]["episode_step"])
