@@ -182,6 +182,13 @@ def test_the_first_releases_form_is_demonstrated_by_the_task_classs_expert() -> 
     assert type(task.env).__name__ == "PushCubeRL" and task._num_envs == 64
 
 
+def test_the_limit_of_an_episode_may_stand_in_the_extensions() -> None:
+    config = {name: value for name, value in FIRST_FORM.items() if name != "max_episode_steps"}
+    config["env"] = {"extensions": {"episode_length": 40}}
+    assert make_task(gym_config=config, action_config={}).env.max_episode_steps == 40
+    assert OnlineDataEngineCfg(gym_config=config, buffer_size=64).max_episode_steps == 40
+
+
 def test_options_of_the_engine_follow_the_gym_config() -> None:
     cfg = OnlineDataEngineCfg(gym_config=FIRST_FORM, buffer_size=64, max_episode_steps=40)
     assert cfg.max_episode_steps == 100  # the gym config's wins, as in EmbodiChain

@@ -35,7 +35,7 @@ from ejax.play import __main__ as play
 from ejax.play.saved_policy import elsewhere
 from ejax.schema import trust
 from ejax.schema.registry import place_of_task, resolve
-from ejax.schema.trust import UntrustedCodeError
+from ejax.schema.trust import UntrustedCodeError, check_trusted, trust_as, trusted
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.build import build
 from ejax.training.environments import build_env, make_env
@@ -417,7 +417,7 @@ def test_ejax_vouches_for_no_config() -> None:
     """``parse_config`` and ``trust_strings`` are for a program's own words; the list has each use, with the reason."""
     allowed = {
         ("ejax/config/load.py", "trust_strings"): "parse_config itself",
-        ("ejax/data/record.py", "trust_strings"): "--task-cfg, on the command line",
+        ("ejax/data/record.py", "trust_strings"): "--task-cfg and --action-config, on the command line",
         ("ejax/schema/trust.py", "trust_strings"): "its own recursion",
     }
     found = set()
@@ -845,6 +845,16 @@ def test_a_worker_imports_what_its_order_names(mark: Path) -> None:
     assert mark.exists()
     with pytest.raises(UntrustedCodeError):
         resolve("policy", "evilmod:Policy")
+
+
+def test_a_worker_lets_through_what_its_owner_does_and_no_more(mark: Path) -> None:
+    with pytest.raises(UntrustedCodeError):
+        check_trusted("evilmod:Env")
+    trust_as(({"evilmod:Env"}, set()))
+    check_trusted("evilmod:Env")
+    assert "evilmod:Env" in trusted()[0] and not mark.exists()
+    with pytest.raises(UntrustedCodeError):
+        check_trusted("evilmod:Policy")
 
 
 def test_a_workers_order_is_in_a_folder_of_its_owner_only() -> None:

@@ -39,7 +39,7 @@ def make_task(**fields: Any) -> ScriptedTask:
     """Make the task that demonstrates; arguments as of ``read_demonstrations``. Raises ValueError: what cannot be
     honoured, key by key."""
     make, problems = read_demonstrations(**fields)
-    if problems:
+    if make is None:
         raise ValueError("\n".join(["the data engine cannot honour", *(f"  {key}: {text}" for key, text in problems)]))
     try:
         return make()
@@ -52,8 +52,8 @@ def read_demonstrations(
     action_config: Mapping[str, Any],
     max_episode_steps: int = LIMIT,
     num_envs: int = SIDE_BY_SIDE,
-) -> tuple[Callable[[], ScriptedTask], list[Problem]]:
-    """Read what demonstrates from a gym config, and what of it cannot be honoured; nothing is built unless it can be.
+) -> tuple[Callable[[], ScriptedTask] | None, list[Problem]]:
+    """Read what demonstrates from a gym config, None where something of it cannot be honoured, and those problems.
 
     Args:
         gym_config: as loaded, or its file.
@@ -61,55 +61,55 @@ def read_demonstrations(
     """
     data = read_file(Path(gym_config)) if isinstance(gym_config, str) else thaw(dict(gym_config))
     data, draft = copy.deepcopy(data), Draft({})
-    data.setdefault("max_episode_steps", max_episode_steps)
     section: dict[str, Any] = data["env"] if isinstance(data.get("env"), dict) else {}
     extensions = section["extensions"] if isinstance(section.get("extensions"), dict) else {}
+    if not extensions.keys() & {"max_episode_steps", "episode_length"}:
+        data.setdefault("max_episode_steps", max_episode_steps)
     named = {key: extensions[key] for key in KEYS if key in extensions}
     if data.get("robot") and not section.get("actions") and not extensions.keys() & {"obs_mode", *FIRST_FORM}:
-        section["actions"] = {
-            "qpos": {"func": "QposTerm"}
-        }  # in EmbodiChain an action without a term is target positions
+        # in EmbodiChain an action without a term is target positions
+        section["actions"] = {"qpos": {"func": "QposTerm"}}
     env = read_gym_config(draft, data, "gym_config")
     problems = list(draft.report.problems)
     if not problems:
         found = env_problems(EnvConfig.model_validate(env))
         problems = [Problem(draft.key(key) if draft.spelled else key, text) for key, text in found]
     if problems:
-        return _nothing, problems
+        return None, problems
     expert, options, problems = _find_demonstrator(data, env, {**named, **thaw(dict(action_config))})
+    if expert is None or problems:
+        return None, problems
     options |= {"env": env["cfg"], "num_envs": draft.get("trainer.num_envs") or num_envs}
     if text := _instruction(data):
         options["instruction"] = text
-    return partial(expert, **options), problems
+    return partial(expert, **options), []
 
 
 def _find_demonstrator(
     data: Mapping[str, Any], env: Mapping[str, Any], arguments: dict[str, Any]
-) -> tuple[Callable[..., ScriptedTask], dict[str, Any], list[Problem]]:
+) -> tuple[Callable[..., ScriptedTask] | None, dict[str, Any], list[Problem]]:
     """Return what makes the task, its options, and problems of ``action_config``."""
     given = [key for key in KEYS if key in arguments]
     if len(given) > 1:
-        return _nothing, {}, [Problem(f"action_config.{given[1]}", f"{given[0]} is given too; keep one")]
+        return None, {}, [Problem(f"action_config.{given[1]}", f"{given[0]} is given too; keep one")]
     if given:
         place = arguments.pop(given[0])
         if not isinstance(place, str) or not all(place.partition(":")):
             text = f"got {short_repr(place)}; name a function as package.module:name"
-            return _nothing, {}, [Problem(f"action_config.{given[0]}", text)]
+            return None, {}, [Problem(f"action_config.{given[0]}", text)]
         try:
             plan = getattr(import_trusted(place), place.partition(":")[2])
         except (ImportError, AttributeError, UntrustedCodeError) as error:
-            return _nothing, {}, [Problem(f"action_config.{given[0]}", str(error))]
+            return None, {}, [Problem(f"action_config.{given[0]}", str(error))]
         taken = list(inspect.signature(plan).parameters)[:4]
         expert = planned(_without_physics(env["id"]), plan, arguments, given[0])
         # a plan is carried out as it is
         return partial(ScriptedTask, expert), {"noise": 0.0}, argument_problems(plan, arguments, "action_config", taken)
     table = _TABLES["of_scenes" if env["id"] == MANAGER_ENV else "of_classes"]
     if data["id"] not in table:
-        text = (
-            f"ejax has no expert for {data['id']!r} in this form; it has some for {', '.join(table)}. Give a function"
-        )
-        remedy = f"{text} of yours: action_config: {{{KEYS[0]}: package.module:name}} (docs/data.md)"
-        return _nothing, {}, [Problem("gym_config.id", remedy)]
+        text = f"ejax has no expert for {data['id']!r} in this form; it has some for {', '.join(table)}"
+        remedy = f"give a function of yours: action_config: {{{KEYS[0]}: package.module:name}} (docs/data.md)"
+        return None, {}, [Problem("gym_config.id", f"{text}; {remedy}")]
     make = import_entry(table, data["id"])
     problems = [
         Problem(each.key, _ACTION_BANK.get(each.key.rpartition(".")[2], each.text))
@@ -128,14 +128,11 @@ def _without_physics(name: str) -> Callable[..., Any]:
 
 def _instruction(data: Mapping[str, Any]) -> str | None:
     """Return EmbodiChain's instruction of a data set: that of the first of ``env.dataset`` which has one."""
-    for entry in ((data.get("env") or {}).get("dataset") or {}).values():
+    dataset = (data.get("env") or {}).get("dataset")
+    for entry in dataset.values() if isinstance(dataset, Mapping) else ():
         params = entry.get("params") if isinstance(entry, Mapping) else None
         instruction = params.get("instruction") if isinstance(params, Mapping) else None
         text = instruction.get("lang") if isinstance(instruction, Mapping) else instruction
         if isinstance(text, str) and text:
             return text
     return None
-
-
-def _nothing(**options: Any) -> ScriptedTask:
-    raise ValueError(f"there is nothing to demonstrate, with options {options}")
