@@ -16,11 +16,12 @@ from tiny import NETWORK
 import ejax
 from ejax.algorithms.ppo import PPO, PPOConfig
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
-from ejax.config import RunConfig, parse_config
+from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.distributions import Normal
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.run import RunResult, train
 from ejax.schema.trust import trust
+from ejax.training.build import build
 
 T, N = 8, 4
 KEY = jax.random.key(0)
@@ -61,6 +62,17 @@ def test_the_quick_start_trains_in_both_modes(mode: str, tmp_path: Path) -> None
     assert (tmp_path / "run" / "schedule.json").exists() == (mode == "vla")
 
 
+def test_keys_of_the_review_are_read() -> None:
+    keys = {"num_envs": N, "enable_eval": True, "num_eval_episodes": 3, "buffer_type": "vla", "import_modules": ["a.b"]}
+    config = quick_start("standard", trainer={**keys, "rollout_steps": T})
+    assert (config.trainer.buffer_size, config.trainer.num_eval_episodes) == (T, 3)
+    texts = {notice.key: notice.text for notice in config.notices}
+    assert "no effect" in texts["trainer.buffer_type"] and "not imported" in texts["trainer.import_modules"]
+    policy = {"name": "actor_critic", "action_dim": 7, "actor": NETWORK, "critic": NETWORK}
+    with pytest.raises(ConfigError, match=r"policy\.action_dim: got 7"):
+        build(quick_start("standard", policy=policy))
+
+
 def test_the_standard_workflow() -> None:
     state, envs, step, total = first_state(), ejax.reset(ENV, KEY, N), 0, 2 * T * N
     while step < total:
@@ -68,6 +80,27 @@ def test_the_standard_workflow() -> None:
         state, losses = update(state, rollout)  # [T, N, ...]: rows that are flat have lost their order in time
         step += rollout.reward.size
     assert np.isfinite(losses["loss"]) and int(state.step) == 2
+
+
+def test_rows_that_are_flat_are_refused() -> None:
+    rows, flags = jnp.ones(T * N), jnp.zeros(T * N, bool)
+    with pytest.raises(ValueError, match=r"\[T, N\]"):
+        ejax.gae(rows, rows, rows, flags, flags, gamma=0.99, gae_lambda=0.95)
+
+
+def test_a_rollout_is_a_tensordict_of_the_guide() -> None:
+    tensordict = pytest.importorskip("interop.tensordict")
+    pytest.importorskip("tensordict", reason="needs torch: pip install -e '.[torch]'")
+    rollout, envs = ejax.collect_rollout(ENV, POLICY, first_state().params, ejax.reset(ENV, KEY, N), KEY, num_steps=T)
+    steps = (rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated)
+    advantage, value_target = ejax.gae(*steps, gamma=0.99, gae_lambda=0.95)
+    rollout = rollout.replace(extras={"advantage": advantage, "value_target": value_target})
+    made = tensordict.rollout_to_tensordict(rollout, "pr122", last_obs=envs.obs)
+    assert made.batch_size == (N, T)
+    keys = ("observation", "action", "sample_log_prob", "value", "loc", "scale", "advantage", "value_target", "return")
+    assert {*keys, "next"} <= {*made.keys()} and {"reward", "done"} <= {*made["next"].keys()}
+    observed = tensordict.dict_to_tensordict({"robot": np.ones((N, 2), np.float32)}, "cpu", key="observation")
+    assert observed["observation", "robot"].shape == (N, 2)
 
 
 def test_the_vla_workflow() -> None:
