@@ -122,7 +122,9 @@ def run_file(path: Path, clone: Path, reasons: Reasons) -> list[Outcome]:
         if not results.exists():
             last = done.stdout.decode(errors="replace")[-2000:] + done.stderr.decode(errors="replace")[-2000:]
             return [Outcome(file, "the whole file", "failed", f"pytest ended with {done.returncode}: {last}")]
-        return [reasons.judge(file, *each) for each in _read(results, path.stem)]
+        # a test whose teardown fails too is there twice
+        first = {name: (state, message) for name, state, message in reversed([*_read(results, path.stem)])}
+        return [reasons.judge(file, name, *each) for name, each in first.items()]
 
 
 def _read(results: Path, stem: str) -> Iterator[tuple[str, str, str]]:

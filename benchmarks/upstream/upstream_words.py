@@ -22,5 +22,8 @@ def translated(words: dict[str, str] = _WORDS) -> Iterator[None]:
         text = str(error)
         for pattern, theirs in words.items():
             if found := re.search(pattern, text, re.DOTALL):
-                error.args = (f"{text} [{found.expand(theirs)}]",)
+                text = f"{text} [{found.expand(theirs)}]"
+        error.args = (text,)
+        if str(error) != text:  # pydantic's
+            raise ValueError(text) from error
         raise

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("tensordict", reason="needs torch and tensordict: pip install -e '.[torch]'")
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "upstream_tests.py"
 THEIRS = '''
 """A file as EmbodiChain's."""
 import pytest
+
+pytest.importorskip("tensordict", reason="needs torch and tensordict: pip install -e '.[torch]'")
 from embodichain.data_pipeline.datasets import UniformChunkSampler
-from embodichain.lab.sim import SimulationManager
+from embodichain.lab.sim.cfg import RenderCfg as SimulationManager
 
 
 class TestSampler:

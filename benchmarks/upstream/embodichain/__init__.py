@@ -22,10 +22,10 @@ MODULES = {
     **dict.fromkeys(
         (_RL, f"{_RL}.differentiable_trainer", f"{_RL}.utils.trainer", f"{_RL}.train"), "upstream_training"
     ),
-    **dict.fromkeys((f"{_RL}.env", "embodichain_tasks.rl.basic.point_mass"), "upstream_envs"),
     **dict.fromkeys(
-        (f"{_RL}.experimental.newton", f"{_RL}.experimental.newton.train_planar_reach"), "upstream_planar_reach"
+        (f"{_RL}.env", f"{_RL}.experimental.newton", "embodichain_tasks.rl.basic.point_mass"), "upstream_envs"
     ),
+    f"{_RL}.experimental.newton.train_planar_reach": "upstream_planar_reach",
     **dict.fromkeys((_MANAGERS, f"{_MANAGERS}.cfg", f"{_MANAGERS}.actions"), "upstream_actions"),
     **dict.fromkeys((f"{_MANAGERS}.rewards", f"{_MANAGERS}.observations"), "upstream_functors"),
 }
@@ -51,6 +51,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = module.__name__
         if name in MODULES:
             found = importlib.import_module(MODULES[name])
+            vars(found).setdefault("__getattr__", lambda each: _not_provided(name, each))
             found.__path__ = []  # a package: it may have modules below it
             for below, module_name in MODULES.items():  # ``from a.b import c`` looks for c in the module itself
                 if below.rpartition(".")[0] == name and module_name == MODULES[name]:
