@@ -108,7 +108,7 @@ def test_a_buffer_is_filled_finalized_and_cut_into_minibatches() -> None:
     assert [len(batch["reward"]) for batch in batches] == [8, 8, 8]
     rows = np.concatenate([batch["step"] for batch in batches])
     assert sorted(rows.tolist()) == sorted([*range(T)] * N) and "advantage" in batches[0]
-    assert buffer.is_full() and len(buffer) == T
+    assert buffer.is_full() and len(buffer) == T and buffer.get_stats()["total_transitions"] == T * N
 
 
 @pytest.mark.parametrize("Algorithm", [PPO, GRPO])
