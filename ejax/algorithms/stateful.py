@@ -18,6 +18,7 @@ import numpy as np
 from ejax.algorithms.record import Algorithm, RunShape, find_algorithm
 from ejax.algorithms.step import init_host_run_state, step_metrics
 from ejax.collectors.collect import StepCallback, collect_rollout
+from ejax.policies.heads import uses_dropout
 from ejax.rollout import EnvCarry, reset, restart
 from ejax.schema.problems import ConfigError
 from ejax.schema.registry import resolve
@@ -34,14 +35,11 @@ class BaseAlgorithm:
         cfg: the record's ``Config``, or a mapping that makes one. None: the defaults.
         record: in place of the class's.
         seed: decides all random numbers, as ``trainer.seed`` does.
-        dropout: the policy drops units in training.
     """
 
     record: Algorithm | None = None
 
-    def __init__(
-        self, cfg: Any, policy: Policy, *, record: Algorithm | None = None, seed: int = 0, dropout: bool = False
-    ) -> None:
+    def __init__(self, cfg: Any, policy: Policy, *, record: Algorithm | None = None, seed: int = 0) -> None:
         self.record = record or self.record
         if self.record is not None and (cfg is None or isinstance(cfg, Mapping)):
             cfg = self.record.Config(**(cfg or {}))
@@ -51,7 +49,7 @@ class BaseAlgorithm:
         """The environments between two rollouts."""
         self.rollout: Rollout | None = None
         """The last one, which ``update`` learns from and takes away; leaves [T, N, ...]."""
-        self._key, self._seed, self._dropout = jax.random.key(seed), seed, dropout
+        self._key, self._seed, self._dropout = jax.random.key(seed), seed, uses_dropout(policy)
         self._shape: tuple[int, int] | None = None
 
     @property

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ejax.policies.calls import DroppingPolicy
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import PolicyStateError
 from ejax.types import Array
@@ -54,9 +55,24 @@ def injected(policy: Any) -> dict[str, nn.Module]:
     return {name: network for name, network in networks.items() if isinstance(network, nn.Module)}
 
 
-def drops(network: nn.Module) -> bool:
-    """Recognize a module that drops units in training: an MLP by its config, others take a ``dropout_seed``."""
-    return network.config.dropout_p > 0.0 if isinstance(network, MLP) else "dropout_seed" in _parameters(network)
+def uses_dropout(policy: Any) -> bool:
+    """Recognize a policy that drops units in training; one of your own takes ``dropout_seed``."""
+    if isinstance(policy, DroppingPolicy):
+        return policy.drops
+    kind: Any = type(policy)
+    if not kind.__module__.startswith("ejax."):
+        return any("dropout_seed" in inspect.signature(f).parameters for f in (kind.__call__, kind.apply))
+    memories = [getattr(policy, f"{name}_memory", None) for name in ("actor", "critic")]
+    networks = [getattr(policy, name, None) for name in ("actor", "critic")]
+    networks += [memory.encoder for memory in memories if memory is not None]
+    return any(map(_drops, networks))
+
+
+def _drops(network: NetworkConfig | nn.Module | None) -> bool:
+    config = network.config if isinstance(network, MLP) else network
+    if isinstance(config, NetworkConfig):
+        return config.dropout_p > 0.0
+    return config is not None and "dropout_seed" in _parameters(config)
 
 
 def _parameters(network: nn.Module) -> frozenset[str]:

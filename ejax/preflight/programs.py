@@ -11,6 +11,7 @@ from jax.sharding import SingleDeviceSharding
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.mujoco.choice import ENGINES
+from ejax.policies.heads import uses_dropout
 from ejax.rollout import reset, unroll, with_memory
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build
@@ -18,7 +19,6 @@ from ejax.training.environments import evaluation_env, resolve_physics
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.host_steppers import HostStepper
 from ejax.training.parts import Parts
-from ejax.training.policies import uses_dropout
 from ejax.training.steppers import DeviceStepper
 from ejax.types import HostEnv, Key, Params, Rollout
 
@@ -113,7 +113,7 @@ def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) ->
 
 
 def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax.Device) -> jax.stages.Lowered:
-    trainer, dropout = config.trainer, uses_dropout(config.policy, parts.policy)
+    trainer, dropout = config.trainer, uses_dropout(parts.policy)
 
     def collect(params: Params, key: Key) -> Rollout:
         envs = with_memory(reset(parts.env, key, trainer.num_envs), parts.policy)

@@ -8,7 +8,7 @@ import optax
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
-from ejax.training.policies import uses_dropout
+from ejax.policies.heads import uses_dropout
 from ejax.training.steppers import Stepper
 from ejax.types import Env, HostEnv, Key, Policy
 
@@ -30,7 +30,7 @@ class Ingredients:
 
     @property
     def dropout(self) -> bool:
-        return uses_dropout(self.config.policy, self.policy)
+        return uses_dropout(self.policy)
 
 
 @dataclass(frozen=True)

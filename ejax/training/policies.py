@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -15,9 +15,9 @@ from ejax.config import ConfigError, PolicyConfig, Problem
 from ejax.config.environment import space_problems
 from ejax.config.load import parse_policy
 from ejax.distributions import action_spec
-from ejax.envs.description import describe
-from ejax.policies.calls import DroppingPolicy, apply_policy, first_memory
-from ejax.policies.heads import drops, injected
+from ejax.envs.description import EnvDescription, describe
+from ejax.policies.calls import apply_policy, first_memory
+from ejax.policies.heads import injected, uses_dropout
 from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation
 from ejax.policies.record import section_problems
@@ -30,10 +30,11 @@ from ejax.types import Env, HostEnv, Key, Policy, PyTree
 
 @dataclass(frozen=True)
 class Spaces:
-    """The spaces of an environment that is not there."""
+    """What a policy is made for, without the environment."""
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
+    description: EnvDescription = field(default_factory=EnvDescription)
 
 
 def build_policy(
@@ -131,7 +132,7 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
     def ask_all(key: Key, obs: PyTree) -> None:
         params = policy.init(key, obs)
         apply_policy(policy, params, obs, first_memory(policy, 1))
-        if uses_dropout(config, policy):
+        if uses_dropout(policy):
             apply_policy(policy, params, obs, first_memory(policy, 1), dropout_seed=jnp.zeros(1, jnp.uint32))
         update_normalizer(policy, params, jax.tree.map(lambda x: x[None], obs))
 
@@ -147,20 +148,6 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
             raise
         text = f"{config.name} has statistics or dropout that would never be used ({error}); let its __call__ take it"
         raise ConfigError([Problem("policy.name", text)]) from error
-
-
-def uses_dropout(config: PolicyConfig, policy: Policy) -> bool:
-    """Recognize a policy that drops units in training; modules of your own take ``dropout_seed``."""
-    if isinstance(policy, DroppingPolicy):
-        return policy.drops
-    kind: Any = type(policy)
-    if not kind.__module__.startswith("ejax."):
-        return any("dropout_seed" in inspect.signature(f).parameters for f in (kind.__call__, kind.apply))
-    if any(drops(network) for network in injected(policy).values()):
-        return True
-    networks = [block.network_cfg for block in (config.actor, config.critic) if block is not None]
-    networks += [memory.encoder for memory in config.memories.values() if memory.encoder is not None]
-    return any(network.dropout_p > 0.0 for network in networks)
 
 
 def _width(env: Env | HostEnv, groups: tuple[str, ...]) -> int:

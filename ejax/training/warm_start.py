@@ -5,11 +5,10 @@ training of another system, and ``algorithm.cfg.teacher`` the policy that a run 
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import jax
 import numpy as np
 
@@ -18,7 +17,7 @@ from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.environment import paths
 from ejax.config.load import parse_policy
-from ejax.envs.description import EnvDescription, describe
+from ejax.envs.description import describe
 from ejax.logs.json_records import FactsError
 from ejax.optim import scheduled_learning_rate, set_learning_rate
 from ejax.schema.frozen import thaw
@@ -35,7 +34,7 @@ from ejax.store.resume_rules import differences
 from ejax.store.run_dir import RunMeta, open_policy_run
 from ejax.training.environments import sample_obs
 from ejax.training.parts import Parts
-from ejax.training.policies import make_policy
+from ejax.training.policies import Spaces, make_policy
 from ejax.types import Env, HostEnv, Params, Policy, start_from
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
@@ -45,13 +44,6 @@ _TEACHER_REMEDY = (
     "A teacher reads what it was trained on: give an environment whose observation has it, and "
     "algorithm.cfg.teacher_obs where it is a part of that."
 )
-
-
-@dataclass(frozen=True)
-class _Seen:
-    observation_space: gymnasium.Space[Any]
-    action_space: gymnasium.Space[Any]
-    description: EnvDescription
 
 
 def start_from_file(
@@ -267,4 +259,4 @@ def _seen(env: Env | HostEnv, path: str | None) -> Any:
         raise ConfigError([Problem("algorithm.cfg.teacher_obs", text)])
     for name in path.split(".") if path else ():
         space = space[name]  # type: ignore[index]  # a Dict, as ``paths`` has seen
-    return _Seen(space, env.action_space, describe(env))
+    return Spaces(space, env.action_space, describe(env))

@@ -103,6 +103,15 @@ def test_host_environments_are_collected_step_by_step() -> None:
     assert np.isfinite(algorithm.update()["loss"])
 
 
+def test_a_policy_with_dropout_drops_in_training() -> None:
+    dropping = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "dropout_p": 0.5}}
+    policy = build_policy({"name": "actor_only", "actor": dropping}, ENV)
+    algorithm = PPO(CFG, policy)
+    algorithm.initialize_buffer(NUM_STEPS, NUM_ENVS)
+    algorithm.collect_rollout(ENV, policy, None, NUM_STEPS)
+    assert algorithm.rollout is not None and algorithm.rollout.dropout_seed is not None
+
+
 def test_the_documents_class_is_registered_and_trained_with() -> None:
     @ejax.register_algo("my_algo", override=True)
     class MyAlgorithm(BaseAlgorithm):

@@ -21,11 +21,11 @@ from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.play.saved_policy import evaluate_run
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig, evaluate_actions, get_action
+from ejax.policies.heads import uses_dropout
 from ejax.policies.mlp import consistent_dropout
 from ejax.rollout import reset, unroll
 from ejax.run import Trainer
 from ejax.store.checkpoint import CheckpointError
-from ejax.training.policies import uses_dropout
 from ejax.types import make_train_state
 from interop.export import export_policy
 
@@ -86,13 +86,12 @@ def test_modules_are_the_networks_of_actor_and_critic() -> None:
     np.testing.assert_allclose(evaluate_actions(policy, params, ROWS, action)[0], log_prob, rtol=1e-5)
 
 
-def test_a_module_drops_units_where_it_has_dropout(tmp_path: Path) -> None:
+def test_a_module_drops_units_where_it_has_dropout() -> None:
     with_dropout = NetworkConfig(hidden_sizes=(8,), dropout_p=0.5)
     for critic, expected in ((sequential(1), False), (MLP(SMALL, 1), False), (MLP(with_dropout, 1), True)):
         policy = ActorCritic(TWO, SMALL, critic)
-        assert uses_dropout(trainer_of(policy, tmp_path).config.policy, policy) == expected
-    policy = KINDS["dropout_and_averages"]()
-    assert uses_dropout(trainer_of(policy, tmp_path).config.policy, policy)
+        assert uses_dropout(policy) == expected
+    assert uses_dropout(KINDS["dropout_and_averages"]())
 
 
 def test_an_mlp_as_a_module_computes_what_its_config_does() -> None:

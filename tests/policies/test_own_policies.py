@@ -27,6 +27,7 @@ from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.play.saved_policy import evaluate_run
 from ejax.policies.calls import apply_policy, first_memory
+from ejax.policies.heads import uses_dropout
 from ejax.policies.nnx import NnxPolicy, NnxPolicyWithMemory
 from ejax.policies.nnx import ObsNormalizer as NnxObsNormalizer
 from ejax.policies.normalize import ObsNormalizer, update_normalizer
@@ -35,7 +36,6 @@ from ejax.run import train
 from ejax.runtime.sharding import make_mesh, sharded
 from ejax.schema.trust import trust
 from ejax.training.build import build
-from ejax.training.policies import uses_dropout
 from ejax.types import make_train_state
 from interop.artefacts.formats import FORMATS
 from interop.export import export_policy
@@ -120,7 +120,7 @@ def test_an_update_drops_what_was_dropped_in_acting(framework: str) -> None:
 def test_a_run_drops_where_the_policy_has_dropout(framework: str, kind: str, tmp_path: Path) -> None:
     run = parse_config(config(framework, kind, tmp_path))
     parts = build(run)
-    assert uses_dropout(run.policy, parts.policy) == (kind == "dropout")
+    assert uses_dropout(parts.policy) == (kind == "dropout")
     drawn = {var.aval.dtype for eqn in jax.make_jaxpr(parts.stepper.step)(parts.state, KEY).eqns for var in eqn.outvars}  # type: ignore[attr-defined]
     assert (jnp.dtype("uint32") in drawn) == (kind == "dropout")  # of each step's seed
 
