@@ -41,8 +41,9 @@ class SceneArm:
             raise _unfit("are not all of joint positions")
         state = jax.jit(self.env.reset)(jax.random.key(0))[0]
         step = jnp.full(len(self.joints), _TRIED)
-        reached = jax.jit(lambda state: self._reached(state, self._action(state, step)))(state)
-        if not np.allclose(reached, state.physics.qpos[jnp.array(self.joints)] + step, atol=_MISSED):
+        aimed = jax.jit(lambda state: self.env.aim(self.env.world(state), self._action(state, step)).state)(state)
+        joints = jnp.array(self.joints)
+        if not np.allclose(aimed.target[joints], state.physics.qpos[joints] + step, atol=_MISSED):
             raise _unfit("do not take all joints of the arm to positions")
 
     @property
@@ -77,13 +78,6 @@ class SceneArm:
         wanted = state.target.at[joints].set(state.physics.qpos[joints] + step)
         parts = [_invert(term, self.env.world(state), wanted) for term in self.env.spec.actions]
         return jnp.clip(jnp.concatenate(parts), space.low, space.high)
-
-    def _reached(self, state: SceneState, action: Array) -> Array:
-        start = 0
-        for term in self.env.spec.actions:
-            state = term.apply(self.env.world(state), action[start : start + term.width])
-            start += term.width
-        return state.target[jnp.array(self.joints)]
 
 
 def _unfit(what: str) -> ConfigError:

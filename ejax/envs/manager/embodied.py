@@ -134,15 +134,19 @@ class EmbodiedEnv(PhysicsTask):
     ends_on_failure = ends_on_success
 
     def act(self, world: World, action: Array) -> World:
-        """Set the drives' targets by the action terms, each from its own numbers, and advance the physics."""
+        """Set the drives' targets, and advance the physics."""
+        # once for all terms: a term sets targets, and time passes after the last
+        world = self.aim(world, action).advance(self.spec.num_substeps)
+        return replace(world, state=replace(world.state, action=action))
+
+    def aim(self, world: World, action: Array) -> World:
+        """Set the drives' targets by the action terms, each from its own numbers."""
         # terms share one action vector, in the config's order
         start = 0
         for term in self.spec.actions:
             world = as_world(world, term.apply(world, action[start : start + term.width]))
             start += term.width
-        # once for all terms: a term sets targets, and time passes after the last
-        world = world.advance(self.spec.num_substeps)
-        return replace(world, state=replace(world.state, action=action))
+        return world
 
     def _start(self) -> SceneState:
         spec = self.spec
