@@ -15,7 +15,7 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
-import ejax.gymnasium  # noqa: F401  # registers "ejax/PlanarReach-v0" and the others
+import ejax.envs.gymnasium  # noqa: F401  # registers "ejax/PlanarReach-v0" and the others
 
 TASK = {"id": "ejax/PlanarReach-v0"}
 

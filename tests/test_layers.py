@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["schema", "runtime", "types"],
     ["numerics", "distributions", "returns", "losses", "optim"],
-    ["policies", "envs", "rollout", "collectors", "data", "gymnasium"],
+    ["policies", "envs", "rollout", "collectors", "data"],
     ["evaluation", "algorithms", "experts"],
     ["config"],
     ["logs", "store", "training"],

@@ -15,7 +15,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-import ejax.gymnasium  # noqa: F401  # registers the ids
+import ejax.envs.gymnasium  # noqa: F401  # registers the ids
 from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.adapters.to_gymnasium import EjaxEnv, EjaxVectorEnv
 from ejax.envs.randomization.placing import add_events
@@ -39,11 +39,10 @@ def check(env_id: str, **cfg: Any) -> None:
 
 
 def test_ids_are_there_without_jax() -> None:
-    code = (
-        "import sys, gymnasium, ejax.gymnasium; print('jax' in sys.modules, 'ejax/PushCube-v0' in gymnasium.registry)"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout.split() == ["False", "True"]
+    found = "'jax' in sys.modules, 'ejax/PushCube-v0' in gymnasium.registry"
+    code = f"import sys, gymnasium, ejax.envs.gymnasium; print({found})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("name", ENVS)

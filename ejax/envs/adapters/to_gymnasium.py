@@ -1,6 +1,6 @@
 """ejax's environments for other libraries: ``gymnasium.Env`` and ``gymnasium.vector.VectorEnv``, jitted, NumPy outside.
 
-Their ids come with ``import ejax.gymnasium``.
+Their ids come with ``import ejax.envs.gymnasium``.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Gymnasium's ids of ejax's environments, by importing this: ``gymnasium.make("ejax.gymnasium:ejax/PushCube-v0")``.
+"""Gymnasium's ids of ejax's tasks, by importing this: ``gymnasium.make("ejax.envs.gymnasium:ejax/PushCube-v0")``.
 
 Gymnasium 1.0 gave up the entry points by which a package's ids were there without an import.
 """
