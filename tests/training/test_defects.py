@@ -171,7 +171,11 @@ def test_a_frequency_fires_at_the_first_update_that_reaches_a_multiple() -> None
     assert fired(rows=100, freq=0, updates=4) == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: f"{path.parent.name}")
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((ROOT / "configs").rglob("*.yaml")), ROOT / "configs/agents/rl/basic/cart_pole/train_config.json"],
+    ids=lambda path: f"{path.parent.name}",
+)
 def test_shipped_configs_evaluate_between_once_an_update_and_once_a_run(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
