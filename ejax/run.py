@@ -118,6 +118,9 @@ class Trainer:
         checkpoint_dir: str | Path | None = None,
         **trainer: Any,
     ) -> None:
+        if not callable(getattr(env, "reset", None)):
+            text = f"got {type(env).__name__}, which has no reset; the order is env, policy, algorithm; or use keywords"
+            raise ConfigError([Problem("env", text)])
         if "num_envs" not in trainer and hasattr(env, "num_envs"):
             trainer["num_envs"] = env.num_envs  # a vector environment has its size
         if eval_env is not None:

@@ -78,6 +78,13 @@ def test_a_loop_learns_what_a_trainer_learns(tmp_path: Any) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
+def test_a_schedule_gets_its_horizon() -> None:
+    algorithm = build_algo("ppo", {"batch_size": 16, "n_epochs": 1, "lr_scheduler": {"name": "linear"}}, POLICY)
+    algorithm.bind_schedule(total_updates=2)
+    rates = [losses["learning_rate"] for losses in run(algorithm, 2)]
+    assert rates == pytest.approx([1.5e-4, 0.0])
+
+
 def test_grpo_begins_each_rollout_with_groups_from_one_start() -> None:
     policy = Linear()
     algorithm = GRPO(GRPOConfig(batch_size=16, n_epochs=1, group_size=2), policy)

@@ -16,6 +16,7 @@ from ejax.envs.task.world import World
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.play.saved_policy import evaluate_run
 from ejax.run import Trainer, train
+from ejax.schema.frozen import freeze
 from ejax.store.run_dir import RunDirectory
 from ejax.training.build import build
 from ejax.training.callbacks import Callback, TrainingRun
@@ -204,6 +205,11 @@ def test_arguments_that_cannot_be_honoured_are_refused(arguments: dict[str, Any]
         Trainer(PointMassRL(), policy_of(raw()), ALGORITHM, **arguments)
 
 
+def test_a_policy_in_the_place_of_the_environment_is_recognized() -> None:
+    with pytest.raises(ConfigError, match="env: got ActorCritic, which has no reset; the order is env, policy, algo"):
+        Trainer(policy_of(raw()), PointMassRL(), ALGORITHM)  # type: ignore[arg-type]  # EmbodiChain's order
+
+
 def test_a_batch_size_is_the_algorithms() -> None:
     policy = policy_of(raw())
     by_default: Any = Trainer(PointMassRL(), policy, PPO(None, policy), batch_size=32).config.algorithm.cfg
@@ -234,6 +240,21 @@ def test_events_are_those_of_the_config() -> None:
     assert build(of_eval.config, given=of_eval._given).eval_env == named.env
     both = trainer_of(raw(), event_cfg=EVENTS, eval_event_cfg=EVENTS)
     assert build(both.config, given=both._given).eval_env is None  # one environment serves both
+
+
+OWN = freeze({"late": EVENTS["late"]})
+
+
+@dataclass(frozen=True)
+class Delayed(PointMassRL):
+    """A task with events of its own."""
+
+    randomization: Any = OWN
+
+
+def test_an_environments_own_events_happen() -> None:
+    trainer = Trainer(Delayed(), policy_of(raw()), ALGORITHM, options={"batch_size": 16})
+    assert build(trainer.config, given=trainer._given).env == build(trainer.config).env != Delayed()
 
 
 def test_events_of_environments_outside_jax_are_refused(tmp_path: Path) -> None:
