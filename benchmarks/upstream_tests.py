@@ -124,7 +124,7 @@ def run_file(path: Path, clone: Path, reasons: Reasons) -> list[Outcome]:
             return [Outcome(file, "the whole file", "failed", f"pytest ended with {done.returncode}: {last}")]
         # a test whose teardown fails too is there twice
         first = {name: (state, message) for name, state, message in reversed([*_read(results, path.stem)])}
-        return [reasons.judge(file, name, *each) for name, each in first.items()]
+        return [reasons.judge(file, name, *each) for name, each in reversed(first.items())]
 
 
 def _read(results: Path, stem: str) -> Iterator[tuple[str, str, str]]:

@@ -19,6 +19,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -34,7 +35,7 @@ from ejax.data.buffer import Layout, TrajectoryBuffer, create
 from ejax.data.control import BUFFER, LIFE, Control
 from ejax.data.failures import CAPACITY, pack_failure, raise_failure
 from ejax.data.supervisor import Supervisor
-from ejax.data.worker import SPEC, WorkOrder, _Filler
+from ejax.data.worker import SPEC, _Filler
 from interop.dataset import chunks_to_tensordict
 
 __all__ = ["OnlineDataEngine", "OnlineDataEngineCfg", "OnlineDataEngineState", "OnlineDataWorkerError"]
@@ -58,6 +59,8 @@ class OnlineDataEngineCfg(ejax.data.OnlineDataEngineCfg):
 
 class OnlineDataEngine(ejax.data.OnlineDataEngine):
     shared_buffer: Any = None
+    buffer_size: Any = None
+    device: Any = None
     _cleanup_complete = property(
         lambda self: self._supervisor is None or self._supervisor._closed, lambda self, _: None
     )
@@ -157,7 +160,7 @@ class _Worker:
         layout = Layout(engine.cfg.buffer_size, engine.cfg.max_episode_steps, spec)
         create(folder / BUFFER, layout.arrays())
         (folder / SPEC).write_bytes(pickle.dumps(spec))
-        order = WorkOrder(os.getpid(), engine.run_id, engine.cfg, b"")
+        order = SimpleNamespace(run_id=engine.run_id, cfg=engine.cfg)  # all of it that is read there
         self.filler = _Thread(order, _Rows(self), TrajectoryBuffer(folder / BUFFER, layout), self.control)
         self.filling = threading.Thread(target=self.filler.run_until_stopped, daemon=True)
         # of the open file, not of the process: consumers in this process find it locked too

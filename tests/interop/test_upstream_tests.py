@@ -11,11 +11,47 @@ pytest.importorskip("tensordict", reason="needs torch and tensordict: pip instal
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "upstream_tests.py"
 THEIRS = '''
 """A file as EmbodiChain's."""
-import pytest
+import multiprocessing as mp
+from unittest.mock import MagicMock
 
-pytest.importorskip("tensordict", reason="needs torch and tensordict: pip install -e '.[torch]'")
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodichain.data_pipeline.engine import data as engine_module
+from embodichain.learning.rl.algo import segmented_discounted_return
+from embodichain.learning.rl.collector import DifferentiableRollout, DifferentiableTransition
 from embodichain.data_pipeline.datasets import UniformChunkSampler
 from embodichain.lab.sim.cfg import RenderCfg as SimulationManager
+
+
+def test_an_engine_draws_what_is_not_locked():
+    context = mp.get_context()
+    engine = object.__new__(engine_module.OnlineDataEngine)
+    engine.cfg = engine_module.OnlineDataEngineCfg(buffer_size=2, max_episode_steps=4, gym_config={"num_envs": 1})
+    fields = {"obs": torch.arange(8.0).reshape(2, 4, 1), "valid": torch.ones(2, 4, dtype=torch.bool)}
+    engine.shared_buffer = TensorDict({**fields, "segment_id": torch.zeros(2, 4, dtype=torch.long)}, [2, 4])
+    engine._lock_index = context.Array("i", [0, 1])
+    for name in ("fill_signal", "init_signal", "close_signal", "worker_failed_signal"):
+        setattr(engine, f"_{name}", context.Event())
+    engine._worker_error_buffer = context.Array("B", engine_module._ERROR_BUFFER_SIZE)
+    engine._worker_error_length = context.Value("i", 0)
+    engine._state_value = context.Value("i", 0)
+    engine._init_signal.set()
+    engine._sim_process = MagicMock()
+    engine._sim_process.is_alive.side_effect = lambda: not engine._close_signal.is_set()
+    drawn = engine.sample_batch(batch_size=50, chunk_size=2)
+    assert set(drawn["obs"].flatten().tolist()) == {4.0, 5.0, 6.0, 7.0}
+    engine.stop()
+    assert engine.state is engine_module.OnlineDataEngineState.STOPPED
+
+
+def test_torch_has_the_gradient_of_a_discounted_sum():
+    reward = torch.ones(1, requires_grad=True)
+    done = torch.zeros(1, dtype=torch.bool)
+    steps = [DifferentiableTransition(None, {}, reward * k, done, done, None, {}) for k in (1.0, 2.0)]
+    segmented_discounted_return(DifferentiableRollout(None, tuple(steps)), gamma=0.5).sum().backward()
+    assert reward.grad.tolist() == [2.0]
 
 
 class TestSampler:
@@ -52,7 +88,7 @@ def run(path: Path) -> subprocess.CompletedProcess[str]:
 
 def test_each_test_counts_once_with_its_reason(clone: Path) -> None:
     lines = run(clone).stdout.splitlines()
-    assert "| tests/data_pipeline/test_online_data.py | 2 | 0 | 3 | 0 |" in lines
+    assert "| tests/data_pipeline/test_online_data.py | 4 | 0 | 3 | 0 |" in lines
     assert "  1 in test_online_data: it needs EmbodiChain's simulator" in lines
     assert "  1 in test_online_data: EmbodiChain skips it: no GPU" in lines
 

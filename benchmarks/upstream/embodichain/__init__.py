@@ -27,6 +27,7 @@ MODULES = {
     ),
     f"{_RL}.experimental.newton.train_planar_reach": "upstream_planar_reach",
     **dict.fromkeys((_MANAGERS, f"{_MANAGERS}.cfg", f"{_MANAGERS}.actions"), "upstream_actions"),
+    **dict.fromkeys((f"{_MANAGERS}.randomization.physics", "embodichain.lab.sim.cfg"), "upstream_events"),
     **dict.fromkeys((f"{_MANAGERS}.rewards", f"{_MANAGERS}.observations"), "upstream_functors"),
 }
 """EmbodiChain's module -> the module here that translates its names."""
