@@ -124,7 +124,7 @@ def section_of(
 ) -> dict[str, Any]:
     """Give the section ``trainer`` for arguments of EmbodiChain's ``Trainer``; ConfigError: two that mean the same."""
     for name in trainer.keys() & {"rank", "world_size"}:
-        text = "is known to processes that are started together (--coordinator, SLURM, OpenMPI); leave it out"
+        text = "comes from what starts the processes (docs/scaling.md); leave it out"
         raise ConfigError([Problem(name, text)])
     phases = {"train": event_cfg, "eval": eval_event_cfg}
     events = {phase: _named(given) for phase, given in phases.items() if given is not None}

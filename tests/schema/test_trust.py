@@ -419,6 +419,10 @@ def test_ejax_vouches_for_no_config() -> None:
         ("ejax/config/load.py", "trust_strings"): "parse_config itself",
         ("ejax/data/record.py", "trust_strings"): "--task-cfg and --action-config, on the command line",
         ("ejax/schema/trust.py", "trust_strings"): "its own recursion",
+        (
+            "ejax/training/policies.py",
+            "trust_strings",
+        ): "build_policy, whose section is the program's own as parse_config's is",
     }
     found = set()
     for folder in ("ejax", "interop"):
