@@ -119,8 +119,10 @@ class _Collected:
                 params, taps, self.carry, self.key, policy=collector.made, env=collector.jax_env, options=options
             )
             distribution, _ = collector.made.apply(params, made.obs)
-            # the mean; a sample's noise has no gradient, so the sample's gradient is the mean's and the deviation's
-            action = distribution.mode() if self.deterministic else distribution.sample(self.key)
+            # again, by the keys that ``play`` makes of this one: it does not return its actions
+            keys = jax.vmap(lambda key: jax.random.split(key)[0])(jax.random.split(self.key, self.num_steps))
+            sampled = jax.vmap(lambda each, key: each.sample(key))(distribution, keys)
+            action = distribution.mode() if self.deterministic else sampled
             return (made.reward, action), (after, made)
 
         (reward, action), (after, made) = jax_call(steps, *policy.parameters())

@@ -35,7 +35,6 @@ class Trainer:
     """ejax's, of the environments and networks behind torch's; it begins with parameters of its own."""
 
     def __init__(self, policy: Any, env: Any, algorithm: Any, eval_env: Any, checkpoint_dir: str, **keys: Any) -> None:
-        keys = {name: x for name, x in keys.items() if name not in ("batch_size", "writer")}
         folder = Path(checkpoint_dir) / keys["exp_name"] / "checkpoints"
         self.made = ejax.Trainer(
             env.jax_env,
