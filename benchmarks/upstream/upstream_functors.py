@@ -4,6 +4,7 @@ A functor of EmbodiChain's reads a simulation of N environments through its obje
 one environment. ``Moment`` is such a world, whose numbers are those of one row of the mock.
 """
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,7 @@ class Moment:
         sim, robot = env.sim, env.robot
         data = robot.body_data
         objects = {uid: sim.get_rigid_object(uid) for uid in sim.get_rigid_object_uid_list()}
-        self.before, self.info = self, info or {}
+        self.info = info or {}
         self.action = _array(action, row) if torch.is_tensor(action) else jnp.zeros(0)
         self._poses = {uid: _array(each.get_local_pose(to_matrix=True), row) for uid, each in objects.items()}
         velocities = {uid: getattr(each.body_data, "vel", None) for uid, each in objects.items()}
@@ -47,6 +48,8 @@ class Moment:
             joints=self.active, limits=self.limits, part=robot.get_joint_ids, camera=lambda uid: _camera(sim, uid, row)
         )
         self._tool = _array(robot.compute_fk(to_matrix=True), row)
+        self.before = copy.copy(self)  # an episode starts here, with an action of zeros, as ejax's do
+        self.before.action = jnp.zeros_like(self.action)
 
     def has_object(self, uid: str) -> bool:
         return uid in self._poses
