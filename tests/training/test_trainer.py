@@ -186,7 +186,7 @@ def test_embodichains_arguments_make_the_same_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"rank": 1}, "rank: is known to processes that are started together"),
+        ({"rank": 1}, "rank: comes from what starts the processes"),
         ({"num_steps": 8, "buffer_size": 8}, "num_steps: means the same as buffer_size, which is given too; keep one"),
         ({"event_cfg": {"a": {}}, "events": {}}, "event_cfg: means the same as events"),
         ({"batch_size": 8, "options": {"batch_size": 16}}, "batch_size: got 8, and the algorithm's options have 16"),
