@@ -80,6 +80,9 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     from ejax.runtime.processes import Address, join
     from ejax.store.run_dir import open_run_directory
 
+    # ``ejax train push_cube/ppo``: an override has an =
+    if args.config is None and args.overrides and "=" not in args.overrides[0]:
+        args.config = args.overrides.pop(0)
     # what a person types is trusted, and remembered for the run
     trust_words([*args.trust, *args.overrides], remember=True)
     file = args.config
@@ -214,9 +217,14 @@ def print_population(name: str, config: "RunConfig", result: "PopulationResult")
 
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"python -m ejax.{name}", description="Train a policy from a config file.")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="JSON or YAML; see docs/config.md")
     parser.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="e.g. trainer.seed=3 algorithm.cfg.gamma=0.98"
+        "--config", metavar="FILE|NAME", help="JSON or YAML, or a shipped config (ejax configs); docs/config.md"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="NAME section.key=value",
+        help="the config, unless --config gives it; and e.g. trainer.seed=3 algorithm.cfg.gamma=0.98",
     )
     parser.add_argument("--device", metavar="cpu|cuda|cuda:N", help="instead of trainer.device")
     parser.add_argument(

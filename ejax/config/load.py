@@ -17,10 +17,11 @@ from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
+from ejax.config.shipped import find_config
 from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import read_bytes
-from ejax.schema.problems import ConfigError, Problem, join_by_key, with_sections
+from ejax.schema.problems import ConfigError, KeyNote, Problem, join_by_key, with_sections
 from ejax.schema.trust import trust_strings, trust_words
 from ejax.schema.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
 
@@ -29,15 +30,19 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
     """Load the run that a train config file describes.
 
     Args:
-        path: JSON or YAML, in any spelling of EmbodiChain's releases.
+        path: JSON or YAML, in any spelling of EmbodiChain's releases; or a shipped config's name, ``push_cube/ppo``.
         overrides: ``section.key=value``, the value in YAML; they win over the file in either spelling. Code that
             they name as ``package.module:Name`` may run; of the file, only what ``ejax.schema.trust`` lets through.
         device: wins over ``trainer.device``.
 
     Raises ConfigError: everything that is wrong with it.
     """
-    path = Path(path)
-    return parse_untrusted(read_file(path), overrides, device, path.parent, str(path))
+    found = find_config(path)
+    config = parse_untrusted(read_file(found), overrides, device, found.parent, str(found))
+    if found == Path(path):
+        return config
+    read = KeyNote("config", "used", f"{path} is no file here; read ejax's own, {found}")
+    return config.model_copy(update={"notices": (read, *config.notices)})
 
 
 def parse_config(

@@ -14,6 +14,7 @@ from ejax.config.environment import env_problems
 from ejax.config.files import read_file
 from ejax.config.load import device_problems, read_draft
 from ejax.config.models import EnvConfig
+from ejax.config.shipped import find_config
 from ejax.schema.messages import MAX_VALUE_CHARS, shorten
 from ejax.schema.problems import KeyNote, Status, with_sections
 from ejax.schema.registry import is_import_path
@@ -29,7 +30,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     A device that this machine lacks is reported, but not unsupported: ``--device`` replaces it. Arguments
     are as for ``load_config``. Raises ConfigError: a file that cannot be read.
     """
-    path = Path(path)
+    path = find_config(path)
     data = read_file(path)
     if (what := _other_file(data)) is not None:
         return [KeyNote(shorten(path.name, MAX_VALUE_CHARS), "unsupported", what)]

@@ -1,0 +1,99 @@
+"""``ejax configs``: the configs that come with ejax, found, listed and copied by name."""
+
+import argparse
+import difflib
+import re
+import sys
+from pathlib import Path
+
+from ejax.config.files import MAX_BYTES, is_file
+from ejax.schema.problems import ConfigError
+
+_PACKAGE = Path(__file__).parents[1]
+_SCHEMA = re.compile(r"(?<=\$schema=)\S*config\.schema\.json")
+
+
+def folder() -> Path:
+    """Return the folder of the shipped configs: in the package of a wheel, beside it in a checkout."""
+    packed = _PACKAGE / "configs"
+    return packed if packed.is_dir() else _PACKAGE.parent / "configs"
+
+
+def names() -> list[str]:
+    """List the names of the train configs, such as ``push_cube/ppo``; JSON files have their suffix."""
+    files = (path for path in folder().rglob("*") if path.suffix in MAX_BYTES and path.name != "gym_config.json")
+    return sorted(path.relative_to(folder()).as_posix().removesuffix(".yaml") for path in files)
+
+
+def find_config(name: str | Path) -> Path:
+    """Find a config: a file, or a shipped one by its name, with or without ``configs/`` and ``.yaml``.
+
+    A file wins. What is neither comes back as it is where it looks like a path of the user's own, since reading it
+    says best what is wrong. Raises ConfigError: a name that no shipped config has; with the nearest.
+    """
+    path = Path(name)
+    if is_file(path):
+        return path
+    short = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    if short in names():
+        return folder() / (short if Path(short).suffix else f"{short}.yaml")
+    if path.suffix or path.is_absolute():
+        return path
+    near = difflib.get_close_matches(short, names(), n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    raise ConfigError([], f"'{name}' is no file and no config of ejax's; {hint}`ejax configs` lists them")
+
+
+def describe(name: str) -> str:
+    """Describe a shipped config by the first sentence of its comments; JSON has none."""
+    lines = find_config(name).read_text().splitlines()
+    comments = [line.lstrip("# ") for line in lines if line.startswith("# ") and "$schema=" not in line]
+    return re.split(r"[.:;] |[.:;]$", " ".join(comments))[0] or "a train config in EmbodiChain's form"
+
+
+def copy_config(name: str, to: Path | None = None) -> list[Path]:
+    """Copy a shipped config, and the gym config beside it that it names, to be edited. Returns the files written.
+
+    Args:
+        to: a file or an existing folder. None: the working directory.
+
+    Raises FileExistsError: a file of that name is there; it stays. ConfigError: there is no such config.
+    """
+    source = find_config(name)
+    target = (to or Path()) / source.name if to is None or to.is_dir() else to
+    pairs = [(source, target)]
+    gym_config = source.with_name("gym_config.json")
+    if gym_config.is_file() and '"gym_config"' in source.read_text():
+        pairs.append((gym_config, target.with_name(gym_config.name)))
+    for _, path in pairs:
+        if path.exists():
+            raise FileExistsError(f"{path} exists; give another name: ejax configs copy {name} FILE")
+    for original, path in pairs:
+        # an editor finds the schema of the installed version, wherever the copy lies
+        path.write_text(_SCHEMA.sub(str(_PACKAGE / "config.schema.json"), original.read_text()))
+    return [path for _, path in pairs]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="ejax configs", description="List the configs that come with ejax, or copy one."
+    )
+    copy = parser.add_subparsers(dest="command").add_parser("copy", help="write a config, to edit it")
+    copy.add_argument("name")
+    copy.add_argument("to", nargs="?", type=Path, help="a file or a folder (default: here)")
+    args = parser.parse_args(argv)
+    if args.command == "copy":
+        try:
+            print("\n".join(map(str, copy_config(args.name, args.to))))
+        except (ConfigError, OSError) as error:
+            print(f"ejax configs: {error}", file=sys.stderr)
+            return 2
+        return 0
+    width = max(map(len, names()))
+    print("\n".join(f"{name:<{width}}  {describe(name)}" for name in names()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Configs that come with ejax: found by name from any folder, listed, copied."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ejax.config import ConfigError, load_config
+from ejax.config.shipped import copy_config, describe, find_config, folder, main, names
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["push_cube/ppo", "push_cube/ppo.yaml", "configs/push_cube/ppo.yaml"])
+def test_a_config_is_found_from_any_folder(name: str) -> None:
+    assert find_config(name) == folder() / "push_cube" / "ppo.yaml"
+    config = load_config(name, ["trainer.seed=7"], device="cpu")
+    assert (config.trainer.exp_name, config.trainer.seed) == ("push_cube_ppo", 7)
+    assert str(folder()) in config.notices[0].text  # which file it was must not stay hidden
+
+
+def test_a_file_of_that_name_wins() -> None:
+    own = Path("configs/push_cube/ppo.yaml")
+    own.parent.mkdir(parents=True)
+    own.write_text((folder() / "push_cube" / "ppo.yaml").read_text().replace("push_cube_ppo", "mine"))
+    assert find_config(own) == own
+    config = load_config(own, device="cpu")
+    assert config.trainer.exp_name == "mine" and not any(note.key == "config" for note in config.notices)
+
+
+def test_a_mistyped_name_gets_the_nearest_and_a_missing_file_its_own_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'push_cube/ppo'"):
+        load_config("push_cube/pp")
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config("mine.yaml")
+
+
+def test_each_is_listed_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == names() and "push_cube/ppo" in names()
+    assert all(describe(name) for name in names())
+
+
+def test_a_copy_is_the_same_run_and_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["copy", "push_cube/ppo", "mine.yaml"]) == 0
+    assert load_config("mine.yaml", device="cpu") == load_config("push_cube/ppo", device="cpu")
+    schema = Path("mine.yaml").read_text().splitlines()[0].partition("$schema=")[2]
+    assert os.path.isabs(schema) and Path(schema).is_file()
+    assert main(["copy", "push_cube/ppo", "mine.yaml"]) == 2
+    assert "mine.yaml exists" in capsys.readouterr().err
+
+
+def test_a_copy_of_embodichains_form_has_its_gym_config_beside_it() -> None:
+    written = copy_config("agents/rl/push_cube/train_config.json")
+    assert sorted(path.name for path in written) == ["gym_config.json", "train_config.json"]
+    assert load_config("train_config.json", device="cpu").env.id == "PushCubeRL"
