@@ -10,19 +10,15 @@ from ejax.config.files import MAX_BYTES, is_file
 from ejax.schema.problems import ConfigError
 
 _PACKAGE = Path(__file__).parents[1]
+FOLDER = _PACKAGE / "configs"
+"""The shipped configs: in a checkout a link to its own, of which a wheel holds copies."""
 _SCHEMA = re.compile(r"(?<=\$schema=)\S*config\.schema\.json")
-
-
-def folder() -> Path:
-    """Return the folder of the shipped configs: in the package of a wheel, beside it in a checkout."""
-    packed = _PACKAGE / "configs"
-    return packed if packed.is_dir() else _PACKAGE.parent / "configs"
 
 
 def names() -> list[str]:
     """List the names of the train configs, such as ``push_cube/ppo``; JSON files have their suffix."""
-    files = (path for path in folder().rglob("*") if path.suffix in MAX_BYTES and path.name != "gym_config.json")
-    return sorted(path.relative_to(folder()).as_posix().removesuffix(".yaml") for path in files)
+    files = (path for path in FOLDER.rglob("*") if path.suffix in MAX_BYTES and path.name != "gym_config.json")
+    return sorted(path.relative_to(FOLDER).as_posix().removesuffix(".yaml") for path in files)
 
 
 def find_config(name: str | Path) -> Path:
@@ -36,7 +32,7 @@ def find_config(name: str | Path) -> Path:
         return path
     short = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     if short in names():
-        return folder() / (short if Path(short).suffix else f"{short}.yaml")
+        return FOLDER / (short if Path(short).suffix else f"{short}.yaml")
     if path.suffix or path.is_absolute():
         return path
     near = difflib.get_close_matches(short, names(), n=1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ejax.config import ConfigError, load_config
-from ejax.config.shipped import copy_config, describe, find_config, folder, main, names
+from ejax.config.shipped import FOLDER, copy_config, describe, find_config, main, names
 
 
 @pytest.fixture(autouse=True)
@@ -16,16 +16,16 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["push_cube/ppo", "push_cube/ppo.yaml", "configs/push_cube/ppo.yaml"])
 def test_a_config_is_found_from_any_folder(name: str) -> None:
-    assert find_config(name) == folder() / "push_cube" / "ppo.yaml"
+    assert find_config(name) == FOLDER / "push_cube" / "ppo.yaml"
     config = load_config(name, ["trainer.seed=7"], device="cpu")
     assert (config.trainer.exp_name, config.trainer.seed) == ("push_cube_ppo", 7)
-    assert str(folder()) in config.notices[0].text  # which file it was must not stay hidden
+    assert str(FOLDER) in config.notices[0].text  # which file it was must not stay hidden
 
 
 def test_a_file_of_that_name_wins() -> None:
     own = Path("configs/push_cube/ppo.yaml")
     own.parent.mkdir(parents=True)
-    own.write_text((folder() / "push_cube" / "ppo.yaml").read_text().replace("push_cube_ppo", "mine"))
+    own.write_text((FOLDER / "push_cube" / "ppo.yaml").read_text().replace("push_cube_ppo", "mine"))
     assert find_config(own) == own
     config = load_config(own, device="cpu")
     assert config.trainer.exp_name == "mine" and not any(note.key == "config" for note in config.notices)
