@@ -1,11 +1,11 @@
-"""Every number of the README's table of results, which is made from what this writes.
+"""Every number of the tables of results, in docs/benchmarks.md and the README, which are made from what this writes.
 
 A config is trained with several seeds, one after the other; of each run its last checkpoint and its best one are
 evaluated in fresh episodes (``trainer.final_eval_episodes``), which chose neither. What is in ``certified.json`` is not
 trained again, so that it can be stopped and go on, and seeds be added.
 
     python benchmarks/certify.py configs/push_cube/ppo.yaml --seeds 5
-    python benchmarks/certify.py --table          # write the README's table from it; a test compares
+    python benchmarks/certify.py --table          # write the tables from it; a test compares
 
 A row's name and metrics are written there by hand. One without ``runs`` is quoted: it was measured in another way, and
 says how.
@@ -31,14 +31,17 @@ from scores import interquartile_mean, train_ours
 
 ROOT = Path(__file__).parents[1]
 CERTIFIED = Path(__file__).with_name("certified.json")
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 EPISODES = 1000
 _NAMES = {"eval/success_rate": "success", "eval/avg_length": "steps", "eval/avg_reward": "return"}
 _HEAD = """\
 | task | last checkpoint | best checkpoint | what chose it | seeds | env steps | time of a run |
 |---|---|---|---|---|---|---|
 """
-_MARKS = "<!-- certified: made by benchmarks/certify.py --table -->\n", "<!-- /certified -->\n"
+_SHORT_HEAD = """\
+| task | success | env steps, millions | CPU minutes of a run |
+|---|---|---|---|
+"""
 
 
 def main() -> None:
@@ -48,13 +51,15 @@ def main() -> None:
     parser.add_argument("--task", help="the row's name in the table (default: the config's exp_name)")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "certify", help="folder of the runs")
     parser.add_argument("--certified", type=Path, default=CERTIFIED, metavar="FILE")
-    parser.add_argument("--table", action="store_true", help="write the README's table")
+    parser.add_argument("--table", action="store_true", help="write the tables")
     args = parser.parse_args()
     for seed in range(1, args.seeds + 1):
         for config in args.configs:
             certify(args.certified, config, seed, args.out, args.task)
     if args.table:
-        README.write_text(with_table(README.read_text(encoding="utf-8"), read(args.certified)), encoding="utf-8")
+        rows = read(args.certified)
+        for page in PAGES:
+            page.write_text(with_tables(page, page.read_text(encoding="utf-8"), rows), encoding="utf-8")
 
 
 def certify(file: Path, path: Path, seed: int, out: Path, task: str | None) -> None:
@@ -91,14 +96,27 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def with_table(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Replace the table between a page's marks."""
-    begin, end = _MARKS
-    table = f"\n{_HEAD}" + "".join(f"| {' | '.join(cells(row))} |\n" for row in rows) + "\n"
-    found, count = re.subn(f"{re.escape(begin)}.*{re.escape(end)}", lambda _: begin + table + end, text, flags=re.S)
+def with_tables(page: Path, text: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Replace the tables between a page's marks: all results (``certified``), or one number a cell (``results``)."""
+    whole = _HEAD + "".join(f"| {' | '.join(cells(row))} |\n" for row in rows)
+    short = _SHORT_HEAD + "".join(f"| {' | '.join(short_cells(row))} |\n" for row in rows if "runs" in row)
+    found, count = text, 0
+    for mark, table in {"certified": whole, "results": short}.items():
+        begin, end = f"<!-- {mark}: made by benchmarks/certify.py --table -->\n", f"<!-- /{mark} -->\n"
+        pattern, made = f"{re.escape(begin)}.*{re.escape(end)}", f"{begin}\n{table}\n{end}"
+        found, places = re.subn(pattern, lambda _, made=made: made, found, flags=re.S)
+        count += places
     if count != 1:
-        raise SystemExit(f"{README.name} has {count} places between {begin.strip()} and {end.strip()}; it needs one")
+        raise SystemExit(f"{page.name} has {count} places for a table, between <!-- results … --> marks; it needs one")
     return found
+
+
+def short_cells(row: Mapping[str, Any]) -> list[str]:
+    runs = row["runs"]
+    success, _ = interquartile_mean(np.array([run["best"]["eval/success_rate"] for run in runs]))
+    minutes = np.median([run["cpu_s"] for run in runs]) / 60
+    steps = runs[0]["env_steps"] / 1e6
+    return [f"[{row['task']}]({row['config']})", f"{success:.3f}", f"{steps:.1f}", f"{minutes:.1f}"]
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
@@ -113,7 +131,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     chosen = over_seeds([run["chosen_by"] for run in runs])
     minutes = np.median([run["cpu_s"] for run in runs]) / 60
     return [
-        f"[{row['task']}]({row['config']}){stale}",
+        f"[{row['task']}](../{row['config']}){stale}",
         last,
         best,
         chosen,

@@ -13,7 +13,7 @@ from ejax.config import load_config
 from ejax.config.__main__ import main as config_command
 from ejax.run import train
 
-UPDATES = 3  # 200 solve it: see the table in README.md
+UPDATES = 3  # 200 solve it: see docs/benchmarks.md
 
 # %% [markdown]
 # The files are in the repository, under `configs/agents/rl/push_cube`; this cell finds them wherever it runs.

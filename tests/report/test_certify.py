@@ -1,4 +1,4 @@
-"""``benchmarks/certify.py``: the README's table is what ``certified.json`` gives, and a measurement goes on."""
+"""``benchmarks/certify.py``: the pages' tables are what ``certified.json`` gives, and a measurement goes on."""
 
 import importlib.util
 import json
@@ -28,10 +28,10 @@ def facts(seed: int) -> dict[str, Any]:
     return {"best": 0.9, "fresh": of, "steps": 2_000_000, "cpu_s": 90.0, "wall_s": 100.0}
 
 
-def test_the_table_of_the_readme_is_made_from_what_was_measured(certify: ModuleType) -> None:
-    text = certify.README.read_text(encoding="utf-8")
-    made = certify.with_table(text, certify.read(certify.CERTIFIED))
-    assert text == made, "run: python benchmarks/certify.py --table"
+def test_the_tables_of_the_pages_are_made_from_what_was_measured(certify: ModuleType) -> None:
+    for page in certify.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text == certify.with_tables(page, text, certify.read(certify.CERTIFIED)), "run: certify.py --table"
 
 
 def test_every_run_that_counts_was_evaluated_in_enough_fresh_episodes(certify: ModuleType) -> None:
