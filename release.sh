@@ -35,7 +35,7 @@ environment alone "$wheel" pytest hypothesis chex
 mkdir "$work/empty" && cd "$work/empty"
 export PATH=$work/alone/bin:$PATH
 [ "$(ejax --version)" = "ejax $version" ]
-ejax configs | grep -q "^push_cube/ppo "
+ejax configs >configs.txt && grep -q "^push_cube/ppo " configs.txt
 small=(trainer.iterations=2 trainer.num_eval_episodes=8 trainer.final_eval_episodes=8)
 ejax train push_cube/ppo --device cpu "${small[@]}"
 ejax evaluate outputs/push_cube_ppo --episodes 8 --video push_cube.mp4
