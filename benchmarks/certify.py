@@ -100,6 +100,8 @@ def with_tables(page: Path, text: str, rows: Sequence[Mapping[str, Any]]) -> str
     """Replace the tables between a page's marks: all results (``certified``), or one number a cell (``results``)."""
     whole = _HEAD + "".join(f"| {' | '.join(cells(row))} |\n" for row in rows)
     short = _SHORT_HEAD + "".join(f"| {' | '.join(short_cells(row))} |\n" for row in rows if "runs" in row)
+    if page.parent.name == "docs":
+        whole = whole.replace("](docs/", "](").replace("](configs/", "](../configs/")
     found, count = text, 0
     for mark, table in {"certified": whole, "results": short}.items():
         begin, end = f"<!-- {mark}: made by benchmarks/certify.py --table -->\n", f"<!-- /{mark} -->\n"
@@ -131,7 +133,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     chosen = over_seeds([run["chosen_by"] for run in runs])
     minutes = np.median([run["cpu_s"] for run in runs]) / 60
     return [
-        f"[{row['task']}](../{row['config']}){stale}",
+        f"[{row['task']}]({row['config']}){stale}",
         last,
         best,
         chosen,
