@@ -4,6 +4,7 @@ Research code imports names from here; each is resolved at its first use. ``__in
 """
 
 import importlib
+import warnings
 from typing import Any
 
 __version__ = "0.1.0"
@@ -46,6 +47,8 @@ _EMBODICHAINS = {
     "register_algo": "register_algorithm",
 }
 """EmbodiChain's name -> ours."""
+_DEPRECATED: dict[str, tuple[str, str]] = {}
+"""Former name -> its successor here, and the release that ends it: one minor release later (docs/stability.md)."""
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = sorted([*_MODULE_OF, *_EMBODICHAINS])
@@ -53,6 +56,9 @@ __all__ = sorted([*_MODULE_OF, *_EMBODICHAINS])
 
 def __getattr__(name: str) -> Any:
     name = _EMBODICHAINS.get(name, name)
+    if name in _DEPRECATED:
+        former, (name, end) = name, _DEPRECATED[name]
+        warnings.warn(f"ejax.{former} is ejax.{name} now, and ends with {end}", DeprecationWarning, stacklevel=2)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'ejax' has no attribute '{name}'")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

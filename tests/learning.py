@@ -1,7 +1,7 @@
 """Learning test, nightly: three configs as they are shipped, two seeds each, and what their policies must reach.
 
-    python tests/learning.py                     # all, about eight minutes on two cores
-    python tests/learning.py point_mass/shac     # one
+python tests/learning.py                     # all, about eight minutes on two cores
+python tests/learning.py point_mass/shac     # one
 """
 
 import sys
@@ -29,7 +29,10 @@ def main(names: list[str]) -> int:
             ok = success >= LEAST[name]
             failed += not ok
             verdict = "ok" if ok else f"FAILED, at least {LEAST[name]} is expected"
-            print(f"{name} seed {seed}: success {success:.3f} in {time.perf_counter() - began:.0f} s: {verdict}", flush=True)
+            print(
+                f"{name} seed {seed}: success {success:.3f} in {time.perf_counter() - began:.0f} s: {verdict}",
+                flush=True,
+            )
     return 1 if failed else 0
 
 
