@@ -81,6 +81,13 @@ def test_torch_and_interop_stay_out(path: Path) -> None:
     assert not {name.split(".")[0] for name in imports(path)} & {"torch", "tensordict", "interop"}
 
 
+def test_one_file_imports_orbax() -> None:
+    """Its API ``v1`` is experimental: a release that changes it is met in one place."""
+    files = [path for package in ("ejax", "interop", "examples") for path in (ROOT / package).rglob("*.py")]
+    users = [path for path in files if "orbax" in {name.split(".")[0] for name in imports(path)}]
+    assert [str(path.relative_to(ROOT)) for path in users] == ["ejax/store/arrays.py"]
+
+
 def test_every_dependency_is_imported() -> None:
     other = {"orbax-checkpoint": "orbax", "pyyaml": "yaml", "pillow": "PIL", "imageio-ffmpeg": "imageio_ffmpeg"}
     given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
