@@ -7,7 +7,7 @@ import importlib
 import warnings
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.1.0rc1"
 
 _PLACES = {
     "ejax.algorithms.apg": ("APGConfig", "apg_update"),
