@@ -35,8 +35,16 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 EPISODES = 1000
 _NAMES = {"eval/success_rate": "success", "eval/avg_length": "steps", "eval/avg_reward": "return"}
 _HEAD = """\
-| task | last checkpoint | best checkpoint | what chose it | seeds | env steps | time of a run |
-|---|---|---|---|---|---|---|
+| task | of | measure | middle | lowest seed | highest seed |
+|---|---|---|---|---|---|
+"""
+_COST_HEAD = """\
+| task | seeds | env steps, millions | CPU minutes of a run |
+|---|---|---|---|
+"""
+_QUOTED_HEAD = """\
+| task | result | to compare with | how † | env steps | time |
+|---|---|---|---|---|---|
 """
 _SHORT_HEAD = """\
 | task | success | env steps, millions | CPU minutes of a run |
@@ -98,8 +106,16 @@ def digest_of(path: Path) -> str:
 
 def with_tables(page: Path, text: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Replace the tables between a page's marks: all results (``certified``), or one number a cell (``results``)."""
-    whole = _HEAD + "".join(f"| {' | '.join(cells(row))} |\n" for row in rows)
-    short = _SHORT_HEAD + "".join(f"| {' | '.join(short_cells(row))} |\n" for row in rows if "runs" in row)
+    trained = [row for row in rows if "runs" in row]
+    whole = "\n".join(
+        head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        for head, lines in (
+            (_HEAD, [line for row in trained for line in cells(row)]),
+            (_COST_HEAD, [cost_cells(row) for row in trained]),
+            (_QUOTED_HEAD, [quoted_cells(row) for row in rows if "runs" not in row]),
+        )
+    )
+    short = _SHORT_HEAD + "".join(f"| {' | '.join(short_cells(row))} |\n" for row in trained)
     if page.parent.name == "docs":
         whole = whole.replace("](docs/", "](").replace("](configs/", "](../configs/")
     found, count = text, 0
@@ -114,41 +130,43 @@ def with_tables(page: Path, text: str, rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def short_cells(row: Mapping[str, Any]) -> list[str]:
+    success, _, _ = over_seeds([run["best"]["eval/success_rate"] for run in row["runs"]])
+    name, _, *cost = cost_cells(row)
+    return [name, success, *cost]
+
+
+def cost_cells(row: Mapping[str, Any]) -> list[str]:
     runs = row["runs"]
-    success, _ = interquartile_mean(np.array([run["best"]["eval/success_rate"] for run in runs]))
     minutes = np.median([run["cpu_s"] for run in runs]) / 60
-    steps = runs[0]["env_steps"] / 1e6
-    return [f"[{row['task']}]({row['config']})", f"{success:.3f}", f"{steps:.1f}", f"{minutes:.1f}"]
+    return [link(row), str(len(runs)), f"{runs[0]['env_steps'] / 1e6:.1f}", f"{minutes:.1f}"]
 
 
-def cells(row: Mapping[str, Any]) -> list[str]:
-    if "runs" not in row:
-        return [row["task"], row["result"], f"† {row['how']}", "", "", row["env_steps"], row["time"]]
+def quoted_cells(row: Mapping[str, Any]) -> list[str]:
+    return [row["task"], row["result"], row["beside"], row["how"], row["env_steps"], row["time"]]
+
+
+def cells(row: Mapping[str, Any]) -> list[list[str]]:
+    """Make a line of each checkpoint and metric, and one of the periodic evaluations that chose the best checkpoint."""
     runs, tags = row["runs"], row.get("metrics", ["eval/success_rate"])
     stale = "" if digest_of(ROOT / row["config"]) == row["config_sha256"] else ", of an earlier config"
-    last, best = (
-        ", ".join(f"{_NAMES[tag]} {over_seeds([run[which][tag] for run in runs])}" for tag in tags)
-        for which in ("last", "best")
-    )
-    chosen = over_seeds([run["chosen_by"] for run in runs])
-    minutes = np.median([run["cpu_s"] for run in runs]) / 60
-    return [
-        f"[{row['task']}]({row['config']}){stale}",
-        last,
-        best,
-        chosen,
-        str(len(runs)),
-        f"{runs[0]['env_steps'] / 1e6:.1f} M",
-        f"{minutes:.1f} min of CPU time",
+    lines = [
+        [link(row) + stale, f"{which} checkpoint", _NAMES[tag], *over_seeds([run[which][tag] for run in runs])]
+        for which in ("best", "last")
+        for tag in tags
     ]
+    chosen = over_seeds([run["chosen_by"] for run in runs])
+    return [*lines, [link(row) + stale, "best periodic evaluation", _NAMES[tags[0]], *chosen]]
 
 
-def over_seeds(values: Sequence[float]) -> str:
-    """Return the interquartile mean, and the lowest and the highest seed's."""
+def link(row: Mapping[str, Any]) -> str:
+    return f"[{row['task']}]({row['config']})"
+
+
+def over_seeds(values: Sequence[float]) -> tuple[str, str, str]:
+    """Return the interquartile mean, the lowest and the highest seed's."""
     digits = ".3f" if max(map(abs, values)) <= 1.0 else ",.0f"
     middle, _ = interquartile_mean(np.array(values))
-    low, high = min(values), max(values)
-    return f"{middle:{digits}}" + (f" [{low:{digits}}, {high:{digits}}]" if low < high else "")
+    return f"{middle:{digits}}", f"{min(values):{digits}}", f"{max(values):{digits}}"
 
 
 if __name__ == "__main__":

@@ -58,14 +58,17 @@ def test_seeds_that_are_there_are_not_trained_again_unless_the_config_changed(
         certify.certify(file, config, seed, tmp_path, "One")
     (row,) = json.loads(file.read_text())
     assert trained == [2, 1, 3] and [run["seed"] for run in row["runs"]] == [1, 2, 3]
-    _, last, best, chosen, *rest = certify.cells(row)
-    assert (last, best, chosen) == ("success 0.200 [0.100, 0.300]", "success 0.300 [0.200, 0.400]", "0.900")
-    assert rest == ["3", "2.0 M", "1.5 min of CPU time"]
+    assert [line[1:] for line in certify.cells(row)] == [
+        ["best checkpoint", "success", "0.300", "0.200", "0.400"],
+        ["last checkpoint", "success", "0.200", "0.100", "0.300"],
+        ["best periodic evaluation", "success", "0.900", "0.900", "0.900"],
+    ]
+    assert certify.cost_cells(row)[1:] == ["3", "2.0", "1.5"]
 
     config.write_text("trainer: {seed: 1}  # a comment changes nothing")
     certify.certify(file, config, 1, tmp_path, "One")
     assert len(trained) == 3
     config.write_text("trainer: {seed: 2}")
-    assert certify.cells(row)[0].endswith("of an earlier config")
+    assert all(line[0].endswith("of an earlier config") for line in certify.cells(row))
     certify.certify(file, config, 1, tmp_path, "One")
     assert len(trained) == 4 and len(certify.read(file)[0]["runs"]) == 1
