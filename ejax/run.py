@@ -196,6 +196,8 @@ def run_training(
     ):
         group = group_of(config)  # first of all: the others wait for this one
         location = locate_together(group, partial(find, config, locks=stack))
+        if trainer.console and leads():  # building and compiling take from seconds to minutes
+            print(f"run folder {location.directory.path}; building the environment {config.env.id} …", flush=True)
         try:
             start, sink = begin(Call(location, started, clock, stack, watchdog, group))
             return Loop(

@@ -1,7 +1,7 @@
 """A run on the screen: a live view in a terminal or a notebook, plain lines everywhere else.
 
-Plain lines have EmbodiChain's form, ``[train] step=… sps=… avgReward(100)=… avgLength(100)=…``, and then the
-update's own metrics; at most one a second, and always the last.
+Plain lines have EmbodiChain's form, ``[train] step=… done=… left=… sps=… avgReward(100)=… avgLength(100)=…``, and then
+the update's own metrics as far as the line has room; at most one a second, and always the last.
 """
 
 import datetime
@@ -27,6 +27,7 @@ _MAX_CELLS = 12
 _MAX_NAME = 20
 _MIN_VALUE = 10
 _REFRESH_HZ = 4
+_PLAIN_WIDTH = 160  # a log stays readable; metrics.jsonl has everything
 _PLAIN_INTERVAL_S = 1.0  # a log file of millions of updates stays readable
 
 
@@ -47,7 +48,7 @@ def make_console(title: str, *, total_steps: int, start_step: int = 0, file: Tex
     # Not `terminal.is_terminal`: FORCE_COLOR turns that on, and cursor movements would fill a log file.
     if file.isatty() and not terminal.is_dumb_terminal:
         return LiveView(terminal, title, total_steps=total_steps, start_step=start_step)
-    return PlainView(file)
+    return PlainView(file, Latest(title, total_steps=total_steps, start_step=start_step))
 
 
 def summary(facts: Mapping[str, object], file: TextIO | None = None) -> None:
@@ -73,14 +74,18 @@ def summary(facts: Mapping[str, object], file: TextIO | None = None) -> None:
 class PlainView:
     """Lines for log files and pipes: ``[train]`` at a bounded rate and always the last, ``[eval]`` always."""
 
-    def __init__(self, file: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._file = file
+    def __init__(
+        self, file: TextIO, latest: Latest | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._file, self._latest = file, latest
         self._clock = clock
         self._next_line = -math.inf
         self._pending: dict[str, float] = {}
         self._pending_step = 0
 
     def write(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None:
+        if self._latest is not None:
+            self._latest.take(step, metrics, best)
         train = {tag: value for tag, value in metrics.items() if not tag.startswith("eval/")}
         if train:
             self._pending.update(train)  # values of skipped lines stay until they are shown
@@ -110,8 +115,16 @@ class PlainView:
         self._next_line = self._clock() + _PLAIN_INTERVAL_S
 
     def _print(self, label: str, step: int, fields: Mapping[str, float], end: str = "") -> None:
-        text = "".join(f" {name}={number(value)}" for name, value in fields.items())
-        print(f"[{label}] step={step}{text}{end}", file=self._file, flush=True)
+        line = f"[{label}] step={step}"
+        if self._latest is not None and label == "train":
+            line += f" done={self._latest.fraction:.0%} left={self._latest.time_left()}"
+        for i, (name, value) in enumerate(fields.items()):
+            field, rest = f" {name}={number(value)}", f" … {len(fields) - i} more"
+            if len(line + field + end) + (len(rest) if i < len(fields) - 1 else 0) > _PLAIN_WIDTH:
+                line += rest
+                break
+            line += field
+        print(line + end, file=self._file, flush=True)
 
 
 class LiveView:

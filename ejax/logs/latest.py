@@ -56,7 +56,7 @@ class Latest:
         if not self.has_begun:
             return f"{elapsed}, waiting for the first update (compiling)"
         rate = self._values.get("charts/SPS", math.nan)
-        return f"{elapsed}  {self._time_left()} left{'' if math.isnan(rate) else f'  {rate:,.0f} steps/s'}"
+        return f"{elapsed}  {self.time_left()} left{'' if math.isnan(rate) else f'  {rate:,.0f} steps/s'}"
 
     def fields(self, group: str) -> dict[str, str]:
         tags = [tag for tag in self._values if tag.startswith(group + "/") and tag != "charts/SPS"]
@@ -68,8 +68,8 @@ class Latest:
     def best_text(self) -> str:
         return f"{number(self.best.value)}{at(self.best.step, ' at step {:,}')}" if self.best else ""
 
-    def _time_left(self) -> str:
-        """Give the remaining steps at the rate since the first update, to leave compilation out."""
+    def time_left(self) -> str:
+        """Give the time for the remaining steps at the rate since the first update, to leave compilation out."""
         if self.step >= self.total_steps:
             return duration(0)
         # without compilation, which comes once

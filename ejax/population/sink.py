@@ -80,7 +80,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
     def start(self, state: PopulationState, seconds: float) -> None:
         del state
         number = len(self._parts.members)
-        self.note(f"built and compiled {number} members in {seconds:.1f} s; run folder {self._directory.path}")
+        self.note(f"built and compiled {number} members in {seconds:.1f} s")
 
     def reached(self, state: PopulationState, update: int) -> Callable[[], Metrics] | None:
         # here, while the state of all is on the device

@@ -178,6 +178,7 @@ class Loop(Generic[S, R]):
         compiler = ThreadPoolExecutor(1, "ejax-compiler")
         with stepper, sink, compiler, profiler, interruptible() as should_stop:
             ENGINE.take()  # of what the process did before
+            sink.note(f"environment built in {time.monotonic() - self._started:.1f} s; compiling …")
             # at once: compilation leaves Python's lock alone, and takes longer than many a training
             compiler.submit(sink.compile, state)
             state = stepper.start(state)

@@ -102,7 +102,7 @@ class RunSink(Sink[RunState, RunResult]):
         first, profile = self._start.update, self._trainer.profile
         self._run.state = state
         self.saver.complete = state, first
-        self.note(f"built and compiled in {seconds:.1f} s; run folder {self._directory.path}")
+        self.note(f"built and compiled in {seconds:.1f} s")
         if profile is not None and profile.start < first:
             text = f"trainer.profile.start is {profile.start}, and the run goes on at {first}"
             self._writer.alarm(f"no profile: {text}")

@@ -19,6 +19,7 @@ from tiny import tiny
 from ejax.config import parse_config
 from ejax.logs.best import Best
 from ejax.logs.console import LiveView, PlainView, make_console, summary
+from ejax.logs.latest import Latest
 from ejax.logs.metrics import MetricWriter
 from ejax.schema.frozen import with_value
 
@@ -201,9 +202,25 @@ def test_plain_lines_have_the_form_of_embodichain(tmp_path: Path, capsys: pytest
         writer.write(10, {**TRAIN, "charts/episode_length_avg_100": 40.0})
         writer.note("saved [checkpoint]")
     assert capsys.readouterr().out.splitlines() == [
-        "[train] step=10 sps=1000 avgReward(100)=2.5 avgLength(100)=40 policy_loss=-0.5",
+        "[train] step=10 done=100% left=0:00:00 sps=1000 avgReward(100)=2.5 avgLength(100)=40 policy_loss=-0.5",
         "saved [checkpoint]",
     ]
+
+
+def test_plain_train_lines_give_the_share_done_and_the_time_left_and_stay_within_160_characters() -> None:
+    file, many = io.StringIO(), {f"train/a_rather_long_name_{i}": float(i + 1) for i in range(20)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ejax.logs.latest.time.monotonic", lambda: now)
+        now = 0.0
+        view = PlainView(file, Latest("probe", total_steps=1000), clock=lambda: now)
+        for step in (100, 200):
+            now += 10.0
+            view.write(step, {"charts/SPS": 10.0, **many}, None)
+    first, second = file.getvalue().splitlines()
+    assert first.startswith("[train] step=100 done=10% left=-:--:-- sps=10 a_rather_long_name_0=1 ")
+    assert second.startswith("[train] step=200 done=20% left=0:01:20 sps=10 ")
+    shown = second.count("a_rather_long_name_")
+    assert 100 < len(second) <= 160 and second.endswith(f" … {20 - shown} more")
 
 
 def test_plain_train_lines_come_at_most_once_a_second_and_always_at_the_end() -> None:
