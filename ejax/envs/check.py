@@ -28,13 +28,19 @@ _REMEDY = {
 _NUM_ROWS = 4
 
 
-def check_env(env: Env, *, num_steps: int = 200, seed: int = 0) -> None:
+def check_env(env: Env, *, num_steps: int = 200, seed: int = 0) -> str:
     """Check an environment in JAX: by shapes, and by playing ``num_steps`` with random actions, fewer where
     ``max_episode_steps`` are: the same key gives the same episode, numbers stay finite and within their spaces, an
-    episode ends. Raises ConfigError: everything that does not fit, by leaf."""
+    episode ends. Returns what was checked, in one line. Raises ConfigError: everything that does not fit, by leaf."""
     check_shapes(env)
     if problems := list(_leaked(env)) or list(_played(env, num_steps, seed)):
         raise ConfigError(problems, _name(env))
+    steps = _num_played(env, num_steps)
+    ends = ", ends" if 0 < env.max_episode_steps <= num_steps else ""
+    return (
+        f"{_name(env)} fits: shapes and types of reset and step, no leaked arrays; {_NUM_ROWS} episodes of {steps} "
+        f"random actions, twice with the same key: equal, finite, within observation_space{ends}"
+    )
 
 
 def check_shapes(env: Any) -> None:
@@ -191,8 +197,7 @@ def _leaked(env: Env) -> Iterator[Problem]:
 
 
 def _played(env: Env, num_steps: int, seed: int) -> Iterator[Problem]:
-    limit = env.max_episode_steps
-    length = min(num_steps, limit) if limit else num_steps
+    limit, length = env.max_episode_steps, _num_played(env, num_steps)
     key = jax.random.key(seed)
     try:
         # two traces: what Python or NumPy draws is a constant in each
@@ -219,6 +224,10 @@ def _played(env: Env, num_steps: int, seed: int) -> Iterator[Problem]:
     yield from _within(env.observation_space, first["obs"], running, "obs")
     if limit and limit <= num_steps and not first["ended"].any(axis=0).all():
         yield Problem("truncated", f"no end after max_episode_steps, {limit}: count steps in the state and truncate")
+
+
+def _num_played(env: Env, num_steps: int) -> int:
+    return min(num_steps, env.max_episode_steps or num_steps)
 
 
 def _within(space: Any, obs: PyTree, running: Any, where: str) -> Iterator[Problem]:

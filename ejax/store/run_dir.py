@@ -18,6 +18,7 @@
     schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
 """
 
+import difflib
 import glob
 import json
 import os
@@ -295,7 +296,10 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
     # by the time in its name: what is written there later, and what others copied, counts for nothing
     runs = [path for path in (file.parents[1] for file in files) if _TIME.fullmatch(path.name.removeprefix(exp_name))]
     if not runs:
-        raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; name the folder of a run")
+        names = {_TIME.sub("", file.parents[1].name) for file in output_dir.glob("*/configs/resolved.json")}
+        near = difflib.get_close_matches(exp_name, sorted(names), n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; name the folder of a run{hint}")
     return max(runs)
 
 

@@ -56,8 +56,9 @@ def changed(**parts: Any) -> Any:
 
 
 def test_what_fits_passes() -> None:
-    check_env(Walk())
-    check_env(PointMassRL(max_episode_steps=5), num_steps=5)
+    assert "4 episodes of " in check_env(Walk())
+    text = check_env(PointMassRL(max_episode_steps=5), num_steps=7)
+    assert text.startswith("PointMassRL") and "4 episodes of 5 random actions" in text and text.endswith(", ends")
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ def test_a_name_is_not_the_beginning_of_a_name(tmp_path: Path) -> None:
             newest_run(tmp_path, name)
 
 
+def test_a_mistyped_name_is_answered_by_the_nearest_one(tmp_path: Path) -> None:
+    make(tmp_path, "sweep", 1)
+    make(tmp_path, "walk", 2)
+    with pytest.raises(FileNotFoundError, match=r"name the folder of a run; did you mean 'sweep'\?"):
+        newest_run(tmp_path, "swep")
+    with pytest.raises(FileNotFoundError, match="folder of a run$"):
+        newest_run(tmp_path, "nothing alike")
+
+
 def test_a_run_whose_name_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
     """Its folder's name says enough: an older run in its place would be the wrong one."""
     make(tmp_path, "tiny", 1)
