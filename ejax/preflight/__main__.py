@@ -23,7 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(args)
     except (ConfigError, HostEnvError, UntrustedCodeError, ModuleNotFoundError, OSError, ValueError) as error:
-        print(f"ejax.preflight: {str(error).removeprefix('ejax.preflight: ')}", file=sys.stderr)  # a ConfigError's source
+        print(
+            f"ejax.preflight: {str(error).removeprefix('ejax.preflight: ')}", file=sys.stderr
+        )  # a ConfigError's source
         return 2
 
 

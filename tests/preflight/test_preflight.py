@@ -18,7 +18,7 @@ from releases import names_of_loops
 from rich.console import Console
 from tiny import EVALUATED, NUM_ENVS, NUM_STEPS, tiny
 
-from ejax.config import ConfigError, load_config, parse_config
+from ejax.config import ConfigError, Problem, load_config, parse_config
 from ejax.preflight import plugin
 from ejax.preflight.__main__ import main
 from ejax.preflight.bounds import HOST_TRIP_S, LAUNCH_S, bounds
@@ -264,6 +264,19 @@ def test_a_compiler_of_jax_s_release_fits(monkeypatch: pytest.MonkeyPatch) -> No
     both = dict.fromkeys(("jax-cuda13-plugin", "jax-cuda13-pjrt"), jax.__version__)
     monkeypatch.setattr(plugin, "_version", both.get)
     assert compiler_problem() is None
+
+
+def test_the_command_puts_its_name_before_an_error_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(args: Any) -> int:
+        raise ConfigError([Problem("--gpus", "got 0")], "ejax.preflight")
+
+    for name in ("JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL"):  # which main sets
+        monkeypatch.setenv(name, "cpu" if name == "JAX_PLATFORMS" else "2")
+    monkeypatch.setattr("ejax.preflight.__main__._run", refuse)
+    assert main(["--config", "any.yaml"]) == 2
+    assert capsys.readouterr().err == "ejax.preflight: 1 problem\n  --gpus: got 0\n"
 
 
 def test_the_command_needs_a_config(capsys: pytest.CaptureFixture[str]) -> None:
