@@ -80,7 +80,7 @@ def test_a_mistyped_name_is_answered_by_the_nearest_one(tmp_path: Path) -> None:
     make(tmp_path, "walk", 2)
     with pytest.raises(FileNotFoundError, match=r"name the folder of a run; did you mean 'sweep'\?"):
         newest_run(tmp_path, "swep")
-    with pytest.raises(FileNotFoundError, match="folder of a run$"):
+    with pytest.raises(FileNotFoundError, match=r"folder of a run$"):
         newest_run(tmp_path, "nothing alike")
 
 
