@@ -23,7 +23,7 @@ from ejax.population.lineage import lineage, value_texts
 from ejax.report.cells import NOTHING, bar, duration_cell, number_cell, swatch, table, value_cell
 from ejax.report.curves import Group, curves, groups_of, sweep
 from ejax.report.reading import read_run
-from ejax.report.runs import MISSING, Run, differing
+from ejax.report.runs import MISSING, NAMES, Run, as_text, differing
 from ejax.schema.plain_files import read_bytes
 
 _LARGEST_VIDEO = 4_000_000
@@ -31,6 +31,8 @@ _LARGEST_VIDEOS = 24_000_000
 """Bytes that are embedded, of one video and of all."""
 _MAX_ROWS = 25
 """Keys in which configs differ that are shown at once."""
+_MAX_KEYS_OF_A_NAME = 3
+"""Keys in which members differ that fit into their names."""
 
 
 def render(
@@ -95,8 +97,41 @@ def _named(runs: Sequence[Run]) -> list[Run]:
     for count in range(1, max(map(len, parts)) + 1):  # as few as do
         names = ["/".join(each[-count:]) for each in parts]
         if len(set(names)) == len(names):
-            return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+            own = _values(runs)
+            return [replace(run, name=f"{name}{own[run.path]}") for run, name in zip(runs, names, strict=True)]
     return [replace(run, name=str(run.path)) for run in runs]
+
+
+def _values(runs: Sequence[Run]) -> dict[Path, str]:
+    """Give the values in which a population's members differ, as a suffix of their names; empty for other runs."""
+    texts = dict.fromkeys((run.path for run in runs), "")
+    for members in _populations(runs):
+        unnamed = NAMES | {"trainer.eval_seed"}  # which follows the seed
+        found = [(key, values) for key, values in differing([run.config for run in members]) if key not in unnamed]
+        if 0 < len(found) <= _MAX_KEYS_OF_A_NAME:
+            for i, run in enumerate(members):
+                parts = ", ".join(f"{key.rpartition('.')[2]}={as_text(values[i])}" for key, values in found)
+                texts[run.path] = f" ({parts})"
+    return texts
+
+
+def _populations(runs: Sequence[Run]) -> list[list[Run]]:
+    found: dict[Path, list[Run]] = {}
+    for run in runs:
+        if run.member is not None:
+            found.setdefault(run.path.resolve().parent, []).append(run)
+    return list(found.values())
+
+
+def _best_members(runs: Sequence[Run]) -> set[Path]:
+    """Find the best of each population, by evaluation and then by reward as in training; none where all are equal."""
+    best = set[Path]()
+    for members in _populations(runs):
+        sign = -1.0 if members[0].trainer["best_eval_mode"] == "min" else 1.0
+        known = [(sign * run.best.value, run.best.reward or -math.inf, run.path) for run in members if run.best]
+        if len({each[:2] for each in known}) > 1:
+            best.add(max(known, key=lambda each: each[:2])[2])
+    return best
 
 
 def _problems(runs: Sequence[Run], left_out: Sequence[str]) -> str:
@@ -108,6 +143,7 @@ def _problems(runs: Sequence[Run], left_out: Sequence[str]) -> str:
 
 def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     colours = {id(run): group.colour for group in groups for run in group.runs}
+    best = _best_members(runs)
     rows = []
     for run in runs:
         # the newest one that was measured
@@ -115,7 +151,7 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
         task = f"{run.config.get('env', {}).get('id', NOTHING)}, {run.config.get('algorithm', {}).get('name', NOTHING)}"
         rows.append(
             [
-                f"{swatch(colours[id(run)])}{escape(run.name)}",
+                f"{swatch(colours[id(run)])}{escape(run.name)}{' <b>best</b>' * (run.path in best)}",
                 escape(task),
                 str(run.trainer["seed"]),
                 escape(run.state) + (f"<br>{escape(run.lengths)}" if run.lengths else ""),

@@ -17,7 +17,7 @@ from ejax.population.lineage import Exploited
 MISSING = object()
 """In place of a key that a config does not have."""
 _SEEDS = {"trainer.seed", "trainer.eval_seed", "data.seed"}
-_NAMES = {f"trainer.{name}" for name in ("exp_name", "output_dir", "console", "use_wandb", "wandb_project_name")}
+NAMES = {f"trainer.{name}" for name in ("exp_name", "output_dir", "console", "use_wandb", "wandb_project_name")}
 """Keys of a run's names and places, which change nothing that it computes."""
 
 
@@ -188,7 +188,7 @@ def differing(configs: Sequence[Any], path: str = "") -> list[tuple[str, tuple[A
 
 
 def computing(key: str) -> bool:
-    return key not in _SEEDS | _NAMES
+    return key not in _SEEDS | NAMES
 
 
 def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:

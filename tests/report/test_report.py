@@ -155,6 +155,17 @@ def test_a_population_is_its_members_in_their_order(run: Path, tmp_path: Path) -
     assert [row[0] for row in rows[1:]] == ["0", "2", "10"]
 
 
+def test_members_are_named_by_what_differs_and_the_best_is_marked(tmp_path: Path) -> None:
+    folder = tmp_path / "population" / "members"
+    folder.mkdir(parents=True)
+    members = [make_run(folder / str(i), seed=i + 1, **with_rate(10.0**-i)) for i in range(3)]
+    best = [max(logged(member, "eval/success_rate").values()) for member in members]
+    marks = [" best" if x == max(best) else "" for x in best]
+    names = [row[0] for row in report(*members).rows["runs"][1:]]
+    rates = ("1.0", "0.1", "0.01")
+    assert names == [f"{i} (learning_rate={rates[i]}, seed={i + 1}){marks[i]}" for i in range(3)]
+
+
 def test_the_parts_of_the_time_are_the_sums_of_the_logs(run: Path) -> None:
     lines = [json.loads(line) for line in metrics_of(run).read_text().splitlines()]
     lines = [line | {"time/train_s": 2.0, "data/age_s": 5.0} for line in lines]
