@@ -20,11 +20,13 @@ import numpy as np
 from ejax.data.chunks import check_count
 from ejax.data.engine import OnlineDataEngine
 from ejax.data.engine_config import FROM_GYM_CONFIG
-from ejax.data.lerobot.format import Images
+from ejax.data.lerobot.format import Images, policy_names
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import attempt_seeds, check_seed
-from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, flatten, judge
+from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, TimedTask, flatten, judge
 from ejax.schema.trust import add_trust_option, import_trusted, trust, trust_strings, trust_words
+
+_DEFAULT_FPS = 30
 
 
 class Tally(NamedTuple):
@@ -133,8 +135,10 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
         task: Any = getattr(import_trusted(place), name)(**arguments)
         if isinstance(task, AbstractContextManager):
             task = to_close.enter_context(task)
-        options = {name: getattr(args, name) for name in ("fps", "robot_type", "names", "images", "append")}
-        writer = to_close.enter_context(EpisodeWriter(args.to, task.spec(), **options))
+        options = {name: getattr(args, name) for name in ("robot_type", "images", "append")}
+        spec, fps = task.spec(), _fps_of(task) if args.fps is None else args.fps
+        options |= {"fps": fps, "names": policy_names(spec, args.names)}
+        writer = to_close.enter_context(EpisodeWriter(args.to, spec, **options))
         total = writer.num_episodes + args.episodes
 
         def show(index: int) -> None:
@@ -143,6 +147,11 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
 
         tally = record(task, writer, args.episodes, seed=args.seed, instruction=args.instruction, on_episode=show)
         return tally, writer.num_episodes
+
+
+def _fps_of(task: Any) -> int:
+    period = task.control_period if isinstance(task, TimedTask) else None
+    return max(1, round(1.0 / period)) if period else _DEFAULT_FPS
 
 
 def _instruction(given: str | None, episode: Episode, otherwise: str) -> str:
@@ -162,10 +171,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a LeRobot v3.0 dataset")
     parser.add_argument("--append", action="store_true", help="go on with what is in DIR")
     parser.add_argument("--seed", type=int, default=0, help="of the attempts (default: 0)")
-    parser.add_argument("--fps", type=int, default=30, help="frames per second of the task (default: 30)")
+    parser.add_argument("--fps", type=int, help="frames per second (default: those of the task, else 30)")
     parser.add_argument("--instruction", help="of every episode; default: the episode's field of that name")
     parser.add_argument("--robot-type", help="for info.json")
-    parser.add_argument("--names", type=_mapping, default={}, metavar="JSON", help="feature names by field path")
+    parser.add_argument(
+        "--names", type=_mapping, default={}, metavar="JSON", help="feature names by field path; default: LeRobot's"
+    )
     add_trust_option(parser)
     parser.add_argument("--images", choices=get_args(Images), default="video", help="how images are kept")
     return parser

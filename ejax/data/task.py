@@ -6,7 +6,7 @@ A field has a path, ``"obs/robot/qpos"``; its parts are the keys of the nested d
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,16 @@ class Failure:
 
 
 Outcome: TypeAlias = Episode | Failure
+
+
+@runtime_checkable
+class TimedTask(Protocol):
+    """A task that knows its time: recordings get their frames per second from it."""
+
+    @property
+    def control_period(self) -> float | None:
+        """s, between two frames. None: not known."""
+        ...
 
 
 class DemonstrationTask(Protocol):

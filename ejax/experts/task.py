@@ -167,6 +167,11 @@ class ScriptedTask:
         check_renderer(self.env, renderer, self._wrist)
         self._reset, self._step = jax.jit(jax.vmap(self.env.reset)), jax.jit(jax.vmap(self.env.step))
 
+    @property
+    def control_period(self) -> float:
+        """s, between two frames."""
+        return self.env.control_period
+
     def spec(self) -> EpisodeSpec:
         actions: Field = (self.env.action_space.shape or (), "float32")
         image = self._image_size

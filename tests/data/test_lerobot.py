@@ -39,7 +39,7 @@ import ejax.data.lerobot.episode
 import ejax.data.lerobot.format as fmt
 from ejax.data import Episode, EpisodeSpec, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset, Origin
 from ejax.data.chunks import MODES, draw_windows, find_runs, window_mask
-from ejax.data.lerobot.format import combine_stats, feature_stats
+from ejax.data.lerobot.format import combine_stats, feature_stats, policy_names
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.lerobot.recorded import RecordedEpisodes
 from ejax.data.lerobot.write import EpisodeWriter
@@ -654,6 +654,25 @@ def test_a_task_without_success_is_given_up(tmp_path: Path) -> None:
         pytest.raises(RuntimeError, match=r"in 3 attempts in a row \(max_attempts\).*: no way to the goal"),
     ):
         record(Toy(at=dict.fromkeys(range(9), "fail")), writer, 1, max_attempts=3)
+
+
+def test_the_command_line_takes_the_rate_of_the_task_and_the_names_of_lerobots_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "control_period", 0.04, raising=False)
+    command = ["--task", "data_tasks:Toy", "--task-cfg", '{"lengths": [7]}', "--episodes", "1", "--to"]
+    for name, options, fps in (("own", [], 25), ("given", ["--fps", "20"], 20)):
+        assert main([*command, str(tmp_path / name), *options]) == 0
+        assert json.loads((tmp_path / name / "meta/info.json").read_text())["fps"] == fps
+    frames = {
+        "obs/state": ((3,), "float32"),
+        "obs/wrist/color": ((8, 8, 3), "uint8"),
+        "actions": ((2,), "float32"),
+        "rewards": ((), "float32"),
+    }
+    names = {"obs/state": "observation.state", "obs/wrist/color": "observation.images.wrist.color"}
+    assert policy_names(EpisodeSpec(frames), {}) == {**names, "actions": "action"}
+    assert policy_names(EpisodeSpec(frames), {"rewards": "action"}) == {**names, "rewards": "action"}
 
 
 def test_the_command_line_records_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,8 @@ ORIGINS = tuple(f"ejax/{name}" for name in Origin._fields[1:])
 """Columns that a recording may lack, which was begun when only the seed of an ``Origin`` was kept."""
 PNG_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _OWN = {**DEFAULT_FEATURES, "segment_id": "int64"}
+_STATES = ("obs/state", "obs/robot/qpos", "obs/qpos")
+"""Fields that may be the robot's state, the first vector of which is."""
 _MAX_STATS = 4096
 """Features with more entries get no statistics, which would outweigh the frames."""
 
@@ -75,6 +77,18 @@ class Column:
     @property
     def has_stats(self) -> bool:
         return self.is_image or (self.kind == "number" and int(np.prod(self.shape)) <= _MAX_STATS)
+
+
+def policy_names(spec: EpisodeSpec, given: Mapping[str, str]) -> dict[str, str]:
+    """Name the fields that LeRobot's policies look for as they do, where ``given``, which wins, leaves it free."""
+    state = next((path for path in _STATES if len(spec.frames.get(path, ((), ""))[0]) == 1), "")
+    wanted = {"actions": "action", state: "observation.state"}
+    for path, (shape, dtype) in spec.frames.items():
+        if np.dtype(dtype) == np.uint8 and len(shape) == 3 and shape[-1] == 3 and path.startswith("obs/"):
+            wanted[path] = f"observation.images.{path.removeprefix('obs/').replace('/', '.')}"
+    taken = {*given.values(), *(path.replace("/", ".") for path in spec.frames)}
+    named = {path: name for path, name in wanted.items() if path in spec.frames and name not in taken}
+    return {**named, **given}
 
 
 def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) -> list[Column]:
