@@ -29,6 +29,10 @@ class KeyNote(NamedTuple):
     text: str = ""
 
 
+_REPEATED = 2
+"""More keys with the same text than the first, from which they share one line."""
+
+
 class ConfigError(ValueError):
     """A config that cannot be run. ``problems`` holds all that was found, not only the first.
 
@@ -39,7 +43,15 @@ class ConfigError(ValueError):
         self.problems = tuple(Problem(shorten(key, MAX_VALUE_CHARS), shorten(text)) for key, text in problems)
         self.notes = notes
         count = {0: "", 1: ": 1 problem"}.get(len(self.problems), f": {len(self.problems)} problems")
-        lines = [f"  {key}: {text}" if key else f"  {text}" for key, text in self.problems]
+        keys: dict[str, list[str]] = {}
+        for key, text in self.problems:
+            keys.setdefault(text, []).append(key)
+        lines = []
+        for key, text in self.problems:
+            more_keys = len(keys[text]) - 1
+            if more_keys < _REPEATED or key == keys[text][0]:  # one slip, such as in a name, is met at every use of it
+                also = f" (and {more_keys} more keys)" if more_keys >= _REPEATED else ""
+                lines.append(f"  {key}{also}: {text}" if key else f"  {text}")
         shown = sum(length <= MAX_MESSAGE_CHARS for length in itertools.accumulate(len(line) for line in lines))
         more = [f"  … and {len(lines) - shown} more"] if shown < len(lines) else []
         super().__init__("\n".join([f"{shorten(source)}{count}", *lines[:shown], *more]))
