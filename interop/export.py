@@ -41,7 +41,6 @@ from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import Bounds, observe
-from interop.artefacts.certificate import SCHEMA_VERSION, sha256
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, Trained, library_versions
@@ -50,9 +49,10 @@ from interop.artefacts.parity import Case, ParityError, save_cases
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import exporter_of, observed
+from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.vla_spec import VLASpec
-from interop.verify import check_artefacts, format_table, raise_on_problems
+from interop.verify import check_artefacts, format_table
 
 Clipping = Literal["auto", "space", "none"]
 _NUM_ENVS = 16

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.plain_files import MAX_ARTEFACT, read_bytes
+from interop.standalone_verify import open_session
 from interop.twin.kinds import load_spec
 from interop.twin.parts import vla_inputs, vla_tokenizer
 from interop.twin.text import Tokenizer
@@ -50,17 +50,3 @@ def load_policy(directory: Path | str) -> OnnxVLA:
             "examples/deploy_onnx.py does"
         )
     return OnnxVLA(spec, vla_tokenizer(directory, spec), open_session(directory / "policy.onnx"))
-
-
-def open_session(file: Path) -> Any:
-    """Open a model in ONNX Runtime, on the CPU.
-
-    Raises:
-        FileNotFoundError, ValueError: see ``read_bytes``.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors: it warns of an input that may be left out
-    # from its bytes: weights in other files, which ONNX allows, have no digest
-    return onnxruntime.InferenceSession(read_bytes(file, MAX_ARTEFACT), options, providers=["CPUExecutionProvider"])

@@ -15,11 +15,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from interop.artefacts.certificate import FILE, check_files, read_certificate, sha256
 from interop.artefacts.formats import FORMATS
-from interop.artefacts.parity import Case, ParityError, check_cases, check_repeats, compare, load_cases
 from interop.artefacts.texts import check_texts
-from interop.twin.kinds import Spec, load_spec
+from interop.standalone_verify import (
+    Case,
+    Interface,
+    check_cases,
+    check_episode,
+    check_files,
+    load_cases,
+    load_contract,
+    measure,
+    print_verdict,
+    raise_on_problems,
+    read_certificate,
+)
+from interop.twin.kinds import load_spec
 from interop.twin.vla_spec import VLASpec
 
 _NOT_TRUSTED = "not verified: can run code; add --trust if you know who made it"
@@ -28,24 +39,9 @@ _NOT_TRUSTED = "not verified: can run code; add --trust if you know who made it"
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code, see ``--help``."""
     args = _parser().parse_args(argv)
-    directory: Path = args.directory
-    try:
-        artefacts = verify(directory, trust=args.trust)
-    except ParityError as error:
-        print(f"interop.verify: {error}", file=sys.stderr)
-        return 1
-    except (OSError, ValueError) as error:
-        print(f"interop.verify: {error}", file=sys.stderr)
-        return 2
-    print(format_table(artefacts))
-    print(f"{directory / FILE}  sha256 {sha256(directory / FILE)}")
-    not_run = [name for name, facts in artefacts.items() if "skipped" in facts]
-    if len(not_run) == len(artefacts):
-        print("interop.verify: the files are those of the export, but no artefact was run", file=sys.stderr)
-        return 3
-    if not_run:
-        print(f"not run, compared by SHA-256 alone: {', '.join(not_run)}")
-    return 0
+    return print_verdict(
+        "interop.verify", args.directory, lambda: verify(args.directory, trust=args.trust), format_table
+    )
 
 
 def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]:
@@ -63,8 +59,12 @@ def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]
     """
     report = read_certificate(directory)
     check_files(directory, report)
-    spec = load_spec(directory / "policy.json")
-    cases = load_cases(directory / "observations.npz")
+    contract, cases = load_contract(directory), load_cases(directory / "observations.npz")
+    check_cases(cases, contract, report["rows"])
+    check_episode(directory, contract)
+    # policies of other libraries have an ONNX graph alone, which the contract describes
+    foreign = report["artefacts"].keys() == {"onnx"} and "policy.json" not in report["sha256"]
+    spec = contract if foreign else load_spec(directory / "policy.json")
     check_cases(cases, spec, report["rows"])
     if isinstance(spec, VLASpec):
         check_texts(directory, spec)
@@ -74,7 +74,7 @@ def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]
 
 
 def check_artefacts(
-    directory: Path, spec: Spec, cases: list[Case], formats: Iterable[str], *, trust: bool
+    directory: Path, spec: Interface, cases: list[Case], formats: Iterable[str], *, trust: bool
 ) -> dict[str, dict[str, Any]]:
     """Run artefacts on the cases.
 
@@ -86,17 +86,6 @@ def check_artefacts(
         ``problem``, a text, where it does not answer as JAX does; ``skipped``, a text, where it was not run.
     """
     return {name: _check_artefact(name, directory, spec, cases, trust) for name in formats}
-
-
-def raise_on_problems(artefacts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse an export of which an artefact has a problem.
-
-    Raises:
-        ParityError: naming each artefact with a problem.
-    """
-    problems = [f"  {name}: {facts['problem']}" for name, facts in artefacts.items() if "problem" in facts]
-    if problems:
-        raise ParityError("not the policy that JAX computes:\n" + "\n".join(problems))
 
 
 def format_table(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
@@ -120,30 +109,13 @@ def format_table(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _check_artefact(name: str, directory: Path, spec: Spec, cases: list[Case], trust: bool) -> dict[str, Any]:
+def _check_artefact(name: str, directory: Path, spec: Interface, cases: list[Case], trust: bool) -> dict[str, Any]:
     form = FORMATS[name]
     if form.runs_code and not trust:
         return {"file": form.file, "skipped": _NOT_TRUSTED}
     if missing := form.missing():
         return {"file": form.file, "skipped": f"skipped: not installed here; pip install {' '.join(missing)}"}
-    try:
-        run = form.load(directory / form.file, spec)
-        by_case = {case.name: compare(run, case, spec) for case in cases}
-        check_repeats(run, cases[0], spec)
-    except ParityError as error:
-        return {"file": form.file, "problem": str(error)}
-    except Exception as error:  # an invalid artefact may fail anywhere in its library
-        return {"file": form.file, "problem": f"it cannot be loaded and run: {repr(error)[:500]}"}
-    every = [errors for outputs in by_case.values() for errors in outputs.values()]
-    facts: dict[str, Any] = {"file": form.file}
-    facts |= {key: max(errors[key] for errors in every) for key in every[0]}
-    beyond = [
-        f"{output} of '{case}' is off by {errors['max_abs']:.3g}, {errors['of_allowed']:.3g} times what is allowed"
-        for case, outputs in by_case.items()
-        for output, errors in outputs.items()
-        if not errors["of_allowed"] <= 1.0
-    ]
-    return facts | ({"problem": "; ".join(beyond)} if beyond else {}) | {"cases": by_case}
+    return {"file": form.file, **measure(lambda: form.load(directory / form.file, spec), cases, spec)}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from interop.artefacts.parity import ParityError, Run
 from interop.plain_files import MAX_ARTEFACT, check_plain, read_bytes
+from interop.standalone_verify import load_onnx
 from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.spec import MEMORY
 
@@ -193,13 +194,6 @@ def _write_onnx(path: Path, trained: Trained) -> None:
     path.write_bytes(make_onnx(trained.program, trained.spec).SerializeToString())
 
 
-def _load_onnx(path: Path, spec: Spec) -> Run:
-    from interop.onnx_policy import open_session
-
-    session = open_session(path)
-    return lambda leaves: session.run(list(spec.outputs), dict(zip(spec.inputs, leaves, strict=True)))
-
-
 def _write_stablehlo(path: Path, trained: Trained) -> None:
     """``jax.export`` of the deployed actor, for CPU and CUDA. jax promises to read it for six months."""
     import jax
@@ -257,7 +251,7 @@ FORMATS: dict[str, Format] = {
     "pt": Format("policy.pt", _load_pt, _write_pt, ("torch",)),
     "safetensors": Format("policy.safetensors", _load_safetensors, _write_safetensors, ("safetensors", "torch")),
     "pt2": Format("policy.pt2", _load_pt2, _write_pt2, ("torch",), runs_code=True),
-    "onnx": Format("policy.onnx", _load_onnx, _write_onnx, ("onnxruntime",), ("torch", "onnx", "onnxscript")),
+    "onnx": Format("policy.onnx", load_onnx, _write_onnx, ("onnxruntime",), ("torch", "onnx", "onnxscript")),
     "torchscript": Format(
         "policy.torchscript",
         _load_torchscript,

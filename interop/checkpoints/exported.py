@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from ejax.policies.pretrained.weights import load_weights
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import leaves_of
-from interop.artefacts.certificate import check_files, read_certificate
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.parity import ParityError
 from interop.checkpoints.weights import params_from_state_dict
 from interop.exporters.record import policy_of
+from interop.standalone_verify import check_files, read_certificate
 from interop.twin.kinds import load_spec
 from interop.twin.spec import PolicySpec
 

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from interop.standalone_verify import MEMORY, NEXT_MEMORY
+
 WHOLE = "obs"
 """The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
-
-MEMORY, NEXT_MEMORY = "memory", "next_memory"
-"""Input and output of a policy with memory."""
 
 Head = Literal["normal", "tanh_normal", "categorical", "multi_categorical"]
 

@@ -39,9 +39,10 @@ from interop.artefacts.parity import Case, ParityError, allowed_error, compare
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy, export_run, main
 from interop.exporters.record import spec_of
+from interop.standalone_verify import sha256
 from interop.twin.spec import NetworkSpec, PolicySpec
 from interop.verify import main as verify_main
-from interop.verify import sha256, verify
+from interop.verify import verify
 
 ROOT = Path(__file__).parents[2]
 
@@ -241,7 +242,7 @@ def test_a_mismatch_fails_the_export_and_leaves_nothing(
     arguments = [str(run), "--to", str(tmp_path / "out"), "--formats", "stablehlo"]
     assert main(arguments) == 1
     error = capsys.readouterr().err
-    assert "not the policy that JAX computes" in error
+    assert "not the policy that was certified" in error
     assert re.search(r"stablehlo: .*mean of 'environment' is off by .* times what is allowed", error)
     assert list(tmp_path.iterdir()) == []
 
@@ -333,7 +334,7 @@ def test_the_contract_says_which_input_is_text() -> None:
 def test_each_head_with_a_nested_observation(
     space: gymnasium.Space, formats: Iterable[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+    monkeypatch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
     env = Toy(space)
     policy, params = policy_for(env, squash=space is BOX)
     if not writable(*formats):
@@ -519,14 +520,14 @@ def test_a_hidden_nan_is_a_mismatch() -> None:
     nan, zero = np.array([[np.nan, 0.0]], np.float32), np.zeros((1, 2), np.float32)
     case = constant_case(action=nan, mean=nan, log_std=zero)
     assert compare(lambda leaves: [nan, nan, zero], case, spec())["action"]["of_allowed"] == 0.0
-    with pytest.raises(ParityError, match="JAX gives"):
+    with pytest.raises(ParityError, match="the certificate has"):
         compare(lambda leaves: [zero, nan, zero], case, spec())
 
 
 def test_a_wrong_shape_or_dtype_is_a_mismatch() -> None:
     zero = np.zeros((1, 2), np.float32)
     case = constant_case(action=zero, mean=zero, log_std=zero)
-    with pytest.raises(ParityError, match=r"action is float32\[2\] in a batch of 1, JAX gives float32\[1, 2\]"):
+    with pytest.raises(ParityError, match=r"is float32\[2\] in a batch of 1, the certificate has float32\[1, 2\]"):
         compare(lambda leaves: [zero[0], zero, zero], case, spec())
     with pytest.raises(ParityError, match="float64"):
         compare(lambda leaves: [zero.astype(np.float64), zero, zero], case, spec())

@@ -15,9 +15,9 @@ import pytest
 from toy_policies import ORIGIN, policy_for
 
 from ejax.envs.tasks.point_mass import PointMassRL
-from interop.artefacts.certificate import sha256
 from interop.artefacts.formats import FORMATS
 from interop.export import export_policy
+from interop.standalone_verify import sha256
 from interop.twin.kinds import spec_from_json, spec_to_json
 from interop.verify import main
 
@@ -35,7 +35,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy, params = policy_for(env)
     directory = tmp_path_factory.mktemp("export") / "exported"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+        patch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
         export_policy(policy, params, env, directory, HERE, origin=ORIGIN)
     return directory
 
@@ -43,7 +43,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a copy to spoil."""
-    monkeypatch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))
+    monkeypatch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))
     return Path(shutil.copytree(exported, tmp_path / "stranger"))
 
 
@@ -99,7 +99,7 @@ def test_code_in_an_artefact_runs_with_trust_only(
     assert not marker.exists()
     assert main([str(folder), "--trust"]) == 1
     assert marker.exists(), "the file is not hostile"
-    assert "not the policy that JAX computes" in capsys.readouterr().err
+    assert "not the policy that was certified" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["pickle 2", "torch", "torch, its older format"])
@@ -209,7 +209,7 @@ def test_a_certificate_that_is_none_is_refused(content: str, folder: Path, capsy
 def test_files_are_bounded(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("interop.plain_files.check_plain.__defaults__", (1 << 27,))
+    monkeypatch.setattr("interop.standalone_verify.check_plain.__defaults__", (1 << 27,))
     os.truncate(folder / name, (1 << 27) + 1)
     if name != "parity.json":
         seal(folder, name)
@@ -220,7 +220,7 @@ def test_files_are_bounded(
 def test_observations_that_unpack_to_more_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("interop.plain_files.MAX_ARTEFACT", 1 << 20)
+    monkeypatch.setattr("interop.standalone_verify.MAX_ARTEFACT", 1 << 20)
     np.savez_compressed(folder / "observations.npz", x=np.zeros(1 << 18))
     seal(folder, "observations.npz")
     assert main([str(folder)]) == 2

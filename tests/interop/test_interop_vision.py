@@ -32,8 +32,9 @@ from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_opti
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params, tensors
 from interop.export import export_policy, export_run
 from interop.exporters.record import spec_of
+from interop.standalone_verify import sha256
 from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
-from interop.verify import sha256, verify
+from interop.verify import verify
 
 ROOT = Path(__file__).parents[2]
 HERE = [name for name in FORMATS if not FORMATS[name].missing(to_write=True)]

@@ -31,9 +31,10 @@ from interop.artefacts.texts import adversarial_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy
 from interop.exporters.record import spec_of
+from interop.standalone_verify import sha256
 from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
 from interop.twin.text import Tokenizer
-from interop.verify import sha256, verify
+from interop.verify import verify
 
 ROOT = Path(__file__).parents[2]
 HERE = [name for name in FORMATS if not FORMATS[name].missing(to_write=True)]

@@ -67,10 +67,10 @@ OTHERWISE = {
     ("interop/artefacts/formats.py", "load_file"): f"{_CHECKED}check_plain",
     ("interop/artefacts/formats.py", "torch.export.load"): f"{_CHECKED}check_files, with --trust alone",
     ("interop/artefacts/formats.py", "torch.jit.load"): f"{_CHECKED}check_files, with --trust alone",
-    ("interop/artefacts/parity.py", "np.load"): f"{_CHECKED}check_plain",
+    ("interop/standalone_verify.py", "np.load"): f"{_CHECKED}check_plain",
     ("interop/checkpoints/plain_pt.py", "torch.load"): f"{_CHECKED}check_plain",
     ("interop/checkpoints/plain_pt.py", "zipfile.ZipFile"): f"{_CHECKED}check_plain",
-    ("interop/plain_files.py", "os.open"): _READER,
+    ("interop/standalone_verify.py", "os.open"): _READER,
 }
 """Module and call, with the reason."""
 

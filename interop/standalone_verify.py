@@ -1,0 +1,498 @@
+"""``python standalone_verify.py DIR``: check a certified policy by this one file, numpy and onnxruntime.
+
+It implements docs/certificate.md and imports nothing of ejax or interop, which import from it: copy the file alone to
+the machine that is to run the policy. The folder is compared with the lists in its ``parity.json``, every file with its
+SHA-256, and ``policy.onnx`` answers the stored observations, within what is allowed of each row, and twice with the
+same bits. Other formats and the tokenizer are compared by their SHA-256 alone; ``interop.verify`` runs them too.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+Run: TypeAlias = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]
+"""An artefact: the inputs [B, ...] in the contract's order in, its outputs [B, ...] out."""
+
+Interface: TypeAlias = Any
+"""A ``Contract``, or a spec of ``interop.twin``: ``inputs``, ``outputs``, ``input_shape``, ``output_shape``,
+``continuous`` (False: actions are choices) and ``sizes`` (the number of choices of each dimension)."""
+
+SCHEMA_VERSION = 1
+FILE = "parity.json"
+FORMAT_NAMES = ("pt", "safetensors", "pt2", "onnx", "torchscript", "stablehlo")  # of version 1, in policy.NAME each
+BATCH_SIZES = (1, 2, 7, 1024)
+CONSECUTIVE = "consecutive"
+MEMORY, NEXT_MEMORY = "memory", "next_memory"  # input and output of a policy with memory
+MAX_BYTES = 64 << 20  # of a file of facts
+MAX_ARTEFACT = 8 << 30  # bytes of weights or of a graph, and of arrays once they are unpacked
+_ALWAYS = ("contract.json", "observations.npz")
+_SOMETIMES = ("policy.json", "episode.json", "tokenizer.json", "texts.json")
+_AGAIN = "make the export again: python -m interop.export RUN --to DIR"
+
+
+class ParityError(RuntimeError):
+    """An artefact that does not answer as certified, or files that are not those of the certificate."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The interface that a ``contract.json`` states, and the most steps of an episode, None where there is no limit."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    input_shape: Callable[[str], tuple[int, ...]]
+    output_shape: Callable[[str], tuple[int, ...]]
+    continuous: bool
+    sizes: tuple[int, ...]
+    max_episode_steps: int | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Observations of one kind, and the certified answers to them."""
+
+    name: str
+    observation: Arrays  # the inputs: [B, F] float32 each, images [B, height, width, channels] uint8
+    expected: Arrays  # the outputs: [B, ...]
+    allowed: Arrays  # for each floating-point output: [B, 1], the largest absolute error that passes
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description="Check a certified policy. Run it from outside the folder: Python imports what lies in the folder "
+        "that it is started in.",
+        epilog="Exit code: 0 policy.onnx answers as certified and every file has its SHA-256; 1 a file is damaged, "
+        "unlisted or deviates; 2 no certificate, or of another version; 3 nothing was run.",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="holds parity.json and the files that it lists")
+    directory: Path = parser.parse_args(argv).directory
+    return print_verdict("standalone_verify", directory, lambda: verify_onnx(directory), _one_line_each)
+
+
+def print_verdict(
+    program: str, directory: Path, check: Callable[[], dict[str, Any]], table: Callable[[Any], str]
+) -> int:
+    """Print what ``check`` finds. Returns the exit code of ``--help``."""
+    try:
+        artefacts = check()
+    except (ParityError, OSError, ValueError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ParityError) else 2
+    print(table(artefacts))
+    print(f"{directory / FILE}  sha256 {sha256(directory / FILE)}")
+    not_run = [name for name, facts in artefacts.items() if "skipped" in facts]
+    if len(not_run) == len(artefacts):
+        print(f"{program}: the files are those of the export, but no artefact was run", file=sys.stderr)
+        return 3
+    if not_run:
+        print(f"not run, compared by SHA-256 alone: {', '.join(not_run)}")
+    return 0
+
+
+def verify_onnx(directory: Path) -> dict[str, dict[str, Any]]:
+    """Check lists, hashes, contract and episode, then ``policy.onnx`` on all cases; as ``interop.verify.verify``."""
+    report = read_certificate(directory)
+    check_files(directory, report)
+    contract, cases = load_contract(directory), load_cases(directory / "observations.npz")
+    check_cases(cases, contract, report["rows"])
+    check_episode(directory, contract)
+    artefacts: dict[str, dict[str, Any]] = {
+        name: {"file": f"policy.{name}", "skipped": "not verified: this program runs policy.onnx alone"}
+        for name in report["artefacts"]
+    }
+    if "onnx" in artefacts and importlib.util.find_spec("onnxruntime") is None:
+        artefacts["onnx"]["skipped"] = "skipped: not installed here; pip install onnxruntime"
+    elif "onnx" in artefacts:
+        found = measure(lambda: load_onnx(directory / "policy.onnx", contract), cases, contract)
+        artefacts["onnx"] = {"file": "policy.onnx", **found}
+    raise_on_problems(artefacts)
+    return artefacts
+
+
+def load_onnx(path: Path, interface: Interface) -> Run:
+    session = open_session(path)
+    return lambda leaves: session.run(list(interface.outputs), dict(zip(interface.inputs, leaves, strict=True)))
+
+
+def open_session(file: Path) -> Any:
+    """Open a model in ONNX Runtime, on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors: it warns of an input that may be left out
+    # from its bytes: weights in other files, which ONNX allows, have no digest
+    return onnxruntime.InferenceSession(read_bytes(file, MAX_ARTEFACT), options, providers=["CPUExecutionProvider"])
+
+
+def read_certificate(directory: Path) -> dict[str, Any]:
+    """Read ``parity.json``. Raises FileNotFoundError, and ValueError where it is of another schema."""
+    return _read_facts(directory / FILE, _KEYS)
+
+
+def load_contract(directory: Path) -> Contract:
+    """Read the interface from ``contract.json``. Raises FileNotFoundError, and ValueError: of another schema."""
+    file = directory / "contract.json"
+    facts = _read_facts(file, _CONTRACT_KEYS)
+    given, returned = (
+        {entry["name"]: tuple(entry["shape"][1:]) for entry in facts[part]} for part in ("observation", "outputs")
+    )
+    if "action" not in returned or len(given) < len(facts["observation"]) or len(returned) < len(facts["outputs"]):
+        raise ValueError(f"{file}: 'outputs' must have an action, and no name may be there twice; {_AGAIN}")
+    kinds = {entry["name"]: entry["dtype"] for entry in facts["outputs"]}
+    continuous = kinds["action"] == "float32"
+    sizes = tuple(facts["action"].get("num_choices", ()))
+    if not continuous and (not sizes or returned.get("logits") != (sum(sizes),)):
+        raise ValueError(f"{file}: actions are choices, so 'num_choices' and as many 'logits' are needed; {_AGAIN}")
+    if (MEMORY in given or NEXT_MEMORY in returned) and given.get(MEMORY) != returned.get(NEXT_MEMORY):
+        raise ValueError(f"{file}: the input {MEMORY} needs an output {NEXT_MEMORY} of its shape; {_AGAIN}")
+    shapes = (given.__getitem__, returned.__getitem__)
+    return Contract(tuple(given), tuple(returned), *shapes, continuous, sizes, facts["env"].get("max_episode_steps"))
+
+
+def check_episode(directory: Path, contract: Contract) -> None:
+    """Refuse an ``episode.json`` without start, return and length, or longer than the contract's episodes are."""
+    file = directory / "episode.json"
+    if not file.exists():
+        return
+    length = _read_facts(file, _EPISODE_KEYS)["result"]["length"]
+    if contract.max_episode_steps is not None and length > contract.max_episode_steps:
+        raise ValueError(f"{file}: the length {length} is above max_episode_steps of contract.json; {_AGAIN}")
+
+
+def check_files(directory: Path, report: Mapping[str, Any]) -> None:
+    """Refuse a folder with files that are missing, changed, or not listed: a ParityError that names them all."""
+    artefacts = {f"policy.{name}" for name in report["artefacts"]}
+    digests = report["sha256"]
+    present = {name for name in _SOMETIMES if (directory / name).exists()}
+    needed = sorted({*_ALWAYS, *artefacts, *present} - digests.keys())
+    unlisted = sorted({path.name for path in directory.glob("policy.*")} - {"policy.json", *artefacts})
+    # is_file first: a pipe is not read
+    changed = [x for x, digest in digests.items() if not (directory / x).is_file() or sha256(directory / x) != digest]
+    problems = [
+        *([f"missing or changed since the export: {', '.join(changed)}"] if changed else []),
+        *([f"{FILE} has no SHA-256 of {', '.join(needed)}"] if needed else []),
+        *([f"{FILE} does not list {', '.join(unlisted)} under artefacts"] if unlisted else []),
+    ]
+    if problems:
+        raise ParityError(
+            f"{'; '.join(problems)}. The folder was changed, or an older ejax made it: remove what is not of the "
+            f"export, or {_AGAIN}"
+        )
+
+
+def sha256(path: Path) -> str:
+    with open_plain(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def measure(load: Callable[[], Run], cases: list[Case], interface: Interface) -> dict[str, Any]:
+    """Run an artefact: errors of ``compare`` over all cases, ``cases`` one by one; or ``problem``, a text."""
+    try:
+        run = load()
+        by_case = {case.name: compare(run, case, interface) for case in cases}
+        check_repeats(run, cases[0], interface)
+    except ParityError as error:
+        return {"problem": str(error)}
+    except Exception as error:  # an invalid artefact may fail anywhere in its library
+        return {"problem": f"it cannot be loaded and run: {repr(error)[:500]}"}
+    every = [errors for outputs in by_case.values() for errors in outputs.values()]
+    facts: dict[str, Any] = {key: max(errors[key] for errors in every) for key in every[0]}
+    beyond = [
+        f"{output} of '{case}' is off by {errors['max_abs']:.3g}, {errors['of_allowed']:.3g} times what is allowed"
+        for case, outputs in by_case.items()
+        for output, errors in outputs.items()
+        if not errors["of_allowed"] <= 1.0
+    ]
+    return facts | ({"problem": "; ".join(beyond)} if beyond else {}) | {"cases": by_case}
+
+
+def raise_on_problems(artefacts: Mapping[str, Mapping[str, Any]]) -> None:
+    problems = [f"  {name}: {facts['problem']}" for name, facts in artefacts.items() if "problem" in facts]
+    if problems:
+        raise ParityError("not the policy that was certified:\n" + "\n".join(problems))
+
+
+def _one_line_each(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
+    shown = "{0:<12} off by at most {max_abs:.1e}, {of_allowed:.1%} of what is allowed"
+    return "\n".join(
+        f"{name:<12} {facts['skipped']}" if "skipped" in facts else shown.format(name, **facts)
+        for name, facts in artefacts.items()
+    )
+
+
+def compare(run: Run, case: Case, interface: Interface) -> dict[str, dict[str, float]]:
+    """Measure the largest errors of each output over all rows, in one batch and in batches of ``BATCH_SIZES``.
+
+    ULP: how many float32 numbers apart. Tiny numbers lie dense, so ``max_row_ulp`` counts in the spacing at max(1, the
+    row's largest magnitude). ``of_allowed`` above 1 is a mismatch; other shapes, dtypes or NaNs are a ParityError.
+    """
+    worst: dict[str, dict[str, float]] = {}
+    loop = case.name == CONSECUTIVE
+    every = len(case.expected["action"])
+    for rows in [every, *(size for size in BATCH_SIZES if size < every and not loop)]:
+        leaves = [case.observation[name][:rows] for name in interface.inputs]
+        answers = _answer_consecutively(run, case, interface) if loop else run(leaves)
+        if len(answers) != len(interface.outputs):
+            raise ParityError(f"{len(answers)} outputs where {interface.outputs} were expected")
+        for name, answer in zip(interface.outputs, answers, strict=True):
+            errors = _errors(name, np.asarray(answer), case, rows, interface)
+            before = worst.setdefault(name, errors)
+            worst[name] = {key: max(value, before[key]) for key, value in errors.items()}
+    return worst
+
+
+def _answer_consecutively(run: Run, case: Case, interface: Interface) -> list[NDArray[Any]]:
+    memory, answers = case.observation[MEMORY][:1], []
+    for t in range(len(case.expected["action"])):
+        if not case.observation[MEMORY][t].any():  # an episode starts
+            memory = np.zeros_like(memory)
+        row = {name: case.observation[name][t : t + 1] for name in interface.inputs} | {MEMORY: memory}
+        answers.append([np.asarray(y) for y in run([row[name] for name in interface.inputs])])
+        memory = answers[-1][interface.outputs.index(NEXT_MEMORY)]
+    return [np.concatenate(each) for each in zip(*answers, strict=True)]
+
+
+def check_repeats(run: Run, case: Case, interface: Interface) -> None:
+    """Refuse an artefact that gives other bits to the same observations, noise included, the second time."""
+    leaves = [case.observation[name] for name in interface.inputs]
+    # bytes, since NaN is not equal to itself
+    first, second = ([np.asarray(y).tobytes() for y in run(leaves)] for _ in range(2))
+    if first != second:
+        raise ParityError(f"the same rows of '{case.name}' gave other bits the second time")
+
+
+def load_cases(path: Path) -> list[Case]:
+    """Load ``observations.npz``. Raises ValueError where it is another file, or a damaged one."""
+    parts: dict[str, dict[str, Arrays]] = {}
+    try:
+        check_plain(path)
+        with np.load(path, allow_pickle=False) as file:
+            if (size := sum(part.file_size for part in file.zip.infolist())) > MAX_ARTEFACT:
+                raise ValueError(f"unpacked it has {size} bytes; at most {MAX_ARTEFACT} are read")
+            for key in file.files:
+                case, kind, name = key.split("/")
+                parts.setdefault(case, {}).setdefault(kind, {})[name] = file[key]
+        return [Case(name, **arrays) for name, arrays in parts.items()]
+    except Exception as error:  # an invalid archive may fail in zipfile, NumPy or here
+        raise ValueError(f"{path} does not hold an export's observations: {repr(error)[:200]}") from error
+
+
+def check_cases(cases: list[Case], interface: Interface, rows: Mapping[str, int]) -> None:
+    """Refuse by a ValueError cases that an artefact could not fail, or of other rows, names or shapes than stated."""
+    if {case.name: len(case.expected.get("action", ())) for case in cases} != rows or "environment" not in rows:
+        raise ValueError(f"observations.npz does not have the cases and rows that parity.json lists: {rows}")
+    for case in cases:
+        batch = (rows[case.name],)
+        wanted = {f"observation/{name}": (*batch, *interface.input_shape(name)) for name in interface.inputs}
+        wanted |= {f"expected/{name}": (*batch, *interface.output_shape(name)) for name in interface.outputs}
+        numbers = [name for name in interface.outputs if interface.continuous or name != "action"]
+        wanted |= {f"allowed/{name}": (*batch, 1) for name in numbers}
+        kinds = {"observation": case.observation, "expected": case.expected, "allowed": case.allowed}
+        given = {f"{kind}/{name}": x.shape for kind, arrays in kinds.items() for name, x in arrays.items()}
+        if given != wanted:
+            names = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))
+            shown = ", ".join(f"{name} is {given.get(name)}, must be {wanted.get(name)}" for name in names)
+            raise ValueError(f"observations.npz: in case '{case.name}' {shown}")
+        for name, x in case.allowed.items():
+            overflows = ~np.isfinite(case.expected[name]).all(axis=-1, keepdims=True)
+            if not ((x > 0) & (np.isfinite(x) | overflows)).all():
+                raise ValueError(
+                    f"observations.npz: what is allowed of {name} in '{case.name}' must be finite, above 0"
+                )
+
+
+def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, interface: Interface) -> dict[str, float]:
+    expected = case.expected[name][:rows]
+    if (answer.shape, answer.dtype) != (expected.shape, expected.dtype):
+        raise ParityError(
+            f"{name} is {answer.dtype}{list(answer.shape)} in a batch of {rows}, "
+            f"the certificate has {expected.dtype}{list(expected.shape)}"
+        )
+    if name == "action" and not interface.continuous:
+        return _choice_errors(answer, expected, case, rows, interface)
+    # infinities must be the same ones; no distance is taken between them
+    infinite = np.isinf(answer) | np.isinf(expected)
+    unlike = (np.isnan(answer) != np.isnan(expected)) | (infinite & (answer != expected))
+    if unlike.any():
+        row = int(np.argwhere(unlike)[0][0])
+        raise ParityError(f"{name} is {answer[row]} in row {row} of '{case.name}', the certificate has {expected[row]}")
+    error = np.abs(answer.astype(np.float64) - np.where(infinite, np.nan, expected))
+    relative = error / np.maximum(np.abs(expected), np.finfo(np.float32).tiny)
+    steps = np.where(np.isnan(error), np.nan, np.abs(_steps(answer) - _steps(expected)))
+    return _largest(error, relative, steps, error / _spacing(expected), error / case.allowed[name][:rows])
+
+
+def _choice_errors(
+    answer: NDArray[Any], expected: NDArray[Any], case: Case, rows: int, interface: Interface
+) -> dict[str, float]:
+    """Errors of choices: by how much the chosen logit is below the best one."""
+    logits = case.expected["logits"][:rows]
+    scale = largest_magnitude(logits)[..., 0]
+    parts = np.split(logits, np.cumsum(interface.sizes)[:-1], axis=-1)
+    regret = np.zeros(rows)
+    for part, choice in zip(parts, answer.reshape(rows, -1).T, strict=True):
+        chosen = np.take_along_axis(part, np.clip(choice, 0, part.shape[-1] - 1)[:, None], axis=-1)[:, 0]
+        inside = (choice >= 0) & (choice < part.shape[-1])
+        regret = np.maximum(regret, np.where(inside, part.max(axis=-1) - chosen, np.inf))
+    difference = np.abs(answer.astype(np.int64) - expected)
+    limit = 2.0 * case.allowed["logits"][:rows, 0]
+    return _largest(difference, regret / scale, difference, regret / _spacing(logits)[..., 0], regret / limit)
+
+
+def largest_magnitude(expected: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the row's largest magnitude, at least 1: [B, 1]."""
+    return np.fmax.reduce(np.abs(expected.astype(np.float64)), axis=-1, keepdims=True, initial=1.0)
+
+
+def _spacing(expected: NDArray[Any]) -> NDArray[np.float32]:
+    return np.spacing(largest_magnitude(expected).astype(np.float32))
+
+
+def _steps(x: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the place of each float32 in the ordered list of all of them: differences count ULPs."""
+    bits = np.ascontiguousarray(x).view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(2**31) - bits, bits)
+
+
+def _largest(*errors: NDArray[Any]) -> dict[str, float]:
+    names = ("max_abs", "max_rel", "max_ulp", "max_row_ulp", "of_allowed")
+    return {name: float(np.fmax.reduce(x, axis=None, initial=0.0)) for name, x in zip(names, errors, strict=True)}
+
+
+def check_plain(path: Path, most: int = MAX_ARTEFACT) -> None:
+    """Refuse what is no regular file, or too large, before a library opens it: FileNotFoundError, ValueError."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no {path}: give a folder that python -m interop.export RUN --to DIR has made"
+        )
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path} is no regular file")
+    if found.st_size > most:
+        raise ValueError(f"{path} has {found.st_size} bytes; at most {most} are read")
+
+
+def open_plain(path: Path, most: int = MAX_ARTEFACT) -> BufferedReader:
+    """Open a regular file of bounded size; as ``check_plain``."""
+    check_plain(path, most)
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """Read a regular file of bounded size; as ``check_plain``."""
+    with open_plain(path, most) as file:
+        return file.read(most)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON, and refuse by a ValueError what would exhaust the stack of whoever reads it."""
+    deep, most = "it is nested deeper than 100 levels", 100
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError(deep) from None
+    level = [found]
+    for _ in range(most):
+        parts = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
+        level = [x for part in parts for x in part]
+    if level:
+        raise ValueError(deep)
+    return found
+
+
+def _read_facts(file: Path, keys: Mapping[str, tuple[str, Callable[[Any], bool]]]) -> dict[str, Any]:
+    try:
+        facts = parse_json(read_bytes(file))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON of bounded size ({repr(error)[:200]}); {_AGAIN}") from error
+    if not isinstance(facts, dict):
+        raise ValueError(f"{file}: must be a mapping, got a {type(facts).__name__}; {_AGAIN}")
+    for key, (wanted, holds) in keys.items():
+        if key not in facts or not holds(facts[key]):
+            given = json.dumps(facts[key])[:120] if key in facts else "nothing"
+            raise ValueError(f"{file}: '{key}' must be {wanted}, got {given}; {_AGAIN}")
+    return facts
+
+
+def _is_count(x: Any) -> bool:
+    return type(x) is int and x > 0
+
+
+def _mapping_of(holds: Callable[[str, Any], bool]) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, dict) and len(x) > 0 and all(holds(name, value) for name, value in x.items())
+
+
+def _is_digest(name: str, digest: Any) -> bool:
+    """Return True if this is the digest of a file directly in the folder."""
+    plain = Path(name).name == name and name not in ("", ".", "..") and "\0" not in name
+    return plain and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
+
+
+def _are_entries(*dtypes: str) -> Callable[[Any], bool]:
+    def is_entry(x: Any) -> bool:
+        name, shape = (x.get("name"), x.get("shape")) if isinstance(x, dict) else (None, None)
+        if not (isinstance(name, str) and name and "/" not in name and isinstance(shape, list)):
+            return False
+        return shape[:1] == ["batch"] and all(map(_is_count, shape[1:])) and x.get("dtype") in dtypes
+
+    return lambda x: isinstance(x, list) and len(x) > 0 and all(map(is_entry, x))
+
+
+def _is_action(x: Any) -> bool:
+    sizes = x.get("num_choices", [1]) if isinstance(x, dict) else None
+    return isinstance(sizes, list) and len(sizes) > 0 and all(map(_is_count, sizes)) and "head" in x
+
+
+_VERSION = {"schema_version": (str(SCHEMA_VERSION), lambda x: type(x) is int and x == SCHEMA_VERSION)}
+_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **_VERSION,
+    "checkpoint": ("text", lambda x: isinstance(x, str)),
+    "global_step": ("an integer", lambda x: type(x) is int),
+    "clipping": ("text", lambda x: isinstance(x, str)),
+    "rows": ("a mapping of cases to their number of rows", _mapping_of(lambda _, n: _is_count(n))),
+    "largest_allowed": ("a mapping of cases", _mapping_of(lambda _, largest: isinstance(largest, dict))),
+    "versions": ("a mapping of libraries", _mapping_of(lambda _, version: isinstance(version, str))),
+    "artefacts": (
+        f"a mapping that is not empty, of {', '.join(FORMAT_NAMES)}, each with its 'file'",
+        _mapping_of(lambda name, x: name in FORMAT_NAMES and isinstance(x, dict) and x.get("file") == f"policy.{name}"),
+    ),
+    "sha256": ("a mapping that is not empty, of the folder's files to 64 hexadecimal digits", _mapping_of(_is_digest)),
+}
+_ENTRIES = "a list of inputs or outputs with a 'name', a 'shape' that begins with \"batch\" and a 'dtype' of"
+_CONTRACT_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **_VERSION,
+    "env": (
+        "a mapping, with max_episode_steps a count or null",
+        lambda x: isinstance(x, dict) and (x.get("max_episode_steps") is None or _is_count(x["max_episode_steps"])),
+    ),
+    "observation": (f"{_ENTRIES} float32, uint8, int32", _are_entries("float32", "uint8", "int32")),
+    "outputs": (f"{_ENTRIES} float32, int32, int64", _are_entries("float32", "int32", "int64")),
+    "action": ("a mapping with a 'head', and of choices their 'num_choices'", _is_action),
+}
+_EPISODE_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **_VERSION,
+    "seed": ("an integer", lambda x: type(x) is int),
+    "start": ("a mapping of the environment's state", _mapping_of(lambda *_: True)),
+    "result": (
+        "a mapping with numbers, 'return' and 'length'",
+        lambda x: isinstance(x, dict) and all(type(x.get(key)) in (int, float) for key in ("return", "length")),
+    ),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
