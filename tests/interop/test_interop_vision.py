@@ -358,7 +358,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy, params = make(ENV, **EXPORTED)
     directory = tmp_path_factory.mktemp("vision") / "exported"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+        patch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
         patch.setattr("interop.artefacts.cases._IMAGE_BYTES", 64 * 10 * 13 * 3)
         export_policy(policy, params, ENV, directory, HERE, origin=ORIGIN)
     return directory

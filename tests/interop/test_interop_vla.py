@@ -160,7 +160,7 @@ def export(name: str, folder: Path) -> Path:
     if not formats:
         pytest.skip("no format can be written here: pip install -e '.[export]'")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+        patch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
         patch.setattr("interop.artefacts.cases._IMAGE_BYTES", 32 * 9 * 8 * 3)
         patch.setattr("interop.artefacts.adversaries._NUM_ROWS_WITH_IMAGES", 32)
         patch.setattr("interop.exporters.vla._NUM_ROWS", 32)
