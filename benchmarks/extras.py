@@ -59,7 +59,7 @@ def works(wheel: Path, extra: str, python: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", f"{folder}/env"], check=True)
         pip = f"{folder}/env/bin/python -m pip install --quiet --disable-pip-version-check"
-        if shutil.which("uv"):  # resolves the same versions in a tenth of the time
+        if shutil.which("uv"):  # links files from its cache instead of unpacking them for each environment
             pip = f"uv pip install --quiet --python {folder}/env/bin/python"
         # torch's build for the CPU, where the plain name would bring CUDA
         torch = f"{pip} torch==2.13.0 && " if extra in ("torch", "export", "pretrained") else ""
