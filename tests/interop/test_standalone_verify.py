@@ -126,3 +126,20 @@ def test_the_schemas_require_what_the_verifier_does() -> None:
         assert set(schema["required"]) == set(wanted)
     formats = json.loads((SCHEMAS / "parity.schema.json").read_text())["properties"]["artefacts"]["properties"]
     assert tuple(formats) == standalone_verify.FORMAT_NAMES
+
+
+def test_a_policy_of_torch_is_certified_by_its_own_answers(tmp_path: Path) -> None:
+    import runpy
+
+    import torch
+
+    certify = runpy.run_path(str(VERIFIER.parent.parent / "benchmarks" / "certify_others.py"))["certify"]
+    observations = {"environment": np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)}
+    for name in ("one", "other"):
+        actor = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ELU(), torch.nn.Linear(8, 2))
+        certify(actor, observations, tmp_path / name, "torch", 0)
+        assert standalone_verify.main([str(tmp_path / name)]) == verify_main([str(tmp_path / name)]) == 0
+    shutil.copy(tmp_path / "other" / "policy.onnx", tmp_path / "one")
+    digest = standalone_verify.sha256(tmp_path / "one" / "policy.onnx")
+    change(tmp_path / "one", "parity.json", lambda report: report["sha256"].update({"policy.onnx": digest}))
+    assert standalone_verify.main([str(tmp_path / "one")]) == verify_main([str(tmp_path / "one")]) == 1
