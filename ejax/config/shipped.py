@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ejax.config.files import MAX_BYTES, is_file
+from ejax.schema.plain_files import read_text
 from ejax.schema.problems import ConfigError
 
 _PACKAGE = Path(__file__).parents[1]
@@ -42,7 +43,7 @@ def find_config(name: str | Path) -> Path:
 
 def describe(name: str) -> str:
     """Describe a shipped config by the first sentence of its comments; JSON has none."""
-    lines = find_config(name).read_text().splitlines()
+    lines = read_text(find_config(name)).splitlines()
     comments = [line.lstrip("# ") for line in lines if line.startswith("# ") and "$schema=" not in line]
     return re.split(r"[.:;] |[.:;]$", " ".join(comments))[0] or "a train config in EmbodiChain's form"
 
@@ -59,14 +60,14 @@ def copy_config(name: str, to: Path | None = None) -> list[Path]:
     target = (to or Path()) / source.name if to is None or to.is_dir() else to
     pairs = [(source, target)]
     gym_config = source.with_name("gym_config.json")
-    if gym_config.is_file() and '"gym_config"' in source.read_text():
+    if gym_config.is_file() and '"gym_config"' in read_text(source):
         pairs.append((gym_config, target.with_name(gym_config.name)))
     for _, path in pairs:
         if path.exists():
             raise FileExistsError(f"{path} exists; give another name: ejax configs copy {name} FILE")
     for original, path in pairs:
         # an editor finds the schema of the installed version, wherever the copy lies
-        path.write_text(_SCHEMA.sub(str(_PACKAGE / "config.schema.json"), original.read_text()))
+        path.write_text(_SCHEMA.sub(str(_PACKAGE / "config.schema.json"), read_text(original)))
     return [path for _, path in pairs]
 
 
