@@ -377,7 +377,8 @@ def check_plain(path: Path, most: int = MAX_ARTEFACT) -> None:
     """Refuse what is no regular file, or too large, before a library opens it: FileNotFoundError, ValueError."""
     if not path.exists():
         raise FileNotFoundError(
-            f"there is no {path}: give a folder that python -m interop.export RUN --to DIR has made"
+            f"there is no {path}: give a folder that python -m interop.export RUN --to DIR has written, with this "
+            "format among its --formats"
         )
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
