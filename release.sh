@@ -31,7 +31,7 @@ rm -rf dist
 wheel=$root/dist/ejax-$version-py3-none-any.whl
 
 echo "== the wheel alone"
-environment alone "$wheel" pytest hypothesis chex
+environment alone "$wheel" pytest hypothesis
 mkdir "$work/empty" && cd "$work/empty"
 export PATH=$work/alone/bin:$PATH
 [ "$(ejax --version)" = "ejax $version" ]

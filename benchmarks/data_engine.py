@@ -117,7 +117,7 @@ def _measure(
 
 
 def _measure_gym_config(file: Path, seconds: float, repeats: int, peer: list[str] | None) -> dict[str, Any]:
-    """Medians over rounds, in each of which both engines draw in turn."""
+    """Medians over rounds, in each of which both engines draw, one after the other."""
     config, chunk = json.loads(file.read_text()), 32
     options = {"gym_config": config, "buffer_size": ROWS, "shutdown_timeout": 60.0}
     rates: dict[str, list[float]] = {

@@ -91,7 +91,7 @@ class TorchPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Return the device of the parameters."""
         return self._read.device
 
     def forward(self, td: Any, deterministic: bool = False) -> Any:

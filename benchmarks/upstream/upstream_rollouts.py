@@ -143,7 +143,7 @@ _play = jax.jit(play, static_argnames=("policy", "env", "options"))
 
 @struct.dataclass
 class _Acted(Distribution):
-    """What a torch policy did."""
+    """Actions and log-probabilities that a torch policy gave."""
 
     action: Any
     logged: Any

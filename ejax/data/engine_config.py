@@ -14,7 +14,7 @@ from ejax.schema.plain_files import tables_beside
 RefillPolicy = Literal["sample_threshold", "manual"]
 
 FROM_GYM_CONFIG = "ejax.config.embodichain.demonstrations:make_task"
-"""What the worker runs for a ``gym_config``; by name, as nothing here needs more than NumPy."""
+"""Task that the worker runs for a ``gym_config``; by name, since nothing here needs more than NumPy."""
 SIDE_BY_SIDE = 16
 """Episodes made at once where a gym config has no ``num_envs``: there EmbodiChain makes one."""
 _WIDTHS = {"state_dim": "obs/robot/qpos", "action_dim": "actions"}

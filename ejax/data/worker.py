@@ -48,7 +48,7 @@ class WorkOrder:
     task: bytes
     """Pickled ``(task, task_cfg)``, unpickled last, so that its module's errors can be reported."""
     trusted: tuple[set[str], set[str]]
-    """What the owner lets through, and so a gym config's functions here."""
+    """Names that the owner trusts, so that a gym config's functions run here too."""
 
 
 class _Stop(BaseException):

@@ -1,5 +1,5 @@
-"""The arm of an EmbodiChain gym config's scene, as an expert reads and moves it: from the simulated state, whatever the
-config observes, and through the config's own action terms."""
+"""The arm of an EmbodiChain gym config's scene for experts: read from the simulated state, independently of the
+config's observations, and moved through the config's own action terms."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -30,7 +30,7 @@ from ejax.types import Env, HostEnv, Key, Policy, PyTree
 
 @dataclass(frozen=True)
 class Spaces:
-    """What a policy is made for, without the environment."""
+    """Spaces that a policy is made for, without the environment."""
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]

@@ -92,12 +92,18 @@ def test_wrong_starts_and_no_steps_are_refused() -> None:
         ejax.collect_rollout(env, POLICY, PARAMS, np.zeros((N, 2)), KEY, T)
 
 
-@pytest.mark.parametrize("outside", [False, True])
-def test_a_policy_with_memory_remembers_over_calls_and_forgets_at_an_episodes_end(outside: bool) -> None:
-    policy, pure = make("linen", "memory"), PointMassRL()
+def begun_with(policy: Any, outside: bool) -> tuple[Any, Any, Any]:
+    """Make PointMass inside or outside JAX, the start of its episodes, and parameters."""
+    pure = PointMassRL()
     env: Any = PureHostEnv(pure, N) if outside else pure
     start = env.reset(SEEDS) if outside else ejax.reset(pure, KEY, N)
-    params = policy.init(KEY, start if outside else start.obs)
+    return env, start, policy.init(KEY, start if outside else start.obs)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_policy_with_memory_remembers_over_calls_and_forgets_at_an_episodes_end(outside: bool) -> None:
+    policy = make("linen", "memory")
+    env, start, params = begun_with(policy, outside)
     first, after = ejax.collect_rollout(env, policy, params, start, KEY, T)
     second, _ = ejax.collect_rollout(env, policy, params, after, KEY, T)
     assert (first.memory[0] == 0.0).all() and (first.memory[1:] != 0.0).any()
@@ -107,9 +113,7 @@ def test_a_policy_with_memory_remembers_over_calls_and_forgets_at_an_episodes_en
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_dropout_is_kept_in_the_rollout(outside: bool) -> None:
-    policy, pure = make("linen", "dropout"), PointMassRL()
-    env: Any = PureHostEnv(pure, N) if outside else pure
-    start = env.reset(SEEDS) if outside else ejax.reset(pure, KEY, N)
-    params = policy.init(KEY, start if outside else start.obs)
+    policy = make("linen", "dropout")
+    env, start, params = begun_with(policy, outside)
     rollout, _ = ejax.collect_rollout(env, policy, params, start, KEY, T, Recorder(), dropout=True)
     assert rollout.dropout_seed.shape == (T, N) and len(np.unique(rollout.dropout_seed)) == T * N

@@ -77,7 +77,7 @@ class EjaxEnv(gymnasium.Env[Any, Any]):
 
 
 class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
-    """N environments of ejax, one jitted call a step. A row that ends begins anew in the same step: ``SAME_STEP``, with
+    """N environments of ejax, one jitted call a step. A row that ends is reset in the same step: ``SAME_STEP``, with
     ``final_obs`` and ``final_info`` as ``gymnasium.vector.SyncVectorEnv`` gives them. Row i takes the course of an
     ``EjaxEnv`` with its seed, but for last bits; ``reset(seed=s)`` gives row i the seed s + i.
 

@@ -1,4 +1,4 @@
-"""Where events of ``trainer.events`` go: functors into the task that they happen in, the others into a wrapper."""
+"""Places of the events of ``trainer.events``: functors go into the task that they change, the others into a wrapper."""
 
 import inspect
 from collections.abc import Mapping
