@@ -1,8 +1,12 @@
-"""Pages of the site that are made from the code: a hook of mkdocs, and by itself what writes ``reference/commands.md``.
+"""Pages of the site that are made from the code: a hook of mkdocs, and by itself what writes ``reference/*.md``.
 
-python docs/site_pages.py       # after a change of a command line; a test compares
+python docs/site_pages.py       # after a change of a command line or a docstring; a test compares
+
+A page of the reference has mkdocstrings' directives in comments, ``<!-- site``, which this hook opens: outside the site
+a reader sees the table of names above them instead.
 """
 
+import ast
 import contextlib
 import importlib
 import io
@@ -14,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-COMMANDS_FILE = ROOT / "docs" / "reference" / "commands.md"
+REFERENCE = ROOT / "docs" / "reference"
+COMMANDS_FILE = REFERENCE / "commands.md"
 _SUBCOMMANDS = {"config": ("schema", "check"), "embodichain": ("to-pt", "from-pt")}
 _COLUMNS = "100"
+_HEAD = "| name | what it is |\n|---|---|\n"
+_BLOCK = re.compile(rf"(?:^{re.escape(_HEAD)}((?:\| .*\n)*)\n)?^<!-- site\n((?:(?!-->).*\n)*)-->\n", re.M)
+"""A table of names, if there is one, and the directives that it stands for."""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -29,6 +37,17 @@ def on_files(files: Any, config: Any) -> Any:
     for path, text in (("changelog.md", changelog), ("reference/config.md", config_page(schema))):
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Open the directives of a page of the reference, and link the names above to them."""
+
+    def opened(block: re.Match[str]) -> str:
+        rows = zip(block[1].splitlines(), directed(block[2]), strict=True)
+        linked = "".join(re.sub(r"^\| (`[^`]+`)", rf"| [\1][{name}]", row) + "\n" for row, name in rows)
+        return f"{_HEAD}{linked}\n{block[2]}"
+
+    return _BLOCK.sub(opened, markdown) if page.file.src_uri.startswith("reference/") else markdown
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
@@ -53,15 +72,72 @@ def config_page(schema: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def reference_page(text: str) -> str:
+    """Put above the directives of each section a table of their names, each with its docstring's first sentence."""
+
+    def with_table(block: re.Match[str]) -> str:
+        rows = [f"| `{_public(name)}` | {_cell(_summary(name))} |\n" for name in directed(block[2])]
+        return f"{_HEAD}{''.join(rows)}\n<!-- site\n{block[2]}-->\n"
+
+    return _BLOCK.sub(with_table, text)
+
+
+def directed(text: str) -> list[str]:
+    """List the dotted names that directives of mkdocstrings show."""
+    names: list[str] = []
+    for name, options in re.findall(r"^::: (\S+)\n((?:    .*\n)*)", text, re.M):
+        members = re.search(r"members: \[(.*)\]", options)
+        names += [f"{name}.{member}" for member in members[1].split(", ")] if members else [name]
+    return names
+
+
+def _public(name: str) -> str:
+    """Name the outermost package that offers an object."""
+    module, _, attribute = name.rpartition(".")
+    parts = module.split(".")
+    packages = [".".join(parts[:count]) for count in range(1, len(parts))] if parts[0] == "ejax" else []
+    offers = (each for each in packages if attribute in getattr(importlib.import_module(each), "__all__", ()))
+    return f"{next(offers, module)}.{attribute}"
+
+
+def _summary(name: str) -> str:
+    """Take the first sentence of a docstring, of a module of torch's from its source: torch need not be there."""
+    module, _, attribute = name.rpartition(".")
+    if module.startswith("interop."):
+        tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+        found = [node for node in tree.body if getattr(node, "name", None) == attribute]
+        text = next(ast.get_docstring(node) for node in found if isinstance(node, ast.ClassDef | ast.FunctionDef))
+    else:
+        text = getattr(importlib.import_module(module), attribute).__doc__
+    sentence = " ".join((text or "").strip().split("\n\n")[0].split()).partition(". ")[0]
+    return sentence.removesuffix(".").removesuffix(". [B]").replace("``", "`")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 def commands_page() -> str:
-    """Collect each command line's help."""
+    """Collect each command line's help; of commands that take the same arguments, once."""
     from ejax.__main__ import COMMANDS
 
-    parts = ["# Command lines", "`ejax COMMAND …` is `python -m MODULE …`. What each says with `--help`:"]
+    rows = [f"| [`{name}`](#{name}) | {what} |" for name, (_, what) in COMMANDS.items()]
+    parts = [
+        "# Command lines",
+        "Every command with all its options, as `--help` prints them. `ejax COMMAND …` is the same as the "
+        "`python -m …` that each section names.",
+        "```bash\nejax train push_cube/ppo trainer.seed=3\nejax evaluate outputs/push_cube_ppo --episodes 100\n```",
+        "\n".join(["| command | what it does |", "|---|---|", *rows]),
+    ]
+    seen: dict[tuple[str, ...], str] = {}
     for name, (module, what) in COMMANDS.items():
         parts += [f"## {name}", f"`python -m {module.removesuffix('.__main__')}`: {what}."]
         for words in ([], *([each] for each in _SUBCOMMANDS.get(name, ()))):
-            parts.append(f"```text\n{_help(module, [*words, '--help'])}```")
+            text = _help(module, [*words, "--help"])
+            first = seen.setdefault(tuple(text.replace(module, "").split()), name)
+            parts.append(
+                f"```text\n{text}```" if first == name else f"The arguments are those of [`{first}`](#{first})."
+            )
     return "\n\n".join(parts) + "\n"
 
 
@@ -146,3 +222,5 @@ def _type(node: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     COMMANDS_FILE.write_text(commands_page(), encoding="utf-8")
+    for file in sorted(REFERENCE.glob("*.md")):
+        file.write_text(reference_page(file.read_text(encoding="utf-8")), encoding="utf-8")

@@ -44,7 +44,10 @@ class Normal(Distribution):
 
 @struct.dataclass
 class TanhNormal(Distribution):
-    """center + half_width · tanh(u), u ~ Normal: actions stay inside the bounds. Source: SAC, appendix C."""
+    """Squashed normal: center + half_width · tanh(u), u ~ Normal, so that actions stay inside the bounds.
+
+    Source: SAC, appendix C.
+    """
 
     base: Normal
     center: Array
@@ -75,7 +78,7 @@ class TanhNormal(Distribution):
 
 @struct.dataclass
 class Categorical(Distribution):
-    """``logits``: [..., K]; actions [...] int32."""
+    """Choice of one of K. ``logits``: [..., K]; actions [...] int32."""
 
     logits: Array
 

@@ -23,20 +23,21 @@ def clipped_surrogate(
 
 
 def value_loss(value: Array, target: Array) -> Array:
-    """(V − R)², without a ½: EmbodiChain's scale of ``vf_coef``. [B]."""
+    """Compute (V − R)², without a ½: EmbodiChain's scale of ``vf_coef``. [B]."""
     _check(value=value, target=target)
     return jnp.square(value - target)
 
 
 def clipped_value_loss(value: Array, old_value: Array, target: Array, clip_coef: float) -> Array:
-    """max((V − R)², (clip(V, V_old ± ε) − R)²). [B]. Source: OpenAI baselines' PPO2; EmbodiChain 0.3.2."""
+    """Compute max((V − R)², (clip(V, V_old ± ε) − R)²). [B]. Source: OpenAI baselines' PPO2; EmbodiChain 0.3.2."""
     _check(value=value, old_value=old_value, target=target)
     clipped = old_value + jnp.clip(value - old_value, -clip_coef, clip_coef)  # the policy's ε, on the scale of values
     return jnp.maximum(jnp.square(value - target), jnp.square(clipped - target))
 
 
 def kl_k3(log_ratio: Array) -> Array:
-    """ρ − 1 − log ρ ≥ 0, an unbiased estimate of KL(old ‖ new) for rows drawn from old. [B]. Source: Schulman 2020."""
+    """Compute ρ − 1 − log ρ ≥ 0, an unbiased estimate of KL(old ‖ new) for rows drawn from old. [B]. Source: Schulman
+    2020."""
     return jnp.exp(log_ratio) - 1.0 - log_ratio
 
 

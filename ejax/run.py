@@ -75,7 +75,7 @@ class ScalarWriter(Protocol):
 
 
 class Trainer:
-    """Trains a policy in an environment, both objects of the caller's; the folder of the run is as ``train``'s.
+    """Trainer of a policy in an environment, both objects of the caller's; the folder of the run is as ``train``'s.
 
     Its config describes the objects as far as a file can: ``train(resume=…)`` of a trainer made alike goes on with it.
 

@@ -42,8 +42,11 @@ Rows = NDArray[np.bool_]
 
 @runtime_checkable
 class TorchVectorEnv(Protocol):
-    """The result of a factory. Spaces: ``single_observation_space`` and ``single_action_space`` of one row, or
-    ``observation_space`` and ``action_space`` of one row or of all."""
+    """An environment of torch, the result of a factory.
+
+    Spaces: ``single_observation_space`` and ``single_action_space`` of one row, or ``observation_space`` and
+    ``action_space`` of one row or of all.
+    """
 
     num_envs: int
 

@@ -18,7 +18,7 @@ from interop.twin.vla_spec import VLASpec
 
 
 class OnnxVLA:
-    """``act`` as that of ``interop.twin.vla.TorchVLA``, of NumPy arrays."""
+    """A VLA policy in ONNX Runtime, without torch or JAX: ``act`` as that of ``interop.twin.vla.TorchVLA``."""
 
     def __init__(self, spec: VLASpec, tokenizer: Tokenizer, session: Any) -> None:
         self.spec, self.tokenizer, self._session = spec, tokenizer, session

@@ -34,7 +34,9 @@ _OBSERVATION = ("obs", "observation")
 
 
 class TorchPolicy(nn.Module):
-    """Actor, and critic where the policy has one. Loads its state_dict with ``strict=True``.
+    """An exported policy as a torch module: actor, and critic where the policy has one.
+
+    Loads its state_dict with ``strict=True``.
 
     An ``obs`` is one array [..., O], tensor or NumPy, or a nest of them: dicts, a TensorDict, a dict by dotted paths.
     Its leading axes, the same of all parts, are those of the result: [N, O] gives [N, A], and one observation [O]

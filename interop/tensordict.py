@@ -61,7 +61,7 @@ def rollout_to_dict(
 
 
 def rollout_from_dict(data: Mapping[str, Any], layout: Layout) -> tuple[Rollout, PyTree]:
-    """``(rollout, last_obs)`` as ``rollout_to_dict`` takes them, of NumPy arrays; all of them copies.
+    """Make ``(rollout, last_obs)`` as ``rollout_to_dict`` takes them, of NumPy arrays; all of them copies.
 
     Returns:
         ``last_obs`` is None in the seed layout, which does not store it.

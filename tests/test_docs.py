@@ -102,6 +102,15 @@ def test_the_page_of_command_lines_is_what_they_say(site_pages: ModuleType) -> N
     assert written.split() == site_pages.commands_page().split(), "run: python docs/site_pages.py"
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.glob("reference/*.md")), ids=lambda page: page.stem)
+def test_the_tables_of_names_are_what_the_docstrings_say(site_pages: ModuleType, page: Path) -> None:
+    written = page.read_text(encoding="utf-8")
+    assert written == site_pages.reference_page(written), "run: python docs/site_pages.py"
+    shown = re.findall(r"^\| `(?:ejax|interop)\.[\w.]+` \| \S.* \|$", written, re.M)
+    assert len(shown) == len(site_pages.directed(written))
+    assert "\n::: " not in re.sub(r"<!-- site\n.*?-->", "", written, flags=re.S), "directives stand in <!-- site … -->"
+
+
 def test_the_page_of_config_keys_has_a_row_for_each(site_pages: ModuleType) -> None:
     schema = json.loads((ROOT / "ejax" / "config.schema.json").read_text(encoding="utf-8"))
     page = site_pages.config_page(schema)

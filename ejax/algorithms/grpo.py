@@ -186,6 +186,6 @@ ALGORITHM = Algorithm(
 
 
 class GRPO(BaseAlgorithm):
-    """``GRPO(cfg, policy)``: the algorithm with its state."""
+    """GRPO with its state: ``GRPO(cfg, policy)``."""
 
     record = ALGORITHM

@@ -327,6 +327,6 @@ ALGORITHM = Algorithm(
 
 
 class PPO(BaseAlgorithm):
-    """``PPO(cfg, policy)``: the algorithm with its state."""
+    """PPO with its state: ``PPO(cfg, policy)``."""
 
     record = ALGORITHM

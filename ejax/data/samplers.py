@@ -47,7 +47,7 @@ class _Seeded(ChunkSizeSampler):
 
 
 class UniformChunkSampler(_Seeded):
-    """Uniform over the integers of [low, high]; ValueError for low < 1 or high < low."""
+    """Lengths drawn uniformly from the integers of [low, high]; ValueError for low < 1 or high < low."""
 
     def __init__(self, low: int, high: int, *, seed: int = 0) -> None:
         _check_range(low, high)
@@ -62,7 +62,9 @@ class UniformChunkSampler(_Seeded):
 
 
 class GMMChunkSampler(_Seeded):
-    """A component k with probability w_k / Σw, then round(𝒩(μ_k, σ_k)), clamped to [max(1, low), high].
+    """Lengths drawn from a mixture of normals, clamped to [max(1, low), high].
+
+    Component k has probability w_k / Σw, and gives round(𝒩(μ_k, σ_k)).
 
     ``means`` μ and ``stds`` σ > 0 are in frames; weights w ≥ 0, not all 0, are equal by default; bounds are inclusive.
     Raises ValueError for lengths that differ, or a value outside its range.

@@ -29,9 +29,12 @@ _NUM_ROWS = 4
 
 
 def check_env(env: Env, *, num_steps: int = 200, seed: int = 0) -> str:
-    """Check an environment in JAX: by shapes, and by playing ``num_steps`` with random actions, fewer where
-    ``max_episode_steps`` are: the same key gives the same episode, numbers stay finite and within their spaces, an
-    episode ends. Returns what was checked, in one line. Raises ConfigError: everything that does not fit, by leaf."""
+    """Check an environment in JAX by its shapes and by playing it with random actions.
+
+    ``num_steps`` are played, or ``max_episode_steps`` if fewer: the same key gives the same episode, numbers stay
+    finite and within their spaces, an episode ends. Returns what was checked, in one line. Raises ConfigError:
+    everything that does not fit, by leaf.
+    """
     check_shapes(env)
     if problems := list(_leaked(env)) or list(_played(env, num_steps, seed)):
         raise ConfigError(problems, _name(env))

@@ -22,7 +22,10 @@ class Feature(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvDescription:
-    """Positions are in the frame of the robot's base, unless a name has another."""
+    """The names of an environment's numbers.
+
+    Positions are in the frame of the robot's base, unless a name has another.
+    """
 
     observation: Mapping[str, tuple[Feature, ...]] = field(default_factory=dict)
     """Dotted path of each array -> its numbers; ``WHOLE`` where the observation is one array. Empty: not known."""

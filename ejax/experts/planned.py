@@ -35,7 +35,7 @@ def planned(
 
 @dataclass(frozen=True)
 class Planned(Expert):
-    """Actions that a function plans, see above and ``planned``. Raises ValueError at actions that are not [T, N, A]."""
+    """Expert whose actions a function plans, see ``planned``. Raises ValueError at actions that are not [T, N, A]."""
 
     plan: ClassVar[Callable[..., Any]]
     arguments: ClassVar[Mapping[str, Any]]

@@ -21,7 +21,7 @@ from ejax.types import Array, PyTree
 
 
 class ActorOnly(nn.Module):
-    """``obs -> (distribution, zeros [...])``, for GRPO and APG."""
+    """Actor without a critic, ``obs -> (distribution, zeros [...])``, for GRPO and APG."""
 
     action_spec: ActionSpec
     actor: NetworkConfig | nn.Module
@@ -45,7 +45,7 @@ class ActorOnly(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """``obs -> (distribution, value [...])``, with the fields of ``ActorOnly`` and the critic's."""
+    """Actor and critic, ``obs -> (distribution, value [...])``, with the fields of ``ActorOnly`` and the critic's."""
 
     action_spec: ActionSpec
     actor: NetworkConfig | nn.Module

@@ -63,7 +63,7 @@ class NetworkConfig(StrictModel):
 
 
 class MLP(nn.Module):
-    """``[..., I] -> [..., *output_dim]``. Parameter names: ``linear_<i>``, ``layernorm_<i>``.
+    """Multi-layer perceptron, ``[..., I] -> [..., *output_dim]``. Parameter names: ``linear_<i>``, ``layernorm_<i>``.
 
     ``config.orthogonal_init`` is EmbodiChain's ``init_orthogonal(scales)``: one gain or one for each Linear, biases 0,
     LayerNorm as it is; too few gains are refused. Raises ValueError for a size below 1, and if I is not ``input_dim``.

@@ -21,7 +21,7 @@ class Normalizer(nnx.Variable):
 
 
 class ObsNormalizer(nnx.Module):
-    """``ejax.policies.normalize.ObsNormalizer`` for observations of ``size`` numbers."""
+    """Normalizer of an NNX module: ``ejax.policies.normalize.ObsNormalizer`` for observations of ``size`` numbers."""
 
     def __init__(self, size: int) -> None:
         self.mean = Normalizer(jnp.zeros(size))
@@ -154,7 +154,7 @@ class NnxPolicy:
 
 
 class NnxPolicyWithMemory(NnxPolicy):
-    """``NnxPolicy`` of a module with ``init_memory(num_rows)`` and ``module(obs, memory=…, first=…)``."""
+    """``NnxPolicy`` with memory, of a module with ``init_memory(num_rows)`` and ``module(obs, memory=…, first=…)``."""
 
     def init_memory(self, num_rows: int) -> PyTree:
         return self._abstract.init_memory(num_rows)

@@ -20,8 +20,8 @@ class PolicyStateError(ValueError):
 
 
 class ObsNormalizer(nn.Module):
-    """(x − mean) / (std + 1e-2), with mean and variance over all rows observed so far. Source: EmbodiChain 0.3.2. The
-    statistics live in the collection ``normalizer`` and change only with ``observe``."""
+    """Normalizer of observations: (x − mean) / (std + 1e-2), over all rows observed so far. Source: EmbodiChain 0.3.2.
+    The statistics live in the collection ``normalizer`` and change only with ``observe``."""
 
     @nn.compact
     def __call__(self, x: Array, *, observe: bool | Array = False) -> Array:

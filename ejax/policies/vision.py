@@ -25,11 +25,11 @@ _LINEAR = NetworkConfig(hidden_sizes=())
 
 
 class VisionPolicy(nn.Module):
-    """``obs -> (distribution, value [...])`` for observations ``{name: image or numbers}``.
+    """Actor and critic that read pictures, ``obs -> (distribution, value [...])``.
 
-    Numbers [..., F] are concatenated with the encoders' features. Actions may be chunks
-    (``ejax.envs.wrappers.action_chunk``). Raises ValueError for an observation without one of ``images``, or not one
-    number in ``channels`` for each convolution.
+    Observations are ``{name: image or numbers}``. Numbers [..., F] are concatenated with the encoders' features.
+    Actions may be chunks (``ejax.envs.wrappers.action_chunk``). Raises ValueError for an observation without one of
+    ``images``, or not one number in ``channels`` for each convolution.
     """
 
     action_spec: ActionSpec

@@ -17,10 +17,11 @@ from ejax.types import Array, PyTree
 
 
 class ActorCriticWithMemory(nn.Module):
-    """``(obs, memory) -> (distribution, value, memory after it)``; see ``ejax.types.PolicyWithMemory``.
+    """Actor and critic that remember, ``(obs, memory) -> (distribution, value, memory after it)``.
 
-    Parameters: those of ``ActorCritic``, and ``actor_memory`` and ``critic_memory`` of a GRU or an LSTM. Statistics are
-    over single observations, and a history remembers observations as they were.
+    See ``ejax.types.PolicyWithMemory``. Parameters: those of ``ActorCritic``, and ``actor_memory`` and
+    ``critic_memory`` of a GRU or an LSTM. Statistics are over single observations, and a history remembers observations
+    as they were.
     """
 
     action_spec: ActionSpec

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 
 class ConfigClass:
-    """``replace``, ``copy``, ``to_dict`` and ``validate`` of a frozen dataclass; ``StrictModel`` has pydantic's."""
+    """A frozen dataclass with ``replace``, ``copy``, ``to_dict`` and ``validate``; ``StrictModel`` has pydantic's."""
 
     def replace(self, **changes: Any) -> Self:
         """Make a new object with other values in these fields, checked as a new one is.

@@ -50,7 +50,8 @@ class VelocityState:
 
 @dataclass(frozen=True)
 class VelocityRL(PhysicsTask):
-    """
+    """Task of a legged robot that follows a commanded velocity.
+
         r = Δt·Σ weight·term        q* = q⁰ + scale·clip(a, ±1) − encoder bias
 
     A step: the drives pull to q* for one control step → a push, if one is due → contacts → the next command →

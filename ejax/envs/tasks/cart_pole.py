@@ -33,7 +33,8 @@ class CartPoleState:
 
 @dataclass(frozen=True)
 class CartPoleRL(PhysicsTask):
-    """
+    """Task of a cart that balances a pole by position drives.
+
         r = 1 − |θ|/π − velocity_penalty_weight·|θ̇|
 
     Observation [6]: forces of the drives (2: N, N·m), joint positions scaled to 0..1 by their ranges (2), joint

@@ -102,7 +102,8 @@ def _let_corners_touch(pairs: ET.Element, one: str, other: str) -> None:
 
 @dataclass(frozen=True)
 class GraspTask(PhysicsTask):
-    """
+    """Task of a UR10 with a gripper that grasps a cube: the base of ``PickPlaceRL`` and ``InstructedPlaceRL``.
+
         r = Φ(s') − Φ(s) − w_action·‖Δ‖ + w_success·[success]
         Φ = w_reaching·(1 − tanh 5‖tool − cube‖) + w_lifting·ℓ + w_placing·[lifted]·(1 − tanh 5‖cube − goal‖)
 

@@ -70,7 +70,9 @@ class InstructedPlaceState:
 
 @dataclass(frozen=True)
 class InstructedPlaceRL(GraspTask):
-    """Reward and action: see ``GraspTask``, for the cube and the zone that are meant. Φ's weights are 0 unless given.
+    """Task of a UR10 with a gripper that places the cube which a sentence names in the zone which it names.
+
+    Reward and action: see ``GraspTask``, for the cube and the zone that are meant. Φ's weights are 0 unless given.
 
     Two cubes of two of four colours, three grey zones: one picture, six things to do. Observation:
 

@@ -47,7 +47,9 @@ class PickPlaceState:
 
 @dataclass(frozen=True)
 class PickPlaceRL(GraspTask):
-    """Reward and action: see ``GraspTask``. Observation [24]: see ``OBSERVATION``. Success: a cube that was lifted, now
+    """Task of a UR10 with a gripper that picks a cube up and sets it down at a goal.
+
+    Reward and action: see ``GraspTask``. Observation [24]: see ``OBSERVATION``. Success: a cube that was lifted, now
     stands within success_threshold (m, horizontally) of the goal, is at rest, and is released.
 
     Args:

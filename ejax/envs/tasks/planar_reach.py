@@ -25,7 +25,8 @@ class PlanarReachState:
 
 @dataclass(frozen=True)
 class PlanarReachRL(Task):
-    """
+    """Task of a two-link arm that reaches a target; differentiable.
+
         q ← clip(q + action_scale·a, ±π),  x = (l₁ sin q₁ + l₂ sin(q₁ + q₂), −l₁ cos q₁ − l₂ cos(q₁ + q₂))
         r = −‖x − target‖²
 

@@ -38,7 +38,8 @@ class PointMassState:
 
 @dataclass(frozen=True)
 class PointMassRL(Task):
-    """
+    """Task of a point mass that reaches a goal past soft obstacles; differentiable.
+
         v ← v·(1 − damping·dt) + a·force/mass·dt,  p ← clip(p + v·dt)
         r = −d + ½·exp(−d²/(2·0.05²)) − 2Σpen² − 0.01‖v‖² − 0.001‖a − a_prev‖² + success_bonus·[d < threshold]
 

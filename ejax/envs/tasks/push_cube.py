@@ -29,7 +29,7 @@ class PushCubeState:
 
 @dataclass(frozen=True)
 class PushCubeRL(PhysicsTask):
-    """Task of pushing a cube, with the reward
+    """Task of a UR10 that pushes a cube to a goal on the floor.
 
         r = w_reaching·(1 − tanh 5‖ee − push‖) + w·tanh 10(d_prev − d) − w_action·‖Δq‖ + w_success·[d < threshold]
 

@@ -18,7 +18,7 @@ from ejax.types import Array, HostEnv, Key, PyTree, Timestep, persist
 
 @dataclass(frozen=True)
 class AsymmetricEnv(EnvWrapper):
-    """``{"policy": some numbers of an observation, "critic": all of them}`` of a pure environment, as VelocityRL's.
+    """Observations in two parts, as VelocityRL's: ``policy`` has some of the numbers, ``critic`` all of them.
 
     ``trainer.events`` whose ``part`` is ``policy`` make noise and delay that the other part does not show.
     ``observation_indices``: the numbers that ``policy`` has, in this order. None: all.

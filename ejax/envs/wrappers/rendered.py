@@ -54,7 +54,7 @@ class RenderedState:
 
 @dataclass(frozen=True)
 class RenderedEnv(EnvWrapper):
-    """``{"image": uint8 [height, width, 3], "state": observation}`` of a pure environment that can be drawn.
+    """Pictures as observations of a pure environment: ``{"image": uint8 [height, width, 3], "state": observation}``.
 
     The parts of an observation that is a dict stay beside ``image`` under their own names.
 

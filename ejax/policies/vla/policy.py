@@ -29,7 +29,9 @@ LOG_STD_RANGE = (-5.0, 2.0)
 
 @dataclass(frozen=True)
 class VLAPolicy:
-    """``obs -> (distribution of chunks, value [...])``: a ``Policy``. The distribution is ``FlowChunk`` or ``Normal``.
+    """Vision-language-action policy, ``obs -> (distribution of chunks, value [...])``.
+
+    The distribution is ``FlowChunk`` or ``Normal``.
 
     Args:
         horizon: K, actions of a chunk.
