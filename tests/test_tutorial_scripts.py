@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from ejax.config import ConfigError, parse_config
+
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 NEEDS = {"07_export": ("torch", "onnxruntime", "onnxscript")}
 """Extras, without which a tutorial is left to ``tests/check.sh --torch``."""
 
 
-@pytest.mark.slow_cases("02_", "04_", "06_", "08_")
+@pytest.mark.slow_cases("02_", "04_", "06_", "08_", "09_")
 @pytest.mark.parametrize("name", sorted(path.stem for path in TUTORIALS.glob("*.py")))
 def test_the_tutorial_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -26,3 +28,7 @@ def test_the_tutorial_runs(
     if name == "03_own_algorithm":  # whose update is its own
         returns = [row["charts/episode_reward_avg_100"] for row in ran["result"].train_history[9:]]
         assert returns[-1] > returns[0] + 10.0
+    if name == "09_ppo_plus_a_term":  # which changes what is learned, and refuses what it leaves out
+        assert ran["change"][0.1] < 0.5 * ran["change"][0.0]
+        with pytest.raises(ConfigError, match=r"algorithm\.cfg\.target_kl"):
+            parse_config(ran["CONFIG"], ["algorithm.cfg.target_kl=0.01"])

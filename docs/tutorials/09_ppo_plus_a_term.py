@@ -1,0 +1,103 @@
+# %% [markdown]
+# # PPO plus a term of your own
+#
+# `ppo_loss` is a function of parameters and a minibatch, so a term is added by calling it. Here: actions that change
+# little from one observation to the next, $c\,\lVert\mu(o_t) - \mu(o_{t+1})\rVert^2$ (CAPS, Mysore et al. 2021).
+# Twenty seconds of CPU time. (The divergence to the policy that training starts from is a term that PPO has:
+# `algorithm.cfg.kl_coef`.)
+
+# %%
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from pydantic import NonNegativeFloat
+
+from ejax import PPOConfig, parse_config, register_algorithm, sgd_epochs
+from ejax.algorithms.batch import apply_to_batch, make_batch, reference_log_prob
+from ejax.algorithms.ppo import ALGORITHM as PPO
+from ejax.algorithms.ppo import ppo_advantage, ppo_loss
+from ejax.algorithms.record import refuse_memory
+from ejax.optim import step_schedule
+from ejax.policies.normalize import update_normalizer
+from ejax.run import train
+
+# %% [markdown]
+# ## The option and the loss
+#
+# A field is a key of `algorithm.cfg`. Options of PPO that the update below leaves out are narrowed to "off", so that a
+# config which asks for one is refused. `weight` adds up to one over a minibatch and is 0 on padding.
+
+
+# %%
+class SmoothConfig(PPOConfig):
+    smooth_coef: NonNegativeFloat = 0.0
+    schedule: Literal["fixed"] = "fixed"
+    target_kl: None = None
+    normalize_advantage_per_mini_batch: Literal[False] = False
+    critic_warmup_updates: Literal[0] = 0
+    staleness_correction: Literal["none"] = "none"
+
+
+def smooth_loss(params, batch, *, policy, config):
+    loss, metrics = ppo_loss(params, batch, policy=policy, config=config)
+    now, _, _ = apply_to_batch(policy, params, batch)  # as in ppo_loss: XLA computes it once
+    following, _ = policy.apply(params, batch["next_obs"])
+    change = jnp.square(now.mode() - following.mode()).sum(axis=-1)
+    term = (batch["weight"] * batch["goes_on"] * change).sum()
+    return loss + config.smooth_coef * term, {**metrics, "action_change": term}
+
+
+# %% [markdown]
+# ## The update
+#
+# `ppo_advantage` gives advantages and value targets `[T, N]`; `make_batch` flattens them into rows beside every column
+# that the loss reads, with `flatten`; `sgd_epochs` makes the minibatch steps.
+
+
+# %%
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
+def smooth_update(state, rollout, key, *, policy, optimizer, config):
+    advantage, value_target = ppo_advantage(rollout, config=config)
+    columns = {
+        "value": rollout.value,
+        "advantage": advantage,
+        "value_target": value_target,
+        "mask": None if rollout.valid is None else rollout.valid.astype(jnp.float32),
+        "reference_log_prob": reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),
+        "next_obs": jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), rollout.obs),
+        "goes_on": (~rollout.done).at[-1].set(False),  # the next row is the same episode's
+    }
+    batch, minibatches = make_batch(policy, rollout, config, **columns)
+    loss = partial(smooth_loss, policy=policy, config=config)
+    state, metrics = sgd_epochs(state, batch, key, loss=loss, optimizer=optimizer, minibatches=minibatches)
+    state = step_schedule(state, config.optimizer, config.lr_scheduler)
+    return replace(state, params=update_normalizer(policy, state.params, rollout.obs, rollout.valid)), metrics
+
+
+# a policy with memory reads sequences, in which `next_obs` would need a memory of its own
+ALGORITHM = replace(PPO, Config=SmoothConfig, update=smooth_update, compat={}, policy_problems=refuse_memory)
+register_algorithm("ppo_smooth", ALGORITHM, override=True)
+
+# %% [markdown]
+# ## Train with it
+#
+# From a config, with what is above in `smooth.py`: `algorithm.name=smooth:ALGORITHM algorithm.cfg.smooth_coef=0.1` on
+# the command line, or these keys in the file and `--trust smooth:ALGORITHM`.
+
+# %%
+NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [32, 32], "activation": "tanh"}}
+CONFIG = {
+    "env": {"id": "PlanarReachRL"},
+    "trainer": {"exp_name": "smooth", "iterations": 100, "num_envs": 64, "buffer_size": 32, "console": False},
+    "policy": {"name": "actor_critic", "initial_log_std": -0.5, "actor": NETWORK, "critic": NETWORK},
+    "algorithm": {"name": "ppo_smooth", "cfg": {"learning_rate": 3e-3, "gamma": 0.95, "batch_size": 512}},
+}
+change = {}
+print("smooth_coef  change of the mean action  return")
+for coefficient in (0.0, 0.1):
+    row = train(parse_config(CONFIG, [f"algorithm.cfg.smooth_coef={coefficient}"])).train_history[-1]
+    change[coefficient] = row["train/action_change"]
+    print(f"{coefficient:11}  {change[coefficient]:25.4f}  {row['charts/episode_reward_avg_100']:6.1f}")
