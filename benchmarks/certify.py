@@ -8,7 +8,7 @@ trained again, so that it can be stopped and go on, and seeds be added.
     python benchmarks/certify.py --table          # write the tables from it; a test compares
 
 A row's name and metrics are written there by hand. One without ``runs`` is quoted: it was measured in another way, and
-says how.
+names the page that says how.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _COST_HEAD = """\
 |---|---|---|---|
 """
 _QUOTED_HEAD = """\
-| task | result | to compare with | how † | env steps | time |
+| task | measure | result | to compare with | seeds | command in |
 |---|---|---|---|---|---|
 """
 _SHORT_HEAD = """\
@@ -142,7 +142,7 @@ def cost_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def quoted_cells(row: Mapping[str, Any]) -> list[str]:
-    return [row["task"], row["result"], row["beside"], row["how"], row["env_steps"], row["time"]]
+    return [row[key] for key in ("task", "measure", "result", "beside", "seeds", "how")]
 
 
 def cells(row: Mapping[str, Any]) -> list[list[str]]:
