@@ -175,9 +175,10 @@ class TrainerConfig(StrictModel):
     """Train on all devices of ``device``'s kind: of this machine, or of all processes that were started together
     (``--coordinator``, SLURM, OpenMPI, Kubernetes). As in EmbodiChain, ``num_envs`` and ``batch_size`` are then those
     of one device, and the run has as many environment steps more as there are devices more."""
-    shard_parameters: MayChange[bool] = False
+    shard_parameters: MayChange[bool | Annotated[int, Field(ge=2)]] = False
     """With ``distributed``: each device keeps a part of the parameters and of the optimizer's moments (FSDP), for
-    policies that do not fit on one. What a layer needs is gathered when it is its turn."""
+    policies that do not fit on one. What a layer needs is gathered when it is its turn. ``true``: all devices share one
+    copy; a number: as many neighbouring devices do, such as those of one machine, and the others have copies of theirs."""
     process_timeout_s: MayChange[PositiveFloat] = 300.0
     """Seconds after which one of several processes that has not followed the others counts as hanging: they end."""
     num_envs: PositiveInt = 64

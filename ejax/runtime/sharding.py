@@ -1,5 +1,8 @@
 """Several devices, one program: environments are sharded over them, and parameters if configured; the rest is on each.
 
+The mesh has one axis, ``env``; where fewer devices than all share a copy of the parameters it has two, and a copy lies
+along the second one, ``fsdp``. Environments are sharded over both.
+
 Nothing is averaged by hand: XLA computes each part of the program of one device where its environments are, and adds
 the parts up. Results are those of one device, apart from the order of sums. ``constrain_split`` acts inside
 ``jax.set_mesh(make_mesh(devices))``; without a mesh it does nothing.
@@ -20,12 +23,20 @@ from ejax.types import PyTree
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _AXIS = "env"
+_SHARE = "fsdp"
 _MEMBERS = "member"
 _WORTH_SHARDING = 2**14  # elements of an array that is worth a message of its own
 
 
-def make_mesh(devices: Sequence[jax.Device], axis: str = _AXIS) -> Mesh:
-    return jax.make_mesh((len(devices),), (axis,), devices=list(devices), axis_types=(AxisType.Auto,))
+def make_mesh(devices: Sequence[jax.Device], axis: str = _AXIS, *, share: int = 1) -> Mesh:
+    """Make the mesh of devices, of which each ``share`` neighbours have one copy of what ``sharded_somewhere`` places.
+
+    ``share`` divides the devices; 1 is for those that have all of it.
+    """
+    num_devices = len(devices)
+    sizes = {axis: num_devices} if share in (1, num_devices) else {axis: num_devices // share, _SHARE: share}
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=list(devices), axis_types=types)
 
 
 def num_shards() -> int:
@@ -35,7 +46,7 @@ def num_shards() -> int:
 
 
 def sharded(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(*[None] * axis, _AXIS))
+    return NamedSharding(mesh, PartitionSpec(*[None] * axis, mesh.axis_names))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -66,11 +77,12 @@ def join(parts: Sequence[T], place: NamedSharding, axis: int) -> T:
 
 
 def sharded_somewhere(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """Shard the longest axis that the devices divide; small arrays, and others, are whole on each."""
-    divisible = [axis for axis, length in enumerate(shape) if length % mesh.size == 0]
+    """Shard the longest axis that the devices of one copy divide; small arrays, and others, are whole on each."""
+    along = mesh.axis_names[-1]
+    divisible = [axis for axis, length in enumerate(shape) if length % mesh.shape[along] == 0]
     if not divisible or math.prod(shape) < _WORTH_SHARDING:
         return replicated(mesh)
-    return sharded(mesh, max(divisible, key=lambda axis: shape[axis]))
+    return NamedSharding(mesh, PartitionSpec(*[None] * max(divisible, key=lambda axis: shape[axis]), along))
 
 
 def constrain_split(tree: T) -> T:
@@ -81,7 +93,7 @@ def constrain_split(tree: T) -> T:
 
     def place(x: Any) -> Any:
         divisible = x.ndim > 0 and x.shape[0] % mesh.size == 0
-        return jax.lax.with_sharding_constraint(x, PartitionSpec(_AXIS)) if divisible else x
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(mesh.axis_names)) if divisible else x
 
     return jax.tree.map(place, tree)
 
@@ -94,7 +106,7 @@ def by_device(function: F, num_rows: int) -> F:
     mesh = _mesh()
     if mesh is None or num_rows % mesh.size:
         return function
-    rows = PartitionSpec(_AXIS)
+    rows = PartitionSpec(mesh.axis_names)
     return cast(F, jax.shard_map(function, in_specs=rows, out_specs=rows, check_vma=False))
 
 

@@ -1,5 +1,6 @@
 """From a config to the parts that it names."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,7 +51,7 @@ def build(
     devices = all_devices(config) if trainer.distributed and absent is None else None
 
     if trainer.shard_parameters and absent is None and (not trainer.distributed or count() > 1):
-        text = "got true, which needs trainer.distributed: true, in one process"
+        text = f"got {json.dumps(trainer.shard_parameters)}, which needs trainer.distributed: true, in one process"
         raise ConfigError([Problem("trainer.shard_parameters", f"{text}; with several, parameters are whole on each")])
 
     size = group_size(config, len(devices or [None]))
@@ -111,10 +112,22 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
         device_step(made, options),
         made.key,
         max_updates(trainer),
-        layout=shared_environments(devices, shard_parameters=trainer.shard_parameters) if devices else None,
+        layout=shared_environments(devices, share=_share(trainer, len(devices))) if devices else None,
         what=None if algorithm.with_teacher else what,  # a teacher is not compared, so no program is shared
     )
     return Parts(made.policy, made.env, made.optimizer, stepper, state, among)
+
+
+def _share(trainer: TrainerConfig, num_devices: int) -> int:
+    """Count the devices that share a copy of the parameters. ConfigError: a number that does not divide all."""
+    share = trainer.shard_parameters
+    if isinstance(share, bool):
+        return num_devices if share else 1
+    if num_devices % share:
+        allowed = ", ".join(["true", *(str(n) for n in range(2, num_devices) if num_devices % n == 0)])
+        text = f"got {share}, which does not divide the {num_devices} devices; allowed: {allowed}"
+        raise ConfigError([Problem("trainer.shard_parameters", text)])
+    return share
 
 
 def max_updates(trainer: TrainerConfig) -> int:

@@ -1,5 +1,6 @@
 """The parts of a run whose environments live outside its program: groups of them, a collector, updates."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -154,7 +155,10 @@ def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tu
         text = f"got {len(learners)} devices for num_envs {trainer.num_envs}, which they must divide"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
     if trainer.shard_parameters:  # found here: the environment decides where the policy acts
-        text = "got true, but the policy acts outside the program, where a device needs all of it; give false"
+        text = (
+            f"got {json.dumps(trainer.shard_parameters)}, but the policy acts outside the program, where a device needs"
+        )
+        text = f"{text} all of it; give false"
         raise ConfigError([Problem("trainer.shard_parameters", text)])
     if learners and devices:
         text = "are given beside trainer.distributed: true, with which all devices learn; leave them out"

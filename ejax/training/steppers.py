@@ -153,15 +153,15 @@ class DeviceStepper(Stepper[State]):
         return state, metrics | {"time/train_s": seconds}
 
 
-def shared_environments(devices: Sequence[jax.Device], *, shard_parameters: bool = False) -> Layout:
-    """Split the environments over the devices; and with ``shard_parameters`` the parameters, which are gathered when
+def shared_environments(devices: Sequence[jax.Device], *, share: int = 1) -> Layout:
+    """Split the environments over the devices, and the parameters over each ``share`` of them, which gather them when
     they are needed. The rest is on every device."""
-    mesh = make_mesh(devices)
+    mesh = make_mesh(devices, share=share)
     everywhere = replicated(mesh)
 
     def shardings(state: RunState) -> Any:
         places = jax.tree.map(lambda _: everywhere, state)
-        if shard_parameters:  # moments of the optimizer have the parameters' shapes, and their places
+        if share > 1:  # moments of the optimizer have the parameters' shapes, and their places
             places = replace(places, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))
         return replace(places, envs=jax.tree.map(lambda _: sharded(mesh), state.envs))
 

@@ -12,6 +12,7 @@ import pytest
 
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
+from ejax.runtime.sharding import make_mesh, sharded, sharded_somewhere
 from ejax.training.build import build
 from ejax.training.start import rescale_for_devices
 
@@ -87,25 +88,50 @@ def test_environments_are_split_and_parameters_are_the_same_on_each_device() -> 
             np.testing.assert_array_equal(first, other)
 
 
+WIDE = ["trainer.distributed=true", "policy.actor.network_cfg.hidden_sizes=[128,128]"]
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[Any, Any]:
+    return updates(PPO, WIDE)
+
+
 @pytest.mark.slow
-def test_devices_that_share_the_parameters_compute_what_those_that_have_them_all_do() -> None:
-    wide = ["trainer.distributed=true", "policy.actor.network_cfg.hidden_sizes=[128,128]"]
-    shared, metrics = updates(PPO, [*wide, "trainer.shard_parameters=true"])
-    whole, expected = updates(PPO, wide)
+@pytest.mark.parametrize(("given", "share"), [("true", NUM_DEVICES), ("2", 2)])
+def test_devices_that_share_the_parameters_compute_what_those_that_have_them_all_do(
+    given: str, share: int, whole: tuple[Any, Any]
+) -> None:
+    (shared, metrics), (whole, expected) = updates(PPO, [*WIDE, f"trainer.shard_parameters={given}"]), whole
     kernel = shared.train.params["params"]["actor"]["linear_1"]["kernel"]
-    assert [shard.data.size for shard in kernel.addressable_shards] == [128 * 128 // NUM_DEVICES] * NUM_DEVICES
-    moment = next(x for x in jax.tree.leaves(shared.train.opt_state) if x.shape == (128, 128))
-    assert moment.addressable_shards[0].data.size == 128 * 128 // NUM_DEVICES
+    assert [shard.data.size for shard in kernel.addressable_shards] == [128 * 128 // share] * NUM_DEVICES
+    assert len({str(shard.index) for shard in kernel.addressable_shards}) == share  # the other copies are the same
+    for moment in (x for x in jax.tree.leaves(shared.train.opt_state) if x.shape == (128, 128)):
+        assert moment.addressable_shards[0].data.size == 128 * 128 // share
+    for leaf in jax.tree.leaves(shared.envs):
+        assert len({shard.index[0].start for shard in leaf.addressable_shards}) == NUM_DEVICES
     for leaf, other in zip(jax.tree.leaves(shared.train), jax.tree.leaves(whole.train), strict=True):
         np.testing.assert_allclose(leaf, other, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(metrics["train/loss"][:3], expected["train/loss"][:3], rtol=2e-3)
 
 
+def test_neighbours_share_a_copy_of_what_is_worth_a_message_and_rows_are_everywhere() -> None:
+    mesh = make_mesh(jax.devices(), share=2)
+    assert mesh.axis_names == ("env", "fsdp") and dict(mesh.shape) == {"env": 2, "fsdp": 2}
+    assert [device.id for device in mesh.devices[0]] == [device.id for device in jax.devices()[:2]]
+    assert sharded_somewhere(mesh, (128, 256)).spec == jax.P(None, "fsdp")
+    assert sharded_somewhere(mesh, (257, 128)).spec == jax.P(None, "fsdp")
+    assert sharded_somewhere(mesh, (127, 257)).spec == sharded_somewhere(mesh, (16, 16)).spec == jax.P()
+    rows = jax.device_put(np.arange(8), sharded(mesh))
+    assert [np.asarray(shard.data).tolist() for shard in rows.addressable_shards] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert make_mesh(jax.devices(), share=4) == make_mesh(jax.devices())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("raw", [PPO, GRPO], ids=["ppo", "grpo"])
-def test_the_program_splits_the_work(raw: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("shared", ["false", "2"])
+def test_the_program_splits_the_work(raw: dict[str, dict[str, Any]], shared: str) -> None:
     width = ["policy.actor.network_cfg.hidden_sizes=[19]", "algorithm.cfg.batch_size=6"]
-    parts = build(parse_config(raw, ["trainer.distributed=true", *width]))
+    parts = build(parse_config(raw, ["trainer.distributed=true", f"trainer.shard_parameters={shared}", *width]))
     parts.stepper.start(parts.state)
     text = parts.stepper._compiled.as_text()
     assert "f32[4,19]" in text and "f32[6,19]" in text  # collection in 4 envs, minibatches of 6 rows, on each device
@@ -170,3 +196,7 @@ def test_what_cannot_be_distributed_is_refused() -> None:
         ConfigError, match=r"trainer\.shard_parameters: got true, which needs trainer\.distributed: true"
     ):
         build(parse_config(PPO, ["trainer.shard_parameters=true"]))
+    with pytest.raises(ConfigError, match=r"shard_parameters: got 3, .* the 4 devices; allowed: true, 2$"):
+        build(parse_config(PPO, ["trainer.distributed=true", "trainer.shard_parameters=3"]))
+    with pytest.raises(ConfigError, match=r"trainer\.shard_parameters"):
+        parse_config(PPO, ["trainer.distributed=true", "trainer.shard_parameters=1"])
