@@ -178,7 +178,7 @@ class TrainerConfig(StrictModel):
     shard_parameters: MayChange[bool | Annotated[int, Field(ge=2)]] = False
     """With ``distributed``: each device keeps a part of the parameters and of the optimizer's moments (FSDP), for
     policies that do not fit on one. What a layer needs is gathered when it is its turn. ``true``: all devices share one
-    copy; a number: as many neighbouring devices do, such as those of one machine, and the others have copies of theirs."""
+    copy; a number: so many neighbours do, such as the devices of one machine, and others have copies of their own."""
     process_timeout_s: MayChange[PositiveFloat] = 300.0
     """Seconds after which one of several processes that has not followed the others counts as hanging: they end."""
     num_envs: PositiveInt = 64
