@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 KEYED = ("architecture.md", "training_process.md", "best_practices.md", "faq.md")
 PAGES = ("../README.md", *sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")))
-OTHERS = ("coming_from/", "compatibility.md", "reference/")
+OTHERS = ("coming_from/", "compatibility.md", "reference/", "upstream/")
 """Pages full of other libraries' names, and those that are made from the code."""
 NOT_IN_THE_CODE = {
     "OMP_NUM_THREADS", "WARP_CACHE_PATH", "DataFrame", "ppo_lstm",  # of other software

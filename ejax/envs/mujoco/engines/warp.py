@@ -164,7 +164,9 @@ def _make_simulation(
 
         def one_step(data: Any, _: None) -> tuple[Any, Array]:
             data = mjx.step(row_model, data)
-            return data, data.sensordata
+            # else XLA >= 0.11 fuses the call with the slice of the stack, which Warp never writes, and calls it twice:
+            # docs/upstream/warp_dynamic_slice_fusion.md
+            return data, jax.lax.optimization_barrier(data.sensordata)
 
         data, readings = jax.lax.scan(one_step, data, length=num_substeps)
         return data.qpos, data.qvel, readings, data._impl.overflow & losses

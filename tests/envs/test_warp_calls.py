@@ -1,0 +1,52 @@
+"""Warp in the program that XLA makes for a GPU: one call per physics step, whose in-out arrays are not copied.
+
+XLA since 0.11 may fuse a call with the slice that takes one of its results, and computes it twice, the readings lost:
+docs/upstream/warp_dynamic_slice_fusion.md.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "helpers" / "warp_calls.py"
+NEWEST = os.environ.get("EJAX_NEWEST_PYTHON", str(ROOT / ".venv-newest" / "bin" / "python"))
+"""Python of the newest jax with XLA's GPU compiler and Warp: ``EJAX_NEWEST_PYTHON``, else that of check.sh --newest."""
+ROWS = ("8", "16", "4096")
+ONCE = {"calls": 1, "copies": 0}
+
+
+def compiled(python: str, *arguments: str) -> dict[str, Any]:
+    if not Path(python).is_file():
+        pytest.skip(f"{python} is not there; EJAX_NEWEST_PYTHON names one with the newest jax (docs/gpu.md)")
+    # without the tests' own options of XLA, which change what it compiles
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [python, str(SCRIPT), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    if result.returncode == 3:
+        pytest.skip(result.stdout.strip())
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", [sys.executable, NEWEST], ids=["installed", "newest"])
+def test_a_physics_step_is_one_call_of_warp_and_copies_nothing(python: str) -> None:
+    assert compiled(python, *ROWS)["rows"] == dict.fromkeys(ROWS, ONCE)
+
+
+@pytest.mark.slow
+def test_without_the_barrier_xla_calls_warp_twice() -> None:
+    """Why the barrier is there; once this fails for a newer jax, it may go."""
+    found = compiled(NEWEST, "--no-barrier", *ROWS)
+    if found["jax"].startswith("0.10."):
+        pytest.skip(f"jax {found['jax']} fuses no call with a slice")
+    assert found["rows"]["8"] == ONCE
+    assert [found["rows"][rows]["calls"] for rows in ("16", "4096")] == [2, 2]
