@@ -124,8 +124,8 @@ def commands_page() -> str:
     rows = [f"| [`{name}`](#{name}) | {what} |" for name, (_, what) in COMMANDS.items()]
     parts = [
         "# Command lines",
-        "Every command with all its options, as `--help` prints them. `ejax COMMAND …` is the same as the "
-        "`python -m …` that each section names.",
+        "Every command with all its options, as `--help` prints them.\n"
+        "`ejax COMMAND …` is the same as the `python -m …` that each section names.",
         "```bash\nejax train push_cube/ppo trainer.seed=3\nejax evaluate outputs/push_cube_ppo --episodes 100\n```",
         "\n".join(["| command | what it does |", "|---|---|", *rows]),
     ]

@@ -98,7 +98,7 @@ def export_pt(
     layout: "Layout" = "0.3",
     like: Path | None = None,
 ) -> Path:
-    """Write a checkpoint of an ejax run as EmbodiChain's ``out``.
+    """Write a checkpoint of an ejax run as ``out``, EmbodiChain's file.
 
     Args:
         member: of a population. None: the best one.

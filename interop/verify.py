@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]:
-    """Check the lists and the hashes, then every artefact that can be loaded here.
+    """Verify an export: the lists and the hashes, then every artefact that can be loaded here.
 
     Args:
         trust: also run the formats that can run code of the folder's maker.

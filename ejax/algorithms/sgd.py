@@ -27,7 +27,7 @@ _CACHED_ELEMENTS = 2**18
 
 @dataclass(frozen=True)
 class MinibatchConfig:
-    """The use of a batch; hashable."""
+    """Epochs and minibatches of a batch, and the limits of a gradient step; hashable."""
 
     n_epochs: int
     batch_size: int

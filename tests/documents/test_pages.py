@@ -104,7 +104,7 @@ def test_identifiers_that_a_page_names_occur_in_the_code(page: str, words: set[s
     assert identifiers - words - NOT_IN_THE_CODE == set()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "reference/commands.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_blocks_of_code_fit_the_page(page: str) -> None:
     blocks = re.findall(r"^```.*?\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M | re.S)
     wide = [line for block in blocks for line in block.split("\n") if len(line) > LIMIT]
