@@ -12,7 +12,7 @@ from ejax.types import Array, Key
 
 
 class DeskLamp(ejax.MuJoCoTask):
-    """The lamp sees its joints and the moth; its four servos take target angles. Success: the light is on the moth."""
+    """Four servos take target angles. Success: the light is on the moth."""
 
     model = "desk_lamp.xml"
     episode_length = 150
@@ -68,5 +68,6 @@ def _angle_off(world: World) -> Array:
 def _fly(world: World) -> World:
     """Place the moth by its phases: before the lamp, within 115° to either side."""
     around, out, up = jnp.sin(world.kept["phase"])
-    place = jnp.stack([jnp.cos(2.0 * around), jnp.sin(2.0 * around), jnp.zeros(())]) * (0.5 + 0.1 * out)
+    direction = jnp.stack([jnp.cos(2.0 * around), jnp.sin(2.0 * around), jnp.zeros(())])
+    place = direction * (0.5 + 0.1 * out)
     return world.place("moth", place.at[2].set(0.32 + 0.12 * up))
