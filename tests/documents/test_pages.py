@@ -104,6 +104,15 @@ def test_identifiers_that_a_page_names_occur_in_the_code(page: str, words: set[s
     assert identifiers - words - NOT_IN_THE_CODE == set()
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("coming_from/")])
+def test_names_beside_another_librarys_occur_in_the_code(page: str, words: set[str]) -> None:
+    rows = re.findall(r"^\| [^|]+ \| ([^|]*) \|", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M)
+    code = " ".join(re.findall(r"`([^`]+)`", " ".join(rows)))
+    named = set(re.findall(r"(?<![\w-])[A-Za-z_]\w*", code))
+    assert len(rows) > 20
+    assert {name for name in named if "_" in name or re.search("[a-z][A-Z]", name)} - words == set()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_of_code_fit_the_page(page: str) -> None:
     blocks = re.findall(r"^```.*?\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M | re.S)
