@@ -169,8 +169,8 @@ class TrainerConfig(StrictModel):
     """``cpu``, ``cuda``, ``cuda:<index>``, ``tpu``."""
     matmul_precision: MatmulPrecision = "float32"
     """``float32``, ``tf32``, ``bf16``: how a GPU multiplies float32 matrices. The latter two round their entries, to 10
-    and 7 bits of mantissa, and add up in float32. Parameters and statistics are float32 in any case, and a CPU computes
-    in float32 only."""
+    and 7 bits of mantissa, and add up in float32. With ``bf16`` the hidden layers of MLPs are also kept in bfloat16.
+    Parameters, gradients and statistics are float32 in any case, and a CPU computes in float32 only."""
     distributed: MayChange[bool] = False
     """Train on all devices of ``device``'s kind: of this machine, or of all processes that were started together
     (``--coordinator``, SLURM, OpenMPI, Kubernetes). As in EmbodiChain, ``num_envs`` and ``batch_size`` are then those

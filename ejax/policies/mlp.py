@@ -6,6 +6,7 @@ For each hidden size: Linear → [LayerNorm] → activation → [dropout]; then 
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import flax.linen as nn
@@ -83,21 +84,22 @@ class MLP(nn.Module):
             raise ValueError(f"output_dim must be a size or a shape of sizes of at least 1, got {self.output_dim}")
         if self.input_dim not in (None, x.shape[-1]):
             raise ValueError(f"the MLP was made for {self.input_dim} inputs, got {x.shape[-1]}: x is {list(x.shape)}")
-        gains = c.orthogonal_init
+        gains, narrow = c.orthogonal_init, stores_bfloat16()
         for i, size in enumerate((*c.hidden_sizes, math.prod(shape))):
-            gain = gains[i] if isinstance(gains, tuple) else gains
+            gain, is_last = gains[i] if isinstance(gains, tuple) else gains, i == len(c.hidden_sizes)
             x = nn.Dense(
                 size,
                 kernel_init=uniform_init(x.shape[-1]) if gain is None else jax.nn.initializers.orthogonal(gain),
                 bias_init=uniform_init(x.shape[-1]) if gain is None else jax.nn.initializers.zeros,
-                dot_general=dense_product,
+                dot_general=partial(_narrow_product, is_last) if narrow else dense_product,
+                promote_dtype=_as_they_are if narrow else nn.dtypes.promote_dtype,
                 name=f"linear_{i}",
             )(x)
-            if i == len(c.hidden_sizes):  # the output has no norm, activation or dropout of a hidden layer
+            if is_last:  # the output has no norm, activation or dropout of a hidden layer
                 break
             if c.use_layernorm:
                 x = nn.LayerNorm(epsilon=1e-5, name=f"layernorm_{i}")(x)  # torch's epsilon
-            x = ACTIVATIONS[c.activation](x)
+            x = ACTIVATIONS[c.activation](x.astype(jnp.bfloat16) if narrow else x)
             if c.dropout_p > 0.0 and dropout_seed is not None:
                 x = consistent_dropout(x, dropout_seed, layer=i, p=c.dropout_p)
         x = ACTIVATIONS[c.last_activation](x) if c.last_activation else x
@@ -141,6 +143,40 @@ def dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
 def own_precision(x: Array) -> jax.lax.Precision | None:
     """Return the precision of products of x: a run's ``matmul_precision`` is for float32, and would widen bfloat16."""
     return jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else None
+
+
+def stores_bfloat16() -> bool:
+    """Recognize that a run's ``matmul_precision`` is ``bf16``, on a GPU: hidden layers then keep bfloat16 for the backward
+    pass. Parameters, their gradients, outputs and all sums stay float32."""
+    return bool(jax.config.jax_default_matmul_precision == "BF16_BF16_F32")  # type: ignore[attr-defined]
+
+
+def _as_they_are(*arrays: Array, **_kwargs: Any) -> tuple[Array, ...]:
+    return arrays  # nn.Dense would make float32 of all
+
+
+def _narrow_product(is_last: bool, x: Array, w: Array, *_args: Any, **_kwargs: Any) -> Array:
+    return _narrow(x.astype(jnp.bfloat16), w, jnp.float32 if is_last else jnp.bfloat16)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _narrow(x: Array, w: Array, dtype: Any) -> Array:
+    """Compute x·w of bfloat16 x and float32 w, whose gradient is float32; ``dtype`` is that of the result."""
+    return _bf16_matmul(x, w, dtype)
+
+
+def _narrow_backward(dtype: Any, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, w = residuals
+    rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    return _bf16_matmul(dy, w.T, jnp.bfloat16), _bf16_matmul(rows.T, dy_rows, jnp.float32)
+
+
+def _bf16_matmul(a: Array, b: Array, dtype: Any) -> Array:
+    narrow = (each.astype(jnp.bfloat16) for each in (a, b))
+    return jnp.matmul(*narrow, precision=jax.lax.Precision.DEFAULT, preferred_element_type=dtype)
+
+
+_narrow.defvjp(lambda x, w, dtype: (_narrow(x, w, dtype), (x, w)), _narrow_backward)
 
 
 @jax.custom_vjp

@@ -158,6 +158,33 @@ def test_the_precision_of_float32_products_does_not_widen_those_of_bfloat16() ->
     assert len(products) == 2 and all("tensor<4x4xf32>" not in line for line in products)
 
 
+@pytest.mark.parametrize("activation", ["tanh", "elu", "gelu"])
+def test_bf16_stores_hidden_layers_in_bfloat16_and_the_rest_in_float32(activation: Any) -> None:
+    config = NetworkConfig(hidden_sizes=(128, 96), activation=activation)
+    key = jax.random.key(0)
+    x, target = jax.random.normal(key, (512, 20)), jax.random.normal(jax.random.key(1), (512, 5))
+    params = mlp_params(config, size=20, output_dim=5)
+
+    def loss(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        output = MLP(config, 5).apply({"params": params}, x)
+        return jnp.mean((output - target) ** 2), output
+
+    def run() -> Any:  # a function of its own each time: a trace is of one precision
+        return jax.value_and_grad(lambda params, x: loss(params, x), argnums=(0, 1), has_aux=True)(params, x)
+
+    (_, output), gradients = run()
+    with jax.default_matmul_precision("BF16_BF16_F32"):
+        (_, narrow_output), narrow_gradients = run()
+        _, backward = jax.vjp(lambda params: loss(params, x)[0], params)
+    hidden = [each for each in jax.tree.leaves(backward) if each.shape in ((512, 128), (512, 96))]
+    assert hidden and {each.dtype for each in hidden} <= {jnp.dtype(jnp.bfloat16), jnp.dtype(bool)}
+    assert all(each.dtype == jnp.float32 for each in jax.tree.leaves((narrow_output, narrow_gradients)))
+    for exact, narrow in zip(
+        jax.tree.leaves((output, gradients)), jax.tree.leaves((narrow_output, narrow_gradients)), strict=True
+    ):
+        assert 1e-6 < jnp.linalg.norm(narrow - exact) / jnp.linalg.norm(exact) < 1.5e-2  # of the rounding: 2^-9 each
+
+
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(ValueError, match="relu"):
         NetworkConfig(hidden_sizes=(8,), activation="reLU6")
