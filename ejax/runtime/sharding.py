@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
@@ -148,9 +149,10 @@ def _make(x: Any, sharding: Sharding) -> jax.Array:
 
 
 def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
-    """Copy arrays that are the same on every device to this process's ``device`` alone."""
+    """Copy arrays to this process's ``device`` alone. For those that lie across processes the others ``give_copy``."""
 
     def own(x: jax.Array) -> jax.Array:
+        x = _gathered(x)
         if x.is_fully_replicated:
             for shard in x.addressable_shards:
                 if shard.device == device:
@@ -158,6 +160,20 @@ def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
         return x if x.is_fully_addressable else x.addressable_data(0)
 
     return jax.device_put(jax.tree.map(own, tree), device)
+
+
+def give_copy(tree: PyTree) -> None:
+    """Take part in another process's ``own_copy`` of the same arrays."""
+    for x in jax.tree.leaves(tree):
+        _gathered(x)
+
+
+def _gathered(x: jax.Array) -> jax.Array:
+    """Put an array that lies across processes onto every device. One at a time, for they need not hold all of them."""
+    if x.is_fully_replicated or x.is_fully_addressable:
+        return x
+    everywhere = NamedSharding(cast(NamedSharding, x.sharding).mesh, PartitionSpec())
+    return cast(jax.Array, jax.jit(jnp.copy, out_shardings=everywhere)(x))
 
 
 def at_hand(tree: PyTree) -> PyTree:

@@ -12,7 +12,7 @@ import jax
 from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step
 from ejax.config import ConfigError, Problem, RunConfig, TrainerConfig, bind
 from ejax.envs.description import describe
-from ejax.runtime.processes import JOIN, count, unjoined
+from ejax.runtime.processes import JOIN, unjoined
 from ejax.training.environments import build_env, check_own_env
 from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
@@ -50,9 +50,9 @@ def build(
     trainer = config.trainer
     devices = all_devices(config) if trainer.distributed and absent is None else None
 
-    if trainer.shard_parameters and absent is None and (not trainer.distributed or count() > 1):
-        text = f"got {json.dumps(trainer.shard_parameters)}, which needs trainer.distributed: true, in one process"
-        raise ConfigError([Problem("trainer.shard_parameters", f"{text}; with several, parameters are whole on each")])
+    if trainer.shard_parameters and absent is None and not trainer.distributed:
+        text = f"got {json.dumps(trainer.shard_parameters)}, which needs trainer.distributed: true"
+        raise ConfigError([Problem("trainer.shard_parameters", text)])
 
     size = group_size(config, len(devices or [None]))
     made, eval_env, notes = _ingredients(config, given, size, quarantine)

@@ -18,12 +18,13 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.runtime.process_exit import hard_exit
 from ejax.runtime.processes import Group, ProcessesError, RescueCall, count, leads, report_failure
-from ejax.runtime.sharding import exchange
+from ejax.runtime.sharding import exchange, give_copy
 from ejax.store.checkpoint import save_arrays
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import RunResult
 from ejax.training.host_steppers import HostStepper
 from ejax.training.loop import Dispatch, Sink
+from ejax.training.recorder import cameras_of
 from ejax.training.saver import Verdict
 from ejax.training.sink import RunSink
 from ejax.training.start import Call, RunLocation, StartState
@@ -92,7 +93,10 @@ def rescue(sink: Sink[Any, Any], group: Group | None, reason: str, requested: bo
 
 
 class FollowerSink(Sink[RunState, RunResult]):
-    """Sink of every process but the first: writes its part of the arrays of each checkpoint, and nothing else."""
+    """Sink of every process but the first: writes its part of the arrays of each checkpoint, and gives it parameters.
+
+    Those that lie across processes come together for an evaluation and for a video, in step with ``RunSink``.
+    """
 
     def __init__(self, call: Call, start: StartState, group: Group) -> None:
         self._trainer, self._directory, self._group = call.location.config.trainer, call.location.directory, group
@@ -105,25 +109,29 @@ class FollowerSink(Sink[RunState, RunResult]):
         del seconds
         self._complete = state, self._start.update
         if self._start.evaluation_due:
+            give_copy(state.train.params)
             self._follow_evaluation(state, self._start.update)
 
     def reached(self, state: RunState, update: int) -> Callable[[], Metrics] | None:
         self._complete = state, update
-        # in step with the first process, which evaluates alone
-        return dict if self._start.cadence.evaluates(update) else None
+        if not self._start.cadence.evaluates(update):
+            return None
+        give_copy(state.train.params)
+        return dict  # the first process evaluates alone
 
     def finish(self, dispatch: Dispatch[RunState], metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:
         del metrics, steps_per_s
         if self._start.cadence.saves(dispatch.update):
-            self._save(dispatch.state, dispatch.update)
+            self._save_and_film(dispatch.state, dispatch.update)
         if dispatch.evaluation is not None:
             self._follow_evaluation(dispatch.state, dispatch.update)
 
     def end(self, state: RunState, update: int, steps_per_s: float, should_stop: ShouldStop) -> RunResult:
         del should_stop
         finished = update >= self._trainer.num_updates
-        self._save(state, update)
+        self._save_and_film(state, update)
         if finished and self._trainer.enable_eval and self._last_evaluated != update:
+            give_copy(state.train.params)
             self._follow_evaluation(state, update)
         return RunResult(
             policy=self._start.parts.policy,
@@ -143,8 +151,20 @@ class FollowerSink(Sink[RunState, RunResult]):
             self._last_evaluated = update
         if verdict == "best":
             self._directory.save_share(state, update * self._start.cadence.rows, best=True)
+        if verdict in ("best", "not the best"):
+            self._film(state)
         if verdict == "failed":
             self._save(state, update)
+
+    def _save_and_film(self, state: RunState, update: int) -> None:
+        is_new = update != self._last_saved
+        self._save(state, update)
+        if is_new and not self._trainer.enable_eval:
+            self._film(state)
+
+    def _film(self, state: RunState) -> None:
+        if cameras_of(self._trainer):
+            give_copy(state.train.params)
 
     def _save(self, state: RunState, update: int) -> None:
         if update != self._last_saved:  # as the first process, once for each update

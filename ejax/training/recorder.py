@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.config.models import CameraConfig
+from ejax.config.models import CameraConfig, TrainerConfig
 from ejax.envs.description import caption_of
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.runtime.sharding import own_copy
@@ -32,6 +32,11 @@ _LAST_TIMEOUT_S = 10.0
 """For a video that is broken off: one more frame, and ffmpeg's end."""
 _UNLIMITED = 1000
 """Steps recorded of an environment without a time limit."""
+
+
+def cameras_of(trainer: TrainerConfig) -> tuple[CameraConfig, ...]:
+    """List the cameras that have something to see: without evaluations that is the training alone."""
+    return tuple(each for each in trainer.cameras if trainer.enable_eval or each.phase == "train")
 
 
 class VideoRecorder(Callback):
@@ -66,6 +71,8 @@ class VideoRecorder(Callback):
             self._record_run(run, run.update)
 
     def _record_run(self, run: TrainingRun, number: int) -> None:
+        if self._thread is None:
+            return
         # learners may have the parameters on several devices
         params = own_copy(run.state.train.params, self._device)
         self.record(params, jax.random.key(run.config.trainer.eval_seed), number)

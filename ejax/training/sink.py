@@ -23,7 +23,7 @@ from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.fresh import BROKEN_OFF, best_or_last, fresh_seeds, params_of, play_best_and_last, write_fresh
 from ejax.training.loop import Dispatch, Sink
-from ejax.training.recorder import VideoRecorder
+from ejax.training.recorder import VideoRecorder, cameras_of
 from ejax.training.saver import Progress, Saver, Verdict
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.training.start import Call, StartState, open_log
@@ -69,8 +69,8 @@ class RunSink(Sink[RunState, RunResult]):
         )
         self._evaluator = make_evaluator(config, parts, directory.path / "quarantine" / "eval")
         envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env, parts.eval_env)}
-        cameras = tuple(each for each in self._trainer.cameras if self._trainer.enable_eval or each.phase == "train")
-        self._recorder = VideoRecorder(parts.policy, envs, cameras, directory.path / "videos", self._device)
+        folder = directory.path / "videos"
+        self._recorder = VideoRecorder(parts.policy, envs, cameras_of(self._trainer), folder, self._device)
         skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
         self._reporter = MetricReporter(writer, self._progress, call.clock, self._device, on_log)
         # in the order of their calls: numbers that the caller adds are logged before the state is saved

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import re
 import shutil
 import socket
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from several_processes import two_processes
 
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
@@ -289,22 +289,6 @@ def test_what_processes_exchange_keeps_its_bits() -> None:
 
 
 # Trainings
-
-
-def two_processes(tmp_path: Path, config: dict[str, Any], *arguments: str) -> list[str]:
-    """Return the output of two processes of one device each, of a training that ends well."""
-    (file := tmp_path / "tiny.json").write_text(json.dumps(config))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "ejax.train", "--config", str(file), "--distributed", *arguments]
-    command += ["--num-processes", "2", "--coordinator", address, "--process-id"]
-    one_device = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=1")}
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": one_device}
-    both = [subprocess.Popen([*command, str(i)], **options) for i in range(2)]
-    texts = [process.communicate(timeout=300)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], "\n".join(texts)
-    return texts
 
 
 @pytest.mark.slow
