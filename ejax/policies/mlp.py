@@ -151,8 +151,9 @@ def stores_bfloat16() -> bool:
     return bool(jax.config.jax_default_matmul_precision == "BF16_BF16_F32")  # type: ignore[attr-defined]
 
 
-def _as_they_are(*arrays: Array, **_kwargs: Any) -> tuple[Array, ...]:
-    return arrays  # nn.Dense would make float32 of all
+def _as_they_are(*args: Array | None, dtype: Any = None, inexact: bool = True) -> list[Array | None]:
+    del dtype, inexact
+    return list(args)  # nn.Dense would make float32 of all
 
 
 def _narrow_product(is_first: bool, is_last: bool, x: Array, w: Array, *_args: Any, **_kwargs: Any) -> Array:
