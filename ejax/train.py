@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
     """Run the command line, under the name of one of the modules that train.
 
     Returns:
-        0 also after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a signal ended it
-        before or without that; 2 for what could not be started; 3 for numbers that are not finite.
+        0; ``--stopped-exit-code`` after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a
+        signal ended it before or without that; 2 for what could not be started; 3 for numbers that are not finite.
     """
     args = _parser(name).parse_intermixed_args(argv)
     ejax_run = import_late("ejax.run")
@@ -43,11 +43,12 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
             config = _load(args)
             if config.population is None:
                 result = ejax_run.train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
-                return print_summary(name, config, result)
-            population = import_late("ejax.population")
-            return print_population(
-                name, config, population.train_population(config, resume=args.resume, run_dir=args.run)
-            )
+                failure = print_summary(name, config, result)
+            else:
+                population = import_late("ejax.population")
+                result = population.train_population(config, resume=args.resume, run_dir=args.run)
+                failure = print_population(name, config, result)
+            return failure or (0 if result.finished else args.stopped_exit_code)
         except Exception as error:
             code, text = exit_code_of(error)
             if code is None:
@@ -248,6 +249,13 @@ def _parser(name: str) -> argparse.ArgumentParser:
         help="a new run from the whole state of another, its best checkpoint; without --config by its config",
     )
     parser.add_argument("--run", type=Path, metavar="DIR", help="the run's folder (default: a new one, named by time)")
+    parser.add_argument(
+        "--stopped-exit-code",
+        type=int,
+        default=0,
+        metavar="N",
+        help="where a signal stopped the run and it was saved (default 0): for what starts again the jobs that fail",
+    )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show the names that are registered, and the steps"
     )

@@ -142,6 +142,23 @@ def test_two_quick_ctrl_c_say_where_the_last_checkpoint_is(
     assert RunDirectory(tmp_path / "run", "tiny").find("latest", pytest.fail) == kept
 
 
+@pytest.mark.parametrize(("words", "code"), [([], 0), (["--stopped-exit-code", "75"], 75)])
+def test_a_run_that_was_stopped_and_saved_has_the_exit_code_that_a_scheduler_needs(
+    words: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = RunDirectory.save
+
+    def stop_at_save(*args: Any, **kwargs: Any) -> Path:
+        send(signal.SIGTERM)
+        return save(*args, **kwargs)
+
+    file, run = write_config(tmp_path), str(tmp_path / "run")
+    with monkeypatch.context() as stopping:
+        stopping.setattr(RunDirectory, "save", stop_at_save)
+        assert main(["--config", str(file), "--run", run, *words]) == code
+    assert main(["--run", run, "--resume", "latest", "trainer.iterations=24", *words]) == 0
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks for the handlers in /proc")
 @pytest.mark.parametrize("module", ["train", "pretrain", "evaluate"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
