@@ -8,7 +8,7 @@ from typing import Any, cast
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.population.leaderboard import PopulationResult
 from ejax.population.members import build_population
-from ejax.population.separate_runs import train_separately
+from ejax.population.separate_runs import MapMembers, train_separately
 from ejax.population.sink import PopulationSink
 from ejax.run import run_training
 from ejax.runtime.processes import count
@@ -20,11 +20,15 @@ from ejax.training.parts import rows_per_update
 from ejax.training.start import Call, StartState, locate_run
 
 
-def train_population(config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None) -> PopulationResult:
+def train_population(
+    config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None, map_members: MapMembers = map
+) -> PopulationResult:
     """Train the members that ``config.population`` describes.
 
     Args:
         resume: ``latest``, or the path of a checkpoint of this population. None: a new run.
+        map_members: calls a function with each of a list and gives the results in that order, as ``map`` does, which is
+            one after the other here: a pool's ``imap`` has other processes train the members of ``separate_runs``.
 
     Raises:
         ConfigError: as ``build_population``. CheckpointError: nothing to resume from, or it has another config.
@@ -36,7 +40,7 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
         raise CheckpointError(f"{text}; --run RUN/members/I --resume best goes on with one member by itself")
     find = partial(locate_run, resume=resume, run_dir=run_dir)
     if config.population.separate_runs:
-        return train_separately(config, find)
+        return train_separately(config, find, map_members)
     if count() > 1:
         text = "is trained by one process; start it on one machine, or leave population out"
         raise ConfigError([Problem("population", text)])

@@ -1,11 +1,11 @@
-"""Populations whose members are runs of their own, one after the other: ``population.separate_runs``."""
+"""Populations whose members are runs of their own, one after the other or elsewhere: ``population.separate_runs``."""
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,8 +23,26 @@ from ejax.training.skipped import NonFiniteUpdateError
 from ejax.training.start import RunLocation
 
 
-def train_separately(config: RunConfig, find: Callable[..., RunLocation]) -> PopulationResult:
-    """Train each member as ``ejax.run.train`` does; arguments and errors as ``run_training``.
+class MemberJob(NamedTuple):
+    """One member's training, which any process may do that sees the folder: it can be pickled."""
+
+    name: str
+    config: RunConfig
+    directory: RunDirectory
+
+
+class MemberOutcome(NamedTuple):
+    alive: bool = True
+    finished: bool = True
+    trained_s: float = 0.0
+    steps: int = 0
+
+
+MapMembers: TypeAlias = Callable[[Callable[[MemberJob], MemberOutcome], list[MemberJob]], Iterable[MemberOutcome]]
+
+
+def train_separately(config: RunConfig, find: Callable[..., RunLocation], map_members: MapMembers) -> PopulationResult:
+    """Train each member as ``ejax.run.train`` does; arguments and errors as ``run_training`` and ``train_population``.
 
     A member that stops at a non-finite update is reported and passed over. A resume goes on with unfinished members.
     """
@@ -34,28 +52,36 @@ def train_separately(config: RunConfig, find: Callable[..., RunLocation]) -> Pop
         if location.given is not None:
             step = max(_meta(directory.member(i)).get("global_step", 0) for i in range(len(config.members)))
             record_changes(directory.config_file, location.given, step)
-        return _train_members(config, directory)
+        return _train_members(config, directory, map_members)
 
 
-def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResult:
+def train_member(job: MemberJob) -> MemberOutcome:
+    """Train one member, from its last checkpoint if there is one."""
+    if job.config.trainer.console:
+        print(job.name, flush=True)
+    resume = "latest" if job.directory.config_file.exists() else None
+    try:
+        result = train(job.config, resume=resume, run_dir=job.directory.path)
+    except NonFiniteUpdateError as error:
+        print(f"{job.name.partition(':')[0]}: {error}", flush=True)
+        return MemberOutcome(alive=False)
+    return MemberOutcome(True, result.finished, result.elapsed_time_sec, result.global_step)
+
+
+def _train_members(config: RunConfig, directory: RunDirectory, map_members: MapMembers) -> PopulationResult:
     started = time.monotonic()
     members, count = config.members, len(config.members)
     alive, finished, trained_s, steps = [True] * count, True, 0.0, 0
+    jobs: dict[int, MemberJob] = {}
     for i, member in enumerate(members):
         own, folder = config.of_member(member), directory.member(i)
-        if _meta(folder).get("num_updates", 0) >= own.trainer.num_updates:  # finished by an earlier call
-            continue
-        if own.trainer.console:
-            print(f"member {i} of {count}: trainer.seed={member.seed} {member.values}", flush=True)
-        try:
-            result = train(own, resume="latest" if folder.config_file.exists() else None, run_dir=folder.path)
-        except NonFiniteUpdateError as error:
-            alive[i] = False
-            print(f"member {i}: {error}", flush=True)
-            continue
-        trained_s, steps = trained_s + result.elapsed_time_sec, steps + result.global_step
-        finished = result.finished  # a signal stopped it: the others wait for the resume
-        if not finished:
+        if _meta(folder).get("num_updates", 0) < own.trainer.num_updates:  # else finished by an earlier call
+            name = f"member {i} of {count}: trainer.seed={member.seed} {member.values}"
+            jobs[i] = MemberJob(name, own, folder)
+    for i, outcome in zip(jobs, map_members(train_member, list(jobs.values())), strict=False):
+        alive[i], finished = outcome.alive, outcome.finished
+        trained_s, steps = trained_s + outcome.trained_s, steps + outcome.steps
+        if not finished:  # a signal stopped it: the others wait for the resume
             break
     metas = [_meta(directory.member(i)) for i in range(count)]
     logs = [read_log(directory.member(i).path / "logs" / "metrics.jsonl")[0] for i in range(count)]

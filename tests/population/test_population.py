@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -489,6 +490,30 @@ def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(t
     again = train_population(config, run_dir=tmp_path / "separate", resume="latest")
     assert lines(tmp_path / "separate" / "members" / "1") == second and lines(tmp_path / "separate") == rows
     assert again.best_eval_values == result.best_eval_values
+
+
+def test_members_apart_can_be_trained_by_whoever_gets_the_job(tmp_path: Path) -> None:
+    trained: list[str] = []
+
+    def elsewhere(train_member: Any, jobs: list[Any]) -> list[Any]:
+        """Train in another order, what came through a pipe."""
+        outcomes = {}
+        for job in reversed(jobs):
+            outcomes[job.name] = train_member(pickle.loads(pickle.dumps(job)))
+            trained.append(job.name[:8])
+        return [outcomes[job.name] for job in jobs]
+
+    config = population({"separate_runs": True, "seeds": 2}, output_dir=tmp_path)
+    here = train_population(config, run_dir=tmp_path / "here")
+    there = train_population(config, run_dir=tmp_path / "there", map_members=elsewhere)
+    assert trained == ["member 1", "member 0"] and there.finished
+    assert there.global_step == here.global_step
+    shutil.rmtree(tmp_path / "there" / "members" / "1")
+    train_population(config, run_dir=tmp_path / "there", resume="latest", map_members=elsewhere)
+    assert trained[2:] == ["member 1"]
+    for member in ("0", "1"):
+        assert lines(tmp_path / "there" / "members" / member) == lines(tmp_path / "here" / "members" / member)
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
 
 
 @pytest.mark.slow
