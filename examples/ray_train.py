@@ -1,60 +1,111 @@
-"""Train in several processes that Ray starts: on a cluster's GPUs, or with --cpu on this machine to try it.
+"""Train on a Ray cluster: one run in several processes, or a population, of which each member is a process of its own.
 
-    pip install 'ray[train]'
-    python examples/ray_train.py configs/point_mass/ppo.yaml --workers 2 --cpu trainer.iterations=4
+    pip install -e '.[ray]'
+    python examples/ray_train.py configs/point_mass/ppo.yaml --workers 2 --device cpu trainer.iterations=4
+    python examples/ray_train.py configs/point_mass/ppo.yaml --device cpu trainer.iterations=4 \\
+        population.separate_runs=true population.seeds=3
 
-Ray's JaxTrainer joins the processes before it calls ``work``; from there on it is ``ejax.run.train`` in each of them.
+Ray gives each process a place and a GPU. When one is lost, all of the run start again from its last checkpoint; of a
+population that member does.
 """
 
 import argparse
-import os
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.v2.jax import JaxTrainer
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ejax.config import load_config
+from ejax.population import train_population
+from ejax.runtime.device import prepare_jax
+from ejax.schema.trust import add_trust_option, trust_as, trust_words, trusted
+from ejax.train import main as train_by_words
+from ejax.train import print_population
+
+MAX_FAILURES = 3
+LOST, STOPPED = 1, 75  # exit codes of a process that misses another, and of one that a signal stopped
+# a worker sees one GPU, its own; without this JAX would go by SLURM's variables where Ray runs under SLURM
+ONE_DEVICE = {"env_vars": {"JAX_LOCAL_DEVICE_IDS": "0"}}
 
 
-def work(settings: dict[str, Any]) -> None:
-    """In each process: process 0 decides, writes and speaks, the others follow it."""
-    from ejax.config import load_config
-    from ejax.run import train
-    from ejax.runtime.device import prepare_jax
+class Process:
+    """One of a run's processes: the command line ``ejax train``."""
 
-    config = load_config(settings["config"], [*settings["overrides"], "trainer.distributed=true"])
-    prepare_jax(config.trainer.device)
-    run = Path(settings["run"])
-    # Ray restarts the processes after a failure
-    train(config, run_dir=run, resume="latest" if run.exists() else None)
+    def address(self) -> str:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+
+    def train(self, *words: str) -> int:
+        return train_by_words([*words])
 
 
-def main() -> None:
+def train_once(group: PlacementGroup, resources: dict[str, Any], words: list[str]) -> int:
+    ray.get(group.ready())
+    places = [PlacementGroupSchedulingStrategy(group, i) for i in range(group.bundle_count)]
+    workers = [ray.remote(Process).options(scheduling_strategy=place, **resources).remote() for place in places]
+    try:
+        words = [*words, "--distributed", f"--num-processes={len(workers)}", f"--stopped-exit-code={STOPPED}"]
+        words.append(f"--coordinator={ray.get(workers[0].address.remote())}")
+        return max(ray.get([each.train.remote(*words, f"--process-id={i}") for i, each in enumerate(workers)]))
+    except ray.exceptions.RayActorError as error:
+        print(f"ray_train: a worker is lost: {error}", flush=True)
+        return LOST
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+
+
+def train_run(num_workers: int, resources: dict[str, Any], run: Path, words: list[str]) -> int:
+    bundle = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
+    group = placement_group([bundle] * num_workers)  # all of them start, or none
+    for _ in range(1 + MAX_FAILURES):
+        resume = ["--resume=latest"] if run.exists() else []
+        code = train_once(group, resources, [*words, f"--run={run}", *resume])
+        if code not in (LOST, STOPPED):
+            break
+    return code
+
+
+def train_member(train: Callable[[Any], Any], may_run: Any, job: Any) -> Any:
+    trust_as(may_run)
+    prepare_jax(job.config.trainer.device)
+    return train(job)
+
+
+def on_workers(resources: dict[str, Any], train: Callable[[Any], Any], jobs: list[Any]) -> Iterable[Any]:
+    # a worker ends with its member (max_calls), so that the GPU's memory is free
+    task = ray.remote(max_calls=1, max_retries=MAX_FAILURES, **resources)(train_member)
+    return map(ray.get, [task.remote(train, trusted(), job) for job in jobs])
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes, of one GPU each")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes of a run, one device each")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--run", type=Path, default=Path("outputs/ray"), help="the run's folder; all machines see it")
-    parser.add_argument("--cpu", action="store_true", help="processes of one CPU device each, on this machine")
+    add_trust_option(parser)
     args = parser.parse_intermixed_args()
-    if args.cpu:  # JaxTrainer joins processes of GPUs and TPUs only: let Ray take CPUs for such
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        ray.init(num_gpus=args.workers)
-    settings = {
-        "config": str(args.config.absolute()),
-        "overrides": [*args.overrides, f"trainer.device={'cpu' if args.cpu else 'cuda'}"],
-        "run": str(args.run.absolute()),
-    }
-    trainer = JaxTrainer(
-        work,
-        train_loop_config=settings,
-        scaling_config=ScalingConfig(num_workers=args.workers, use_gpu=True, resources_per_worker={"GPU": 1}),
-        run_config=RunConfig(
-            storage_path=str(args.run.absolute().parent), failure_config=FailureConfig(max_failures=3)
-        ),
-    )
-    trainer.fit()
+    trust_words(args.trust)
+    config, run = load_config(args.config, args.overrides, device=args.device), args.run.absolute()
+    ray.init()  # the cluster of this machine, if it has one
+    resources = {"num_cpus": 1, "num_gpus": int(args.device == "cuda"), "runtime_env": ONE_DEVICE}
+    if config.population is None:
+        words = [f"--config={args.config}", f"--device={args.device}", *(f"--trust={name}" for name in args.trust)]
+        return train_run(args.workers, resources, run, [*words, *args.overrides])
+    prepare_jax("cpu")  # this process computes nothing
+    resume = "latest" if run.exists() else None
+    result = train_population(config, resume=resume, run_dir=run, map_members=partial(on_workers, resources))
+    return print_population("train", config, result)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

