@@ -1,16 +1,22 @@
-"""The batch script of ``examples/`` gives each process what JAX's detection of SLURM expects."""
+"""What ``examples/`` has for SLURM and Kubernetes gives each process what JAX's detection of them expects."""
 
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import slurm
+import yaml
 from jax._src.clusters.cluster import ClusterEnv
+from jax._src.clusters.k8s_cluster import K8sCluster
 from tiny import tiny
+
+from ejax.train import _parser
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "slurm.sh"
 
@@ -109,3 +115,82 @@ def test_the_batch_script_trains_and_resumes(tmp_path: Path, monkeypatch: pytest
         assert "2 devices, 4 environments on each" in done.stdout
         assert ("resumed from" in done.stdout) == (updates == 3)
         assert [*(tmp_path / "run" / "checkpoints").glob(f"tiny_step_{updates * 64}")]
+
+
+MANIFEST = Path(__file__).parents[2] / "examples" / "kubernetes.yaml"
+
+
+def manifest() -> tuple[dict[str, Any], dict[str, Any]]:
+    service, job = yaml.safe_load_all(MANIFEST.read_text())
+    return service, job
+
+
+def start_pod(index: int, folder: Path, *changes: tuple[str, str]) -> subprocess.Popen[str]:
+    """Run the command of a pod on this machine, with the variables that Kubernetes gives it."""
+    [container] = manifest()[1]["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    variables |= {"RUN": str(folder / "run"), "CONFIG": str(folder / "tiny.json"), "JOB_COMPLETION_INDEX": str(index)}
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, **variables, "KUBERNETES_SERVICE_HOST": "192.0.2.1", "PATH": path}
+    [script] = container["args"]
+    for old, new in changes:
+        assert old in script
+        script = script.replace(old, new)
+    command = [*container["command"], script]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_kubernetes_gives_each_pod_what_jax_would_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, job = manifest()
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert service["metadata"]["name"] == pod["subdomain"] and service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
+    meta = SimpleNamespace(name=job["metadata"]["name"], labels={})
+    facts = {
+        "_controller": SimpleNamespace(kind="Job"),
+        "_job": SimpleNamespace(metadata=meta, spec=SimpleNamespace(parallelism=spec["parallelism"])),
+        "_pod": SimpleNamespace(spec=SimpleNamespace(subdomain=pod["subdomain"])),
+    }
+    for name, fact in facts.items():
+        monkeypatch.setattr(K8sCluster, name, lambda fact=fact: fact)
+    (python := tmp_path / "python").write_text("#!/bin/sh\nshift 2\nprintf '%s\\n' \"$@\"\n")
+    python.chmod(0o755)
+    for index in range(spec["completions"]):
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
+        args = _parser("train").parse_args(start_pod(index, tmp_path).communicate()[0].splitlines())
+        assert args.coordinator.partition(":")[0] == K8sCluster.get_coordinator_address(0, None).partition(":")[0]
+        assert args.num_processes == K8sCluster.get_process_count()
+        assert args.process_id == K8sCluster.get_process_id()
+        assert args.distributed and args.resume is None
+        # a job takes 0 for the end; and these codes for what another attempt does not change
+        assert args.stopped_exit_code not in (0, *spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"])
+    [container] = pod["containers"]
+    gpus = next(each["value"] for each in container["env"] if each["name"] == "JAX_LOCAL_DEVICE_IDS")
+    assert gpus.split(",") == [str(i) for i in range(container["resources"]["limits"]["nvidia.com/gpu"])]
+
+
+@pytest.mark.slow
+def test_the_pods_train_and_resume_without_asking_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=1"))
+    for updates in (1, 3):
+        (tmp_path / "tiny.json").write_text(json.dumps(tiny(console=True, iterations=updates)))
+        changes = [("ejax-0.ejax:12345", f"localhost:{61440 + free_job()}"), ("--device cuda", "--device cpu")]
+        pods = [start_pod(index, tmp_path, *changes) for index in range(2)]
+        texts = [pod.communicate(timeout=300)[0] for pod in pods]
+        assert [pod.returncode for pod in pods] == [0, 0], "".join(texts)
+        assert "2 devices, 4 environments on each" in texts[0]
+        assert ("resumed from" in texts[0]) == (updates == 3)
+        assert not any("Kubernetes environment detected" in text for text in texts)
+        assert [*(tmp_path / "run" / "checkpoints").glob(f"tiny_step_{updates * 64}")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["1.31", "1.37"])  # the first where all of it is stable or on by default
+def test_the_manifest_has_the_schema_of_kubernetes(release: str) -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="needs pip install kubernetes-validate==1.37.0")
+    service, job = manifest()
+    assert [schemas.validate(each, release, strict=True) for each in (service, job)] == [release, release]
+    job["spec"]["paralelism"] = job["spec"].pop("parallelism")
+    with pytest.raises(schemas.ValidationError, match="paralelism"):
+        schemas.validate(job, release, strict=True)
