@@ -16,7 +16,7 @@ PAGES = ("../README.md", *sorted(str(page.relative_to(ROOT / "docs")) for page i
 OTHERS = ("coming_from/", "compatibility.md", "reference/", "upstream/")
 """Pages full of other libraries' names, and those that are made from the code."""
 NOT_IN_THE_CODE = {
-    "OMP_NUM_THREADS", "WARP_CACHE_PATH", "DataFrame", "ppo_lstm",  # of other software
+    "OMP_NUM_THREADS", "WARP_CACHE_PATH", "DataFrame", "ppo_lstm", "JaxTrainer",  # of other software
     "HeavyMass", "HeavyMassRL", "step812_row3", "encoder_camera",  # of an example
     "h1_2_flat", "microduck_flat",  # folders of EmbodiChain
     "evaluate_s", "physics_s", "cuda0_in_use_mib", "cuda0_peak_mib", "fresh_best", "fresh_last",  # put together
