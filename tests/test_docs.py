@@ -22,6 +22,7 @@ MADE = {"changelog.md", "reference/config.md"}
 OUTSIDE = {
     "defects.md",  # a review of another library: linked from the pages about it
     "measurement_log.md",  # earlier measurements: linked from the pages that have the current ones
+    "upstream/warp_dynamic_slice_fusion.md",  # a report to other projects: linked from the page about GPUs
 }
 """Pages that the navigation leaves out; links lead to them."""
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted(DOCS.glob("tutorials/*.py"))]

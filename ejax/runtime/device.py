@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -11,6 +12,9 @@ import jax
 MatmulPrecision: TypeAlias = Literal["float32", "tf32", "bf16"]
 _ON_GPU: dict[MatmulPrecision, str] = {"float32": "highest", "tf32": "TF32_TF32_F32", "bf16": "BF16_BF16_F32"}
 """JAX's own name for float32 on a GPU is TF32: a relative error of 1e-3 in each product."""
+_FUSION = "xla_gpu_enable_dynamic_slice_fusion"
+WARP_FLAG = f"--{_FUSION}=false"
+"""Keeps XLA from fusing a call of Warp with a slice, which loses a result: docs/upstream."""
 
 
 @contextmanager
@@ -32,6 +36,8 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
 def device_problem(device: str) -> str:
     """Explain why JAX does not compute there, with its devices here; "" where it does."""
     platform, _, index = device.partition(":")
+    if platform == "cuda":
+        _set_flags()  # this is where JAX starts, with XLA's flags of that moment
     try:
         there = len(jax.local_devices(backend=platform))
     except RuntimeError:
@@ -40,6 +46,12 @@ def device_problem(device: str) -> str:
         return ""
     here = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
     return f"got '{device}', but the devices of jax here are {here}"
+
+
+def _set_flags() -> None:
+    given = os.environ.get("XLA_FLAGS", "")
+    if find_spec("warp") and _FUSION not in given:  # the user's own stays
+        os.environ["XLA_FLAGS"] = f"{given} {WARP_FLAG}".strip()
 
 
 def prepare_jax(device: str) -> None:

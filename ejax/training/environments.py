@@ -5,6 +5,7 @@ word ``auto``, so that a policy can be evaluated with another engine; a checkpoi
 """
 
 import inspect
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.check import check_shapes
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
+from ejax.envs.mujoco.choice import UNVERIFIED, Engine, choose_engine, how_to_install
 from ejax.envs.randomization.names import split_events
 from ejax.envs.randomization.placing import why_none, with_functor_events
 from ejax.envs.wrappers.action_chunk import ActionChunk
@@ -169,15 +170,17 @@ def resolve_physics(
         engine, why = choose_engine(given, platform, sensing=sensing)
     except ValueError as error:
         raise ConfigError([Problem(f"env.cfg.{'.'.join(path)}", str(error))]) from error
-    notes = (f"physics: {engine}, since {why}",) if given == "auto" else ()
+    notes: tuple[str, ...] = (f"physics: {engine}, since {why}",) if given in ("auto", *UNVERIFIED) else ()
     if given == "auto" and begun_with not in (None, engine):
         notes = (f"physics: {begun_with}, as the run was begun; auto means {engine} here, since {why}",)
         engine = cast(Engine, begun_with)
     if how := how_to_install(engine):  # found now, not in the middle of building
         text = f"'{given}' is {engine} here" if given == "auto" else f"got '{engine}'"
         raise ConfigError([Problem(f"env.cfg.{'.'.join(path)}", f"{text}, which is not installed: {how}")])
+    if engine == "warp" and platform is None and config.trainer.device.startswith("cuda"):
+        notes += (f"XLA_FLAGS: {os.environ.get('XLA_FLAGS', 'none')}",)  # ``device_problem`` adds Warp's
     if given != "auto":
-        return config, ()
+        return config, notes
     cfg = freeze(with_value(thaw(env.cfg), ".".join(path), engine))
     return config.model_copy(update={"env": env.model_copy(update={"cfg": cfg})}), notes
 

@@ -1,6 +1,7 @@
 """The engine that ``physics: auto`` chooses; a run reports it, and keeps it when resumed."""
 
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ejax.envs.mujoco import choice
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Physics
 from ejax.run import train
+from ejax.runtime.device import WARP_FLAG, device_problem
 from ejax.training.environments import resolve_physics
 from ejax.training.start import RunLocation, locate_run
 
@@ -58,9 +60,38 @@ def test_a_task_that_senses_contacts_has_mjx_on_a_gpu_and_is_refused_warp(monkey
     settled, (note,) = resolve_physics(parse_config(walking))
     assert settled.env.cfg["physics"] == "mjx" and "contact sensors read 0" in note
     walking["env"]["cfg"]["physics"] = "warp"
-    with pytest.raises(ConfigError, match=r"env\.cfg\.physics: got 'warp', but Warp's contact sensors .*; give mjx"):
+    with pytest.raises(
+        ConfigError, match=r"env\.cfg\.physics: got 'warp', but Warp's contact sensors .*; give mjx, or"
+    ):
         resolve_physics(parse_config(walking))
     assert choose_engine("warp", "cpu", sensing=True).engine == "warp"
+
+
+def test_a_task_that_senses_contacts_has_warp_where_the_config_says_unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
+    walking = tiny(env="VelocityRL", env_cfg={"physics": "warp_unverified"})
+    given = parse_config(walking)
+    settled, (note,) = resolve_physics(given)
+    assert settled == given and note.startswith("physics: warp, since the config says warp_unverified")
+    assert choose_engine("warp_unverified", "cuda", sensing=True).engine == "warp"
+    assert Physics("cart_pole.xml", engine="warp_unverified").engine == "warp"
+
+
+def test_warp_on_a_gpu_has_its_flag_of_xla_unless_the_user_gave_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ejax.runtime.device.find_spec", lambda name: name)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    device_problem("cpu")
+    assert os.environ["XLA_FLAGS"] == "--xla_a=1"
+    device_problem("cuda:0")
+    assert os.environ["XLA_FLAGS"] == f"--xla_a=1 {WARP_FLAG}"
+    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
+    trainer = config().trainer.model_copy(update={"device": "cuda"})
+    assert (
+        resolve_physics(config().model_copy(update={"trainer": trainer}))[1][-1] == f"XLA_FLAGS: --xla_a=1 {WARP_FLAG}"
+    )
+    monkeypatch.setenv("XLA_FLAGS", WARP_FLAG.replace("false", "true"))
+    device_problem("cuda")
+    assert os.environ["XLA_FLAGS"] == WARP_FLAG.replace("false", "true")
 
 
 def test_here_auto_is_the_c_engine_also_where_another_device_is_the_default() -> None:

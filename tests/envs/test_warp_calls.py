@@ -4,6 +4,7 @@ XLA since 0.11 may fuse a call with the slice that takes one of its results, and
 docs/upstream/warp_dynamic_slice_fusion.md.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -50,3 +51,18 @@ def test_without_the_barrier_xla_calls_warp_twice() -> None:
         pytest.skip(f"jax {found['jax']} fuses no call with a slice")
     assert found["rows"]["8"] == ONCE
     assert [found["rows"][rows]["calls"] for rows in ("16", "4096")] == [2, 2]
+
+
+@pytest.mark.parametrize(("found", "force", "code"), [(1.0, 131.0, 0), (0.0, 0.0, 1), (1.0, 90.0, 1), (0.5, 131.0, 1)])
+def test_the_probe_fails_where_a_sensor_or_a_force_is_wrong(
+    found: float, force: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("contact_probe", ROOT / "benchmarks" / "contact_probe.py")
+    assert spec and spec.loader
+    spec.loader.exec_module(probe := importlib.util.module_from_spec(spec))
+    monkeypatch.setattr(probe, "how_to_install", lambda engine: None)
+    monkeypatch.setattr(probe, "version", lambda name: "1.0")
+    monkeypatch.setattr(probe, "stand", lambda engine, rows: (1.0, 131.2) if engine == "mujoco" else (found, force))
+    monkeypatch.setattr(sys, "argv", ["contact_probe.py", "--device", "cpu", "--rows", "8"])
+    assert probe.main() == code
+    assert ("passed" in capsys.readouterr().out) == (code == 0)

@@ -4,6 +4,8 @@ on          auto means
 CPU         mujoco
 CUDA        warp if it is installed and the task reads no contact sensors, else mjx
 the rest    mjx
+
+``warp_unverified`` is Warp also for tasks that read contact sensors.
 """
 
 import importlib
@@ -14,8 +16,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import jax
 
-Engine: TypeAlias = Literal["auto", "mujoco", "mjx", "warp"]
-"""``auto``, or a key of ``ENGINES``."""
+Engine: TypeAlias = Literal["auto", "mujoco", "mjx", "warp", "warp_unverified"]
+"""``auto``, or a key of ``ENGINES`` or of ``UNVERIFIED``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +42,15 @@ ENGINES: dict[str, EngineRecord] = {
         title="Warp",
         chosen_on=("cuda",),
         packages=("mujoco-mjx", "warp-lang"),
-        unsensed={"cuda": "Warp's contact sensors read 0 throughout a training on an H100 (docs/gpu.md)"},
+        unsensed={
+            "cuda": "Warp's contact sensors read 0 throughout a training on an H100; a fusion of XLA lost them, which "
+            "ejax now prevents: compiled programs show it, no card has yet (docs/gpu.md)"
+        },
     ),
 }
 """A new engine is a file and a row. Exactly one has no ``chosen_on``: ``auto`` means it where no other fits."""
+UNVERIFIED: dict[Engine, Engine] = {"warp_unverified": "warp"}
+"""An engine also for tasks that it is not for (``unsensed``), because the user says so."""
 _TITLES = {"cpu": "the CPU", "cuda": "CUDA"}
 
 
@@ -56,7 +63,7 @@ class Choice(NamedTuple):
 
 def check_physics(engine: Engine, num_substeps: int) -> None:
     """Raise ValueError for an engine that there is not, or no physics step; starts neither JAX nor the engine."""
-    if engine != "auto" and engine not in ENGINES:
+    if engine != "auto" and engine not in (*ENGINES, *UNVERIFIED):
         *others, last = map(repr, ENGINES)
         raise ValueError(f"physics must be 'auto', {', '.join(others)} or {last}, got {engine!r}")
     if num_substeps < 1:
@@ -75,11 +82,14 @@ def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool 
         platform: ``cpu``, ``cuda``, ``rocm`` or ``tpu``. None: where JAX computes now, which this may start.
         sensing: the task reads contact sensors. Raises ValueError: the engine does not, on this platform.
     """
+    if engine in UNVERIFIED:
+        return Choice(UNVERIFIED[engine], f"the config says {engine}: its contact sensors are not verified on a card")
     if engine != "auto":
         unsensed = ENGINES[engine].unsensed if sensing else {}
         if unsensed and (where := platform or _platform()) in unsensed:  # starts JAX only where it matters
             instead = choose_engine("auto", where, sensing=True).engine
-            raise ValueError(f"got '{engine}', but {unsensed[where]}; give {instead}")
+            probe = f"python benchmarks/contact_probe.py passes on your card, {engine}_unverified"
+            raise ValueError(f"got '{engine}', but {unsensed[where]}; give {instead}, or if {probe}")
         return Choice(engine, "as the config says")
     platform = platform or _platform()
     where, objection = f"JAX computes on {_TITLES.get(platform, platform)}", ""
