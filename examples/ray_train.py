@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ejax.config import load_config
@@ -29,7 +29,7 @@ from ejax.train import main as train_by_words
 from ejax.train import print_population
 
 MAX_FAILURES = 3
-LOST, STOPPED = 1, 75  # exit codes of a process that misses another, and of one that a signal stopped
+LOST, STOPPED = 1, 75  # exit codes of a process that lost another, and of one that a signal stopped
 # a worker sees one GPU, its own; without this JAX would go by SLURM's variables where Ray runs under SLURM
 ONE_DEVICE = {"env_vars": {"JAX_LOCAL_DEVICE_IDS": "0"}}
 
@@ -46,30 +46,24 @@ class Process:
         return train_by_words([*words])
 
 
-def train_once(group: PlacementGroup, resources: dict[str, Any], words: list[str]) -> int:
-    ray.get(group.ready())
-    places = [PlacementGroupSchedulingStrategy(group, i) for i in range(group.bundle_count)]
-    workers = [ray.remote(Process).options(scheduling_strategy=place, **resources).remote() for place in places]
-    try:
-        words = [*words, "--distributed", f"--num-processes={len(workers)}", f"--stopped-exit-code={STOPPED}"]
-        words.append(f"--coordinator={ray.get(workers[0].address.remote())}")
-        return max(ray.get([each.train.remote(*words, f"--process-id={i}") for i, each in enumerate(workers)]))
-    except ray.exceptions.RayActorError as error:
-        print(f"ray_train: a worker is lost: {error}", flush=True)
-        return LOST
-    finally:
-        for worker in workers:
-            ray.kill(worker)
-
-
 def train_run(num_workers: int, resources: dict[str, Any], run: Path, words: list[str]) -> int:
-    bundle = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
-    group = placement_group([bundle] * num_workers)  # all of them start, or none
+    group = placement_group([{"CPU": 1, "GPU": resources["num_gpus"]}] * num_workers)  # all of them start, or none
+    code = LOST
     for _ in range(1 + MAX_FAILURES):
-        resume = ["--resume=latest"] if run.exists() else []
-        code = train_once(group, resources, [*words, f"--run={run}", *resume])
+        ray.get(group.ready())
+        places = [PlacementGroupSchedulingStrategy(group, i) for i in range(num_workers)]
+        workers = [ray.remote(Process).options(scheduling_strategy=place, **resources).remote() for place in places]
+        shared = [*words, f"--run={run}", "--distributed", f"--num-processes={num_workers}"]
+        shared += [f"--stopped-exit-code={STOPPED}", *(["--resume=latest"] if run.exists() else [])]
+        try:
+            shared.append(f"--coordinator={ray.get(workers[0].address.remote())}")
+            code = max(ray.get([each.train.remote(*shared, f"--process-id={i}") for i, each in enumerate(workers)]))
+        except ray.exceptions.RayActorError as error:
+            print(f"ray_train: a worker is lost: {error}", flush=True)
         if code not in (LOST, STOPPED):
             break
+        for worker in workers:
+            ray.kill(worker)
     return code
 
 
@@ -102,8 +96,8 @@ def main() -> int:
         words = [f"--config={args.config}", f"--device={args.device}", *(f"--trust={name}" for name in args.trust)]
         return train_run(args.workers, resources, run, [*words, *args.overrides])
     prepare_jax("cpu")  # this process computes nothing
-    resume = "latest" if run.exists() else None
-    result = train_population(config, resume=resume, run_dir=run, map_members=partial(on_workers, resources))
+    resume, map_members = "latest" if run.exists() else None, partial(on_workers, resources)
+    result = train_population(config, resume=resume, run_dir=run, map_members=map_members)
     return print_population("train", config, result)
 
 
