@@ -2,11 +2,9 @@
 
     pip install -e '.[ray]'
     python examples/ray_train.py configs/point_mass/ppo.yaml --workers 2 --device cpu trainer.iterations=4
-    python examples/ray_train.py configs/point_mass/ppo.yaml --device cpu trainer.iterations=4 \\
-        population.separate_runs=true population.seeds=3
 
 Ray gives each process a place and a GPU. When one is lost, all of the run start again from its last checkpoint; of a
-population that member does.
+population (docs/population.md) that member does.
 """
 
 import argparse
