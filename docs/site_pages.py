@@ -25,6 +25,8 @@ _COLUMNS = "100"
 _HEAD = "| name | what it is |\n|---|---|\n"
 _BLOCK = re.compile(rf"(?:^{re.escape(_HEAD)}((?:\| .*\n)*)\n)?^<!-- site\n((?:(?!-->).*\n)*)-->\n", re.M)
 """A table of names, if there is one, and the directives that it stands for."""
+_OUTSIDE = re.compile(r"\[([^]]+)\]\(\.\./(configs/[^)]+)\)")
+"""A link to a config, which the site does not have."""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -40,13 +42,14 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Open the directives of a page of the reference, and link the names above to them."""
+    """Open the directives of a page of the reference, and link the names above to them; name configs by their paths."""
 
     def opened(block: re.Match[str]) -> str:
         rows = zip((block[1] or "").splitlines(), directed(block[2]), strict=False)  # a test compares
         linked = "".join(re.sub(r"^\| (`[^`]+`)", rf"| [\1][{name}]", row) + "\n" for row, name in rows)
         return f"{_HEAD}{linked}\n{block[2]}"
 
+    markdown = _OUTSIDE.sub(r"\1 (`\2`)", markdown)
     return _BLOCK.sub(opened, markdown) if page.file.src_uri.startswith("reference/") else markdown
 
 

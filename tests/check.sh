@@ -61,7 +61,7 @@ $env/bin/ruff check .
 # types and docs beside the tests, which leave a core idle at their start and end
 report=$(mktemp)
 trap 'rm -f "$report"' EXIT
-{ $env/bin/mypy && NO_MKDOCS_2_WARNING=1 $env/bin/mkdocs build --quiet --strict; } >"$report" 2>&1 & # into build/site
+{ $env/bin/mypy && NO_MKDOCS_2_WARNING=1 $env/bin/mkdocs build --strict; } >"$report" 2>&1 & # into build/site
 others=$!
 status=0
 $env/bin/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "${tests[@]}" "$@" || status=$?
