@@ -1,24 +1,25 @@
-"""Drive the PushCube task with an exported policy in torch. Needs torch, numpy and mujoco; neither jax nor ejax.
+"""Drive a task with an exported policy in torch. Needs torch and numpy, and what the task needs.
 
 python -m interop.export RUN --to exported
 python examples/deploy_torch.py exported
 
-replays the episode that the export holds, that of ``python -m ejax.evaluate RUN --episodes 1``: cube and goal are where
-they were there. Both returns are printed.
+plays the episode that the export holds, that of ``python -m ejax.evaluate RUN --episodes 1``, and prints both returns.
+PushCube needs mujoco and no ejax; see ``deployed_task`` for the others.
 """
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
+from deployed_task import play
 from numpy.typing import NDArray
-from push_cube_mujoco import play
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Drive the PushCube task with an exported policy in torch.")
+    parser = argparse.ArgumentParser(description="Drive a task with an exported policy in torch.")
     parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote")
     parser.add_argument("--torchscript", action="store_true", help="load policy.torchscript instead of policy.pt2")
     args = parser.parse_args()
@@ -32,9 +33,9 @@ def main() -> None:
     memory = [torch.zeros(1, x["shape"][1]) for x in inputs if x["name"] == "memory"]
 
     @torch.no_grad()
-    def act(obs: NDArray[np.float32]) -> NDArray[np.float32]:
-        action, _mean, _log_std, *after = policy(torch.from_numpy(obs), *memory)
-        memory[:] = after
+    def act(obs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        action, *others = policy(*(torch.tensor(x) for x in obs.values()), *memory)
+        memory[:] = others[len(others) - len(memory) :]
         return action.numpy()
 
     play(args.directory, act)

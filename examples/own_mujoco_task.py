@@ -20,7 +20,7 @@ class DeskLamp(ejax.MuJoCoTask):
     ends_on_success = False
     weights = {"light": 1.0, "closeness": 0.3, "haste": -0.05}
     speed: float = 0.6
-    """Of the moth, rad/s: ``env.cfg.speed``."""
+    """Speed of the moth, rad/s: ``env.cfg.speed``."""
 
     def start(self, key: Key, world: World) -> World:
         return _fly(world.keep(phase=jax.random.uniform(key, (3,), maxval=2.0 * jnp.pi)))

@@ -23,7 +23,7 @@ from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
 from interop.twin.memory import history_step, make_recurrence, recurrent_step
 from interop.twin.networks import ObsNormalizer, make_mlp
-from interop.twin.parts import check_batch, narrow, part, vla_tokenizer
+from interop.twin.parts import check_batch, check_remembered, narrow, part, vla_tokenizer
 from interop.twin.spec import MemorySpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
 from interop.twin.vla import TorchVLA
@@ -181,19 +181,14 @@ class TorchPolicy(nn.Module):
 
     def _remembered(self, memory: MemorySpec, x: Tensor) -> Tensor:
         """Return the memory of a batch with the leading axes of ``x`` [..., F]."""
-        wanted = (*x.shape[:-1], memory.size)
         if self.memory is None:
-            return torch.zeros(wanted, device=x.device)
-        if tuple(self.memory.shape) != wanted:
-            raise ValueError(
-                f"the policy remembers a batch of {list(self.memory.shape[:-1])}, but got {list(x.shape[:-1])}; call "
-                "reset() where other episodes begin"
-            )
+            return torch.zeros((*x.shape[:-1], memory.size), device=x.device)
+        check_remembered(self.memory, x.shape[:-1])
         return self.memory
 
     def _numbers(self, obs: Any) -> list[Tensor]:
         """``spec.actor.inputs``, those entries that the actor reads."""
-        numbers = [narrow(self._input(obs, name), name, self.spec) for name in self.spec.actor.inputs]
+        numbers = [narrow(self._input(obs, name), name, self.spec).float() for name in self.spec.actor.inputs]
         check_batch(obs, self.spec)
         return numbers
 

@@ -87,5 +87,5 @@ in_jax = load(result.run_dir).act(obs).clip(-1.0, 1.0)
 print(f"largest difference: {np.abs(action - in_jax).max():.1e}")
 
 # %% [markdown]
-# `examples/deploy_torch.py` and `examples/deploy_onnx.py` are such processes, complete; the former replays
-# `episode.json`. More: [Torch](../torch.md), [the functions](../reference/interop.md).
+# `examples/deploy_torch.py` and `examples/deploy_onnx.py` are such processes, complete: they play the
+# episode in `episode.json`, of any task. More: [Torch](../torch.md), [the functions](../reference/interop.md).

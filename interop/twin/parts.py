@@ -38,13 +38,12 @@ def part(obs: Any, path: str, spec: Spec) -> Any:
 
 
 def narrow(x: Any, name: str, spec: PolicySpec) -> Any:
-    """Select the entries of a tensor [..., F] that the actor reads, float32."""
+    """Select the entries of a tensor or array [..., F] that the actor reads."""
     read, width = spec.read(name), spec.observation[name]
     if x.ndim == 0 or x.shape[-1] not in (width, len(read)):
         either = f" or, without those that the actor does not read, {len(read)}" if len(read) < width else ""
         numbers = f"{x.shape[-1]} numbers" if x.ndim else "no axis"
         raise ValueError(f"'{name}' has {numbers}, the policy was made for {width}{either}")
-    x = x.float()
     return x[..., list(read)] if x.shape[-1] > len(read) else x
 
 
@@ -55,6 +54,37 @@ def check_batch(obs: Any, spec: PolicySpec) -> None:
         ValueError: naming each part's shape.
     """
     _batch({name: list(np.shape(part(obs, name, spec))) for name in spec.reads}, spec)
+
+
+def check_remembered(memory: Any, rows: tuple[int, ...]) -> None:
+    """Refuse a memory [..., M] of another batch than these rows.
+
+    Raises:
+        ValueError: naming both.
+    """
+    if tuple(memory.shape[:-1]) != tuple(rows):
+        raise ValueError(
+            f"the policy remembers a batch of {list(memory.shape[:-1])}, but got {list(rows)}; call reset() where "
+            "other episodes begin"
+        )
+
+
+def network_inputs(spec: PolicySpec, obs: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """``spec.inputs`` [B, ...] of an observation but for the memory, as NumPy arrays, and its leading axes.
+
+    Raises:
+        ValueError: a part that is missing, or of another shape or kind.
+    """
+    leaves = {name: np.asarray(part(obs, name, spec)) for name in spec.reads}
+    for name, x in leaves.items():
+        if name in spec.images:
+            _check_image(x, name, spec)
+        elif x.dtype.kind not in "fiub":
+            raise ValueError(f"'{name}' must be an array of numbers, got one of {x.dtype}")
+        else:
+            leaves[name] = narrow(x, name, spec)
+    batch = _batch({name: list(x.shape) for name, x in leaves.items()}, spec)
+    return [x.reshape(-1, *spec.input_shape(name)) for name, x in leaves.items()], batch
 
 
 def vla_inputs(
@@ -70,13 +100,8 @@ def vla_inputs(
         ValueError: a part that is missing, or of another shape or kind.
     """
     leaves = {name: as_array(part(obs, name, spec), name) for name in (*spec.images, *spec.observation)}
-    for name, shape in spec.images.items():
-        x = leaves[name]
-        if str(x.dtype).removeprefix("torch.") != "uint8" or tuple(x.shape[-3:]) != tuple(shape):
-            raise ValueError(
-                f"'{name}' is {x.dtype} {list(x.shape)}, but the policy was made for uint8 with rows, columns and "
-                f"channels {list(shape)}, bytes from 0 to 255; resize it, and do not scale it"
-            )
+    for name in spec.images:
+        _check_image(leaves[name], name, spec)
     for name, width in spec.observation.items():
         if len(leaves[name].shape) == 0 or leaves[name].shape[-1] != width:
             raise ValueError(f"'{name}' is {list(leaves[name].shape)}, the policy was made for {width} numbers")
@@ -105,6 +130,15 @@ def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
             f"policy.json is for {spec.num_tokens} and {spec.max_words}: they are of two policies"
         )
     return tokenizer
+
+
+def _check_image(x: Any, name: str, spec: Spec) -> None:
+    shape = spec.images[name]
+    if str(x.dtype).removeprefix("torch.") != "uint8" or tuple(x.shape[-3:]) != tuple(shape):
+        raise ValueError(
+            f"'{name}' is {x.dtype} {list(x.shape)}, but the policy was made for uint8 with rows, columns and "
+            f"channels {list(shape)}, bytes from 0 to 255; resize it, and do not scale it"
+        )
 
 
 def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...]) -> Any:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import stat
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from toy_policies import ORIGIN, Toy, policy_for
 
 from ejax.config import parse_config
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.envs.tasks.cart_pole import CartPoleRL
 from ejax.envs.tasks.grasp_task import ROBOT
 from ejax.envs.tasks.instructed_place import InstructedPlaceRL
 from ejax.envs.tasks.point_mass import PointMassRL
@@ -30,12 +32,13 @@ from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train
 from ejax.store.run_dir import create_run_directory
 from ejax.training.build import build
+from interop import onnx_policy
 from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, Trained
 from interop.artefacts.host_cases import observe_host
-from interop.artefacts.parity import Case, ParityError, allowed_error, compare
+from interop.artefacts.parity import Case, ParityError, allowed_error, compare, load_cases
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy, export_run, main
 from interop.exporters.record import spec_of
@@ -345,6 +348,11 @@ def test_each_head_with_a_nested_observation(
     assert [part["name"] for part in contract["observation"]] == ["robot.q", "robot.v"]  # not what the critic sees
     assert contract["observation"][1]["high"] == [9.0, 9.0]
     assert verify(tmp_path / "out").keys() == set(writable(*formats))
+    if "onnx" in report["artefacts"]:
+        case = next(case for case in load_cases(tmp_path / "out/observations.npz") if case.name == "environment")
+        action = onnx_policy.load_policy(tmp_path / "out").act(case.observation)
+        assert action.dtype == case.expected["action"].dtype
+        np.testing.assert_allclose(action, case.expected["action"], atol=1e-5)
 
 
 @needs_stablehlo
@@ -355,7 +363,14 @@ def test_actions_are_clipped_where_the_env_clips_them_or_as_told(
     env_clips: bool, clipping: Any, clipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An episode to replay is of the trained policy, which clipping beyond the environment's is not."""
-    monkeypatch.setattr("interop.export.reference_episode", lambda *_: {"start": {}})
+    episode = {
+        "schema_version": 1,
+        "about": "",
+        "seed": 0,
+        "start": {"x": 0.0},
+        "result": {"return": 0.0, "length": 1.0},
+    }
+    monkeypatch.setattr("interop.export.reference_episode", lambda *_: episode)
     env = Toy(BOX, clips=env_clips)
     policy, params = policy_for(env)
     params["params"]["actor"]["linear_2"]["kernel"] *= 5.0  # modes beyond the bounds
@@ -384,7 +399,7 @@ def test_an_environment_outside_jax_clips_if_and_only_if_it_does_inside(clips: b
 
 
 class Unsteady(PureHostEnv):
-    """Starts anywhere, whatever its seeds."""
+    """Starts anywhere: seeds make no difference."""
 
     def reset(self, seed: Any, rows: Any = None) -> Any:
         return super().reset(np.random.default_rng().integers(2**32, size=seed.shape).astype(np.uint32), rows)
@@ -468,14 +483,55 @@ runpy.run_path("examples/" + {name!r}, run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    pattern = r" (\S+)  length (\d+)  success (\w+)  final distance (\S+) m"
-    here, there = (re.search(who + pattern, done.stdout) for who in ("return", "by JAX"))
+    pattern = r"return (\S+)  length (\d+)  success (\w+)  distance_to_goal (\S+)$"
+    here, there = (re.search(who + pattern, done.stdout, re.MULTILINE) for who in ("^", "^by JAX "))
     assert here and there, done.stdout
     for found, tolerance in ((here, 1e-4), (there, 1e-5)):  # the latter is printed, no more
         assert float(found[1]) == pytest.approx(measured["eval/avg_reward"], abs=tolerance)
         assert int(found[2]) == measured["eval/avg_length"]
         assert (found[3] == "True") == bool(measured["eval/success_rate"])
         assert float(found[4]) == pytest.approx(measured["eval/metrics/distance_to_goal"], abs=tolerance)
+
+
+@needs_onnx
+def test_any_task_is_driven_by_what_its_contract_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = CartPoleRL(max_episode_steps=11)
+    policy, params = policy_for(env)
+    origin = {**ORIGIN, "env": {"id": "CartPoleRL", "cfg": {"max_episode_steps": 11}}}
+    export_policy(policy, params, env, tmp_path / "out", ["onnx"], origin=origin, seed=3)
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.setattr(sys, "argv", ["deploy_onnx.py", str(tmp_path / "out")])
+    runpy.run_path(str(ROOT / "examples/deploy_onnx.py"), run_name="__main__")
+    here, there = capsys.readouterr().out.splitlines()
+    assert there == f"by JAX {here}"  # eleven steps of the same physics, to 1e-5
+    assert float(here.split()[1]) > 0.0
+
+
+def test_an_environment_outside_jax_is_driven_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    play = importlib.import_module("deployed_task").play
+    entry: dict[str, Any] = {"name": "obs", "dtype": "float32", "entries": [2, 0]}
+    env = {"id": "gymnasium:CartPole-v1", "cfg": {}, "max_episode_steps": 500}
+    contract = {"env": env, "observation": [entry], "action": {}}
+    (tmp_path / "contract.json").write_text(json.dumps(contract))
+    seen = []
+
+    def act(obs: Any) -> Any:
+        seen.append(obs["obs"])
+        return np.array([0])
+
+    play(tmp_path, act)
+    twin = gymnasium.make("CartPole-v1")
+    np.testing.assert_array_equal(seen[0], twin.reset(seed=0)[0][None, [2, 0]])
+    length = next(t for t in range(1, 500) if twin.step(0)[2])
+    assert capsys.readouterr().out == f"return {length:.5f}  length {length}\n"
+    (tmp_path / "contract.json").write_text(json.dumps({**contract, "observation": [entry | {"text": {}}]}))
+    with pytest.raises(ValueError, match=r"reads text: drive it with examples/deploy_vla\.py"):
+        play(tmp_path, act)
 
 
 def spec(head: Any = "normal", sizes: tuple[int, ...] = (2,)) -> PolicySpec:

@@ -1,6 +1,9 @@
 """Exports of policies with memory: what they remember goes in and out, over a thousand steps."""
 
+import importlib
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from interop.policy import deployed, load_policy, load_state_dict, make_policy
 from interop.twin.kinds import load_spec
 from interop.verify import verify
 
+ROOT = Path(__file__).parents[2]
 HERE = [name for name, form in FORMATS.items() if not form.missing(to_write=True)]
 
 
@@ -84,8 +88,12 @@ def test_the_contract_says_what_to_feed_back_and_how_to_reset(exported: Any) -> 
     assert contract["outputs"][-1]["shape"] == ["batch", size]
 
 
-def test_the_twin_remembers_by_itself_until_it_is_reset(exported: Any) -> None:
+@pytest.mark.parametrize("module", ["policy", "onnx_policy"])
+def test_a_loaded_policy_remembers_by_itself_until_it_is_reset(module: str, exported: Any) -> None:
     _, _, directory = exported
+    if not (directory / "policy.onnx").exists() and module == "onnx_policy":
+        pytest.skip("needs onnx: pip install -e '.[export]'")
+    load_policy = importlib.import_module(f"interop.{module}").load_policy
     case = next(case for case in load_cases(directory / "observations.npz") if case.name == CONSECUTIVE)
     policy = load_policy(directory)
     steps = case.observation["obs"][:30]
@@ -103,6 +111,24 @@ def test_the_twin_remembers_by_itself_until_it_is_reset(exported: Any) -> None:
     assert np.abs(first - second).max() > 1e-3  # the other row remembers
     with pytest.raises(ValueError, match=r"remembers a batch of \[2\], but got \[3\]; call reset\(\)"):
         policy.act(np.stack([steps[0]] * 3))
+
+
+@pytest.mark.parametrize("script", ["deploy_torch", "deploy_onnx"])
+def test_a_deployed_policy_remembers_as_it_did_in_jax(
+    script: str, exported: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, directory = exported
+    if not (directory / ("policy.onnx" if script == "deploy_onnx" else "policy.pt2")).exists():
+        pytest.skip("not exported in this format")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", str(directory)])
+    runpy.run_path(str(ROOT / "examples" / f"{script}.py"), run_name="__main__")
+    here, there = (float(line.split("return ")[1].split()[0]) for line in capsys.readouterr().out.splitlines())
+    assert here == pytest.approx(there, abs=2e-4)
+
+
+def test_a_policy_with_memory_has_no_interface_without_it(exported: Any) -> None:
+    policy, together = load_policy(exported[2]), np.zeros((2, 6), np.float32)
     with pytest.raises(ValueError, match="is called by act"):
         policy.get_action({"obs": together})
     with pytest.raises(ValueError, match="is called by act"):

@@ -24,6 +24,7 @@ from ejax.store.run_dir import create_run_directory
 from ejax.training.environments import build_env
 from ejax.training.policies import make_policy
 from ejax.types import Timestep
+from interop import onnx_policy
 from interop.artefacts.cases import steps_to_observe
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.host_cases import observe_host
@@ -48,7 +49,7 @@ def needs(name: str) -> Any:
 
 needs_torch = needs("pt")
 HIDDEN = (0, 1, 3)
-"""Of ``Scene``: the whole cube, and the second joint."""
+"""Entries of ``Scene``: the whole cube, and the second joint."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -395,6 +396,25 @@ def test_the_contract_asks_for_what_the_actor_reads_and_no_more(exported: Path) 
     assert (q["low"], q["high"]) == ([-9.0], [9.0])
 
 
+@needs("onnx")
+def test_onnx_runtime_sees_as_the_contract_or_the_environment_gives_it(exported: Path) -> None:
+    policy = onnx_policy.load_policy(exported)
+    case = next(case for case in load_cases(exported / "observations.npz") if case.name == "environment")
+    q, expected = case.observation["robot.q"], case.expected["action"]
+    np.testing.assert_allclose(policy.act(case.observation), expected, atol=1e-5)
+    whole = {**case.observation, "robot.q": np.concatenate([q, q + 1.0], axis=1).astype(np.float64)}
+    np.testing.assert_allclose(policy.act(whole), expected, atol=1e-5)
+    np.testing.assert_allclose(policy.act({name: x[0] for name, x in whole.items()}), expected[0], atol=1e-5)
+    for change, message in (
+        ({"image": case.observation["image"] / 255.0}, r"'image' is float64 .* made for uint8 .* do not scale"),
+        ({"robot.q": np.zeros((64, 3))}, r"'robot\.q' has 3 numbers, .* made for 2 or, .* does not read, 1"),
+        ({"robot.q": q[:5]}, r"must be of one batch, got image .*, robot\.q \[5, 1\]"),
+        ({"robot.v": np.full((64, 3), "0")}, r"'robot\.v' must be an array of numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            policy.act({**case.observation, **change})
+
+
 @jax.jit
 def mean_of(image: jax.Array, q: jax.Array, v: jax.Array) -> jax.Array:
     """Compute the exported policy's mean; the image may be of floats here."""
@@ -502,7 +522,7 @@ def test_a_policy_of_images_alone_ignores_its_normalizer(tmp_path: Path, monkeyp
 def test_a_run_with_drawn_pictures_and_chunks_of_actions_is_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the config that clones from pictures, with small ones, and few of them. Its actions are squashed, so that it
+    """The config is that which clones from pictures, with small ones, and few. Its actions are squashed, so that it
     need not be found out whether the environment clips them; and no episode is played."""
     monkeypatch.setattr("interop.artefacts.cases._IMAGE_BYTES", 128 * 10 * 12 * 3)
     monkeypatch.setattr("interop.export.reference_episode", lambda *_: None)

@@ -441,16 +441,6 @@ def test_onnx_runtime_gives_equal_bits_for_equal_noise_and_takes_none(keypoints:
     np.testing.assert_array_equal(action, policy.act(obs))
 
 
-@needs("onnx")
-def test_what_has_no_text_is_refused_by_the_loader_for_text(tmp_path: Path) -> None:
-    network = {"inputs": ["obs"], "normalized": False, "hidden_sizes": [], "activation": "tanh"}
-    network |= {"last_activation": None, "use_layernorm": False, "dropout_p": 0.0}
-    spec = {"schema_version": 2, "observation": {"obs": 3}, "actor": network, "head": "normal", "sizes": [2]}
-    (tmp_path / "policy.json").write_text(json.dumps(spec))
-    with pytest.raises(ValueError, match="holds a policy without text"):
-        load_by("onnx", tmp_path)
-
-
 @needs("pt")
 def test_a_sentence_that_the_encoder_was_not_asked_for_is_refused() -> None:
     policy, obs = twin("pretrained"), observations(Talk())
