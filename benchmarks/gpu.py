@@ -86,7 +86,7 @@ class Measurement:
     arguments: dict[str, Any]
     env: Mapping[str, str] | None = None
     skipped: str | None = None
-    """Why it is not done."""
+    """Reason that it is not done."""
 
 
 def main() -> int:

@@ -34,7 +34,7 @@ from ejax.training.build import build
 
 _ROOT = Path(__file__).parents[1]
 _MOST_KILLS = 5
-"""Of one training."""
+"""Kills of one training."""
 _LIMIT_S = 300.0
 """A process that lives longer hangs."""
 _PICTURES = "picture_task:PictureTask"

@@ -27,7 +27,7 @@ from ejax.types import Array
 
 ASSET = "push_cube.xml"
 ENOUGH_ITERATIONS = 20
-"""Of the solver: more change nothing."""
+"""Iterations of the solver: more change nothing."""
 APART = 1.2e-3
 """m, rad: a step that parts by more is counted."""
 # Joint angles 0.1 m behind the cube and 0.1 m past its place: the straight way from one to the other pushes it.

@@ -42,9 +42,9 @@ _ROUND_S = 60.0
 """A round takes a second; one that takes this long hangs."""
 _LATE_THREADS_S = 10.0
 _STD = 0.01
-"""Of the actions around the number of the version that made them: no sample comes near another number."""
+"""Spread of the actions around the number of the version that made them: no sample comes near another number."""
 _WEIGHT = np.array([1.0, 64.0, 0.5], np.float32)
-"""Of an observation's numbers in its value: no two observations of a round have the same."""
+"""Weights of an observation's numbers in its value: no two observations of a round have the same."""
 
 
 class Faulty:
@@ -162,7 +162,7 @@ class Auditor:
     max_staleness: int
     rollouts: int = 0
     values: list[float] = field(default_factory=list)
-    """Of each version: its offset of the value."""
+    """Offset of the value in each version."""
     length: NDArray[np.float32] | None = None
     """[N]: what the next observation must say of its episode."""
     kept: list[tuple[Rollout, Rollout]] = field(default_factory=list)
@@ -329,7 +329,7 @@ class Round:
     seconds: float
     """After which the learner stops."""
     num_envs: int = 2
-    """Of a group."""
+    """Environments of a group."""
 
 
 def draw(rng: random.Random) -> Round:

@@ -124,7 +124,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def nothing_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No code but ejax's own may run, whatever tests before this one named."""
+    """No code but ejax's own may run, even if tests before this one named some."""
     monkeypatch.setattr("ejax.schema.trust._named", {})
     monkeypatch.setattr("ejax.schema.trust._noticed", set())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))

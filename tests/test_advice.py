@@ -1,4 +1,4 @@
-"""What messages advise exists: every option belongs to the command that it is advised for."""
+"""Messages advise what exists: every option belongs to the command that it is advised for."""
 
 import ast
 import functools
@@ -58,7 +58,7 @@ def is_command(module: str) -> bool:
 
 @functools.cache
 def options_of(module: str) -> frozenset[str]:
-    """Of the parser that is made in this module; of another's, where it has none."""
+    """List the options of the parser that is made in this module; of another's, where it has none."""
     made = {
         argument.value
         for node in ast.walk(tree_of(module))

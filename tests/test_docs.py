@@ -126,3 +126,17 @@ def test_a_deprecated_name_works_and_names_its_successor(monkeypatch: pytest.Mon
     with pytest.warns(DeprecationWarning, match=r"ejax\.generalized_advantages is ejax\.gae now, and ends with 0\.3"):
         assert ejax.generalized_advantages is ejax.gae
     assert "generalized_advantages" not in dir(ejax)
+
+
+@pytest.mark.parametrize("folder", ["ejax", "interop", "benchmarks", "examples", "tests"])
+def test_docstrings_begin_with_a_verb_or_a_noun(folder: str) -> None:
+    """CONTRIBUTING.md has the style; words that it leaves out are at home in no docstring."""
+    opening = re.compile(r"(What|Where|How|Of|Which|That|Whether|Who|Why|When)\b")
+    word = re.compile(r"\b(told|tells?|said|anew|whatever|in turn)\b", re.IGNORECASE)
+    odd = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+            found = isinstance(text, str) and (opening.match(text.strip()) or word.search(text))
+            odd += [f"{path.relative_to(ROOT)}:{node.lineno}: {found[0]}"] if found else []
+    assert not odd

@@ -1,4 +1,4 @@
-"""Where a run's seconds and bytes go: the log's ``time/`` and ``memory/``, and ``trainer.profile``."""
+"""The account of a run's seconds and bytes: the log's ``time/`` and ``memory/``, and ``trainer.profile``."""
 
 import gzip
 import json

@@ -41,7 +41,7 @@ class PopulationParts:
 
     members: tuple[Member, ...]
     configs: tuple[RunConfig, ...]
-    """That of each member by itself; bound."""
+    """Config of each member by itself; bound."""
     parts: Parts
     """Those of the first member by itself: environment, policy, and what else all have in common."""
     stepper: DeviceStepper[PopulationState]

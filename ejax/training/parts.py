@@ -44,7 +44,7 @@ class Parts:
     state: RunState
     """At update 0, without ``policy.init_from``."""
     num_devices: int = 1
-    """That share the environments, each ``trainer.num_envs`` of them."""
+    """Devices that share the environments, each ``trainer.num_envs`` of them."""
     eval_env: Env | HostEnv | None = None
     """The caller's own to evaluate in. None: the config's."""
     notes: tuple[str, ...] = ()

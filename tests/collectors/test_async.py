@@ -1,4 +1,4 @@
-"""Asynchronous collection: what it computes whatever the timing, what becomes of every rollout, how it ends."""
+"""Asynchronous collection: what it computes at any timing, what becomes of every rollout, how it ends."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Files that no config can be read from, values that no run can have, and what is said of them."""
+"""Files that no config can be read from, values that no run can have, and the messages about them."""
 
 import copy
 import json

@@ -51,7 +51,7 @@ def counts(chunks: dict[str, Any]) -> list[int]:
 
 
 def test_rows_are_drawn_alike_until_they_are_used_up() -> None:
-    """In turn: which row goes first is even, and none goes oftener than it may."""
+    """Rows take turns: which one goes first is even, and none goes oftener than it may."""
     rng, first = np.random.default_rng(0), []
     for _ in range(3000):
         rows = draw_rows(np.array([2, 0, 1]), 3, rng)

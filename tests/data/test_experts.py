@@ -123,7 +123,7 @@ def test_actions_are_the_intended_ones_and_noise_within_the_bounds(
 
 
 def test_the_expert_brings_a_disturbed_tool_back(name: str, task: ScriptedTask, attempts: Attempts) -> None:
-    """Where the tool is 5 cm further along x on the approach, the expert goes less far along x, or back."""
+    """The expert goes less far along x, or back, if the tool is 5 cm further along x on the approach."""
     expert, obs = task._expert, attempts.obs[0]
     variation = expert.vary(np.random.default_rng(0), NUM_ENVS)
     disturbed = obs.copy()

@@ -1,4 +1,4 @@
-"""The expert of InstructedPlaceRL: it does what is said, and its demonstrations carry the sentence and its bytes."""
+"""The expert of InstructedPlaceRL: it obeys the sentence, and its demonstrations carry it and its bytes."""
 
 import os
 from pathlib import Path

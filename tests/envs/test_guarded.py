@@ -1,4 +1,4 @@
-"""Host environments that fail: what it costs, what is told, what can be played again."""
+"""Host environments that fail: what it costs, what is reported, what can be played again."""
 
 import io
 import json

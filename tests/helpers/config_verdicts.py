@@ -22,13 +22,13 @@ from ejax.config.embodichain.check import check, table
 from ejax.training.build import build
 
 MAX_SECONDS = 5.0
-"""Of this process, on all cores: what others run on the machine does not count."""
+"""CPU seconds of this process, on all cores: what others run on the machine does not count."""
 MAX_MESSAGE = 20_000
 """Characters of a whole error, with all its problems."""
 MAX_PROBLEM = 2_500
 """Characters of one problem's or notice's key and text."""
 MAY_BE_INFINITE = re.compile(r"algorithm\.cfg\.max_grad_norm")
-"""Where infinity means something: no clipping."""
+"""Keys for which infinity means something: no clipping."""
 
 
 class Verdict(NamedTuple):

@@ -69,8 +69,8 @@ def outcome(config: RunConfig, run: Path, resume: str, expected: dict[str, Any])
     """Go on with a damaged run.
 
     Returns:
-        ``(verdict, text)``: ``refused`` or ``told`` (and the same bits), or a fault: ``unnoticed`` (the same bits all
-        the same), ``other bits``, ``raw`` for an error that is no message.
+        ``(verdict, text)``: ``refused`` or ``reported`` (and the same bits), or a fault: ``unnoticed`` (the same bits
+        all the same), ``other bits``, ``raw`` for an error that is no message.
     """
     said = io.StringIO()
     try:

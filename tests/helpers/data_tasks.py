@@ -30,7 +30,7 @@ class Toy:
     """Episodes whose every number is the attempt's seed, so that a mixture of two shows.
 
     Args:
-        lengths: of the episodes, in turn.
+        lengths: of the episodes, one after the other.
         segments: of equal length, per episode.
         at: what happens at an attempt, by its number: "raise", "emoji", "unpicklable", "exit", "hang", "crash", "deaf",
             "slow", "fail", "empty", "incomplete", "unsuccessful", "long", "wrong", "none".
@@ -133,7 +133,7 @@ def be_deaf() -> None:
 
 
 class Closing(Toy):
-    """Notes that it was opened and closed; fails or hangs there if told to.
+    """Notes that it was opened and closed; fails or hangs there on demand.
 
     Args:
         fail: closing raises.
@@ -163,7 +163,7 @@ class Closing(Toy):
 
 
 class Importing(Toy):
-    """Tells which modules its process has."""
+    """Writes down which modules its process has."""
 
     def generate(self, seed: int) -> Any:
         Path(self.folder, "modules").write_text("\n".join(sorted(sys.modules)))

@@ -55,7 +55,7 @@ class Case:
     env: str
     cfg: Mapping[str, Any] = field(default_factory=dict)
     events: Mapping[str, Any] = field(default_factory=dict)
-    """Of ``trainer.events``."""
+    """Events, as ``trainer.events`` has them."""
     engine: str | None = None
     """None: the environment has none to choose."""
     num_envs: int = 3
@@ -154,7 +154,7 @@ def _near(ours: NDArray[Any], recorded: NDArray[Any]) -> bool:
 def run(name: str) -> Steps:
     """Return the first observations of a case, and the result of each step.
 
-    Every row starts anew where its episode ends. Actions are uniform in their space, the same on all engines.
+    Every row starts again where its episode ends. Actions are uniform in their space, the same on all engines.
     """
     case = cases()[name]
     env = build(case)

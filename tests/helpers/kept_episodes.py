@@ -1,4 +1,4 @@
-"""Episodes whose numbers tell which they are, and a process that keeps them and crashes. It imports no jax."""
+"""Episodes whose numbers identify them, and a process that keeps them and crashes. It imports no jax."""
 
 import itertools
 import os
@@ -182,7 +182,7 @@ def crash_at_every_step(folder: Path) -> None:
 
 
 def keep_on(folder: Path) -> None:
-    """Append for ever; tells what is kept."""
+    """Append for ever, and print what is kept."""
     with EpisodeWriter(folder, SPEC, fps=20, append=True) as writer:
         while True:
             number = writer.num_episodes

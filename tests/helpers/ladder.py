@@ -43,7 +43,7 @@ class Ladder(gymnasium.Env[Any, Any]):
 
 
 class Asked(Ladder):
-    """Any action and observation space: acts on none of them, tells the action in ``info``."""
+    """Any action and observation space: acts on none of them, reports the action in ``info``."""
 
     def __init__(self, action_space: gymnasium.Space[Any], observation_space: gymnasium.Space[Any]) -> None:
         super().__init__()

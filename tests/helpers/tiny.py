@@ -6,9 +6,9 @@ from typing import Any
 
 NUM_ENVS = 4
 NUM_STEPS = 8
-"""Of each environment in an update."""
+"""Steps of each environment in an update."""
 STEPS = NUM_ENVS * NUM_STEPS
-"""Of all environments in an update."""
+"""Steps of all environments in an update."""
 EPISODE = 11
 """Steps after which an episode is cut off: in the middle of a rollout."""
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}

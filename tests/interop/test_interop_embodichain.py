@@ -86,7 +86,7 @@ def next_update(parts: Parts, config: RunConfig, state: Any, golden: dict[str, A
 
 
 def test_a_file_of_the_seed_version_acts_as_in_torch() -> None:
-    """The weights do not tell the activation: any will do for the comparison."""
+    """The weights do not give the activation: any will do for the comparison."""
     saved = pt_file.read_pt(SEED)
     assert saved.global_step == 1234
     assert saved.num_updates is saved.optimizer is saved.schedule_step is None

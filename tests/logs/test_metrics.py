@@ -1,4 +1,4 @@
-"""What a run leaves in its log files, and what it shows."""
+"""The contents of a run's log files, and of its console."""
 
 import datetime
 import io

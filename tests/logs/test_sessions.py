@@ -1,4 +1,4 @@
-"""When each program that trained a run began and ended."""
+"""The beginning and the end of each program that trained a run."""
 
 import json
 import os

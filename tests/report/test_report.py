@@ -1,4 +1,4 @@
-"""The report: its numbers are the logs', what the logs lack is said, and the page needs nothing but itself."""
+"""The report: its numbers are the logs', it names what the logs lack, and the page needs nothing but itself."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Signals: who is ended at once, who finishes and saves, and what is said."""
+"""Signals: who is ended at once, who finishes and saves, and the message."""
 
 import contextlib
 import json

@@ -90,7 +90,7 @@ def opened(tree: ast.AST) -> Iterator[str]:
 
 
 def _is_mode(args: list[ast.expr]) -> bool:
-    """Tell ``path.open("rb")`` from methods of that name which take a key or a file."""
+    """Separate ``path.open("rb")`` from methods of that name which take a key or a file."""
     return not args or (
         isinstance(args[0], ast.Constant) and re.fullmatch(r"[rwxabt+]{1,3}", str(args[0].value)) is not None
     )

@@ -195,7 +195,7 @@ def test_a_config_runs_nothing_that_it_names(
     "way", [way for way in CONFIGS if not way.startswith(("torch", "gymnasium", "data", "policy"))]
 )
 def test_what_the_command_line_trusts_runs(way: str, mark: Path, tmp_path: Path) -> None:
-    """Of the ways left out, loading imports nothing: they are run further down, and in the tests of ``interop``."""
+    """Loading imports nothing in the ways left out: they are run further down, and in the tests of ``interop``."""
     place, make = CONFIGS[way]
     file = write(tmp_path / "train.json", make(tmp_path))
     config_main(["check", str(file), "--trust", place])

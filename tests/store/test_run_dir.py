@@ -1,4 +1,4 @@
-"""A run's folder: which run a name means, and what a damaged folder is told of."""
+"""A run's folder: which run a name means, and the messages about a damaged one."""
 
 import errno
 import json

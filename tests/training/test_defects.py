@@ -85,7 +85,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Traced:
-    """A policy that notes the shapes it is traced with; ``number`` tells it apart from those already compiled."""
+    """A policy that notes the shapes it is traced with; ``number`` sets it apart from those already compiled."""
 
     number: int
 

@@ -87,7 +87,7 @@ class Lamp:
 
 
 class Steady:
-    """Acts around 3, whatever it sees."""
+    """Acts around 3 at any observation."""
 
     def init(self, key: Key, obs: Any) -> Any:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Updates that were not applied: what is said of them, what a run of them ends with, what is never kept."""
+"""Updates that were not applied: the messages about them, what a run of them ends with, what is never kept."""
 
 import json
 from pathlib import Path
