@@ -21,7 +21,7 @@ from interop.twin.vla_spec import VLASpec
 
 
 class OnnxPolicy:
-    """A policy of numbers and images in ONNX Runtime: ``act`` and ``reset`` as those of ``interop.policy.TorchPolicy``."""
+    """A policy without text in ONNX Runtime: ``act`` and ``reset`` as those of ``interop.policy.TorchPolicy``."""
 
     def __init__(self, spec: PolicySpec, session: Any) -> None:
         self.spec, self._session = spec, session

@@ -45,7 +45,7 @@ def test_a_physics_step_is_one_call_of_warp_and_copies_nothing(python: str) -> N
 
 @pytest.mark.slow
 def test_without_the_barrier_xla_calls_warp_twice() -> None:
-    """Why the barrier is there; once this fails for a newer jax, it may go."""
+    """Show why the barrier is there; once this fails for a newer jax, it may go."""
     found = compiled(NEWEST, "--no-barrier", *ROWS)
     if found["jax"].startswith("0.10."):
         pytest.skip(f"jax {found['jax']} fuses no call with a slice")
