@@ -106,8 +106,11 @@ def sgd_epochs(
 
         body = one_minibatch if stop is None else _until(stop, one_minibatch)
         start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
-        # epochs within one scan and minibatches within another: one body is compiled for any number of either
-        (after, stopped), log = jax.lax.scan(partial(jax.lax.scan, body), start, (orders, counts))
+        # one scan over the minibatches of all epochs: whatever a loop over epochs did besides would split a CUDA graph
+        flat_xs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (orders, counts))
+        with jax.named_scope("minibatches"):
+            (after, stopped), log = jax.lax.scan(body, start, flat_xs)
+        log = jax.tree.map(lambda x: x.reshape(*counts.shape, *x.shape[1:]), log)
         return after if flat is None else flat.unpack_state(after, like=state), stopped, log
 
     trained, rows = state.params["params"], _rows_in_cache(state.params["params"], size)

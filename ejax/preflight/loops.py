@@ -1,6 +1,6 @@
 """The loops of a program, by the names that a user knows, and what one trip of each costs.
 
-Names come from ``jax.named_scope`` in ejax and MJX; gradient steps are a scan inside a scan.
+Names come from ``jax.named_scope`` in ejax and MJX.
 """
 
 import re
@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from ejax.preflight.cost import Cost, instruction_cost
 from ejax.preflight.hlo import Computation, Instruction, Module, Shape
 
-UPDATE, ENV_STEP, PHYSICS_STEP = "update", "env step", "physics step"
-EPOCH, MINIBATCH = "epoch", "minibatch"
+UPDATE, ENV_STEP, PHYSICS_STEP, MINIBATCH = "update", "env step", "physics step", "minibatch"
 _NOISE = re.compile(r"^(while|body|closed_call|cond|branch_\d+_fun|vmap\(\)|jvp\(\)|transpose\(jvp\(\)\)|checkpoint)$")
-_SCANNED = "/body/closed_call/while"
-"""Place of a scan that is the step of a scan."""
 
 
 @dataclass
@@ -25,6 +22,8 @@ class Loop:
     trips: int | None
     """None: only known while it runs."""
     path: str = ""
+    instruction: str = ""
+    """Its name in HLO."""
     op_name: str = ""
     trip: Cost = field(default_factory=Cost)
     """One trip, inner loops included; those of unknown length take one trip."""
@@ -69,7 +68,9 @@ def _fill(module: Module, computation: Computation, around: Loop, cost: Cost) ->
 
 
 def _add_loop(module: Module, instruction: Instruction, around: Loop, cost: Cost) -> None:
-    loop = Loop("", instruction.trip_count, op_name=instruction.op_name, shapes=instruction.shapes)
+    loop = Loop(
+        "", instruction.trip_count, instruction=instruction.name, op_name=instruction.op_name, shapes=instruction.shapes
+    )
     body = module.computations[instruction.called("body")[0]]
     loop.name = _name(loop, around, body)
     loop.path = f"{around.path} / {loop.name}" if around.path else loop.name
@@ -93,6 +94,8 @@ def _name(loop: Loop, around: Loop, body: Computation) -> str:
     inside_steps = ENV_STEP in around.path
     if last == "updates":
         return UPDATE
+    if last == "minibatches" and MINIBATCH not in around.path:
+        return MINIBATCH
     if "env_steps" in last and not inside_steps:
         return f"{ENV_STEP}, backward" if "transpose" in last else ENV_STEP
     # MJX's loops have no scope of their own: they are known by the operations inside them
@@ -104,10 +107,4 @@ def _name(loop: Loop, around: Loop, body: Computation) -> str:
         return "solver iteration"
     if around.name == "solver iteration":
         return "line search"
-    # a scan of scans outside the environments' steps: ejax.algorithms.sgd
-    if around.name == EPOCH and loop.op_name == around.op_name + _SCANNED:
-        return MINIBATCH
-    scans = [each for each in ops if each.opcode == "while" and each.op_name == loop.op_name + _SCANNED]
-    if not inside_steps and is_counted and any(each.trip_count is not None for each in scans):
-        return EPOCH
     return re.sub(r"\w+\(([\w.]*)\)", r"\1", last).strip("()") or "loop"

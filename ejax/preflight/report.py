@@ -11,12 +11,12 @@ from rich.table import Table
 from ejax.preflight.bounds import assumptions, bounds
 from ejax.preflight.cost import Cost
 from ejax.preflight.hlo import parse
-from ejax.preflight.loops import ENV_STEP, EPOCH, MINIBATCH, PHYSICS_STEP, UPDATE, Loop, count
+from ejax.preflight.loops import ENV_STEP, MINIBATCH, PHYSICS_STEP, UPDATE, Loop, count
 from ejax.preflight.programs import Compiled
 from ejax.preflight.targets import Card
 
 SCHEMA_VERSION = 1
-UNITS = (UPDATE, ENV_STEP, f"{ENV_STEP}, backward", PHYSICS_STEP, EPOCH, MINIBATCH)
+UNITS = (UPDATE, ENV_STEP, f"{ENV_STEP}, backward", PHYSICS_STEP, MINIBATCH)
 NOT_KNOWN = (
     "seconds: the estimates are no forecasts",
     "trips of loops of unknown length (updates of a dispatch, MJX's solver, evaluations)",
