@@ -9,11 +9,11 @@ from typing import Any
 import jax
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
-from ejax.preflight.plugin import absent_devices, without_compilation_cache
+from ejax.preflight.plugin import absent_devices, compiler_problem, without_compilation_cache
 from ejax.preflight.programs import Memory, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe
 from ejax.preflight.targets import find_card
-from ejax.runtime.device import matmul_precision
+from ejax.runtime.device import matmul_precision, use_cuda_graphs
 from ejax.training.watchdog import guarded_calls
 
 USABLE = 0.75
@@ -48,9 +48,13 @@ def preflight(
             [Problem("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1")], "ejax.preflight"
         )
     card = find_card(target)
-    devices = absent_devices(card, gpus=gpus, hosts=hosts)
+    if problem := compiler_problem():
+        raise ConfigError([Problem("", problem)], "ejax.preflight")
     read, notes = on_accelerator(load_config(config, overrides, device="cpu"))
     trainer = read.trainer
+    if trainer.cuda_graphs and (flags := use_cuda_graphs()):
+        notes = (*notes, f"XLA_FLAGS has {' '.join(flags)}")
+    devices = absent_devices(card, gpus=gpus, hosts=hosts)
     settings = Settings(
         config, tuple(overrides), target, gpus, hosts, trainer.num_envs, trainer.buffer_size, notes=notes
     )
