@@ -1,6 +1,6 @@
-"""Counts that a change must not make worse, in a committed file for one release of jax.
+"""Counts that a change must not make worse, in a committed file, for each release of jax that they were measured with.
 
-{"jax": release, "entries": [{config, overrides, target, gpus, hosts, counts}]}
+{"entries": [{config, overrides, target, gpus, hosts, "counts": {release of jax: {name: number}}}]}
 """
 
 import json
@@ -14,7 +14,7 @@ from ejax.logs.json_records import read_facts
 from ejax.preflight.run import preflight
 from ejax.schema.problems import ConfigError, Problem
 
-_COUNTED = ("kernels", "host_trips", "callbacks", "collectives", "collective_bytes")
+_COUNTED = ("kernels", "launches", "library_calls", "host_trips", "callbacks", "collectives", "collective_bytes")
 _UNITS = ("update", "env step", "physics step", "minibatch")
 
 
@@ -24,11 +24,10 @@ class _Entry(BaseModel):
     target: str
     gpus: int
     hosts: int
-    counts: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {}
 
 
 class _Budgets(BaseModel):
-    jax: str
     entries: list[_Entry]
 
 
@@ -39,6 +38,8 @@ def budget_of(found: dict[str, Any]) -> dict[str, int]:
         for unit, each in program["units"].items():
             if unit in _UNITS:
                 counts |= {f"{name}/{unit}/{what}": each[what] for what in _COUNTED if each[what]}
+        if program["launches"] is not None:
+            counts[f"{name}/launches"] = program["launches"]
         counts[f"{name}/loops of unknown length"] = sum(loop["trips"] is None for loop in program["loops"])
         if program["stored_bytes_per_env_step"]:
             counts[f"{name}/stored bytes per env step"] = round(program["stored_bytes_per_env_step"])
@@ -59,26 +60,26 @@ def measure(entry: dict[str, Any]) -> dict[str, int]:
 
 
 def check(path: Path, config: str | None = None) -> list[str]:
-    """List counts above their budgets, of all entries or of those of one config.
+    """List counts above their budgets for the jax that is here, of all entries or of those of one config.
 
     Raises:
-        ConfigError: counts of another release of jax, or none for this config. FactsError: no file of budgets.
+        ConfigError: counts of other releases of jax alone, or none for this config. FactsError: no file of budgets.
     """
-    budgets = read_facts(path, _Budgets)
-    if budgets["jax"] != jax.__version__:
-        text = f"counts for jax {budgets['jax']}, but here is {jax.__version__}; --rewrite-budgets {path} counts again"
-        raise ConfigError([Problem("jax", text)], str(path))
-    entries = _entries(budgets, config, path)
-    return [f"{_title(each)}: {text}" for each in entries for text in worse(measure(each), each.get("counts", {}))]
+    entries, release = _entries(read_facts(path, _Budgets), config, path), jax.__version__
+    for entry in entries:
+        if release not in (counts := entry.get("counts", {})):
+            known = ", ".join(counts) or "none"
+            text = f"{_title(entry)}: counts for jax {known}, but here is {release}; --rewrite-budgets {path} adds them"
+            raise ConfigError([Problem("jax", text)], str(path))
+    return [f"{_title(each)}: {text}" for each in entries for text in worse(measure(each), each["counts"][release])]
 
 
 def rewrite(path: Path, config: str | None = None) -> None:
     """Measure the entries again, and write what was found; arguments and errors as ``check``."""
     budgets = read_facts(path, _Budgets)
     for entry in _entries(budgets, config, path):
-        entry["counts"] = measure(entry)
-    # counts are XLA's: they hold for one release
-    budgets["jax"] = jax.__version__
+        # counts are XLA's: they hold for one release
+        entry["counts"] = {**entry.get("counts", {}), jax.__version__: measure(entry)}
     path.write_text(json.dumps(budgets, indent=1) + "\n")
 
 

@@ -15,13 +15,24 @@ from ejax.preflight.hlo import Computation, Instruction, Module, Shape
 
 _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier"),
-    *("partition-id", "replica-id", "domain", "while", "conditional", "call", "async-start"),
+    *("domain", "while", "conditional", "call", "async-start"),
 }
-"""Instructions that start no kernel by themselves; neither do those that end in -done, or are fused."""
+"""Instructions that start no kernel by themselves; neither do those that end in -done, are fused, or copy 0 bytes."""
 _MOVES = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "broadcast", "iota", "reshape", "transpose"),
     *("copy", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "gather", "reverse", "convert"),
-    *("bitcast-convert", "fusion", "dot", "convolution", "custom-call", "while", "conditional", "call"),
+    *(
+        "partition-id",
+        "replica-id",
+        "bitcast-convert",
+        "fusion",
+        "dot",
+        "convolution",
+        "custom-call",
+        "while",
+        "conditional",
+        "call",
+    ),
 }
 """Instructions that are no arithmetic on elements, or are counted otherwise."""
 _COLLECTIVE = re.compile(
@@ -76,7 +87,7 @@ class Cost:
 def instruction_cost(module: Module, within: Computation, instruction: Instruction, where: str) -> Cost:
     """Count one instruction that is not fused, in the loops ``where``, without what loops and branches call."""
     cost, opcode = Cost(), instruction.opcode
-    if opcode in _FREE or opcode.endswith("-done"):
+    if opcode in _FREE or opcode.endswith("-done") or (opcode == "copy" and instruction.num_bytes == 0):
         return cost
     cost.kernels = 1.0
     if collective := _COLLECTIVE.match(opcode):

@@ -124,6 +124,10 @@ class Module:
     computations: dict[str, Computation]
     entry: Computation
 
+    @cached_property
+    def instructions(self) -> dict[str, Instruction]:
+        return {each.name: each for computation in self.computations.values() for each in computation.instructions}
+
 
 def parse(text: str) -> Module:
     """Read a module. ValueError: the text has no entry computation."""

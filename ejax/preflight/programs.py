@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -12,6 +14,8 @@ from jax.sharding import SingleDeviceSharding
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.mujoco.choice import ENGINES
 from ejax.policies.heads import uses_dropout
+from ejax.preflight.hlo import Module, parse
+from ejax.preflight.launches import count_launches
 from ejax.rollout import reset, unroll, with_memory
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build
@@ -42,9 +46,11 @@ class Memory:
 class Compiled:
     name: str
     """``train``, ``learn`` or ``evaluate``."""
-    hlo: str
+    module: Module
     memory: Memory
     seconds: float
+    launches: dict[str, float] | None = None
+    """Of each loop; see ``count_launches``. None: compiled for a CPU."""
     library_products: bool = False
     """Matrix products are cuBLAS's, none XLA's own."""
 
@@ -138,7 +144,10 @@ def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) 
 
 def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
     began = time.monotonic()
-    compiled, library_products = _compile_products(lowered)
+    with TemporaryDirectory(prefix="ejax-preflight-") as folder:
+        compiled, library_products = _compile_products(lowered, Path(folder))
+        module = parse(compiled.as_text() or "")
+        launches = count_launches(Path(folder), module)
     plan: Any = compiled.memory_analysis()
     # an output that takes a donated argument's place needs no memory of its own
     arguments, outputs = plan.argument_size_in_bytes, plan.output_size_in_bytes - plan.alias_size_in_bytes
@@ -149,18 +158,19 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
         peak=arguments + outputs + plan.temp_size_in_bytes,
         fixed=fixed,
     )
-    return Compiled(name, compiled.as_text() or "", memory, time.monotonic() - began, library_products)
+    return Compiled(name, module, memory, time.monotonic() - began, launches, library_products)
 
 
-def _compile_products(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
-    """Compile a program; the flag is True if all of its products are library calls.
+def _compile_products(lowered: jax.stages.Lowered, folder: Path) -> tuple[jax.stages.Compiled, bool]:
+    """Compile a program, dumped into ``folder``; the flag is True if all of its products are library calls.
 
     Without a card XLA takes the tiles that it begins with for each product, and gives up where they do not fit what is
     fused into it, such as a transposition of an odd number of rows.
     """
+    dumped: dict[str, str | bool] = {"xla_dump_to": str(folder)}
     try:
-        return lowered.compile(), False
+        return lowered.compile(dumped), False
     except jax.errors.JaxRuntimeError as error:
         if _NO_TILES not in str(error):
             raise
-    return lowered.compile({"xla_gpu_enable_triton_gemm": False}), True
+    return lowered.compile({**dumped, "xla_gpu_enable_triton_gemm": False}), True

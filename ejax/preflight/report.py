@@ -10,18 +10,18 @@ from rich.table import Table
 
 from ejax.preflight.bounds import assumptions, bounds
 from ejax.preflight.cost import Cost
-from ejax.preflight.hlo import parse
+from ejax.preflight.launches import PROGRAM
 from ejax.preflight.loops import ENV_STEP, MINIBATCH, PHYSICS_STEP, UPDATE, Loop, count
 from ejax.preflight.programs import Compiled
 from ejax.preflight.targets import Card
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 UNITS = (UPDATE, ENV_STEP, f"{ENV_STEP}, backward", PHYSICS_STEP, MINIBATCH)
 NOT_KNOWN = (
     "seconds: the estimates are no forecasts",
     "trips of loops of unknown length (updates of a dispatch, MJX's solver, evaluations)",
     "kernels inside library calls (cuSOLVER, cuBLAS, cuDNN, Warp): each counts as one",
-    "what CUDA graphs save, into which XLA joins kernels, and whether the host really waits for a predicate",
+    "what a kernel within a CUDA graph costs beside one that is launched alone",
     "what autotuning on the card would choose instead: other tiles, library calls for products, other fusions",
     "memory that the allocator loses between buffers, and what CUDA, NCCL and libraries take for themselves",
 )
@@ -66,14 +66,16 @@ def describe(
 
 
 def _program(compiled: Compiled, settings: Settings, card: Card) -> dict[str, Any]:
-    program = count(parse(compiled.hlo))
-    units = {name: _unit(loop, card, settings) for name in UNITS if (loop := program.find(name)) is not None}
-    whole = program.find(UPDATE) or program
+    program = count(compiled.module)
+    found = {name: loop for name in UNITS if (loop := program.find(name)) is not None}
+    whole = found.get(UPDATE, program)
     if compiled.name == "learn":  # one update a call: there is no loop over updates
-        units = {UPDATE: _unit(whole, card, settings), **units}
+        found = {UPDATE: whole, **found}
+    units = {name: _unit(loop, compiled, card, settings) for name, loop in found.items()}
     rows = None if compiled.name == "evaluate" else settings.num_envs * settings.num_devices * settings.num_steps
     return {
         "memory": asdict(compiled.memory) | {"fraction_of_card": compiled.memory.peak / card.memory},
+        "launches": None if compiled.launches is None else math.ceil(compiled.launches[PROGRAM]),
         "units": units,
         "loops": [_loop(each) for each in program.walk() if each is not program],
         "collectives": [
@@ -88,9 +90,10 @@ def _program(compiled: Compiled, settings: Settings, card: Card) -> dict[str, An
     }
 
 
-def _unit(loop: Loop, card: Card, settings: Settings) -> dict[str, Any]:
+def _unit(loop: Loop, compiled: Compiled, card: Card, settings: Settings) -> dict[str, Any]:
     limits = bounds(loop.trip, card, hosts=settings.hosts)
-    counts = _counts(loop.trip)
+    launches = None if compiled.launches is None else math.ceil(compiled.launches[loop.instruction])
+    counts = {"launches": launches, **_counts(loop.trip)}
     return {"trips": loop.trips, **counts, "bounds_s": {**asdict(limits), "limiting": limits.limiting}}
 
 
@@ -99,6 +102,7 @@ def _counts(cost: Cost) -> dict[str, Any]:
         "kernels": math.ceil(cost.kernels),
         "host_trips": math.ceil(cost.host_trips),
         "callbacks": math.ceil(cost.callbacks),
+        "library_calls": math.ceil(sum(cost.library_calls.values())),
         "collectives": math.ceil(cost.num_collectives),
         "collective_bytes": math.ceil(sum(each.num_bytes * times for each, times in cost.collectives.items())),
         "bytes": math.ceil(cost.num_bytes),
@@ -148,15 +152,18 @@ def _show_program(name: str, program: dict[str, Any], console: Console) -> None:
     console.print(f"\n{name}: memory of each GPU: {parts} ({memory['fraction_of_card']:.2%} of the card)")
     if program["stored_bytes_per_env_step"]:
         console.print(f"the rollout keeps {program['stored_bytes_per_env_step']:,.0f} bytes of each env step")
+    if program["launches"] is not None:
+        of = "kernels and CUDA graphs, a loop of unknown length with one trip"
+        console.print(f"launches of a call: {program['launches']:,} ({of})")
     table = Table(box=None, pad_edge=False, header_style="dim")
-    numbers = ("trips", "kernels", "host trips", "callbacks", "collectives", "bytes", "product FLOPs", "other ops")
-    for column in ("per", *numbers, "estimate", "limited by"):
+    counts = ("kernels", "launches", "library calls", "host trips", "callbacks", "collectives")
+    for column in ("per", "trips", *counts, "bytes", "product FLOPs", "other ops", "estimate", "limited by"):
         table.add_column(column, justify="left" if column in ("per", "limited by") else "right", no_wrap=True)
     for unit, each in program["units"].items():
         limits = each["bounds_s"]
         table.add_row(
             *(unit, "unknown" if each["trips"] is None else f"{each['trips']:,}"),
-            *(f"{each[key]:,}" for key in ("kernels", "host_trips", "callbacks", "collectives")),
+            *("" if (number := each[name.replace(" ", "_")]) is None else f"{number:,}" for name in counts),
             *(_size(each["bytes"]), _scaled(sum(each["dot_flops"].values())), _scaled(each["element_ops"])),
             *(_time(limits[limits["limiting"]]), limits["limiting"]),
         )

@@ -5,14 +5,48 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from releases import names_of_loops
 
 from ejax.preflight.cost import Collective, Cost, instruction_cost
 from ejax.preflight.hlo import Computation, Instruction, Module, Shape, parse
-from ejax.preflight.loops import EPOCH, MINIBATCH, Loop, count
+from ejax.preflight.launches import PROGRAM, count_launches
+from ejax.preflight.loops import MINIBATCH, Loop, count
 
 LOOPS = (Path(__file__).parents[1] / "golden/loops.hlo").read_text()
 """As XLA's GPU compiler prints it, written by hand and small enough to count by hand."""
+THUNKS = """\
+001: kWhile         [source | next=008 (1)]
+condition:
+    002: kCustomKernel [source | sink] compare grid: [1, 1, 1]
+  body:
+    003: kCustomKernel [source | next=000 (1)] step grid: [1, 1, 1]
+    000: kCommandBuffer [prev=003 (1) | next=005 (1)]
+        004: kCopy [source | sink] kCopy
+        010: kWhile [source | sink]
+condition:
+            015: kCustomKernel [source | sink] more grid: [1, 1, 1]
+          body:
+            016: kCustomKernel [source | sink] less grid: [1, 1, 1]
+    005: kConditional  [prev=000 (1) | sink]
+      false_branch:
+        No thunks.      true_branch:
+        006: kWhile [source | next=007 (1)]
+condition:
+            011: kCustomKernel [source | sink] any grid: [1, 1, 1]
+          body:
+            012: kCustomKernel [source | sink] again grid: [1, 1, 1]
+        007: kCustomKernel [prev=006 (1) | sink] row grid: [1, 1, 1]
+008: kAsyncStart    [prev=001 (1) | sink] stream=communication_stream[0]
+    013: kAllReduce [source | sink] kAllReduce
+009: kCopy          [prev=008 (1) | sink] kCopy
+014: kAsyncDone     [prev=008 (1) | sink] async_id=8
+"""
+"""As XLA prints the order of what it runs, graphs with what is in them."""
+MORE = """
+%more (x: f32[4,0]) -> f32[4,0] {
+  %inner = f32[4,0]{1,0} while(%x), condition=%is_outside, body=%draw_again
+  ROOT %nothing = f32[4,0]{1,0} copy(%inner)
+}
+"""
 ARRAY = 4 * 8 * 4
 """Bytes of f32[4,8]."""
 
@@ -137,6 +171,26 @@ def test_an_all_gather_that_starts_is_counted_by_its_result_and_its_end_is_free(
     assert one(text + "\n%d = f32[32]{0} all-gather-done(%s)").kernels == 0.0
 
 
+def test_a_copy_of_nothing_is_no_kernel_and_the_number_of_a_device_is_one() -> None:
+    assert one("%x = f32[4,0]{1,0} parameter(0)\n%c = f32[4,0]{1,0} copy(%x)").kernels == 0.0
+    assert one("%p = u32[] partition-id()").kernels == 1.0
+
+
+def test_a_graph_is_one_launch_and_a_loop_launches_as_often_as_it_turns(tmp_path: Path) -> None:
+    (tmp_path / "m.thunk_sequence.txt").write_text(THUNKS)
+    names = {1: "steps", 6: "redrawn", 9: "nothing", 10: "inner"}
+    metadata = "".join(f'profile_annotation: "{name}"\n    thunk_id: {number}\n' for number, name in names.items())
+    (tmp_path / "m.thunk_metadata.txt").write_text(metadata)
+    counts = count_launches(tmp_path, parse(LOOPS + MORE))
+    # a trip: a kernel, a graph, and the longer branch, in which a loop of unknown length asks twice and runs once
+    step = 1 + 1 + (2 + 1 + 1)
+    assert counts == {"steps": step, "redrawn": 2, "inner": 0, PROGRAM: 3 * step + 1}
+
+
+def test_without_a_list_of_launches_none_are_counted(tmp_path: Path) -> None:
+    assert count_launches(tmp_path, parse(LOOPS)) is None
+
+
 def test_loops_have_the_names_that_a_user_knows() -> None:
     assert set(loops()) == {"program", "env step", "env step / reset"}
 
@@ -160,19 +214,16 @@ def test_a_loop_of_unknown_length_has_no_number_of_trips() -> None:
     assert loops()["env step / reset"].trips is None and loops()["env step"].trips == 3
 
 
-@names_of_loops
-def test_a_scan_of_scans_is_epochs_of_minibatches() -> None:
+def test_minibatches_are_known_by_their_scope() -> None:
     def learn(x: jax.Array) -> jax.Array:
-        minibatch = lambda x, _: (jnp.sin(x) @ jnp.cos(x), None)  # noqa: E731
-        epoch = lambda x, _: (jax.lax.scan(minibatch, x, length=5)[0] + 1.0, None)  # noqa: E731
-        return jax.lax.scan(epoch, x, length=7)[0]
+        with jax.named_scope("minibatches"):
+            return jax.lax.scan(lambda x, _: (jnp.sin(x) @ jnp.cos(x), None), x, length=35)[0]
 
     program = count(compiled(learn, jnp.ones((6, 6))))
-    epoch, minibatch = program.find(EPOCH), program.find(MINIBATCH)
-    assert epoch is not None and minibatch is not None
-    assert (epoch.trips, minibatch.trips) == (7, 5)
+    minibatch = program.find(MINIBATCH)
+    assert minibatch is not None and minibatch.trips == 35
     assert minibatch.trip.dot_flops == {"f32": 2 * 6**3}
-    assert program.trip.dot_flops == {"f32": 7 * 5 * 2 * 6**3}
+    assert program.trip.dot_flops == {"f32": 35 * 2 * 6**3}
 
 
 def test_what_a_scan_of_a_compiled_program_multiplies_is_known() -> None:
