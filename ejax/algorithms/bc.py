@@ -23,11 +23,12 @@ import numpy as np
 import optax
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from ejax.algorithms.options import GradientOptions
-from ejax.algorithms.record import Algorithm
+from ejax.algorithms.options import GradientOptions, indivisible, shared_minibatches
+from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.optim import get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
+from ejax.runtime.sharding import num_shards
 from ejax.schema.problems import Problem
 from ejax.types import (
     Array,
@@ -51,7 +52,10 @@ class BCConfig(GradientOptions):
     loss: Literal["nll", "mse", "flow"] = "nll"
     """``mse`` leaves the standard deviation as it is; ``flow`` is that of a ``vla`` policy with a flow head."""
     batch_size: PositiveInt = 256
-    """Windows of ``data.chunk_size`` frames in one gradient step."""
+    """Windows of ``data.chunk_size`` frames in one gradient step, on each device."""
+    minibatch_strata: PositiveInt | None = None
+    """Gradient steps take equally many windows from each of this many equal parts of an update's. None: from each
+    device's; D devices compute what one does with D strata."""
     updates_per_step: PositiveInt = 16
     """Gradient steps between two looks at the metrics, each with windows of its own: one update of the run."""
     frames_per_window: PositiveInt | None = None
@@ -85,8 +89,8 @@ def bc_update(
 
     Args:
         batch: ``obs`` and ``action``, leaves [R, C, ...]: C successive frames of one episode each, R =
-            ``updates_per_step`` · ``batch_size``. Of windows around a frame also ``valid`` and ``loss_mask`` [R, C]
-            bool: the frames that exist, and those of them that are taught.
+            ``updates_per_step`` · ``batch_size`` · devices. Of windows around a frame also ``valid`` and ``loss_mask``
+            [R, C] bool: the frames that exist, and those of them that are taught.
 
     Returns:
         The new state (``step`` + 1) and scalar metrics.
@@ -115,7 +119,9 @@ def bc_update(
         key_order,
         loss=partial(bc_loss, policy=policy, config=config),
         optimizer=optimizer,
-        minibatches=config.minibatches_of(config.batch_size, n_epochs=1),
+        minibatches=config.minibatches_of(
+            num_shards() * config.batch_size, n_epochs=1, num_strata=config.minibatch_strata or num_shards()
+        ),
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
     return state, metrics | {"learning_rate": get_learning_rate(state.opt_state)}
@@ -286,6 +292,13 @@ def chunk_targets(
     return action[rows, at], known
 
 
+def _problems(options: BCConfig, run: RunShape) -> Iterator[Problem]:
+    if not run.distributed:  # how many devices there are is known when the run is built
+        yield from indivisible(
+            "minibatch_strata", options.minibatch_strata, options.batch_size, "algorithm.cfg.batch_size"
+        )
+
+
 def _env_problems(options: BCConfig, env: Env | HostEnv) -> Iterator[Problem]:
     if options.loss == "mse" and not isinstance(env.action_space, gymnasium.spaces.Box):
         text = f"got 'mse', but the environment's actions are choices: {env.action_space}; give nll"
@@ -316,6 +329,8 @@ ALGORITHM = Algorithm(
     learns_from="demonstrations",
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=_sizes,
+    rescale_for_devices=lambda options, was, now: options.model_copy(update=shared_minibatches(options, was, now)),
+    problems=_problems,
     env_problems=_env_problems,
     policy_problems=_policy_problems,
 )

@@ -113,12 +113,7 @@ class MinibatchOptions(GradientOptions):
 
     def rescale_for_devices(self, was: int, now: int) -> Self:
         """Give another number of devices the same minibatches. Raises ConfigError: they cannot share the rows."""
-        rows = was * self.batch_size
-        if rows % now:
-            text = f"minibatches have {was} x {self.batch_size} rows, which {now} devices cannot share; give a divisor"
-            raise ConfigError([Problem("algorithm.cfg.batch_size", text)])
-        strata = self.minibatch_strata or was
-        return self.model_copy(update={"batch_size": rows // now, "minibatch_strata": strata})
+        return self.model_copy(update=shared_minibatches(self, was, now))
 
     def problems(self, run: RunShape) -> Iterator[Problem]:
         """Report minibatches that a rollout cannot be cut into."""
@@ -126,15 +121,24 @@ class MinibatchOptions(GradientOptions):
         if steps is not None and steps > run.rows:
             yield run.too_many("batch_size", steps)
         length = self.sequence_length
-        yield from _indivisible("sequence_length", length, run.buffer_size, "trainer.buffer_size")
-        yield from _indivisible("sequence_length", length, steps, "algorithm.cfg.batch_size")
+        yield from indivisible("sequence_length", length, run.buffer_size, "trainer.buffer_size")
+        yield from indivisible("sequence_length", length, steps, "algorithm.cfg.batch_size")
         if not run.distributed:  # how many devices there are is known when the run is built
             rows = None if steps is None else steps // (length or 1)
-            yield from _indivisible("minibatch_strata", self.minibatch_strata, run.num_envs, "trainer.num_envs")
-            yield from _indivisible("minibatch_strata", self.minibatch_strata, rows, "algorithm.cfg.batch_size")
+            yield from indivisible("minibatch_strata", self.minibatch_strata, run.num_envs, "trainer.num_envs")
+            yield from indivisible("minibatch_strata", self.minibatch_strata, rows, "algorithm.cfg.batch_size")
 
 
-def _indivisible(option: str, divisor: int | None, count: int | None, name: str) -> Iterator[Problem]:
+def shared_minibatches(options: Any, was: int, now: int) -> dict[str, int]:
+    """Give ``batch_size`` and ``minibatch_strata`` with which ``now`` devices have the minibatches that ``was`` had."""
+    rows = was * options.batch_size
+    if rows % now:
+        text = f"minibatches have {was} x {options.batch_size} rows, which {now} devices cannot share; give a divisor"
+        raise ConfigError([Problem("algorithm.cfg.batch_size", text)])
+    return {"batch_size": rows // now, "minibatch_strata": options.minibatch_strata or was}
+
+
+def indivisible(option: str, divisor: int | None, count: int | None, name: str) -> Iterator[Problem]:
     if divisor is not None and count is not None and count % divisor:
         text = f"got {divisor}, which does not divide {name} {count}; give a divisor of both"
         yield Problem(f"algorithm.cfg.{option}", text)

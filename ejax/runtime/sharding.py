@@ -148,6 +148,23 @@ def _make(x: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
+def own_rows(devices: Sequence[jax.Device], num_rows: int) -> slice:
+    """Find this process's rows, of those that ``sharded`` spreads over devices: its own are neighbours."""
+    own = [i for i, device in enumerate(devices) if device.process_index == jax.process_index()]
+    each = num_rows // len(devices)
+    return slice(own[0] * each, (own[-1] + 1) * each)
+
+
+def join_rows(tree: T, mesh: Mesh, num_rows: int) -> T:
+    """Make arrays of all devices, [num_rows, ...], of the rows that each process has of its own."""
+    place = sharded(mesh)
+
+    def one(x: Any) -> jax.Array:
+        return jax.make_array_from_process_local_data(place, x, (num_rows, *x.shape[1:]))
+
+    return cast(T, jax.tree.map(one, tree))
+
+
 def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
     """Copy arrays to this process's ``device`` alone. For those that lie across processes the others ``give_copy``."""
 

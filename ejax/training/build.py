@@ -18,7 +18,7 @@ from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Ingredients, Parts
 from ejax.training.policies import check_own_policy, make_policy
-from ejax.training.steppers import DeviceStepper, shared_environments
+from ejax.training.steppers import DeviceStepper, Layout, shared_environments
 from ejax.training.warm_start import load_teacher
 from ejax.types import Env, HostEnv
 
@@ -59,11 +59,9 @@ def build(
 
     # where the observations come from decides what steps the run: demonstrations, the program itself, a collector
     if config.data is not None:
-        if devices:
-            raise ConfigError([Problem("trainer.distributed", "got true, but cloning runs on one device; give false")])
         from ejax.training.cloning import cloning_parts  # brings the data engine, which no other run needs
 
-        parts = cloning_parts(made, config.data)
+        parts = cloning_parts(made, config.data, _layout(trainer, devices))
     elif not isinstance(made.env, HostEnv) and trainer.collector.mode in ("auto", "device"):
         if absent is not None:
             devices = list(absent) if len(absent) > 1 else None
@@ -112,22 +110,24 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
         device_step(made, options),
         made.key,
         max_updates(trainer),
-        layout=shared_environments(devices, share=_share(trainer, len(devices))) if devices else None,
+        layout=_layout(trainer, devices),
         what=None if algorithm.with_teacher else what,  # a teacher is not compared, so no program is shared
     )
     return Parts(made.policy, made.env, made.optimizer, stepper, state, among)
 
 
-def _share(trainer: TrainerConfig, num_devices: int) -> int:
-    """Count the devices that share a copy of the parameters. ConfigError: a number that does not divide all."""
-    share = trainer.shard_parameters
+def _layout(trainer: TrainerConfig, devices: Sequence[jax.Device] | None) -> Layout | None:
+    """Lay a run out over several devices. ConfigError: some that share a copy of the parameters do not divide all."""
+    if devices is None:
+        return None
+    num_devices, share = len(devices), trainer.shard_parameters
     if isinstance(share, bool):
-        return num_devices if share else 1
+        share = num_devices if share else 1
     if num_devices % share:
         allowed = ", ".join(["true", *(str(n) for n in range(2, num_devices) if num_devices % n == 0)])
         text = f"got {share}, which does not divide the {num_devices} devices; allowed: {allowed}"
         raise ConfigError([Problem("trainer.shard_parameters", text)])
-    return share
+    return shared_environments(devices, share=share)
 
 
 def max_updates(trainer: TrainerConfig) -> int:

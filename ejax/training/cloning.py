@@ -1,6 +1,8 @@
 """Behaviour cloning: batches of demonstrations, drawn ahead of their use, and updates from them.
 
-Batch k is drawn by a generator made from ``(data.seed, k)``: nothing random is stored.
+Batch k is drawn by a generator made from ``(data.seed, k)``: nothing random is stored. Several devices have equal parts
+of its windows; of kept episodes each process draws all of them and reads those of its devices, of a live engine, which
+each has of its own, it draws those alone.
 """
 
 import threading
@@ -11,12 +13,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from ejax.algorithms.step import RunState, init_host_run_state
 from ejax.config import ConfigError, Problem
@@ -26,12 +30,15 @@ from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.samplers import make_rng
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
 from ejax.policies.calls import check_obs
+from ejax.runtime.processes import Group, count
+from ejax.runtime.sharding import join_rows, own_rows
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
+from ejax.training.host_steppers import MeshUpdate
 from ejax.training.parts import Ingredients, Parts
 from ejax.training.programs import jitted
-from ejax.training.steppers import ShouldStop, Stepper
-from ejax.types import HostEnv, Key, Metrics, Policy, PyTree
+from ejax.training.steppers import Layout, ShouldStop, Stepper
+from ejax.types import HostEnv, Key, Metrics, PyTree
 
 Batch = dict[str, PyTree]
 _LOOK_S = 0.1
@@ -40,37 +47,49 @@ _GRACE_S = 1.0
 """s that a batch which cannot be drawn waits for the run to be stopped, before it is an error."""
 
 
-def cloning_parts(made: Ingredients, data: DataConfig) -> Parts:
-    """Make the parts of a run that clones; the environment is there for its spaces, and to be evaluated in."""
+def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = None) -> Parts:
+    """Make the parts of a run that clones; the environment is there for its spaces, and to be evaluated in.
+
+    ``layout``: of several devices, which have ``algorithm.cfg.batch_size`` windows of each gradient step each.
+    """
     config, update, options = made.config, made.config.algorithm.record.update, made.config.algorithm.cfg
     obs, space = sample_obs(made.env, 1), made.env.action_space
-    demonstrations = Demonstrations(data, config.trainer.buffer_size // data.chunk_size, obs)
+    mesh = None if layout is None else layout.mesh
+    num_devices = 1 if mesh is None else mesh.size
+    num_windows = num_devices * config.trainer.buffer_size // data.chunk_size
+    check = partial(check_obs, made.policy)  # outside the program, where values can be seen
+    demonstrations = Demonstrations(data, num_windows, obs, mesh=mesh, check=check)
     same = {"policy": made.policy, "optimizer": made.optimizer, "config": options, "dropout": made.dropout}
 
     def clone(state: RunState, batch: Batch, key: Key) -> tuple[RunState, Metrics]:
-        train, losses = update(state.train, batch, key, **same)
+        train, losses = update(state.train, batch, jax.random.fold_in(key, state.update), **same)
         metrics = {f"train/{name}": value for name, value in losses.items()}
         return replace(state, update=state.update + 1, train=train), metrics
 
+    mesh_update = None if layout is None else MeshUpdate(clone, made.key, layout)
+    alone = jitted((update, *same.values()), clone)
     stepper = CloningStepper(
         demonstrations,
-        made.policy,
-        jitted((update, *same.values()), clone),
-        made.key,
+        (lambda state, batch: alone(state, batch, made.key)) if mesh_update is None else mesh_update.learn,
+        mesh_update=mesh_update,
+        group=Group(config.trainer.process_timeout_s) if count() > 1 else None,
         action_chunk=config.env.cfg.get("action_chunk", 1),
         # of choices, the policy itself checks them
         num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
         env=made.env if isinstance(made.env, HostEnv) else None,
     )
     state = init_host_run_state(made.policy, made.optimizer, made.key, obs)
-    return Parts(made.policy, made.env, made.optimizer, stepper, replace(state, source=demonstrations.state()))
+    state = replace(state, source=demonstrations.state())
+    return Parts(made.policy, made.env, made.optimizer, stepper, state, num_devices)
 
 
 class CloningStepper(Stepper[RunState]):
     """An update from each batch; ``RunState.source`` identifies the episodes.
 
     Args:
-        clone: an update of the run from a batch, jitted.
+        clone: an update of the run from a batch.
+        mesh_update: whose it is, on several devices.
+        group: the processes that draw a part of each batch. None: this is the only one.
         action_chunk: K, actions of one decision of the policy.
         num_outputs: numbers of one decision; 0: it is not of numbers.
         env: closed at the end.
@@ -79,41 +98,45 @@ class CloningStepper(Stepper[RunState]):
     def __init__(
         self,
         demonstrations: "Demonstrations",
-        policy: Policy,
-        clone: Any,
-        key: Key,
+        clone: Callable[[RunState, Batch], tuple[RunState, Metrics]],
         *,
+        mesh_update: MeshUpdate | None,
+        group: Group | None,
         action_chunk: int,
         num_outputs: int,
         env: HostEnv | None,
     ) -> None:
-        self.demonstrations, self._policy, self._clone = demonstrations, policy, clone
-        self._key, self._env = key, env
-        self._action_chunk, self._num_outputs = action_chunk, num_outputs
+        self.demonstrations, self._clone, self._mesh_update, self._group = demonstrations, clone, mesh_update, group
+        self._env, self._action_chunk, self._num_outputs = env, action_chunk, num_outputs
 
     def start(self, state: RunState) -> RunState:
         self._update = self._first = int(state.update)
         self.demonstrations.start(self._update, state.source)
-        return replace(state, source=self.demonstrations.state())
+        state = replace(state, source=self.demonstrations.state())
+        return state if self._mesh_update is None else self._mesh_update.place(state)
 
     def advance(self, state: RunState, count: int, should_stop: ShouldStop) -> tuple[RunState, Metrics] | None:
         del count
-        drawn = self.demonstrations.next(should_stop)
-        if drawn is None:
+        drawn, began = self.demonstrations.next(should_stop), time.perf_counter()
+        is_first = self._update == self._first
+        if drawn is not None and is_first:
+            self._check_actions(drawn[0])
+            if self._mesh_update is not None:
+                self._mesh_update.compile(state, drawn[0])  # not while the others wait
+        if not self._all_have(drawn is not None) or drawn is None:
             return None
         batch, waited_s = drawn  # seconds in which the device had nothing to do
-        is_first = self._update == self._first
-        if is_first:
-            self._check_actions(batch)
-        check_obs(self._policy, batch["obs"])  # outside the program, where values can be seen
-        began = time.perf_counter()
-        state, metrics = self._clone(state, batch, jax.random.fold_in(self._key, self._update))
+        state, metrics = self._clone(state, batch)
         facts = self.demonstrations.stats() | {"data/wait_s": waited_s}
         if is_first:  # compiles; what it computes is not waited for
             facts["time/compile_s"] = time.perf_counter() - began
         self._update += 1
-        rows = {name: np.array([value]) for name, value in facts.items()}
+        rows: dict[str, Any] = {name: np.array([value]) for name, value in facts.items()}
         return state, {name: x[None] for name, x in metrics.items()} | rows
+
+    def _all_have(self, own: bool) -> bool:
+        """Agree that there is a batch: all processes must make the update, or none."""
+        return own if self._group is None else all(self._group.gather(own, "have its part of the batch"))
 
     def reports(self) -> list[str]:
         notes, self.demonstrations.notes = self.demonstrations.notes, []
@@ -146,14 +169,28 @@ class Demonstrations:
     Args:
         num_windows: in one batch, each of ``config.chunk_size`` frames, and those before by ``config.history_length``.
         obs: zeros in the form of one environment's observation, leaves [1, ...].
+        mesh: the devices that have equal parts of the windows. None: one has all.
+        check: refuses observations of a batch that the policy would misread.
 
     Raises:
         ConfigError: kept episodes that cannot be read.
     """
 
-    def __init__(self, config: DataConfig, num_windows: int, obs: PyTree) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        num_windows: int,
+        obs: PyTree,
+        *,
+        mesh: Mesh | None = None,
+        check: Callable[[PyTree], None] = lambda obs: None,
+    ) -> None:
+        self._num_windows, self._obs, self._mesh, self._check = num_windows, obs, mesh, check
+        self._own = slice(0, num_windows) if mesh is None else own_rows(list(mesh.devices.flat), num_windows)
+        if config.source == "engine" and count() > 1:  # the episodes of each process are others
+            seed = np.random.SeedSequence((config.seed, jax.process_index())).generate_state(1)[0]
+            config = config.model_copy(update={"seed": int(seed)})
         self.config = config
-        self._num_windows, self._obs = num_windows, obs
         self._engine = _make_engine(config) if config.source == "engine" else None
         self._source: ChunkSource | None = self._engine
         # drawing is NumPy and disk, which let other threads run
@@ -163,7 +200,7 @@ class Demonstrations:
         self._state: PyTree = ()
         self.notes: list[str] = []
         if self._engine is None:
-            self._source, self._state = _open_folder(config, None)
+            self._source, self._state = _open_folder(config, None, self._own)
 
     def state(self) -> PyTree:
         """Identify the episodes drawn from, for a checkpoint; () for a live engine, whose episodes cannot be kept."""
@@ -188,7 +225,7 @@ class Demonstrations:
             count, folder = int(state["num_episodes"]), self.config.folder
             if count < int(self._state["num_episodes"]):
                 self.notes.append(f"goes on with the first {count} episodes of {folder}; later ones are left alone")
-            self._source, self._state = _open_folder(self.config, count)
+            self._source, self._state = _open_folder(self.config, count, self._own)
             if int(self._state["digest"]) != int(state["digest"]):
                 text = f"{folder} does not begin with the {count} episodes that the run was started with"
                 raise CheckpointError(f"{text}; give back that folder by data.folder")
@@ -263,12 +300,15 @@ class Demonstrations:
             text = f"'{config.action_field}' has the fields {', '.join(flatten(action))}; name one of them"
             raise ConfigError([Problem("data.action_field", text)])
         masks = {name: chunks[name] for name in ("valid", LOSS_MASK) if config.history_length is not None}
-        return jax.device_put({"obs": obs, "action": _numbers(action), **masks})
+        self._check(obs)
+        batch = {"obs": obs, "action": _numbers(action), **masks}
+        return jax.device_put(batch) if self._mesh is None else join_rows(batch, self._mesh, self._num_windows)
 
     def _sample(self, rng: np.random.Generator) -> Chunks:
         if self._source is None:
             raise RuntimeError("start() comes before drawing")
-        count, config, mode = self._num_windows, self.config, self.config.sampling_mode
+        config, mode = self.config, self.config.sampling_mode
+        count = self._num_windows if self._engine is None else self._own.stop - self._own.start
         if config.history_length is None:
             return self._source.sample_batch(count, config.chunk_size, mode, rng=rng)
         around: Any = mode  # data_problems refuses the third mode
@@ -306,13 +346,13 @@ def _make_engine(config: DataConfig) -> OnlineDataEngine:
     return OnlineDataEngine(OnlineDataEngineCfg(**engine_options(config)))
 
 
-def _open_folder(config: DataConfig, count: int | None) -> tuple[ChunkSource, PyTree]:
-    """Open the first ``count`` episodes, or all, with what identifies them."""
+def _open_folder(config: DataConfig, count: int | None, part: slice) -> tuple[ChunkSource, PyTree]:
+    """Open the first ``count`` episodes, or all, to read a ``part`` of each draw, with what identifies them."""
     try:
         from ejax.data.lerobot.recorded import RecordedEpisodes
 
         chosen = None if count is None else range(count)
-        episodes = RecordedEpisodes(str(config.folder), episodes=chosen, cache_mb=config.cache_mb)
+        episodes = RecordedEpisodes(str(config.folder), episodes=chosen, cache_mb=config.cache_mb, part=part)
     except ImportError as error:
         text = f"'recorded' needs pyarrow: pip install -e '.[data]' in ejax's folder ({error})"
         raise ConfigError([Problem("data.source", text)]) from error

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from ejax.envs.host.guarded import GuardedEnv
 from ejax.runtime.processes import Group, leads
 from ejax.runtime.sharding import at_hand, make_mesh, own_copy, replicated, shard, sharded
 from ejax.training.programs import jitted
-from ejax.training.steppers import ShouldStop, Stepper, commit_to_device
+from ejax.training.steppers import Layout, ShouldStop, Stepper, commit_to_device, shared_environments
 from ejax.types import Key, Metrics, Rollout
 
 CollectionMetrics = dict[str, float]
@@ -55,7 +56,10 @@ class HostStepper(Stepper[RunState]):
         self.collector, self.background, self._key, self._group = collector, background, key, group
         self.learn = jitted(what, learn)
         self._learners = make_mesh(devices) if devices else None
-        self._mesh_update = None if collector.mesh is None else MeshUpdate(learn, key, collector.mesh)
+        self._mesh_update: MeshUpdate | None = None
+        if collector.mesh is not None:
+            layout = shared_environments(list(collector.mesh.devices.flat))
+            self._mesh_update = MeshUpdate(partial(_learn_next, learn), key, layout)
         self._should_stop: ShouldStop = lambda: False
         self.notes: list[str] = []
 
@@ -182,33 +186,39 @@ class HostStepper(Stepper[RunState]):
             error.add_note(f"while closing the collector: {problem}")
 
 
+def _learn_next(learn: Learn, state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
+    _, key_update = jax.random.split(jax.random.fold_in(key, state.update))
+    return learn(state, rollout, key_update)
+
+
 class MeshUpdate:
-    """An update on all devices of a mesh, each with the environments and minibatches of one device."""
+    """An update on all devices of a layout, each with the rows and minibatches of one device.
 
-    def __init__(self, learn: Learn, key: Key, mesh: Mesh) -> None:
-        self._mesh, self._here = mesh, mesh.local_devices[0]
-        self._key = shard(key, replicated(mesh))
+    Args:
+        update: ``(state, rows, key) -> (state, metrics)`` of the run's ``key``; rows are a rollout or demonstrations.
+    """
 
-        def learn_next(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
-            _, key_update = jax.random.split(jax.random.fold_in(key, state.update))
-            return learn(state, rollout, key_update)
-
-        self._program = jax.jit(learn_next, out_shardings=replicated(mesh))
+    def __init__(
+        self, update: Callable[[RunState, Any, Key], tuple[RunState, Metrics]], key: Key, layout: Layout
+    ) -> None:
+        self._update, self._layout, self._mesh = update, layout, cast(Mesh, layout.mesh)
+        self._key = shard(key, layout.key)
         self._compiled: Any = None
 
     def place(self, state: RunState) -> RunState:
-        return shard(state, jax.tree.map(lambda _: replicated(self._mesh), state))
+        return cast(RunState, shard(state, self._layout.shardings(state)))
 
-    def compile(self, state: RunState, rollout: Rollout) -> None:
+    def compile(self, state: RunState, rows: Any) -> None:
         """Compile before the processes agree on an update: they wait for each other for a limited time only."""
         if self._compiled is None:
+            program = jax.jit(self._update, out_shardings=(self._layout.shardings(state), self._layout.rest))
             with jax.set_mesh(self._mesh):
-                self._compiled = self._program.lower(state, rollout, self._key).compile()
+                self._compiled = program.lower(state, rows, self._key).compile()
 
-    def learn(self, state: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:
+    def learn(self, state: RunState, rows: Any) -> tuple[RunState, Metrics]:
         """Make the update; the metrics are this process's own."""
-        state, metrics = self._compiled(state, rollout, self._key)
-        return state, own_copy(metrics, self._here)
+        state, metrics = self._compiled(state, rows, self._key)
+        return state, own_copy(metrics, self._mesh.local_devices[0])
 
 
 def combine_metrics(parts: Sequence[CollectionMetrics]) -> CollectionMetrics:

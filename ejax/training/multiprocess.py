@@ -17,7 +17,7 @@ from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.runtime.process_exit import hard_exit
-from ejax.runtime.processes import Group, ProcessesError, RescueCall, count, leads, report_failure
+from ejax.runtime.processes import Group, RescueCall, count, leads, report_failure
 from ejax.runtime.sharding import exchange, give_copy
 from ejax.store.checkpoint import save_arrays
 from ejax.store.run_dir import RunDirectory
@@ -28,7 +28,7 @@ from ejax.training.recorder import cameras_of
 from ejax.training.saver import Verdict
 from ejax.training.sink import RunSink
 from ejax.training.start import Call, RunLocation, StartState
-from ejax.training.steppers import DeviceStepper, ShouldStop
+from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, PyTree
 
 
@@ -66,8 +66,6 @@ def saving_all_envs(call: Call, start: StartState) -> Call:
     stepper, location = start.parts.stepper, call.location
     if call.group is None:
         return call
-    if not isinstance(stepper, DeviceStepper | HostStepper):
-        raise ProcessesError(f"{type(stepper).__name__} is for one process")
 
     def save(folder: Path, state: PyTree) -> None:
         if isinstance(stepper, HostStepper) and state.envs != ():

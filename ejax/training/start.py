@@ -194,7 +194,8 @@ def open_log(call: Call, start: StartState) -> MetricWriter:
     for text in (*location.notes, *start.notes):
         writer.note(text)
     if location.config.trainer.distributed:
-        writer.note(f"{start.parts.num_devices} devices, {location.config.trainer.num_envs} environments on each")
+        each = f", {location.config.trainer.num_envs} environments on each"
+        writer.note(f"{start.parts.num_devices} devices{each if location.config.data is None else ' share each batch'}")
     if not location.is_new:
         for aside in directory.set_aside_after(step):
             writer.note(f"set aside {aside}: the run goes on from before it")
@@ -241,21 +242,29 @@ def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -
     was = meta.get("num_devices")
     if was is None:  # an older checkpoint
         return config, ()
+    record = config.algorithm.record
     before, saved = _saved_options(config, checkpoint, meta["config"])
-    if (was, before) == (num_devices, config.trainer.num_envs):
+    # rows of demonstrations are counted by the algorithm, those of rollouts by the environments
+    sizes = {} if config.data is None else record.sizes(saved, config.data.chunk_size)
+    if (was, before) == (num_devices, config.trainer.num_envs) and sizes.items() <= config.trainer.model_dump().items():
         return config, ()
     num_envs, rest = divmod(was * before, num_devices)  # all environments stay: their states are in the checkpoint
-    if rest:
+    if rest and config.data is None:
         text = f"the run has {was} x {before} environments, of which {num_devices} devices would leave {rest}"
         raise ConfigError([Problem("trainer.num_envs", f"{text}; give a number of devices that divides them")])
-    options = config.algorithm.record.rescale_for_devices(saved, was, num_devices)
+    options = record.rescale_for_devices(saved, was, num_devices)
+    if config.data is None:
+        sizes = {"num_envs": num_envs}
+        note = f"{num_devices} devices, {num_envs} environments on each; the checkpoint was made on {was} with {before}"
+    else:
+        sizes = record.sizes(options, config.data.chunk_size)
+        note = f"{num_devices} devices share each batch; the checkpoint was made on {was}"
     config = config.model_copy(
         update={
-            "trainer": config.trainer.model_copy(update={"num_envs": num_envs}),
+            "trainer": config.trainer.model_copy(update=dict(sizes)),
             "algorithm": config.algorithm.model_copy(update={"cfg": options}),
         }
     )
-    note = f"{num_devices} devices, {num_envs} environments on each; the checkpoint was made on {was} with {before}"
     return config, (note,) if was != num_devices else ()
 
 

@@ -25,6 +25,7 @@ class RecordedEpisodes(ChunkSource):
         episodes: to draw from, e.g. the training part; None: all.
         seed: for draws without an ``rng``.
         cache_mb: size of the cache of decoded episodes, in MiB.
+        part: which windows of each draw are read and returned. Several processes draw alike, and read a part each.
 
     Raises:
         IndexError, ValueError: an episode that is not there, given twice, or none at all.
@@ -32,10 +33,16 @@ class RecordedEpisodes(ChunkSource):
     """
 
     def __init__(
-        self, folder: Path | str, *, episodes: Sequence[int] | None = None, seed: int = 0, cache_mb: float = 512.0
+        self,
+        folder: Path | str,
+        *,
+        episodes: Sequence[int] | None = None,
+        seed: int = 0,
+        cache_mb: float = 512.0,
+        part: slice = slice(None),
     ) -> None:
         self.reader = EpisodeReader(folder, cache_mb=cache_mb)
-        self.seed = check_seed(seed)
+        self.seed, self._part = check_seed(seed), part
         self._episodes = _chosen(episodes, len(self.reader), self.reader.folder)
         self._rng = make_rng(self.seed)
         # runs of all episodes one behind the other: one search finds the run of a window, in any number of episodes
@@ -71,7 +78,8 @@ class RecordedEpisodes(ChunkSource):
         if draw.generations is not None:
             made = [self.reader.fields(int(index))["generation"] for index in self._episodes]
             allowed = np.isin(made, draw.generations)
-        rows, frames, run = self._choose(count, draw.needed, draw.mode, allowed, self._rng if rng is None else rng)
+        chosen = self._choose(count, draw.needed, draw.mode, allowed, self._rng if rng is None else rng)
+        rows, frames, run = (each[self._part] for each in chosen)
         begin, end = np.zeros_like(rows), self._lengths[rows]
         if draw.mode == "segment":
             begin, end = self._start[run], self._start[run] + self._run[run]
