@@ -21,7 +21,7 @@ NUM_STEPS = 25
 LEAST_FOUND = 0.99
 """Share of rows and feet whose sensors must find the floor in the last control step."""
 MAX_FORCE_ERROR = 0.05
-"""Of the feet's summed force, beside the C engine's."""
+"""Relative error of the feet's summed force, beside the C engine's."""
 
 
 def main() -> int:

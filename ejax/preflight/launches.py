@@ -21,9 +21,9 @@ _NAME = re.compile(r'profile_annotation: "([^"]*)"\s+thunk_id: (\d+)')
 class Thunk:
     kind: str
     name: str
-    """Of its instruction in HLO; graphs have none."""
+    """Name of its instruction in HLO; graphs have none."""
     parts: list[list["Thunk"]] = field(default_factory=list)
-    """Of a loop its condition and its body, of a conditional its branches, of a graph what is in it."""
+    """Parts: of a loop its condition and its body, of a conditional its branches, of a graph what is in it."""
 
 
 def count_launches(folder: Path, module: Module) -> dict[str, float] | None:

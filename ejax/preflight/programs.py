@@ -50,7 +50,7 @@ class Compiled:
     memory: Memory
     seconds: float
     launches: dict[str, float] | None = None
-    """Of each loop; see ``count_launches``. None: compiled for a CPU."""
+    """Launches of each loop; see ``count_launches``. None: compiled for a CPU."""
     library_products: bool = False
     """Matrix products are cuBLAS's, none XLA's own."""
 

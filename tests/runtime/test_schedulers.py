@@ -1,4 +1,4 @@
-"""What ``examples/`` has for SLURM and Kubernetes gives each process what JAX's detection of them expects."""
+"""Scripts of ``examples/`` for SLURM and Kubernetes give each process what JAX's detection of them expects."""
 
 import json
 import os
