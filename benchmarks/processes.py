@@ -1,6 +1,7 @@
 """Several processes that train together: equal numbers, and what happens when one dies or hangs.
 
     python benchmarks/processes.py [--devices 1 2 4 8] [--processes 1 2 4] [--faults kill stop] [--collectors device]
+                                   [--large shared]
 
 Trains a small PPO on one CPU device, on two, four and eight, with the same environments, minibatches and strata, and
 compares every array of the last checkpoint with one device's. Does the same with four devices in one process, in two
@@ -9,6 +10,9 @@ measures how long the other takes to end, and resumes.
 
 With --collectors host async the processes step four groups of environments outside the program, alternating with the
 updates or beside them; the environments themselves are then also continued in fewer and in more processes.
+
+With --large shared the four devices share two copies of a larger policy's parameters; all but the first number of
+processes stop half-way and continue.
 """
 
 import argparse
@@ -20,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +55,21 @@ COLLECTORS = {
 class Job:
     """``num_processes`` of one training."""
 
-    def __init__(self, num_processes: int, output: Path, *arguments: str, num_devices: int = NUM_DEVICES) -> None:
+    def __init__(
+        self,
+        num_processes: int,
+        output: Path,
+        *arguments: str,
+        num_devices: int = NUM_DEVICES,
+        settings: Sequence[str] = SETTINGS,
+    ) -> None:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             coordinator = f"localhost:{free.getsockname()[1]}"
         flags = f"--xla_force_host_platform_device_count={num_devices // num_processes}"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "ejax.train", "--distributed"]
-        command += [*SETTINGS, f"trainer.output_dir={output}", *arguments]
+        command += [*settings, f"trainer.output_dir={output}", *arguments]
         self.logs = [output / f"{num_processes}_{time.monotonic_ns()}_{i}.log" for i in range(num_processes)]
         self.processes = []
         for i, log in enumerate(self.logs):
@@ -130,6 +141,25 @@ def processes(config: Path, counts: list[int], folder: Path, collector: str) -> 
     compare(folder, kind, jobs)
 
 
+def large(which: str, counts: list[int], folder: Path) -> None:
+    """Train a policy whose parameters the devices share, in each number of processes, with a stop half-way."""
+    shared = ["trainer.shard_parameters=2", "trainer.exp_name=run", "trainer.save_frequency_updates=1"]
+    config = ROOT / "configs/point_mass/ppo.yaml"
+    widths = [f"policy.{network}.network_cfg.hidden_sizes=[256,256]" for network in ("actor", "critic")]
+    settings = [*SETTINGS, *shared, *widths, "algorithm.cfg.lr_scheduler.kwargs.total_iters=4"]
+    jobs = {}
+    for count in counts:
+        (output := folder / f"{which}_{count}").mkdir()
+        begin = ["--config", str(config)]
+        if count != counts[0]:  # the first one is not stopped
+            begun = Job(count, output, *begin, "trainer.iterations=2", settings=settings)
+            check(begun.wait(), begun)
+            begin += ["--run", str(only_run(output)), "--resume", "latest"]
+        jobs[count] = Job(count, output, *begin, "trainer.iterations=4", settings=settings)
+        jobs[count].wait()
+    compare(folder, which, jobs)
+
+
 def go_on(config: Path, counts: list[int], folder: Path) -> None:
     """Stop half-way, go on in another number of processes, and compare with a run of one that was not stopped."""
     jobs = {}
@@ -177,11 +207,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--faults", nargs="*", default=["kill", "stop"], choices=["kill", "stop"])
     parser.add_argument("--collectors", nargs="*", default=["device"], choices=list(COLLECTORS))
+    parser.add_argument("--large", nargs="*", default=[], choices=["shared"])
     args = parser.parse_args()
     config = ROOT / "configs/point_mass/ppo.yaml"
     with tempfile.TemporaryDirectory() as scratch:
         if args.devices:
             devices(config, args.devices, Path(scratch))
+        for which in args.large:
+            large(which, args.processes, Path(scratch))
         for collector in args.collectors:
             if args.processes:
                 processes(config, args.processes, Path(scratch), collector)
