@@ -120,6 +120,12 @@ def test_blocks_of_code_fit_the_page(page: str) -> None:
     assert len(wide) <= STILL_WIDE.get(page, 0), wide
 
 
+@pytest.mark.parametrize("page", PAGES[1:])
+def test_links_are_named_by_what_they_lead_to(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert not re.findall(r"\[`?[\w/]+\.md`?\]\(", text), "give the title of the page or the section"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_tables_have_six_columns_at_most(page: str) -> None:
     rows = re.findall(r"^\|.*\|$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M)
