@@ -74,8 +74,8 @@ for update in (0, 4, UPDATES - 1):
 # - In a shell: `python -m ejax.train --config FILE --distributed`; no other change.
 # - `trainer.shard_parameters: true` divides parameters and moments among the devices, for policies that do not fit on
 #   one.
-# - Several machines: `--coordinator HOST:PORT --num-processes N --process-id I`, or nothing at all under SLURM,
-#   OpenMPI and Kubernetes, which announce them.
+# - Several machines: `--coordinator HOST:PORT --num-processes N --process-id I`, or nothing at all under SLURM and
+#   OpenMPI, which announce them. For Kubernetes there is `examples/kubernetes.yaml`.
 # - Environments outside JAX have `collector.actor_devices` and `collector.learner_devices` instead.
 #
 # All of it: [Several devices, several machines](../scaling.md).
