@@ -803,6 +803,7 @@ _ALLOWED = {
     ("ejax/envs/mujoco/choice.py", "import_module"): "an engine of its own table",
     ("ejax/logs/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
+    ("ejax/runtime/device.py", "find_spec"): "packages that decide XLA's flags: top-level names",
     (
         "ejax/schema/plain_files.py",
         "find_spec",
