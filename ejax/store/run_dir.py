@@ -239,7 +239,7 @@ def create_run_directory(
     directory = RunDirectory(path, name)
     if directory.config_file.exists():
         raise FileExistsError(
-            f"{path} holds a run already; go on with it by python -m ejax.train --run {path} --resume latest, or give "
+            f"{path} holds a run already; resume it with python -m ejax.train --run {path} --resume latest, or give "
             "another folder"
         )
     try:
