@@ -6,6 +6,7 @@ The program's text names the function of each operation in the trace: hence the 
 import bisect
 import json
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -96,11 +97,14 @@ def lines(trace: Path) -> Iterator[list[Operation]]:
     """Yield the operations of each thread or stream of a trace."""
     for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
         for line in plane.lines:
-            operations = [
-                Operation(event.start_ns, event.duration_ns, event.name)
-                for event in line.events
-                if any(name == "hlo_op" for name, _ in event.stats)
-            ]
+            with warnings.catch_warnings():
+                # Python 3.13 warns of the type of jaxlib's stats; as an error it would end the process
+                warnings.simplefilter("ignore", DeprecationWarning)
+                operations = [
+                    Operation(event.start_ns, event.duration_ns, event.name)
+                    for event in line.events
+                    if any(name == "hlo_op" for name, _ in event.stats)
+                ]
             if operations:
                 yield operations
 
