@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
 
@@ -119,12 +120,13 @@ def sha256(file: IO[bytes]) -> str:
 def inside(folder: Path, name: str) -> Path:
     """Return the path of file ``name``, relative with slashes, of ``folder``, which may be a link; it need not exist.
     Raises ValueError if it leads out of the folder, by itself or by links, or is something other than a plain file."""
-    path = folder / name
+    path, mode = folder / name, stat.S_IFREG
     try:
         real = path.resolve()
         is_inside = real.is_relative_to(folder.resolve())
-        # not of what lies outside: to look at some devices is to use them
-        mode = path.stat().st_mode if is_inside and path.exists() else stat.S_IFREG
+        if is_inside:  # not of what lies outside: to look at some devices is to use them
+            with suppress(FileNotFoundError, NotADirectoryError):
+                mode = path.stat().st_mode
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, up to Python 3.12
         raise ValueError(f"{folder} has no file {shown(name)}: {error}") from error
     if not is_inside:
