@@ -106,7 +106,7 @@ def sgd_epochs(
 
         body = one_minibatch if stop is None else _until(stop, one_minibatch)
         start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
-        # one scan over the minibatches of all epochs: whatever a loop over epochs did besides would split a CUDA graph
+        # one scan over the minibatches of all epochs: what a loop over epochs did besides would split a CUDA graph
         flat_xs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (orders, counts))
         with jax.named_scope("minibatches"):
             (after, stopped), log = jax.lax.scan(body, start, flat_xs)

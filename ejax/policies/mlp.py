@@ -84,7 +84,7 @@ class MLP(nn.Module):
             raise ValueError(f"output_dim must be a size or a shape of sizes of at least 1, got {self.output_dim}")
         if self.input_dim not in (None, x.shape[-1]):
             raise ValueError(f"the MLP was made for {self.input_dim} inputs, got {x.shape[-1]}: x is {list(x.shape)}")
-        gains, narrow = c.orthogonal_init, stores_bfloat16()
+        gains, narrow = c.orthogonal_init, _stores_bfloat16()
         for i, size in enumerate((*c.hidden_sizes, math.prod(shape))):
             gain, is_last = gains[i] if isinstance(gains, tuple) else gains, i == len(c.hidden_sizes)
             x = nn.Dense(
@@ -145,7 +145,7 @@ def own_precision(x: Array) -> jax.lax.Precision | None:
     return jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else None
 
 
-def stores_bfloat16() -> bool:
+def _stores_bfloat16() -> bool:
     """Recognize a program of ``matmul_precision: bf16`` for a GPU, whose hidden layers keep bfloat16 for the backward
     pass. Parameters, their gradients, outputs and all sums stay float32."""
     return bool(jax.config.jax_default_matmul_precision == "BF16_BF16_F32")  # type: ignore[attr-defined]

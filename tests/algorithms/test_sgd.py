@@ -76,7 +76,7 @@ def test_the_rows_of_the_smaller_last_minibatch_weigh_as_much_as_its_size_says()
 
 def test_epochs_and_keys_have_orders_of_their_own() -> None:
     def order(key: jax.Array) -> Any:
-        # 1/size weights, halved at every minibatch: the sum tells in which minibatch a row was
+        # 1/size weights, halved at every minibatch: the sum shows in which minibatch a row was
         return run({"x": jnp.eye(8)}, key=key, batch_size=2, adapt_rate=lambda rate, _: rate / 2)[0].params["params"][
             "w"
         ]

@@ -63,7 +63,7 @@ def test_a_rollout_is_what_was_played_with_the_policys_numbers_for_it() -> None:
         np.testing.assert_allclose(rollout.value[t], value, rtol=1e-5)
         final_value = POLICY.apply(PARAMS, jnp.asarray(told.final_obs))[1]
         np.testing.assert_allclose(rollout.next_value[t], final_value, rtol=1e-5)
-    assert rollout.truncated[3].all()  # D7: the end of an episode is told, and the next begins at once
+    assert rollout.truncated[3].all()  # D7: the end of an episode is reported, and the next begins at once
     assert (rollout.obs[4][:, 1] == 0.0).all()
     assert rollout.valid.all()
 

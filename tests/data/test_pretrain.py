@@ -239,7 +239,7 @@ def test_windows_are_successive_frames_of_one_episode(recorded: dict[str, Any]) 
         drawn = demonstrations.next(lambda: False)
     assert drawn is not None
     for obs, action in zip(np.asarray(drawn[0]["obs"]), np.asarray(drawn[0]["action"]), strict=True):
-        (episode,) = [e for e in kept if np.array_equal(e["obs"][0, 4:6], obs[0, 4:6])]  # the goal tells which
+        (episode,) = [e for e in kept if np.array_equal(e["obs"][0, 4:6], obs[0, 4:6])]  # the goal names it
         (start,) = [t for t in range(33) if np.array_equal(episode["obs"][t : t + 8], obs)]
         np.testing.assert_array_equal(action, episode["actions"][start : start + 8])
 

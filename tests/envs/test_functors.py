@@ -170,7 +170,7 @@ def test_a_target_that_nobody_stores_is_an_error(name: str) -> None:
     [
         (0.5, 0.4, 7, 2.0 * np.tanh(1.0)),  # nearer by 0.1 m
         (0.4, 0.5, 7, -0.5 * np.tanh(1.0)),
-        (0.5, 0.4, 1, 0.0),  # an episode's first step, whatever came before it
+        (0.5, 0.4, 1, 0.0),  # an episode's first step, for anything before it
     ],
 )
 def test_incremental_distance(before: float, after: float, step: int, expected: float) -> None:

@@ -182,7 +182,7 @@ def test_the_splits_are_drawn_as_named(split: Any) -> None:
 def test_a_shuffled_instruction_is_right_in_one_of_six_episodes(drawn: Any) -> None:
     state, obs = draw(instruction="shuffled")
     plain, _ = drawn
-    for name in ("colours", "target_cube", "target_zone"):  # nothing else is drawn anew
+    for name in ("colours", "target_cube", "target_zone"):  # nothing else is drawn again
         np.testing.assert_array_equal(getattr(state, name), getattr(plain, name))
     right = np.mean([text == pair for text, pair in zip(said(obs), meant(state), strict=True)])
     assert abs(right - 1 / 6) < 0.025  # four standard deviations

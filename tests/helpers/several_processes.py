@@ -19,7 +19,7 @@ from ejax.types import CameraView
 
 @dataclass(frozen=True)
 class Shown(PointMassRL):
-    """PointMass with pictures."""
+    """PointMass with pictures, trained by PointMass's programs: CartPole's are compiled each time, as they call out."""
 
     @property
     def control_period(self) -> float:

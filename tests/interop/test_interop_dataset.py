@@ -131,5 +131,5 @@ def test_workers_of_a_loader_draw_from_streams_of_their_own(engine: OnlineDataEn
         return [(batch.batch_size, batch["episode_step"][:, 0].tolist()) for batch in take(loader, count)]
 
     first = steps(6)
-    assert len({str(batch) for batch in first}) == 6  # batches of both workers in turn, none drawn twice
+    assert len({str(batch) for batch in first}) == 6  # batches of both workers alternate, none drawn twice
     assert steps(6) == first  # and by the seed: new workers draw the same

@@ -181,7 +181,7 @@ def test_a_config_runs_nothing_that_it_names(
         load_config(file)
     refused = [problem for problem in error.value.problems if f"add --trust {place} to" in problem.text]
     assert refused, error.value
-    assert len(error.value.problems) > len(refused)  # the others are told with it
+    assert len(error.value.problems) > len(refused)  # the others are listed with it
     told = [note for note in check(file) if note.status == "unsupported" and f"--trust {place}" in note.text]
     assert told
     for command in (["check", str(file)], ["check", str(file), "--json"]):

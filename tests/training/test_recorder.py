@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from several_processes import Shown
 from tiny import EPISODE, EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, parse_config
@@ -21,7 +22,6 @@ from ejax.config.models import CameraConfig
 from ejax.distributions import Normal
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import render
-from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.run import train
 from ejax.schema.registry import ENVS
@@ -113,21 +113,6 @@ def record(recorder: VideoRecorder, count: int = 1) -> list[str]:
     assert recorder._video is not None
     recorder._video.exception(60.0)
     return recorder.reports()
-
-
-@dataclass(frozen=True)
-class Shown(PointMassRL):
-    """Trained by the programs of the env it is made from; CartPole's are compiled each time, as they call out."""
-
-    @property
-    def control_period(self) -> float:
-        return 0.1
-
-    def render(
-        self, state: PointMassState, width: int = 640, height: int = 480, camera: CameraView | None = None
-    ) -> NDArray[np.uint8]:
-        del state, camera
-        return np.zeros((height, width, 3), np.uint8)
 
 
 @pytest.fixture(autouse=True)

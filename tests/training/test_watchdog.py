@@ -159,7 +159,7 @@ def test_the_last_resort_is_called_where_no_exception_arrives() -> None:
     assert "did not return from step" in told[0][0] and told[0][1] is False
 
 
-# Runs: environments in turn with the updates
+# Runs: environments alternate with the updates
 
 
 def saved(folder: Path) -> list[str]:
