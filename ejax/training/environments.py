@@ -20,7 +20,7 @@ from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.check import check_shapes
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.envs.mujoco.choice import UNVERIFIED, Engine, choose_engine, how_to_install
+from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
 from ejax.envs.randomization.names import split_events
 from ejax.envs.randomization.placing import why_none, with_functor_events
 from ejax.envs.wrappers.action_chunk import ActionChunk
@@ -160,17 +160,14 @@ def resolve_physics(
         platform: to decide for; see ``choose_engine``.
 
     Raises:
-        ConfigError: the engine is not installed, or not for this task on this device.
+        ConfigError: the engine is not installed.
     """
     env = config.env
-    path, given, sensing = _find_engine(env.id, env.cfg)
+    path, given = _find_engine(env.id, env.cfg)
     if given is None:
         return config, ()
-    try:
-        engine, why = choose_engine(given, platform, sensing=sensing)
-    except ValueError as error:
-        raise ConfigError([Problem(f"env.cfg.{'.'.join(path)}", str(error))]) from error
-    notes: tuple[str, ...] = (f"physics: {engine}, since {why}",) if given in ("auto", *UNVERIFIED) else ()
+    engine, why = choose_engine(given, platform)
+    notes: tuple[str, ...] = (f"physics: {engine}, since {why}",) if given == "auto" else ()
     if given == "auto" and begun_with not in (None, engine):
         notes = (f"physics: {begun_with}, as the run was begun; auto means {engine} here, since {why}",)
         engine = cast(Engine, begun_with)
@@ -191,17 +188,16 @@ def engine_of(checkpoint: Path) -> Engine | None:
     return _find_engine(env["id"], env["cfg"])[1] if env else None
 
 
-def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], Engine | None, bool]:
-    """Find the path to the engine's name in ``cfg``, that name or None, and whether the task reads contact sensors."""
+def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], Engine | None]:
+    """Find the path to the engine's name in ``cfg``, and that name or None."""
     try:
         make = call_env(name, "make", resolve, "env", name)
         parameters = call_env(name, "make", inspect.signature, make).parameters
     except (ImportError, TypeError, ValueError):
-        return (), None, False  # building the environment will report what is wrong with it
+        return (), None  # building the environment will report what is wrong with it
     if "physics" in parameters:
-        sensing = bool(getattr(make, "senses_contacts", False))
-        return ("physics",), cfg.get("physics", parameters["physics"].default), sensing
+        return ("physics",), cfg.get("physics", parameters["physics"].default)
     if "env_cfg" in parameters and isinstance(cfg.get("env"), str):  # an environment that wraps another
-        path, engine, sensing = _find_engine(cfg["env"], cfg.get("env_cfg") or {})  # the wrapped one steps the physics
-        return ("env_cfg", *path), engine, sensing
-    return (), None, False
+        path, engine = _find_engine(cfg["env"], cfg.get("env_cfg") or {})  # the wrapped one steps the physics
+        return ("env_cfg", *path), engine
+    return (), None

@@ -283,7 +283,7 @@ def test_wrong_fields_are_named() -> None:
         InstructedPlaceRL(zone_offset=0.1)
     with pytest.raises(ValueError, match=r"InstructedPlaceRL: cube_turn must be in \[0, 0.3\] rad, got 1"):
         InstructedPlaceRL(cube_turn=1)
-    with pytest.raises(ValueError, match="must be 'auto', 'mujoco', 'mjx', 'warp' or 'warp_unverified', got 'bullet'"):
+    with pytest.raises(ValueError, match="must be 'auto', 'mujoco', 'mjx' or 'warp', got 'bullet'"):
         InstructedPlaceRL(physics="bullet")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"action of shape \(4,\), got \(6,\)"):
         ENV.step(ENV.reset(KEY)[0], jnp.zeros(6), KEY)

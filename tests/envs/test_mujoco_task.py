@@ -259,14 +259,6 @@ def test_actions_of_ones_own_have_the_names_given() -> None:
     task.step(task.reset(KEY)[0], jnp.ones(1), KEY)
 
 
-class Touching(Reach):
-    model = MODEL.replace("</sensor>", '<touch name="tap" site="tip"/></sensor>')
-
-
-def test_a_model_with_a_touch_sensor_senses_contacts() -> None:
-    assert (Touching.senses_contacts, Reach.senses_contacts, MuJoCoTask.senses_contacts) == (True, False, False)
-
-
 def test_a_file_is_found_beside_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "robot.xml").write_text(MODEL)
     (tmp_path / "my_robot.py").write_text(

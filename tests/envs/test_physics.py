@@ -54,27 +54,10 @@ def test_auto_goes_by_the_device_and_by_what_is_installed(
     assert choose_engine("mujoco").engine == "mujoco"
 
 
-def test_a_task_that_senses_contacts_has_mjx_on_a_gpu_and_is_refused_warp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_senses_contacts_has_warp_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
-    walking = tiny(env="VelocityRL")
-    settled, (note,) = resolve_physics(parse_config(walking))
-    assert settled.env.cfg["physics"] == "mjx" and "contact sensors read 0" in note
-    walking["env"]["cfg"]["physics"] = "warp"
-    with pytest.raises(
-        ConfigError, match=r"env\.cfg\.physics: got 'warp', but Warp's contact sensors .*; give mjx, or"
-    ):
-        resolve_physics(parse_config(walking))
-    assert choose_engine("warp", "cpu", sensing=True).engine == "warp"
-
-
-def test_a_task_that_senses_contacts_has_warp_where_the_config_says_unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
-    walking = tiny(env="VelocityRL", env_cfg={"physics": "warp_unverified"})
-    given = parse_config(walking)
-    settled, (note,) = resolve_physics(given)
-    assert settled == given and note.startswith("physics: warp, since the config says warp_unverified")
-    assert choose_engine("warp_unverified", "cuda", sensing=True).engine == "warp"
-    assert Physics("cart_pole.xml", engine="warp_unverified").engine == "warp"
+    settled, (note,) = resolve_physics(parse_config(tiny(env="VelocityRL")))
+    assert settled.env.cfg["physics"] == "warp" and note.startswith("physics: warp, since JAX computes on CUDA")
 
 
 def test_warp_on_a_gpu_has_its_flag_of_xla_unless_the_user_gave_another(monkeypatch: pytest.MonkeyPatch) -> None:

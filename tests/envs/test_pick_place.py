@@ -245,7 +245,7 @@ def test_wrong_fields_are_named() -> None:
         PickPlaceRL(cube_position=(-0.9, 0.0))
     with pytest.raises(ValueError, match=r"cube_turn must be in \[0, 0.3\] rad, got 1"):
         PickPlaceRL(cube_turn=1)
-    with pytest.raises(ValueError, match="must be 'auto', 'mujoco', 'mjx', 'warp' or 'warp_unverified', got 'bullet'"):
+    with pytest.raises(ValueError, match="must be 'auto', 'mujoco', 'mjx' or 'warp', got 'bullet'"):
         PickPlaceRL(physics="bullet")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"action of shape \(4,\), got \(6,\)"):
         ENV.step(RESET(KEY)[0], jnp.zeros(6), KEY)

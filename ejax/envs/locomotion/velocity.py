@@ -72,7 +72,6 @@ class VelocityRL(PhysicsTask):
         sim_steps_per_control: physics steps, of the task's length. None: as many as make 0.02 s.
     """
 
-    senses_contacts = True
     clips_actions = True
     robot: str = "quadruped"
     model: str | None = None

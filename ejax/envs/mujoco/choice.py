@@ -2,22 +2,19 @@
 
 on          auto means
 CPU         mujoco
-CUDA        warp if it is installed and the task reads no contact sensors, else mjx
+CUDA        warp if it is installed, else mjx
 the rest    mjx
-
-``warp_unverified`` is Warp also for tasks that read contact sensors.
 """
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import jax
 
-Engine: TypeAlias = Literal["auto", "mujoco", "mjx", "warp", "warp_unverified"]
-"""``auto``, or a key of ``ENGINES`` or of ``UNVERIFIED``."""
+Engine: TypeAlias = Literal["auto", "mujoco", "mjx", "warp"]
+"""``auto``, or a key of ``ENGINES``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,26 +28,14 @@ class EngineRecord:
     """It steps on the host, on any platform of JAX."""
     packages: tuple[str, ...] = ()
     """Packages beyond ejax's own, which the extra of the engine's name brings; its own comes last."""
-    unsensed: Mapping[str, str] = field(default_factory=dict)
-    """Platform -> why a task that reads contact sensors is not for it there."""
 
 
 ENGINES: dict[str, EngineRecord] = {
     "mujoco": EngineRecord(title="the C engine", chosen_on=("cpu",), on_host=True),
     "mjx": EngineRecord(title="MJX", packages=("mujoco-mjx",)),
-    "warp": EngineRecord(
-        title="Warp",
-        chosen_on=("cuda",),
-        packages=("mujoco-mjx", "warp-lang"),
-        unsensed={
-            "cuda": "Warp's contact sensors read 0 throughout a training on an H100; a fusion of XLA lost them, which "
-            "ejax now prevents: compiled programs show it, no card has yet (docs/gpu.md)"
-        },
-    ),
+    "warp": EngineRecord(title="Warp", chosen_on=("cuda",), packages=("mujoco-mjx", "warp-lang")),
 }
 """A new engine is a file and a row. Exactly one has no ``chosen_on``: ``auto`` means it where no other fits."""
-UNVERIFIED: dict[Engine, Engine] = {"warp_unverified": "warp"}
-"""An engine also for tasks that it is not for (``unsensed``), because the user says so."""
 _TITLES = {"cpu": "the CPU", "cuda": "CUDA"}
 
 
@@ -63,7 +48,7 @@ class Choice(NamedTuple):
 
 def check_physics(engine: Engine, num_substeps: int) -> None:
     """Raise ValueError for an engine that there is not, or no physics step; starts neither JAX nor the engine."""
-    if engine != "auto" and engine not in (*ENGINES, *UNVERIFIED):
+    if engine != "auto" and engine not in ENGINES:
         *others, last = map(repr, ENGINES)
         raise ValueError(f"physics must be 'auto', {', '.join(others)} or {last}, got {engine!r}")
     if num_substeps < 1:
@@ -75,21 +60,13 @@ def load_engine(engine: Engine) -> Any:
     return importlib.import_module(f"ejax.envs.mujoco.engines.{engine}")
 
 
-def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool = False) -> Choice:
+def choose_engine(engine: Engine, platform: str | None = None) -> Choice:
     """Settle what ``auto`` means; any other engine is the answer itself.
 
     Args:
         platform: ``cpu``, ``cuda``, ``rocm`` or ``tpu``. None: where JAX computes now, which this may start.
-        sensing: the task reads contact sensors. Raises ValueError: the engine does not, on this platform.
     """
-    if engine in UNVERIFIED:
-        return Choice(UNVERIFIED[engine], f"the config says {engine}: its contact sensors are not verified on a card")
     if engine != "auto":
-        unsensed = ENGINES[engine].unsensed if sensing else {}
-        if unsensed and (where := platform or _platform()) in unsensed:  # starts JAX only where it matters
-            instead = choose_engine("auto", where, sensing=True).engine
-            probe = f"python benchmarks/contact_probe.py passes on your card, {engine}_unverified"
-            raise ValueError(f"got '{engine}', but {unsensed[where]}; give {instead}, or if {probe}")
         return Choice(engine, "as the config says")
     platform = platform or _platform()
     where, objection = f"JAX computes on {_TITLES.get(platform, platform)}", ""
@@ -97,8 +74,6 @@ def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool 
     for name, record in preferred.items():
         if platform not in record.chosen_on:
             objection = f"where {record.title} does not run"
-        elif sensing and platform in record.unsensed:
-            objection = f"where {record.unsensed[platform]}"
         elif how := how_to_install(cast(Engine, name)):
             objection = f"and {record.title} is not installed: {how}"
         else:

@@ -37,20 +37,7 @@ from ejax.schema.frozen import freeze, thaw
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, Key
 
-_TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))
 _NEAR = 0.8  # From here on a name reads like a misspelt one; helpers that do are given a leading underscore
-
-
-class _SensesContacts:
-    """A property of the class, before there is an instance: a run's engine is chosen by it."""
-
-    def __get__(self, task: Any, kind: "type[MuJoCoTask]") -> bool:
-        if not kind.model:  # of ``MuJoCoTask`` itself
-            return False
-        try:
-            return bool(np.isin(load_model(_asset(kind)).sensor_type, _TOUCH).any())
-        except ValueError:
-            return False  # the task itself reports a faulty model
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -86,7 +73,6 @@ class MuJoCoTask(PhysicsTask):
     model: ClassVar[str] = ""
     keyframe: ClassVar[str] = ""
     actions: ClassVar[tuple[str, ...]] = ()
-    senses_contacts: ClassVar[Any] = _SensesContacts()
 
     episode_length: int = 200
     control_period: float = 0.02

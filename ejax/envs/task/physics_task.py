@@ -29,8 +29,6 @@ class PhysicsTask(Task):
 
     physics: Engine
     sim_steps_per_control: Any
-    senses_contacts: ClassVar[Any] = False
-    """Sensors of contact, or of touch, are read: not every engine has them."""
     marked: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Mocap bodies, which are drawn and no part of the physics, and the field of the state that has a body's place."""
     functor_events: Mapping[str, Any]
@@ -89,9 +87,7 @@ class PhysicsTask(Task):
 
     @property
     def simulation(self) -> Physics:
-        # by the class, not the instance: a run chooses its engine before it makes the task
-        engine = choose_engine(self.physics, sensing=type(self).senses_contacts).engine
-        return Physics(self.asset, engine, self.num_substeps)
+        return Physics(self.asset, choose_engine(self.physics).engine, self.num_substeps)
 
     @property
     def description(self) -> EnvDescription:
