@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from pydantic import BaseModel
 
+from ejax.envs.mujoco.choice import how_to_install
 from ejax.logs.json_records import read_facts
 from ejax.preflight.run import preflight
 from ejax.schema.problems import ConfigError, Problem
@@ -62,6 +63,8 @@ def measure(entry: dict[str, Any]) -> dict[str, int]:
 def check(path: Path, config: str | None = None) -> list[str]:
     """List counts above their budgets for the jax that is here, of all entries or of those of one config.
 
+    Entries for a physics engine that is not installed are left out.
+
     Raises:
         ConfigError: counts of other releases of jax alone, or none for this config. FactsError: no file of budgets.
     """
@@ -88,7 +91,12 @@ def _entries(budgets: dict[str, Any], config: str | None, path: Path) -> list[di
     if not found:
         known = ", ".join(sorted({entry["config"] for entry in budgets["entries"]}))
         raise ConfigError([Problem("--config", f"got '{config}'; there are budgets for {known}")], str(path))
-    return found
+    return [entry for entry in found if all(map(_is_installed, entry["overrides"]))]
+
+
+def _is_installed(override: str) -> bool:
+    name, _, value = override.partition("=")
+    return name != "env.cfg.physics" or how_to_install(value) is None  # type: ignore[arg-type]  # any text is accepted
 
 
 def _title(entry: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
-"""Warp in the program that XLA makes for a GPU: one call per physics step, whose in-out arrays are not copied.
+"""Warp in the program that XLA makes for a GPU: one call per control step, and no array copied for it.
 
-XLA since 0.11 may fuse a call with the slice that takes one of its results, and computes it twice, the readings lost:
-docs/upstream/warp_dynamic_slice_fusion.md.
+A call with in-out arrays, as MJX's, XLA since 0.11 may make twice, the readings lost: docs/upstream.
 """
 
 import importlib.util
@@ -19,7 +18,6 @@ SCRIPT = ROOT / "tests" / "helpers" / "warp_calls.py"
 NEWEST = os.environ.get("EJAX_NEWEST_PYTHON", str(ROOT / ".venv-newest" / "bin" / "python"))
 """Python of the newest jax with XLA's GPU compiler and Warp: ``EJAX_NEWEST_PYTHON``, else that of check.sh --newest."""
 ROWS = ("8", "16", "4096")
-ONCE = {"calls": 1, "copies": 0}
 
 
 def compiled(python: str, *arguments: str) -> dict[str, Any]:
@@ -39,18 +37,8 @@ def compiled(python: str, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("python", [sys.executable, NEWEST], ids=["installed", "newest"])
-def test_a_physics_step_is_one_call_of_warp_and_copies_nothing(python: str) -> None:
-    assert compiled(python, *ROWS)["rows"] == dict.fromkeys(ROWS, ONCE)
-
-
-@pytest.mark.slow
-def test_without_the_barrier_xla_calls_warp_twice() -> None:
-    """Show why the barrier is there; once this fails for a newer jax, it may go."""
-    found = compiled(NEWEST, "--no-barrier", *ROWS)
-    if found["jax"].startswith("0.10."):
-        pytest.skip(f"jax {found['jax']} fuses no call with a slice")
-    assert found["rows"]["8"] == ONCE
-    assert [found["rows"][rows]["calls"] for rows in ("16", "4096")] == [2, 2]
+def test_a_control_step_is_one_call_of_warp_and_copies_nothing(python: str) -> None:
+    assert compiled(python, *ROWS)["rows"] == {rows: {"calls": 1, "copies": 0} for rows in ROWS}
 
 
 @pytest.mark.parametrize(("found", "force", "code"), [(1.0, 131.0, 0), (0.0, 0.0, 1), (1.0, 90.0, 1), (0.5, 131.0, 1)])

@@ -104,6 +104,20 @@ def test_a_config_without_budgets_is_refused(tmp_path: Path) -> None:
         check(budget_file(tmp_path), "c.yaml")
 
 
+def test_entries_for_an_engine_that_is_not_installed_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "how_to_install", {"warp": "pip install -e '.[warp]'", "mjx": None}.get)
+    monkeypatch.setattr(budgets, "measure", lambda entry: {"train/update/kernels": 9})
+    entries = [
+        ENTRY | {"overrides": [f"env.cfg.physics={engine}"], "counts": {jax.__version__: {}}}
+        for engine in ("warp", "mjx")
+    ]
+    (path := tmp_path / "budgets.json").write_text(json.dumps({"entries": entries}))
+    (exceeded,) = check(path)
+    assert exceeded.startswith("a.yaml env.cfg.physics=mjx on")
+
+
 def test_rewriting_measures_what_is_asked_for_and_keeps_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

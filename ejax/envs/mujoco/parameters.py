@@ -110,19 +110,19 @@ class ModelRows:
             mujoco.mj_setConst(model, self._data)
 
 
-def with_parameters(model: Any, parameters: Mapping[str, Array], derive: Any = None) -> Any:
-    """Return a model of MJX, or of Warp in MJX's form, with a row's parameters.
-
-    ``derive``: MJX's own form of it, and blank data, for derived numbers. None: ``model`` is that.
-    """
+def with_parameters(model: Any, parameters: Mapping[str, Array], data: Any) -> Any:
+    """Return a model of MJX with a row's parameters. ``data``: blank, to derive numbers."""
     fields = {name: value for name, value in parameters.items() if name != "gravity"}
-    changed = model.replace(**fields)
-    if any(name in _INERTIAL for name in fields):
-        own, data = derive
-        changed = changed.replace(**constants(own.replace(**fields), data))
+    changed = model.replace(**fields, **derived_fields(model, parameters, data))
     if "gravity" in parameters:
         changed = changed.replace(opt=changed.opt.replace(gravity=parameters["gravity"]))
     return changed
+
+
+def derived_fields(model: Any, parameters: Mapping[str, Array], data: Any) -> dict[str, Array]:
+    """Return the fields that follow from a row's parameters; ``model``: MJX's, ``data``: blank."""
+    fields = {name: value for name, value in parameters.items() if name != "gravity"}
+    return constants(model.replace(**fields), data) if any(name in _INERTIAL for name in fields) else {}
 
 
 def constants(model: Any, data: Any) -> dict[str, Array]:

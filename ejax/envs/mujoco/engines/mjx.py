@@ -18,7 +18,7 @@ def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tup
     """Step one simulation, as ``Physics.step_sensing``, in the state's dtype."""
     step_once, model, data = load_mjx(asset, tuple(sorted(state.parameters)))
     with jax.numpy_rank_promotion("allow"):  # MJX counts on it
-        model = with_parameters(model, state.parameters, (model, data))
+        model = with_parameters(model, state.parameters, data)
         data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl[: model.nu])
         if len(ctrl) > model.nu:
             places = ctrl[model.nu :].reshape(-1, 3)

@@ -1,4 +1,4 @@
-"""MuJoCo Warp: the physics of a whole batch in one call of NVIDIA's kernels, on a GPU; on a CPU to test it.
+"""MuJoCo Warp: a control step of a whole batch in one call of NVIDIA's kernels, on a GPU; on a CPU to test it.
 
 Warp keeps the contacts of all rows in one buffer, and leaves out what finds no room. Here a row has as many places as
 its geoms can make contacts, up to ``_MAX_CONTACTS``. Where these do not suffice, rows that may have lost something are
@@ -6,6 +6,7 @@ NaN: one row for its constraints, all rows for shared contacts. A row that is no
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -18,7 +19,7 @@ from jax.custom_batching import custom_vmap
 
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.models import load_accelerated_model
-from ejax.envs.mujoco.parameters import parameter, with_parameters
+from ejax.envs.mujoco.parameters import derived_fields, parameter
 from ejax.types import Array
 
 Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
@@ -119,7 +120,7 @@ def max_num_constraints(model: mujoco.MjModel, num_contacts: int) -> int:
     return int(num_contacts * per_contact + limits + losses + 6 * model.neq)
 
 
-def import_warp() -> None:
+def import_warp() -> Any:
     """Import Warp with its listings kept off the console. Raises ModuleNotFoundError: it is not installed."""
     try:
         import warp
@@ -128,6 +129,7 @@ def import_warp() -> None:
         text = "physics 'warp' needs MuJoCo Warp: pip install -e '.[warp]' in ejax's folder"
         raise ModuleNotFoundError(text) from error
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+    return warp
 
 
 def lost_flags() -> int:
@@ -140,41 +142,91 @@ def lost_flags() -> int:
 def _make_simulation(
     model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
 ) -> Callable[[Array, Array, Array, dict[str, Array]], tuple[Array, Array, Array, Array]]:
-    import_warp()
+    warp = import_warp()
     from mujoco import mjx
+    from mujoco.mjx.third_party import mujoco_warp
 
     with jax.ensure_compile_time_eval():  # kept beyond the trace that needs it first
-        warp_model = mjx.put_model(model, impl="warp")
-        contacts = max_contacts or max_num_contacts(model, warp_model._impl.nxn_geom_pair_filtered)
-        constraints = max_constraints or max_num_constraints(model, contacts)
-        blank = mjx.make_data(model, impl="warp", naconmax=contacts, njmax=constraints)
         own = mjx.put_model(model, impl="jax")
-        derive = (own, mjx.make_data(own))
-    options = warp_model.opt  # a warning would be printed in each step; the flags are read instead
-    warp_model = warp_model.replace(opt=options.replace(_impl=options._impl.replace(warn_overflow=0)))
+        blank = mjx.make_data(own)
+    with warp.ScopedDevice("cpu"):
+        pairs = mujoco_warp.put_model(model).nxn_geom_pair_filtered.numpy()
+    contacts = max_contacts or max_num_contacts(model, pairs)
+    constraints = max_constraints or max_num_constraints(model, contacts)
     losses = lost_flags()
 
-    def simulate_row(
-        data: Any, qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
+    @functools.cache
+    def workspace(device: str, num_rows: int, names: tuple[str, ...]) -> tuple[dict[str, Any], Callable[[], None], Any]:
+        """Allocate what Warp computes in, once in a process; on a GPU, record a control step in it as a CUDA graph.
+
+        Returns the arrays that the step reads and writes, by name, the step, and what else is to be kept for it.
+        """
+        warp_model = mujoco_warp.put_model(model)
+        warp_model.opt.warn_overflow = 0  # a warning would be printed in each step; the flags are read instead
+        warp_model.opt.tolerance.fill_(model.opt.tolerance)  # put_model raises it to 1e-6
+        data = mujoco_warp.make_data(model, nworld=num_rows, naconmax=num_rows * contacts, njmax=constraints)
+        arrays = {f"new_{name}": warp.empty_like(getattr(data, name)) for name in ("qpos", "qvel", "overflow")}
+        arrays["readings"] = warp.empty((num_substeps, *data.sensordata.shape), dtype=float)
+        for name in names:
+            owner = data if hasattr(data, name) else warp_model.opt if name == "gravity" else warp_model
+            if owner is not data:  # one for all rows so far
+                shared = getattr(owner, name)
+                setattr(owner, name, warp.empty((num_rows, *shared.shape[1:]), dtype=shared.dtype))
+            arrays[name] = getattr(owner, name)
+
+        def control_step() -> None:
+            for substep in range(num_substeps):
+                mujoco_warp.step(warp_model, data)
+                warp.copy(arrays["readings"], data.sensordata, dest_offset=substep * data.sensordata.size)
+            for name in ("qpos", "qvel", "overflow"):
+                warp.copy(arrays[f"new_{name}"], getattr(data, name))
+            mujoco_warp.reset_data(warp_model, data)  # the next step begins with blank data, as this one did
+            for array in vars(data.efc).values():  # left by reset_data, and read past the last constraint
+                array.zero_()
+
+        if not warp.get_device(device).is_cuda:
+            return arrays, control_step, None
+        with warp.ScopedCapture() as capture:
+            control_step()
+        # the graph only knows the addresses of what these own
+        return arrays, functools.partial(warp.capture_launch, capture.graph), (warp_model, data)
+
+    @functools.cache
+    def call(names: tuple[str, ...]) -> Any:
+        """Make XLA's call of a control step. It has few arrays, since the host handles each in Python, in each step."""
+        outputs = {"new_qpos": (float, 2), "new_qvel": (float, 2), "readings": (float, 3), "new_overflow": (int, 1)}
+        types = {name: warp.array(dtype=float, ndim=2) for name in names}
+        types |= {name: warp.array(dtype=dtype, ndim=ndim) for name, (dtype, ndim) in outputs.items()}
+
+        def control_step(*given: Any) -> None:
+            arrays, take, _ = workspace(str(given[0].device), given[0].shape[0], names)
+            for name, array in zip(names, given, strict=False):
+                flat = warp.array(ptr=arrays[name].ptr, dtype=float, shape=array.shape, device=array.device)
+                warp.copy(flat, array)
+            take()
+            for name, array in zip(outputs, given[len(names) :], strict=True):
+                warp.copy(array, arrays[name])
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in types])
+        control_step.__signature__, control_step.__annotations__ = signature, types  # type: ignore[attr-defined]
+        mode = warp.JaxCallableGraphMode.NONE  # XLA's CUDA graphs cannot hold one with loops, as the solver's
+        return warp.jax_callable(control_step, num_outputs=len(outputs), graph_mode=mode)
+
+    def simulate(
+        qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
     ) -> tuple[Array, Array, Array, Array]:
-        row_model = with_parameters(warp_model, parameters, derive)
-        data = data.replace(qpos=qpos, qvel=qvel, ctrl=ctrl[: model.nu])
-        if len(ctrl) > model.nu:
-            data = data.replace(mocap_pos=ctrl[model.nu :].reshape(-1, 3))
-
-        def one_step(data: Any, _: None) -> tuple[Any, Array]:
-            data = mjx.step(row_model, data)
-            # else XLA >= 0.11 fuses the call with the slice of the stack, which Warp never writes, and calls it twice:
-            # docs/upstream/warp_dynamic_slice_fusion.md
-            return data, jax.lax.optimization_barrier(data.sensordata)
-
-        data, readings = jax.lax.scan(one_step, data, length=num_substeps)
-        return data.qpos, data.qvel, readings, data._impl.overflow & losses
-
-    def simulate(qpos: Array, *others: Any) -> tuple[Array, Array, Array, Array]:
+        num_rows = len(qpos)
         with jax.numpy_rank_promotion("allow"):  # MJX counts on it
-            data = _with_places(blank, len(qpos))
-            return jax.vmap(simulate_row, in_axes=(None, 0, 0, 0, 0))(data, qpos, *others)
+            derived = jax.vmap(lambda row: derived_fields(own, row, blank), axis_size=num_rows)(parameters)
+        derived.pop("dof_M0", None)  # MJX's alone
+        places = ctrl[:, model.nu :]
+        inputs = {"qpos": qpos, "qvel": qvel, "ctrl": ctrl[:, : model.nu], "mocap_pos": places, **parameters, **derived}
+        given = {name: x.reshape(num_rows, -1).astype(jnp.float32) for name, x in inputs.items() if x.size}
+        outputs = {"new_qpos": qpos.shape, "new_qvel": qvel.shape, "new_overflow": (num_rows,)}
+        outputs["readings"] = (num_substeps, num_rows, model.nsensordata)
+        new_qpos, new_qvel, readings, overflow = call(tuple(given))(*given.values(), output_dims=outputs)
+        return new_qpos, new_qvel, readings.swapaxes(0, 1), overflow & losses
 
     return simulate
 
@@ -185,17 +237,6 @@ def _max_between(first: int, second: int) -> int:
     if _GEOM.mjGEOM_SPHERE in (first, second):
         return 1
     return _CONTACTS.get((_GEOM(first), _GEOM(second)), 8)
-
-
-def _with_places(blank: Any, num_rows: int) -> Any:
-    impl = blank._impl
-    contacts = {
-        name: jnp.tile(x, (num_rows, *[1] * (x.ndim - 1)))
-        for name, x in vars(impl).items()
-        if name.startswith("contact__") and x.shape[0] == impl.naconmax
-    }
-    sizes = {name: num_rows * getattr(impl, name) for name in ("naconmax", "naccdmax")}
-    return blank.replace(_impl=impl.replace(**contacts, **sizes))
 
 
 def _sound(*parts: Array) -> Array:
