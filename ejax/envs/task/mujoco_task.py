@@ -11,7 +11,6 @@ from typing import Any, ClassVar, dataclass_transform
 import gymnasium
 import jax
 import jax.numpy as jnp
-import mujoco
 import numpy as np
 from flax.core import FrozenDict
 
