@@ -15,6 +15,7 @@ from ejax.envs.task.states import SceneState
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.experts.scene import SceneArm
 from ejax.experts.task import Expert, Law, Rows, ScriptedTask, limit_length, phrase, read_plan
+from ejax.numerics.kernels import solve_positive
 from ejax.types import Array, CameraView, PyTree
 
 _PLAN = read_plan(__file__)
@@ -114,7 +115,7 @@ def _joint_step(asset: str, angles: Array, way: Array) -> Array:
 
     axis, jacobian = tool(angles)[3:], jax.jacfwd(tool)(angles)
     error = jnp.concatenate([way, jnp.array([0.0, 0.0, -1.0]) - axis])
-    return jacobian.T @ jnp.linalg.solve(jacobian @ jacobian.T + _DAMPING**2 * jnp.eye(6), error)
+    return jacobian.T @ solve_positive(jacobian @ jacobian.T + _DAMPING**2 * jnp.eye(6), error)
 
 
 make_task = functools.partial(ScriptedTask, PushCubeExpert, camera=CAMERA)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejax.numerics import kernels
 from ejax.numerics.kernels import flat_params, pack_rows, unrolled_scan
 from ejax.optim import OptimizerConfig, make_optimizer
 
@@ -129,3 +130,14 @@ def test_one_array_types_that_differ_and_large_parameters_stay_as_they_are(param
 def test_a_critic_apart_needs_a_critic_and_something_else() -> None:
     assert flat_params({"a": jnp.zeros(2), "b": jnp.zeros(2)}, critic_apart=True) is None
     assert flat_params({"critic": {"a": jnp.zeros(2), "b": jnp.zeros(2)}}, critic_apart=True) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 6])
+def test_a_small_system_is_solved_as_by_linalg(size: int) -> None:
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        factors, vectors = rng.normal(size=(20, size, size + 1)), jnp.asarray(rng.normal(size=(20, size)))
+        matrices = jnp.asarray(factors @ factors.transpose(0, 2, 1) + 1e-3 * np.eye(size))
+        wanted = jnp.linalg.solve(matrices, vectors[..., None])[..., 0]
+        for solve in (kernels._solve_written_out, kernels.solve_positive):  # what a GPU computes, and this device
+            np.testing.assert_allclose(jax.jit(jax.vmap(solve))(matrices, vectors), wanted, rtol=1e-9)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.rotations import matrix_from_quaternion, rotation_vector
+from ejax.numerics.kernels import solve_positive
 from ejax.types import Array
 
 Pose: TypeAlias = Array | NDArray[np.float64]
@@ -153,7 +154,7 @@ def _damped_step(pose: Callable[[Array], Array], angles: Array, error: Array, da
     slope, now = jax.jacfwd(pose)(angles), pose(angles)
     spin = jnp.einsum("ijq,kj->ikq", slope[:3, :3], now[:3, :3])  # Ṙ·Rᵀ by joint: ω's cross product
     jac = jnp.concatenate([slope[:3, 3], jnp.stack([spin[2, 1], spin[0, 2], spin[1, 0]])])  # [6, joints]
-    return jac.T @ jnp.linalg.solve(jac @ jac.T + damping**2 * jnp.eye(6), error)
+    return jac.T @ solve_positive(jac @ jac.T + damping**2 * jnp.eye(6), error)
 
 
 def _joints(model: mujoco.MjModel, body: int) -> range:
