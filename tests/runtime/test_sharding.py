@@ -96,12 +96,20 @@ def whole() -> tuple[Any, Any]:
     return updates(PPO, WIDE)
 
 
+def first_bytes(*overrides: str) -> int:
+    """Count the bytes of the first parameters' and moments' largest arrays on the device that holds most of them."""
+    train = build(parse_config(PPO, [*WIDE, *overrides])).state.train
+    wide = [x for x in jax.tree.leaves((train.params, train.opt_state)) if x.shape == (128, 128)]
+    return sum(max(piece.data.nbytes for piece in x.addressable_shards) for x in wide)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "share"), [("true", NUM_DEVICES), ("2", 2)])
 def test_devices_that_share_the_parameters_compute_what_those_that_have_them_all_do(
     given: str, share: int, whole: tuple[Any, Any]
 ) -> None:
     (shared, metrics), (whole, expected) = updates(PPO, [*WIDE, f"trainer.shard_parameters={given}"]), whole
+    assert share * first_bytes(f"trainer.shard_parameters={given}") < 1.5 * first_bytes()  # none held all at the start
     kernel = shared.train.params["params"]["actor"]["linear_1"]["kernel"]
     assert [shard.data.size for shard in kernel.addressable_shards] == [128 * 128 // share] * NUM_DEVICES
     assert len({str(shard.index) for shard in kernel.addressable_shards}) == share  # the other copies are the same
