@@ -1,79 +1,54 @@
-"""All that only a GPU can show, in one call. ``--dry-run`` tries the same on the CPU, with tiny sizes.
+"""All that only a GPU can show, in one call of less than eight minutes on a host of 16 cores.
 
+    python benchmarks/gpu.py --json gpu.json --page docs/gpu.md
+
+contacts    does Warp read contact sensors right (``contact_probe.py``)
+throughput  env steps per second of training over num_envs; seconds to compile, peak of memory
+graphs      the same with other CUDA graphs, for MLPs and a GRU
+population  many members by ``vmap``
+update      one PPO update alone in each precision, beside the bound from preflight's counts
+configs     the configs made for this card: throughput, and the peak of memory beside preflight's
+learned     a whole training of PushCube, until it succeeds
 numerics    the same training and the same gradient on CPU and GPU, in every matmul precision: how far they part
 physics     one control step of PushCube on MJX and on Warp beside the C engine's, also with randomized parameters
-throughput  env steps per second of training, collection and update, over num_envs; seconds to compile, peak memory
-update      one PPO update alone, beside the bound from preflight's counts and its estimate of launches
-preflight   the memory and the kernels that preflight foretells, beside what happened
-pictures    the ray caster's pictures per second
-vla         the vision-language-action policy that one card is to carry: decisions per second, memory beside the plan
 peers       Brax's own PPO, with Brax's and with Playground's environments, beside training here of the same size
 
+and by ``--parts`` alone: ``preflight`` (the kernels that preflight counts, beside the profiler's), ``pictures`` (the
+ray caster's), ``vla`` (the policy of 302 million parameters that one card is to carry).
+
 Each measurement is a process of its own, since a peak of memory is one of a process and a GPU that has failed stays so.
+Several compile at once; they are timed one after the other, with nothing beside them. What ``--json FILE`` holds
+is not done again, so that a call that was cut short goes on. ``--dry-run`` tries the same on the CPU, with tiny sizes.
 """
 
 import argparse
-import gzip
 import importlib.util
-import inspect
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise, product
+from itertools import groupby
 from pathlib import Path
-from statistics import median
-from typing import Any, get_args
+from threading import Timer
+from typing import Any
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-ASSETS = Path(__file__).parents[1] / "ejax" / "envs" / "assets"
-REPEATS = 3
-"""Timings of each measurement, of which the median is reported."""
-PACKAGES = (
-    *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "optax", "mujoco", "mujoco-mjx", "warp-lang"),
-    *("brax", "playground"),
-)
+import gpu_measures
+from gpu_measures import CONFIGS, FULL, PEER_SIZE, PEER_TINY, READY, TINY, Size
+
 NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 """A CUDA graph is one launch of many kernels: preflight counts without them, so what is traced runs without them."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of a training. Minibatches grow with the environments, as they would in a run that is made for a GPU."""
-
-    num_envs: tuple[int, ...]
-    large: int
-    """Environments where one number of them is enough."""
-    num_steps: int
-    n_epochs: int
-    minibatches: str
-    updates: int
-    """Updates in one dispatch."""
-
-    def overrides(self, device: str, num_envs: int, *more: str) -> list[str]:
-        return [
-            f"trainer.device={device}",
-            f"trainer.num_envs={num_envs}",
-            f"trainer.buffer_size={self.num_steps}",
-            f"trainer.updates_per_dispatch={self.updates}",
-            "trainer.enable_eval=false",
-            f"algorithm.cfg.n_epochs={self.n_epochs}",
-            self.minibatches,
-            *more,
-        ]
-
-
-FULL = Size((1024, 4096, 16384, 65536), 4096, 32, 4, "algorithm.cfg.num_mini_batches=8", 4)
-TINY = Size((8, 16), 8, 8, 2, "algorithm.cfg.batch_size=64", 2)
+GRAPHS = {
+    "XLA's CUDA graphs": "",
+    "loops in CUDA graphs": "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL,+DYNAMIC_SLICE_FUSION",
+    "no CUDA graphs": NO_GRAPHS,
+}
+_MEDIAN_WORST = ("median", "worst")
+TABLES = ("<!-- tables of benchmarks/gpu.py -->", "<!-- end of the tables -->")
 
 
 @dataclass(frozen=True)
@@ -87,6 +62,12 @@ class Measurement:
     env: Mapping[str, str] | None = None
     skipped: str | None = None
     """Reason that it is not done."""
+    alone: bool = False
+    """It compiles and runs in one go, so nothing may run beside it."""
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        return {"part": self.part, "label": self.label, **self.arguments}
 
 
 def main() -> int:
@@ -98,21 +79,30 @@ def main() -> int:
         parser.error(f"--dry-run has sizes of its own, {TINY.num_envs}; leave out --num-envs")
     size = TINY if args.dry_run else replace(FULL, num_envs=tuple(args.num_envs or FULL.num_envs))
     device = "cpu" if args.dry_run else "cuda"
-    machine = _run(Measurement("machine", "", "machine", {"device": device}), device, args.limit)
+    [machine] = _run_batch([Measurement("machine", "", "machine", {"device": device})], device, args.limit)
     if "error" in machine:
         print(f"no GPU that JAX can use: {machine['error']}\n--dry-run tries the script on the CPU", file=sys.stderr)
         return 2
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
-    target = args.target or _target(machine["device"])
     found: dict[str, Any] = {"dry_run": args.dry_run, "machine": machine, "measurements": []}
-    for each in plan(args.parts, size, device, target):
-        if not any(text in each.label for text in args.only):
-            continue
-        result = {"skipped": each.skipped} if each.skipped else _run(each, device, args.limit)
-        found["measurements"].append({"part": each.part, "label": each.label, **each.arguments, "result": result})
-        print(f"{each.part}: {each.label}: {_line(result)}", flush=True)
+    if args.json and args.json.exists():
+        found = json.loads(args.json.read_text())
+        if found["machine"] != machine:
+            print(f"{args.json} is of another machine or other versions; give another file", file=sys.stderr)
+            return 2
+        found["measurements"] = [each for each in found["measurements"] if "error" not in each["result"]]
+    done = [{**each, "result": None} for each in found["measurements"]]
+    target = args.target or _target(machine["device"])
+    todo = [each for each in plan(args.parts, size, device, target) if any(text in each.label for text in args.only)]
+    for batch in _batches([each for each in todo if {**each.entry, "result": None} not in done], args.together):
+        for each, result in zip(batch, _run_batch(batch, device, args.limit), strict=True):
+            found["measurements"].append({**each.entry, "result": result})
+            print(f"{each.part}: {each.label}: {_line(result)}", flush=True)
         if args.json:  # after each of them: a machine that goes away leaves what was measured
             args.json.write_text(json.dumps(found, indent=1) + "\n")
+    if args.page:
+        before, after = (args.page.read_text().partition(mark)[i] for mark, i in zip(TABLES, (0, 2), strict=True))
+        args.page.write_text(f"{before}{TABLES[0]}\n\n{tables(found)}\n{TABLES[1]}{after}")
     failed = sum("error" in each["result"] for each in found["measurements"])
     print(f"{len(found['measurements'])} measurements, {failed} failed")
     return int(failed > 0)
@@ -122,6 +112,75 @@ def plan(parts: list[str], size: Size, device: str, target: str | None) -> Itera
     """List every measurement of the parts, in order; also those that cannot be done here, and why."""
     for part in parts:
         yield from PLANS[part](size, device, target)
+
+
+def _plan_contacts(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    del target
+    arguments = {"rows": [8] if size is TINY else [8, 16, 4096], "device": device}
+    yield Measurement("contacts", "probe", "contacts", arguments, skipped=_lacking("warp"), alone=True)
+
+
+def _plan_throughput(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    del target
+    for name, config, engine, counts in _ENVS:
+        for num_envs in size.num_envs[:1] if size is TINY else counts or size.num_envs:
+            yield _throughput("throughput", f"{name}, {num_envs:,} envs", config, engine, size, device, num_envs)
+
+
+def _plan_graphs(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    del target
+    for name, config in (("PointMass", "point_mass/ppo.yaml"), ("PointMass with a GRU", "point_mass/gru.yaml")):
+        for how, flags in GRAPHS.items():
+            label = f"{name}, {size.num_envs[0]:,} envs, {how}"
+            each = _throughput("graphs", label, config, None, size, device, size.num_envs[0])
+            yield replace(each, env={"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"})
+
+
+def _plan_population(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    del target
+    for members in (2,) if size is TINY else (16, 64):
+        more = [f"population.seeds={members}"]
+        label = f"PointMass, {members} x {size.num_envs[0]:,} envs"
+        yield _throughput("population", label, "point_mass/ppo.yaml", None, size, device, size.num_envs[0], *more)
+
+
+def _plan_update(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    config = "point_mass/ppo.yaml"
+    works = [(64, size.num_envs[0], "tf32")]
+    works += [(256, size.num_envs[-1], precision) for precision in ("float32", "tf32", "bf16")]
+    if size is TINY:  # one, in float32: XLA's compiler for GPUs fails on TF32 products of so few rows
+        works = [(64, size.num_envs[0], "float32")]
+    for hidden, num_envs, precision in works:
+        networks = [f"policy.{each}.network_cfg.hidden_sizes=[{hidden},{hidden}]" for each in ("actor", "critic")]
+        more = [*networks, f"trainer.matmul_precision={precision}", "trainer.collector.mode=host"]
+        label = f"{hidden}-{hidden}, {num_envs:,} x {size.num_steps}, {precision}"
+        timed = {"config": config, "overrides": size.overrides(device, num_envs, *more)}
+        yield Measurement("update", f"{label}, measured", "update", timed)
+        yield _foretell("update", f"{label}, bound", config, size.overrides("cpu", num_envs, *more), target)
+
+
+def _plan_configs(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    suffix = "_24gb" if target in ("rtx4090", "l40s") else "_h100"
+    more = ["trainer.enable_eval=false", "trainer.updates_per_dispatch=4", *(_TINY_CONFIG if size is TINY else [])]
+    for path in sorted(CONFIGS.glob(f"*/*{suffix}.yaml")):
+        config = str(path.relative_to(CONFIGS))
+        if path.parent.name == "instructed_place":  # compiles for minutes: the part vla
+            continue
+        lacking = None if path.parent.name == "point_mass" else _lacking("warp")
+        if path.name.startswith("go1") and not importlib.util.find_spec("mjlab"):
+            lacking = "mjlab is not installed, which has the robot"
+        foretold = _foretell("configs", f"{config}, foretold", config, ["trainer.device=cpu", *more], target)
+        yield replace(foretold, skipped=lacking or foretold.skipped)
+        arguments = {"config": config, "overrides": [f"trainer.device={device}", *more]}
+        yield Measurement("configs", f"{config}, happened", "throughput", arguments, skipped=lacking)
+
+
+def _plan_learned(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    suffix = "_24gb" if target in ("rtx4090", "l40s") else "_h100"
+    overrides = [f"trainer.device={device}", "trainer.eval_freq=2621440"]
+    arguments = {"config": f"push_cube/ppo{suffix}.yaml", "overrides": overrides, "success": 0.95}
+    skipped = "too long for a CPU" if size is TINY else _lacking("warp")
+    yield Measurement("learned", arguments["config"], "learned", arguments, skipped=skipped, alone=True)
 
 
 def _plan_numerics(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
@@ -141,34 +200,9 @@ def _plan_physics(size: Size, device: str, target: str | None) -> Iterator[Measu
             yield Measurement("physics", label, "physics", arguments, skipped=_lacking(engine))
 
 
-def _plan_throughput(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
-    del target
-    for name, config, engine in _ENVS:
-        for num_envs in size.num_envs if engine is None or size is not TINY else size.num_envs[:1]:
-            more = [] if engine is None else [f"env.cfg.physics={engine}"]
-            arguments = {"config": config, "overrides": size.overrides(device, num_envs, *more)}
-            label = f"{name}, {num_envs:,} envs"
-            yield Measurement("throughput", label, "throughput", arguments, skipped=_lacking(engine))
-
-
-def _plan_update(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
-    config = "point_mass/ppo.yaml"
-    shapes = [(hidden, num_envs) for hidden in (64, 256) for num_envs in (size.num_envs[0], size.num_envs[-1])]
-    works = list(product(shapes, ("float32", "tf32")))
-    if size is TINY:  # one, in float32: XLA's compiler for GPUs fails on TF32 products of so few rows
-        works = works[:1]
-    for (hidden, num_envs), precision in works:
-        networks = [f"policy.{each}.network_cfg.hidden_sizes=[{hidden},{hidden}]" for each in ("actor", "critic")]
-        more = [*networks, f"trainer.matmul_precision={precision}", "trainer.collector.mode=host"]
-        label = f"{hidden}-{hidden}, {num_envs:,} x {size.num_steps}, {precision}"
-        timed = {"config": config, "overrides": size.overrides(device, num_envs, *more)}
-        yield Measurement("update", f"{label}, measured", "update", timed)
-        yield _foretell("update", f"{label}, bound", config, size.overrides("cpu", num_envs, *more), target)
-
-
 def _plan_preflight(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
     without_graphs = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {NO_GRAPHS}"}
-    for name, config, engine in (_ENVS[0], _ENVS[3]):
+    for name, config, engine in (("PointMass", "point_mass/ppo.yaml", None), ("PushCube", "push_cube/ppo.yaml", "mjx")):
         more = [] if engine is None else [f"env.cfg.physics={engine}"]
         label = f"{name}, {size.large:,} envs"
         yield _foretell("preflight", f"{label}, foretold", config, size.overrides("cpu", size.large, *more), target)
@@ -187,7 +221,7 @@ def _plan_vla(size: Size, device: str, target: str | None) -> Iterator[Measureme
     config = "instructed_place/grpo_h100.yaml"
     more = ["trainer.enable_eval=false", "trainer.updates_per_dispatch=1", *(_VLA_TINY if size is TINY else [])]
     yield _foretell("vla", "302 M, foretold", config, ["trainer.device=cpu", *more], target)
-    arguments = {"config": config, "overrides": [f"trainer.device={device}", *more], "repeats": 2}
+    arguments = {"config": config, "overrides": [f"trainer.device={device}", *more], "repeats": 1}
     yield Measurement("vla", "302 M, happened", "throughput", arguments)
 
 
@@ -201,11 +235,19 @@ def _plan_peers(size: Size, device: str, target: str | None) -> Iterator[Measure
     ):
         lacking = None if importlib.util.find_spec(package) else f"{package} is not installed"
         own = {"library": library, "tiny": size is TINY}
-        yield Measurement("peers", f"{library}'s PPO", "peer", own, skipped=lacking)
-        shape = _PEER_TINY if size is TINY else _PEER_SIZE[library]
+        yield Measurement("peers", f"{library}'s PPO", "peer", own, skipped=lacking, alone=True)
+        shape = PEER_TINY if size is TINY else PEER_SIZE[library]
         overrides = shape.overrides(device, shape.large, tf32)
         arguments = {"config": config, "overrides": overrides + _PEER_NETWORKS[library]}
         yield Measurement("peers", f"{library}'s environment here", "throughput", arguments, skipped=lacking)
+
+
+def _throughput(
+    part: str, label: str, config: str, engine: str | None, size: Size, device: str, num_envs: int, *more: str
+) -> Measurement:
+    physics = [] if engine is None else [f"env.cfg.physics={engine}"]
+    arguments = {"config": config, "overrides": size.overrides(device, num_envs, *physics, *more)}
+    return Measurement(part, label, "throughput", arguments, skipped=_lacking(engine))
 
 
 def _foretell(part: str, label: str, config: str, overrides: list[str], target: str | None) -> Measurement:
@@ -216,38 +258,36 @@ def _foretell(part: str, label: str, config: str, overrides: list[str], target: 
     return Measurement(part, label, "foretold", arguments, {"JAX_PLATFORMS": "cpu"}, skipped)
 
 
-_ENVS: tuple[tuple[str, str, str | None], ...] = (
-    ("PointMass", "point_mass/ppo.yaml", None),
-    ("CartPole on mjx", "cart_pole/ppo.yaml", "mjx"),
-    ("CartPole on warp", "cart_pole/ppo.yaml", "warp"),
-    ("PushCube on mjx", "push_cube/ppo.yaml", "mjx"),
-    ("PushCube on warp", "push_cube/ppo.yaml", "warp"),
-    ("PushCube randomized on mjx", "push_cube/ppo_randomized.yaml", "mjx"),
-    ("PushCube randomized on warp", "push_cube/ppo_randomized.yaml", "warp"),
-    ("Quadruped on warp", "locomotion/quadruped.yaml", "warp"),
+_ENVS: tuple[tuple[str, str, str | None, tuple[int, ...]], ...] = (
+    ("PointMass", "point_mass/ppo.yaml", None, ()),
+    ("PushCube on warp", "push_cube/ppo.yaml", "warp", (4096, 16384, 32768)),
+    ("PushCube randomized on warp", "push_cube/ppo_randomized.yaml", "warp", (4096,)),
+    ("Quadruped on warp", "locomotion/quadruped.yaml", "warp", (4096, 16384)),
+    ("PointMass with a GRU", "point_mass/gru.yaml", None, (4096,)),
 )
+"""Name, config, engine, environments; without a number, those of the size."""
 PLANS: dict[str, Callable[[Size, str, str | None], Iterator[Measurement]]] = {
+    "contacts": _plan_contacts,
+    "throughput": _plan_throughput,
+    "graphs": _plan_graphs,
+    "population": _plan_population,
+    "update": _plan_update,
+    "configs": _plan_configs,
+    "learned": _plan_learned,
     "numerics": _plan_numerics,
     "physics": _plan_physics,
-    "throughput": _plan_throughput,
-    "update": _plan_update,
+    "peers": _plan_peers,
     "preflight": _plan_preflight,
     "pictures": _plan_pictures,
     "vla": _plan_vla,
-    "peers": _plan_peers,
 }
-# The peers' sizes: Brax's environment at FULL's, Playground's with its own parameters for it. Both as Brax names them:
-# an update has batch_size · num_minibatches · unroll_length steps, num_updates_per_batch epochs.
-_PEER_SIZE = {
-    "Brax": replace(FULL, num_envs=(2048,), large=2048),
-    "Playground": Size((2048,), 2048, 480, 16, "algorithm.cfg.num_mini_batches=32", 1),
-}
+DEFAULT_PARTS = [part for part in PLANS if part not in ("preflight", "pictures", "vla")]
+_TINY_CONFIG = ["trainer.num_envs=8", "trainer.buffer_size=8", "algorithm.cfg.batch_size=64"]
 _VLA_TINY = [
     *("trainer.num_envs=8", "trainer.buffer_size=2", "algorithm.cfg.batch_size=8", "env.cfg.width=32"),
     *("env.cfg.height=32", "env.cfg.wrist={width: 32, height: 32}", "policy.vla_config.model_config.width=32"),
     *("policy.vla_config.model_config.depth=1", "policy.vla_config.model_config.num_heads=2"),
 ]
-_PEER_TINY = replace(TINY, minibatches="algorithm.cfg.num_mini_batches=2")
 _PEER_NETWORKS = {
     "Brax": [f"policy.{each}.network_cfg.hidden_sizes=[64,64]" for each in ("actor", "critic")],
     "Playground": [  # Brax's default: 4 layers of 32 for the policy, 5 of 256 for the value
@@ -259,418 +299,158 @@ _PEER_NETWORKS = {
 }
 
 
-def measure_machine(device: str) -> dict[str, Any]:
-    import jax
-
-    first = jax.devices(device)[0]
-    packages = {name: _version(name) for name in PACKAGES}
-    return {
-        "device": first.device_kind if device != "cpu" else f"CPU, {os.cpu_count()} cores",
-        "driver": _driver(),
-        "python": platform.python_version(),
-        **{name: number for name, number in packages.items() if number is not None},
-    }
-
-
-def measure_numerics(config: str, overrides: list[str]) -> dict[str, Any]:
-    """Largest |difference| / largest |reference| within each array; the reference is the CPU's in float32."""
-    import jax
-
-    from ejax.config import load_config
-    from ejax.runtime.device import MatmulPrecision
-
-    read = load_config(CONFIGS / config, overrides)
-    cpu, other = jax.devices("cpu")[0], jax.devices(read.trainer.device)[0]
-    batch = _minibatch(read, cpu)
-    reference = _arrays(read, cpu, "float32", batch)
-    result: dict[str, Any] = {}
-    for precision in get_args(MatmulPrecision):
-        apart = {name: _relative(x, reference[name]) for name, x in _arrays(read, other, precision, batch).items()}
-        result[precision] = {"worst": _worst(apart), "arrays": apart}
-    return result
-
-
-def measure_physics(engine: Any, randomized: bool, num_rows: int, device: str) -> dict[str, Any]:
-    """Measure each row's largest difference from the C engine after one control step, in eight steps to random targets.
-
-    The solver may iterate until it is done: the task's own 5 iterations are too few at times, and each engine stops
-    elsewhere.
-    """
-    import jax
-    import jax.numpy as jnp
-    import mujoco
-    import numpy as np
-
-    from ejax.envs.mujoco.engine import Physics, load_model
-    from ejax.envs.tasks.push_cube import PushCubeRL
-    from ejax.rollout import reset
-
-    cpu, other = jax.devices("cpu")[0], jax.devices(device)[0]
-    names = ("body_mass", "body_inertia", "geom_friction", "dof_damping", "dof_armature") if randomized else ()
-    with jax.default_device(cpu):
-        env = PushCubeRL(physics="mujoco")
-        spec = mujoco.MjSpec.from_file(str(ASSETS / "push_cube.xml"))
-        spec.option.iterations = spec.option.ls_iterations = 20
-        spec.compile()
-        physics = Physics(str(spec.to_xml()), "mujoco", env.sim_steps_per_control)
-        start = reset(env, jax.random.key(0), num_rows).state.physics
-        key = jax.random.key(1)
-        factors = {}
-        for name in names:
-            key, drawn = jax.random.split(key)
-            base = jnp.asarray(getattr(load_model(physics.asset), name), jnp.float32)
-            factors[name] = base * jax.random.uniform(drawn, (num_rows, *[1] * base.ndim), minval=0.7, maxval=1.4)
-        start = start.replace(parameters=factors)
-        ranges = load_model(physics.asset).actuator_ctrlrange
-        ctrl = jax.random.uniform(jax.random.key(2), (num_rows, len(ranges)), minval=-0.5, maxval=0.5)
-        ctrl = jnp.clip(ctrl + start.qpos[:, : len(ranges)], *ranges.T)
-        states = [start]
-        for _ in range(8):
-            states.append(jax.jit(jax.vmap(physics.step))(states[-1], ctrl))
-    step = jax.jit(jax.vmap(replace(physics, engine=engine).step))
-    apart: dict[str, list[Any]] = {"qpos": [], "qvel": []}
-    for before, after in pairwise(states):
-        found = step(*jax.device_put((before, ctrl), other))
-        for name, differences in apart.items():
-            differences.append(np.abs(np.asarray(getattr(found, name)) - np.asarray(getattr(after, name))).max(axis=1))
-    return {
-        f"{name}_{which}": float(take(np.concatenate(found)))
-        for name, found in apart.items()
-        for which, take in (("median", np.median), ("p99", lambda x: np.quantile(x, 0.99)), ("worst", np.max))
-    }
-
-
-def measure_pictures(num_rows: int, pixels: int, device: str) -> dict[str, Any]:
-    """Pictures per second of PickPlaceRL, each state drawn at once."""
-    import jax
-
-    from ejax.envs.tasks.pick_place import PickPlaceRL
-    from ejax.envs.wrappers.rendered import draw_state
-    from ejax.experts.pick_place import CAMERA
-
-    with jax.default_device(jax.devices(device)[0]):
-        env = PickPlaceRL(physics="mjx")
-        state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_rows))
-        draw = jax.jit(jax.vmap(lambda state: draw_state(env, state, pixels, pixels, CAMERA)))
-        seconds = []
-        for _ in range(2 + 3 * REPEATS):
-            began = time.perf_counter()
-            jax.block_until_ready(draw(state))
-            seconds.append(time.perf_counter() - began)
-    return {"pictures_per_s": num_rows / median(seconds[2:]), "seconds": seconds, "peak_bytes": _peak_bytes()}
-
-
-def measure_throughput(config: str, overrides: list[str], repeats: int = REPEATS) -> dict[str, Any]:
-    """Env steps (with chunks: decisions) per second of training, after one dispatch to warm up."""
-    import jax
-    import numpy as np
-
-    training = _Training(config, overrides)
-    seconds = []
-    for _ in range(1 + repeats):
-        began = time.perf_counter()
-        training.advance()
-        seconds.append(time.perf_counter() - began)
-    steps = training.rows * training.num_updates
-    finite = all(bool(np.isfinite(x).all()) for x in jax.tree.leaves(training.state.train.params))
-    return {
-        "steps_per_s": steps / median(seconds[1:]),
-        "seconds": seconds,
-        "compile_s": training.compile_s,
-        "peak_bytes": _peak_bytes(),
-        "finite": finite,
-    }
-
-
-def measure_update(config: str, overrides: list[str]) -> dict[str, Any]:
-    """Seconds of one update from a rollout that lies on the device."""
-    import jax
-    import jax.numpy as jnp
-
-    from ejax.config import load_config
-    from ejax.rollout import reset, unroll
-    from ejax.runtime.device import matmul_precision
-    from ejax.training.build import build
-
-    read = load_config(CONFIGS / config, overrides)
-    trainer = read.trainer
-    with matmul_precision(trainer.matmul_precision, trainer.device):
-        parts: Any = build(read)
-
-        @jax.jit
-        def collect(params: Any, key: Any) -> Any:
-            envs = reset(parts.env, key, trainer.num_envs)
-            return unroll(parts.policy, parts.env, params, envs, key, num_steps=trainer.buffer_size, dropout=False)[0]
-
-        rollout = collect(parts.state.train.params, jax.random.key(0))
-        rollout = replace(rollout, valid=jnp.ones(rollout.reward.shape, bool))  # as a collector's have it
-        update = partial(parts.stepper.learn, replace(parts.state, envs=()), rollout, jax.random.key(1))
-        seconds = []
-        for _ in range(2 + 3 * REPEATS):
-            began = time.perf_counter()
-            jax.block_until_ready(update())
-            seconds.append(time.perf_counter() - began)
-    return {"update_s": median(seconds[2:]), "seconds": seconds}
-
-
-def measure_foretold(config: str, overrides: list[str], target: str) -> dict[str, Any]:
-    """Predict a config's first program by preflight, for a card that need not be here."""
-    from ejax.preflight.run import preflight
-
-    found = preflight(str(CONFIGS / config), overrides, target=target)
-    name, program = next(iter(found["programs"].items()))
-    update = program["units"]["update"]
-    seconds = update["bounds_s"]
-    return {
-        "program": name,
-        "card": found["card"]["name"],
-        "peak_bytes": program["memory"]["peak"],
-        "kernels": update["kernels"],
-        "loops_of_unknown_length": [each["path"] for each in program["loops"] if each["trips"] is None],
-        "bound_s": max(seconds["memory"], seconds["arithmetic"], seconds["links"]),
-        "launches_s": seconds["launches"],  # an assumption for each kernel, and without CUDA graphs: no bound
-        "estimates_s": seconds,
-    }
-
-
-def measure_traced(config: str, overrides: list[str]) -> dict[str, Any]:
-    """Measure the peak of memory and the kernels of one update, as the profiler saw them."""
-    import jax
-
-    training = _Training(config, overrides)
-    training.advance()
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = options.host_tracer_level = 0  # their events would crowd the device's out
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
-            training.advance(1)
-        [path] = Path(folder).rglob("*.trace.json.gz")
-        counts = count_kernels(json.loads(gzip.decompress(path.read_bytes())))
-    unseen = None if counts else "no stream of a GPU in the trace"
-    return {"peak_bytes": _peak_bytes(), "kernels": sum(counts.values()) or unseen, "of_these": counts}
-
-
-def count_kernels(trace: Mapping[str, Any]) -> Counter[str]:
-    """Count what ran on the streams of GPUs: ``kernels`` and, as preflight counts them too, ``copies``.
-
-    Args:
-        trace: the profiler's, in the trace event format. It shows each kernel once more in lines of its own making,
-            which are named otherwise (``XLA Ops``, ``XLA Modules``).
-    """
-    events = trace["traceEvents"]
-    named = [each for each in events if each.get("ph") == "M"]
-    gpus = {each["pid"] for each in named if each["name"] == "process_name" and "/device:GPU" in each["args"]["name"]}
-    streams = {
-        (each["pid"], each["tid"])
-        for each in named
-        if each["name"] == "thread_name" and each["pid"] in gpus and each["args"]["name"].startswith("Stream")
-    }
-    ran = (each["name"].lower() for each in events if each.get("ph") == "X" and (each["pid"], each["tid"]) in streams)
-    return Counter("copies" if name.startswith(("memcpy", "memset")) else "kernels" for name in ran)
-
-
-def measure_peer(library: str, tiny: bool) -> dict[str, Any]:
-    """Env steps per second of Brax's PPO, without the stretch in which it compiles."""
-    import jax
-    from brax.training.agents.ppo import networks
-    from brax.training.agents.ppo import train as ppo
-
-    if not hasattr(jax, "device_put_replicated"):  # Brax 0.14.2 calls it, jax 0.10 has it no longer
-        jax.device_put_replicated = _put_replicated  # type: ignore[assignment]  # of the two arguments that Brax gives
-    size = _PEER_TINY if tiny else _PEER_SIZE[library]
-    environment, options = _peer_options(library)
-    minibatches = int(size.minibatches.rpartition("=")[2])
-    unroll_length = min(size.num_steps, 30 if library == "Playground" else size.num_steps)
-    per_update = size.large * size.num_steps
-    options |= {
-        "num_envs": size.large,
-        "unroll_length": unroll_length,
-        "num_minibatches": minibatches,
-        "batch_size": per_update // (minibatches * unroll_length),
-        "num_updates_per_batch": size.n_epochs,
-        "max_devices_per_host": 1,
-    }
-    rates: list[float] = []
-
-    def note(step: int, metrics: Mapping[str, Any]) -> None:
-        if step > 0:
-            rates.append(float(metrics["training/sps"]))
-
-    allowed = inspect.signature(ppo.train).parameters
-    stretches = 1 + REPEATS
-    began = time.perf_counter()
-    ppo.train(
-        environment=environment,
-        num_timesteps=stretches * size.updates * per_update,
-        num_evals=1 + stretches,
-        run_evals=False,
-        progress_fn=note,
-        network_factory=partial(networks.make_ppo_networks, **_peer_networks(library)),
-        **{name: value for name, value in options.items() if name in allowed},
-    )
-    return {
-        "steps_per_s": median(rates[1:]),
-        "rates": rates,
-        "total_s": time.perf_counter() - began,
-        "peak_bytes": _peak_bytes(),
-    }
-
-
-def _put_replicated(tree: Any, devices: Any) -> Any:
-    """Stack one more axis, with a copy for each device, as jax's function of that name did."""
-    import jax
-    import jax.numpy as jnp
-
-    return jax.tree.map(lambda x: jnp.stack([x] * len(devices)), tree)
-
-
-def _peer_options(library: str) -> tuple[Any, dict[str, Any]]:
-    """Its environment, and what of the options is not a matter of size."""
-    if library == "Brax":
-        from brax import envs
-
-        options = {"episode_length": 1000, "reward_scaling": 0.1, "discounting": 0.99, "learning_rate": 5e-4}
-        return envs.get_environment("inverted_pendulum", backend="generalized"), options
-    from mujoco_playground import registry, wrapper
-    from mujoco_playground.config import dm_control_suite_params
-
-    name = "CartpoleBalance"
-    options = dict(dm_control_suite_params.brax_ppo_config(name))
-    options["wrap_env_fn"] = wrapper.wrap_for_brax_training
-    for word in ("num_timesteps", "num_evals", "network_factory", "num_resets_per_eval"):
-        options.pop(word, None)
-    config = registry.get_default_config(name)
-    config.impl = "jax"
-    return registry.load(name, config=config), options
-
-
-def _peer_networks(library: str) -> dict[str, Any]:
-    return {"policy_hidden_layer_sizes": (64, 64), "value_hidden_layer_sizes": (64, 64)} if library == "Brax" else {}
-
-
-class _Training:
-    """One training, compiled and ready to go on."""
-
-    def __init__(self, config: str, overrides: list[str]) -> None:
-        import jax
-
-        from ejax.config import load_config
-        from ejax.runtime.device import matmul_precision
-        from ejax.training.build import build
-        from ejax.training.parts import rows_per_update
-
-        read = load_config(CONFIGS / config, overrides)
-        with matmul_precision(read.trainer.matmul_precision, read.trainer.device):
-            parts = build(read)
-            self.rows, self.stepper = rows_per_update(read, parts), parts.stepper
-            self.num_updates = parts.stepper.max_updates
-            state = parts.state
-            del parts  # or the first state would lie in memory beside the newest
-            began = time.perf_counter()
-            self.state = jax.block_until_ready(self.stepper.start(state))
-            self.compile_s = time.perf_counter() - began
-
-    def advance(self, count: int | None = None) -> None:
-        import jax
-
-        after: Any = self.stepper.advance(self.state, count or self.num_updates, lambda: False)
-        self.state = jax.block_until_ready(after[0])
-
-
-def _minibatch(config: Any, device: Any) -> dict[str, Any]:
-    """Make the rows of a rollout, as an update sees them."""
-    import jax
-
-    from ejax.algorithms.batch import flatten
-    from ejax.algorithms.ppo import ppo_advantage
-    from ejax.rollout import unroll
-    from ejax.runtime.device import matmul_precision
-    from ejax.training.build import build
-
-    with jax.default_device(device), matmul_precision("float32", device.platform):
-        parts = build(config)
-        key, num_steps = jax.random.key(0), config.trainer.buffer_size
-
-        @jax.jit
-        def collect(params: Any, envs: Any) -> Any:
-            rollout, _ = unroll(parts.policy, parts.env, params, envs, key, num_steps=num_steps, dropout=False)
-            advantage, value_target = ppo_advantage(rollout, config=config.algorithm.cfg)
-            return flatten(rollout, value=rollout.value, advantage=advantage, value_target=value_target)
-
-        return jax.device_get(collect(parts.state.train.params, parts.state.envs))
-
-
-def _arrays(config: Any, device: Any, precision: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """Return the gradient of one minibatch, and parameters and metrics after two updates, by name."""
-    import jax
-    import numpy as np
-
-    from ejax.algorithms.ppo import ppo_loss
-    from ejax.runtime.device import matmul_precision
-    from ejax.training.build import build
-
-    with jax.default_device(device), matmul_precision(precision, "cpu" if device.platform == "cpu" else "cuda"):
-        parts: Any = build(config)
-        loss = partial(ppo_loss, policy=parts.policy, config=config.algorithm.cfg)
-        gradient, _ = jax.jit(jax.grad(loss, has_aux=True))(parts.state.train.params, batch)
-        state, metrics = parts.stepper.advance(parts.stepper.start(parts.state), 2, lambda: False)
-    made = {"gradient": gradient, "params": state.train.params, "metrics": {k: x[:2] for k, x in metrics.items()}}
-    named = jax.tree_util.tree_flatten_with_path(jax.device_get(made))[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x, np.float64) for path, x in named}
-
-
-def _relative(x: Any, reference: Any) -> float:
-    import numpy as np
-
-    same = np.isnan(x) & np.isnan(reference)  # a mean over no episodes
-    scale = np.abs(np.where(same, 0.0, reference)).max(initial=0.0)
-    apart = np.abs(np.where(same, 0.0, x - reference)).max(initial=0.0)
-    return float(apart / scale) if scale > 0.0 else float(apart)
-
-
-def _worst(apart: dict[str, float]) -> dict[str, float]:
-    """Return the array of each group that differs most."""
-    groups = sorted({name.partition("/")[0] for name in apart})
-    worst = [max((name for name in apart if name.startswith(group)), key=apart.__getitem__) for group in groups]
-    return {name: apart[name] for name in worst}
-
-
-def _peak_bytes() -> int | None:
-    """Return the peak of JAX's own pool in this process, without Warp's and CUDA's. None: a CPU, which has none."""
-    import jax
-
-    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+def tables(found: Mapping[str, Any]) -> str:
+    """Write what was found as Markdown, a table for each kind of figure."""
+    machine = dict(found["machine"])
+    versions = ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("device", "driver"))
+    text = [f"{machine['device']}, driver {str(machine['driver']).partition(',')[0]}, {versions}.\n"]
+    for part, (title, columns) in _TABLES.items():
+        named = {each["label"]: each["result"] for each in found["measurements"] if each["part"] == part}
+        rows = list(_rows(part, named))
+        if rows:
+            text += [f"**{title}**\n", _row(["", *columns]), _row(["---"] * (1 + len(columns))), *map(_row, rows), ""]
+    return "\n".join(text)
+
+
+_TABLES: dict[str, tuple[str, list[str]]] = {
+    "throughput": ("Training, updates included", ["env steps/s", "compile, s", "peak of JAX's pool, MiB"]),
+    "graphs": ("CUDA graphs", ["env steps/s", "compile, s", "peak of JAX's pool, MiB"]),
+    "population": ("Members in one program", ["env steps/s", "compile, s", "peak of JAX's pool, MiB"]),
+    "update": ("One update of PointMass", ["measured, ms", "bound, ms", "measured / bound"]),
+    "configs": ("Configs for this card", ["env steps/s", "peak of JAX's pool, MiB", "preflight's, MiB"]),
+    "learned": ("A whole training", ["success 0.95 after, s", "in all, s", "best success", "env steps"]),
+    "numerics": ("Largest relative difference from the CPU's float32", ["gradient", "parameters", "metrics"]),
+    "physics": (
+        "Differences from the C engine",
+        [f"{x}, {y}" for x in ("m, rad", "m/s, rad/s") for y in _MEDIAN_WORST],
+    ),
+    "peers": ("Beside Brax's PPO", ["env steps/s", "compile, s", "peak of JAX's pool, MiB"]),
+    "vla": ("302 million parameters", ["decisions/s", "peak of JAX's pool, MiB", "preflight's, MiB"]),
+}
+"""Title and columns of each part."""
+
+
+def _rows(part: str, named: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
+    for label, result in named.items():
+        kind = label.rpartition(", ")[2]
+        if kind in ("foretold", "bound") or "skipped" in result:  # beside what was measured, or not at all
+            continue
+        if "error" in result:
+            yield [label, "failed"]
+        elif part == "update":
+            foretold = named.get(label.replace("measured", "bound"), {})
+            bound = foretold.get("bound_s")
+            both = ["", ""] if bound is None else [f"{1e3 * bound:.3g}", f"{result['update_s'] / bound:.2f}"]
+            yield [label.removesuffix(", measured"), f"{1e3 * result['update_s']:.3g}", *both]
+        elif part in ("configs", "vla"):
+            foretold = named.get(label.replace("happened", "foretold"), {})
+            own = [_number(result["steps_per_s"]), _mebibytes(result), _mebibytes(foretold)]
+            yield [f"`{label.removesuffix(', happened')}`", *own]
+        elif part == "learned":
+            seconds = [_number(result[name]) for name in ("reached_s", "total_s")]
+            yield [f"`{label}`", *seconds, f"{result['best_success_rate']:.3f}", _number(result["env_steps"])]
+        elif part == "numerics":
+            for precision, apart in result.items():
+                worst = {name.partition("/")[0]: f"{x:.1e}" for name, x in apart["worst"].items()}
+                yield [precision, *(worst.get(name, "") for name in ("gradient", "params", "metrics"))]
+        elif part == "physics":
+            yield [label, *(f"{result[f'{x}_{y}']:.1e}" for x in ("qpos", "qvel") for y in _MEDIAN_WORST)]
+        else:
+            compiled = _number(result["compile_s"]) if "compile_s" in result else ""
+            yield [label, _number(result["steps_per_s"]), compiled, _mebibytes(result)]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None) -> str:
+    return "never" if value is None else f"{value:,.0f}"
+
+
+def _mebibytes(result: Mapping[str, Any]) -> str:
+    peak = result.get("peak_bytes")
+    return "" if peak is None else f"{peak / 2**20:,.0f}"
+
+
+def _batches(todo: Iterable[Measurement], together: int) -> Iterator[list[Measurement]]:
+    """Group what may compile at the same time: neighbours, ``together`` of them at most."""
+    for alone, neighbours in groupby(todo, lambda each: each.alone):
+        each = list(neighbours)
+        step = 1 if alone else together
+        yield from (each[i : i + step] for i in range(0, len(each), step))
+
+
+def _run_batch(batch: list[Measurement], device: str, limit: float) -> list[dict[str, Any]]:
+    """Start all, wait until all have compiled, and give each its turn on the GPU."""
+    running = [None if each.skipped else _Process(each, device, limit) for each in batch]
+    for process in running:
+        if process:
+            process.read_line()
+    return [
+        {"skipped": each.skipped} if process is None else process.result()
+        for each, process in zip(batch, running, strict=True)
+    ]
+
+
+class _Process:
+    """One measurement, which ends by itself or at its limit."""
+
+    def __init__(self, each: Measurement, device: str, limit: float) -> None:
+        request = json.dumps({"what": each.what, "arguments": each.arguments})
+        # compiled programs are not kept: how long they take is measured. Several processes share the GPU's memory
+        env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        env |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        env |= {"JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda,cpu", **(each.env or {})}
+        self.limit, self.line = limit, ""
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as the process
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), "--one", request],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+        self.timer = Timer(limit, self.process.kill)
+        self.timer.start()
+
+    def read_line(self) -> None:
+        """Wait until it is ready or done."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == READY or line.startswith("{"):
+                self.line = line
+                return
+        self.line = ""
+
+    def result(self) -> dict[str, Any]:
+        """Give it its turn. The result; how it ended, if there is none."""
+        with self.process, self.errors:  # which close its pipes
+            if self.line.strip() == READY and self.process.stdin is not None:
+                with suppress(BrokenPipeError), self.process.stdin as turn:  # broken: it was at its limit
+                    turn.write("go\n")
+                self.read_line()
+            code = self.process.wait()
+            was_late = not self.timer.is_alive()
+            self.timer.cancel()
+            if self.line.startswith("{"):
+                return json.loads(self.line)
+            if was_late:
+                return {"error": f"not done after {self.limit:.0f} s; --limit gives it more"}
+            self.errors.seek(0)
+            return {"error": f"its process ended with code {code}: {' / '.join(self.errors.read().splitlines()[-3:])}"}
 
 
 def _measure_here(request: dict[str, Any]) -> int:
     """Measure in a process of its own: the last line that it prints is the result."""
     try:
-        result = globals()[f"measure_{request['what']}"](**request["arguments"])
+        result = getattr(gpu_measures, f"measure_{request['what']}")(**request["arguments"])
     except Exception as error:  # of any kind: it is this measurement's result
         traceback.print_exc()
         result = {"error": f"{type(error).__name__}: {error}"[:2000]}
-    print(json.dumps(result))
+    print(json.dumps(result), flush=True)
     return 0
-
-
-def _run(each: Measurement, device: str, limit: float) -> dict[str, Any]:
-    """Return the result of a process; how it ended, if there is none."""
-    request = json.dumps({"what": each.what, "arguments": each.arguments})
-    # compiled programs are not kept: how long they take is measured
-    env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    env |= {"JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda,cpu", **(each.env or {})}
-    command = [sys.executable, str(Path(__file__).resolve()), "--one", request]
-    with tempfile.TemporaryFile("w+") as errors:
-        try:
-            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=limit)
-        except subprocess.TimeoutExpired:
-            return {"error": f"not done after {limit:.0f} s; --limit gives it more"}
-        errors.seek(0)
-        complaints = errors.read().splitlines()
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        return {"error": f"its process ended with code {done.returncode}: {' / '.join(complaints[-3:])}"}
-    return json.loads(lines[-1])
 
 
 def _line(result: dict[str, Any]) -> str:
@@ -712,32 +492,22 @@ def _target(device: str) -> str | None:
     return next((name for name in CARDS if name in device.lower().replace(" ", "")), None)
 
 
-def _driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version,memory.total,power.limit", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "none"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=list(PLANS), default=list(PLANS), help="default: all, in order")
+    parser.add_argument(
+        "--parts", nargs="+", choices=list(PLANS), default=DEFAULT_PARTS, help=f"default: {' '.join(DEFAULT_PARTS)}"
+    )
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="TEXT", help="only those with one of them in their label"
     )
     parser.add_argument("--num-envs", nargs="+", type=int, metavar="N", help=f"default: {FULL.num_envs}")
     parser.add_argument("--target", metavar="CARD", help="as in ejax.preflight (default: the card that is here)")
     parser.add_argument("--limit", type=float, default=600.0, metavar="S", help="of one measurement (default: 600)")
+    together = max(1, (os.cpu_count() or 1) // 3)
+    parser.add_argument("--together", type=int, default=together, metavar="N", help=f"to compile (here: {together})")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes: does the script work?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep everything there, and go on from it")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="rewrite the tables of this page")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # what a measurement's own process does
     return parser
 
