@@ -18,7 +18,7 @@ from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
 from ejax.config.shipped import find_config
-from ejax.runtime.device import device_problem, use_cuda_graphs
+from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import read_bytes
 from ejax.schema.problems import ConfigError, KeyNote, Problem, join_by_key, with_sections
@@ -79,19 +79,13 @@ def parse_untrusted(
     draft = Draft(data, None if folder is None else Path(folder), overrides, device)
     config = read_draft(draft)
     report = draft.report
-    flags: tuple[str, ...] = ()
     if not any(report.refuses(draft.key(key)) for key in ("trainer", "trainer.device")):
         device = draft.get("trainer.device") or "cpu"
-        if device.startswith("cuda") and draft.get("trainer.cuda_graphs") is not False:
-            flags = use_cuda_graphs()  # before JAX starts, to look for the device
         for key, text in device_problems(device):
             draft.problem(key, text)
     if config is None or report.problems:
         raise ConfigError(report.problems, source, report.notes)
     notices = tuple(note._replace(key=shorten(note.key)) for note in report.notices)
-    if flags:
-        set_flags = KeyNote("trainer.cuda_graphs", "used", f"XLA_FLAGS has {' '.join(flags)}")
-        notices = (*notices, set_flags)
     return config.model_copy(update={"notices": notices})
 
 

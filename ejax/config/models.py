@@ -171,9 +171,6 @@ class TrainerConfig(StrictModel):
     """``float32``, ``tf32``, ``bf16``: how a GPU multiplies float32 matrices. The latter two round their entries, to 10
     and 7 bits of mantissa, and add up in float32. With ``bf16`` the hidden layers of MLPs are also kept in bfloat16.
     Parameters, gradients and statistics are float32 in any case, and a CPU computes in float32 only."""
-    cuda_graphs: MayChange[bool] = True
-    """On GPUs: XLA puts whole loops into CUDA graphs, by flags that ejax adds to ``$XLA_FLAGS`` where you have not set
-    them, lists at the start, and that hold for the process."""
     distributed: MayChange[bool] = False
     """Train on all devices of ``device``'s kind: of this machine, or of all processes that were started together
     (``--coordinator``, SLURM, OpenMPI, Kubernetes). As in EmbodiChain, ``num_envs`` and ``batch_size`` are then those

@@ -13,7 +13,7 @@ from ejax.preflight.plugin import absent_devices, compiler_problem, without_comp
 from ejax.preflight.programs import Memory, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe
 from ejax.preflight.targets import find_card
-from ejax.runtime.device import matmul_precision, use_cuda_graphs
+from ejax.runtime.device import matmul_precision
 from ejax.training.watchdog import guarded_calls
 
 USABLE = 0.75
@@ -52,8 +52,6 @@ def preflight(
         raise ConfigError([Problem("", problem)], "ejax.preflight")
     read, notes = on_accelerator(load_config(config, overrides, device="cpu"))
     trainer = read.trainer
-    if trainer.cuda_graphs and (flags := use_cuda_graphs()):
-        notes = (*notes, f"XLA_FLAGS has {' '.join(flags)}")
     devices = absent_devices(card, gpus=gpus, hosts=hosts)
     settings = Settings(
         config, tuple(overrides), target, gpus, hosts, trainer.num_envs, trainer.buffer_size, notes=notes

@@ -1,11 +1,10 @@
-"""Device, precision of matrix products, CUDA graphs, and cache of compiled programs."""
+"""Device, precision of matrix products, and cache of compiled programs."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -18,11 +17,6 @@ _ON_GPU: dict[MatmulPrecision, str] = {"float32": "highest", "tf32": "TF32_TF32_
 _FUSION = "xla_gpu_enable_dynamic_slice_fusion"
 WARP_FLAG = f"--{_FUSION}=false"
 """Keeps XLA from fusing a call of Warp with a slice, which loses a result: docs/upstream."""
-_GRAPHS = {
-    "xla_gpu_enable_command_buffer": "+WHILE,+CONDITIONAL,+DYNAMIC_SLICE_FUSION,+COLLECTIVES",
-    "xla_gpu_graph_min_graph_size": "1",
-}
-"""Loops, branches and messages between cards in CUDA graphs too, however short: the host launches a whole training."""
 _READ_FLAGS = "from jaxlib.xla_client import CompileOptions; CompileOptions()"
 
 
@@ -42,25 +36,11 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
         jax.config.update("jax_default_matmul_precision", before)
 
 
-@cache
-def use_cuda_graphs() -> tuple[str, ...]:
-    """Have XLA put whole loops into CUDA graphs, through ``$XLA_FLAGS``; before JAX starts.
-
-    Returns:
-        The flags that were added: those that the user has not set and that this jaxlib accepts.
-    """
-    if not any(find_spec(f"jax_cuda{release}_plugin") for release in (12, 13)):
-        return ()
-    return tuple(flag for flag in (f"--{name}={value}" for name, value in _GRAPHS.items()) if _add(flag))
-
-
-def _add(flag: str) -> bool:
-    """Add a flag of XLA that the user has not set and that this jaxlib accepts; True: it is there now."""
+def _add_flag(flag: str) -> None:
+    """Add a flag of XLA that the user has not set and that this jaxlib accepts."""
     given = os.environ.get("XLA_FLAGS", "")
-    if flag.partition("=")[0] in given or not _accepted(flag):
-        return False
-    os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
-    return True
+    if flag.partition("=")[0] not in given and _accepted(flag):
+        os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
 
 
 def _accepted(flag: str) -> bool:
@@ -73,7 +53,7 @@ def device_problem(device: str) -> str:
     """Explain why JAX does not compute there, with its devices here; "" where it does."""
     platform, _, index = device.partition(":")
     if platform == "cuda" and find_spec("warp"):
-        _add(WARP_FLAG)  # this is where JAX starts, with XLA's flags of that moment
+        _add_flag(WARP_FLAG)  # this is where JAX starts, with XLA's flags of that moment
     try:
         there = len(jax.local_devices(backend=platform))
     except RuntimeError:

@@ -172,16 +172,6 @@ def test_a_learning_env_wins_over_a_gym_config_and_says_so() -> None:
     assert config == make() and keys_of(config.notices) == ["trainer.gym_config"]
 
 
-@pytest.mark.parametrize(("given", "shown"), [({}, ["trainer.cuda_graphs"]), ({"cuda_graphs": False}, [])])
-def test_flags_of_cuda_graphs_are_listed_and_can_be_turned_off(
-    given: dict[str, Any], shown: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ejax.config.load.use_cuda_graphs", lambda: ("--xla_gpu_graph_min_graph_size=1",))
-    monkeypatch.setattr("ejax.config.load.device_problem", lambda device: "")
-    assert keys_of(make(trainer=trainer(device="cuda", **given)).notices) == shown
-    assert keys_of(make(trainer=trainer(**given)).notices) == []
-
-
 def test_a_global_event_is_an_event_and_says_so() -> None:
     video = {"func": "record_camera_data_async", "is_global": True}
     config = make(trainer=trainer(events={"train": {"video": video}}))
