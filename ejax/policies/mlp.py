@@ -15,9 +15,11 @@ import jax.numpy as jnp
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from ejax.numerics.kernels import by_platform
+from ejax.runtime.device import ON_CPU
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key
 
+_MIN_COLUMN_NUMBERS = 2**18
 Activation = Literal["relu", "elu", "tanh", "gelu", "silu", "swish", "none"]
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -84,26 +86,46 @@ class MLP(nn.Module):
             raise ValueError(f"output_dim must be a size or a shape of sizes of at least 1, got {self.output_dim}")
         if self.input_dim not in (None, x.shape[-1]):
             raise ValueError(f"the MLP was made for {self.input_dim} inputs, got {x.shape[-1]}: x is {list(x.shape)}")
-        gains, narrow = c.orthogonal_init, _stores_bfloat16()
+        gains, narrow, num_inputs, weights = c.orthogonal_init, _stores_bfloat16(), x.shape[-1], []
         for i, size in enumerate((*c.hidden_sizes, math.prod(shape))):
-            gain, is_last = gains[i] if isinstance(gains, tuple) else gains, i == len(c.hidden_sizes)
-            x = nn.Dense(
-                size,
-                kernel_init=uniform_init(x.shape[-1]) if gain is None else jax.nn.initializers.orthogonal(gain),
-                bias_init=uniform_init(x.shape[-1]) if gain is None else jax.nn.initializers.zeros,
-                dot_general=partial(_narrow_product, i == 0, is_last) if narrow else dense_product,
-                promote_dtype=_as_they_are if narrow else nn.dtypes.promote_dtype,
-                name=f"linear_{i}",
-            )(x)
-            if is_last:  # the output has no norm, activation or dropout of a hidden layer
-                break
-            if c.use_layernorm:
-                x = nn.LayerNorm(epsilon=1e-5, name=f"layernorm_{i}")(x)  # torch's epsilon
-            x = ACTIVATIONS[c.activation](x.astype(jnp.bfloat16) if narrow else x)
-            if c.dropout_p > 0.0 and dropout_seed is not None:
-                x = consistent_dropout(x, dropout_seed, layer=i, p=c.dropout_p)
+            gain = gains[i] if isinstance(gains, tuple) else gains
+            weights.append(_Linear(size, gain, name=f"linear_{i}")(num_inputs))
+            num_inputs = size
+        if not (c.use_layernorm or c.dropout_p) and _pays_rows_last(x, c.hidden_sizes):
+            x = _rows_last(x, weights, ACTIVATIONS[c.activation])
+        else:
+            for i, (kernel, bias) in enumerate(weights):
+                is_last = i == len(c.hidden_sizes)
+                if narrow:
+                    x = _narrow_product(i == 0, is_last, x, kernel)
+                else:
+                    x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
+                    x = dense_product(x, kernel)
+                x = x + widen(bias, x)
+                if is_last:  # the output has no norm, activation or dropout of a hidden layer
+                    break
+                if c.use_layernorm:
+                    x = nn.LayerNorm(epsilon=1e-5, name=f"layernorm_{i}")(x)  # torch's epsilon
+                x = ACTIVATIONS[c.activation](x.astype(jnp.bfloat16) if narrow else x)
+                if c.dropout_p > 0.0 and dropout_seed is not None:
+                    x = consistent_dropout(x, dropout_seed, layer=i, p=c.dropout_p)
         x = ACTIVATIONS[c.last_activation](x) if c.last_activation else x
         return x if isinstance(self.output_dim, int) else x.reshape(*x.shape[:-1], *shape)
+
+
+class _Linear(nn.Module):
+    """Weight [I, F] and bias [F] of a layer, with the names that ``nn.Dense`` gives them."""
+
+    size: int
+    gain: float | None
+    """Of an orthogonal weight, with a zero bias. None: torch's default."""
+
+    @nn.compact
+    def __call__(self, num_inputs: int) -> tuple[Array, Array]:
+        uniform, zeros = uniform_init(num_inputs), jax.nn.initializers.zeros
+        kernel_init = uniform if self.gain is None else jax.nn.initializers.orthogonal(self.gain)
+        kernel = self.param("kernel", kernel_init, (num_inputs, self.size))
+        return kernel, self.param("bias", uniform if self.gain is None else zeros, (self.size,))
 
 
 def build_mlp_from_cfg(module_cfg: Mapping[str, Any], in_dim: int, out_dim: int | tuple[int, ...]) -> MLP:
@@ -151,12 +173,7 @@ def _stores_bfloat16() -> bool:
     return bool(jax.config.jax_default_matmul_precision == "BF16_BF16_F32")  # type: ignore[attr-defined]
 
 
-def _as_they_are(*args: Array | None, dtype: Any = None, inexact: bool = True) -> list[Array | None]:
-    del dtype, inexact
-    return list(args)  # nn.Dense would make float32 of all
-
-
-def _narrow_product(is_first: bool, is_last: bool, x: Array, w: Array, *_args: Any, **_kwargs: Any) -> Array:
+def _narrow_product(is_first: bool, is_last: bool, x: Array, w: Array) -> Array:
     return _narrow(x if is_first else x.astype(jnp.bfloat16), w, jnp.float32 if is_last else jnp.bfloat16)
 
 
@@ -206,6 +223,34 @@ def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array,
 
 
 _product.defvjp(lambda x, w: (_product(x, w), (x, w)), _product_backward)
+
+
+def _pays_rows_last(x: Array, hidden_sizes: tuple[int, ...]) -> bool:
+    """Recognize the minibatches that a CPU computes faster as columns: from 2,048 rows of 128 numbers on."""
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
+    on_cpu = jax.default_backend() == "cpu" if precision is None else precision == ON_CPU
+    return on_cpu and x.ndim == 2 and x.shape[0] * max(hidden_sizes, default=0) >= _MIN_COLUMN_NUMBERS
+
+
+def _rows_last(x: Array, weights: list[tuple[Array, Array]], activation: Callable[[Array], Array]) -> Array:
+    """Evaluate all layers with a row as a column: XLA's xᵀ·dy over the columns takes half the time of one over rows."""
+    x = x.T
+    for i, (kernel, bias) in enumerate(weights):
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
+        x = _product_of_columns(x, kernel) + bias[:, None]
+        x = x if i == len(weights) - 1 else activation(x)
+    return x.T
+
+
+@jax.custom_vjp
+def _product_of_columns(x: Array, w: Array) -> Array:
+    """Compute wᵀ·x, [F, N], of x [I, N]; the small w is transposed in memory, or XLA folds it into a slower product."""
+    return jnp.matmul(jax.lax.optimization_barrier(w.T), x)
+
+
+_product_of_columns.defvjp(
+    lambda x, w: (_product_of_columns(x, w), (x, w)), lambda residuals, dy: (residuals[1] @ dy, residuals[0] @ dy.T)
+)
 
 
 def consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:

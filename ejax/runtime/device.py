@@ -12,8 +12,10 @@ from typing import Literal, TypeAlias
 import jax
 
 MatmulPrecision: TypeAlias = Literal["float32", "tf32", "bf16"]
-_ON_GPU: dict[MatmulPrecision, str] = {"float32": "highest", "tf32": "TF32_TF32_F32", "bf16": "BF16_BF16_F32"}
-"""JAX's own name for float32 on a GPU is TF32: a relative error of 1e-3 in each product."""
+ON_CPU = "highest"
+_ON_GPU: dict[MatmulPrecision, str] = {"float32": "float32", "tf32": "TF32_TF32_F32", "bf16": "BF16_BF16_F32"}
+"""To JAX ``highest`` and ``float32`` are the same; a policy is traced in the form for a CPU where it reads the first.
+What JAX does by default on a GPU is TF32: a relative error of 1e-3 in each product."""
 _FUSION = "xla_gpu_enable_dynamic_slice_fusion"
 WARP_FLAG = f"--{_FUSION}=false"
 """Keeps XLA from fusing a call of Warp with a slice, which loses a result: docs/upstream."""
@@ -26,7 +28,7 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
 
     ``tf32`` and ``bf16`` round the factors and add up in float32, on a GPU; all else, and a CPU, computes in float32.
     """
-    name = _ON_GPU[precision] if device.startswith("cuda") else "highest"
+    name = _ON_GPU[precision] if device.startswith("cuda") else ON_CPU
     # not jax's own context manager, which holds for one thread: collectors trace in others
     before = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
     jax.config.update("jax_default_matmul_precision", name)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import ejax.policies.mlp
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.config import RunConfig
 from ejax.distributions import ActionSpec, Normal, action_spec
@@ -31,6 +32,7 @@ from ejax.policies.mlp import dense_product
 from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import flatten_observation, select_observation
 from ejax.rollout import reset, unroll
+from ejax.runtime.device import matmul_precision
 from ejax.types import Params, make_train_state
 
 SMALL = NetworkConfig(hidden_sizes=(8, 6), activation="tanh")
@@ -459,3 +461,24 @@ def test_one_nan_in_a_rollout_does_not_end_a_training() -> None:
         skipped.append(float(metrics["skipped_minibatches"]))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
     assert skipped == [2.0, 0.0, 0.0]  # that environment started again at once
+
+
+@pytest.mark.parametrize("sizes", [(), (8,), (16, 8)])
+def test_a_large_minibatch_is_computed_as_columns_with_the_same_numbers(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlp = MLP(NetworkConfig(hidden_sizes=sizes, activation="elu", last_activation="tanh"), (2, 3))
+    x = jax.random.normal(jax.random.key(0), (64, 5))
+    params = mlp.init(jax.random.key(1), x)
+
+    value_and_grad = jax.value_and_grad(lambda params, x: jnp.square(mlp.apply(params, x)).sum(), argnums=(0, 1))
+    calls, make = [], ejax.policies.mlp._rows_last
+    monkeypatch.setattr("ejax.policies.mlp._rows_last", lambda *args: calls.append(1) or make(*args))
+    plain = value_and_grad(params, x)
+    assert not calls  # 64 rows are few
+    monkeypatch.setattr("ejax.policies.mlp._MIN_COLUMN_NUMBERS", 0)
+    chex.assert_trees_all_close(value_and_grad(params, x), plain, rtol=1e-5, atol=1e-6)
+    assert calls == [1]
+    with matmul_precision("float32", "cuda"):  # a program for a GPU, which may be traced on a CPU
+        value_and_grad(params, x)
+    assert calls == [1]
