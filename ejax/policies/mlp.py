@@ -118,7 +118,7 @@ class _Linear(nn.Module):
 
     size: int
     gain: float | None
-    """Of an orthogonal weight, with a zero bias. None: torch's default."""
+    """Scale of an orthogonal weight, with a zero bias. None: torch's default."""
 
     @nn.compact
     def __call__(self, num_inputs: int) -> tuple[Array, Array]:
