@@ -15,6 +15,7 @@ from ejax.algorithms.sgd import Batch, MinibatchConfig
 from ejax.losses import kl_k3
 from ejax.numerics.checks import value_errors
 from ejax.numerics.traced_options import is_active
+from ejax.policies.actor_critic import ActorCritic
 from ejax.rollout import has_large_rows
 from ejax.runtime.sharding import num_shards
 from ejax.types import Array, Metrics, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
@@ -94,12 +95,13 @@ def flatten(rollout: Rollout, num_strata: int = 1, length: int | None = None, /,
     return rows
 
 
-def apply_to_batch(policy: Policy, params: Params, batch: Batch) -> tuple[Any, Array, Batch]:
+def apply_to_batch(policy: Policy, params: Params, batch: Batch, *, joint: bool = False) -> tuple[Any, Array, Batch]:
     """Apply the policy to rows of ``flatten`` with their ``weight`` [B]: ``(distribution, value, batch)``, leaves [B,
-    ...]; of sequences [L, B, ...], weights included."""
+    ...]; of sequences [L, B, ...], weights included. ``joint``: the loss reads both, which a GPU may compute as one."""
     seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
     if "memory" not in batch:
-        return *policy.apply(params, batch["obs"], **seed), batch
+        form: Any = {"joint": True} if joint and type(policy) is ActorCritic else {}
+        return *policy.apply(params, batch["obs"], **seed, **form), batch
     weight = step_weight(batch)
     steps = {name: x for name, x in batch.items() if name not in ("memory", "weight", "share")}
     # a policy with memory reads time first, as a scan does

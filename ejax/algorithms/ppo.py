@@ -252,7 +252,7 @@ def ppo_loss(params: Params, batch: Batch, *, policy: Policy, config: PPOConfig)
             for the exact KL); ``dropout_seed`` [B]; ``behave_weight`` [B], a factor of the surrogate;
             ``reference_log_prob`` [B] where ``kl_coef`` > 0. Of a policy with memory: see ``flatten``.
     """
-    distribution, value, batch = apply_to_batch(policy, params, batch)
+    distribution, value, batch = apply_to_batch(policy, params, batch, joint=True)
     log_prob = distribution.log_prob(batch["action"])
     log_ratio = log_prob - batch["log_prob"]
     weight = batch.get("weight", jnp.full_like(value, 1.0 / value.shape[0]))

@@ -230,8 +230,9 @@ def _take(batch: Batch, rows: Array, count: Array, num_rows: int) -> tuple[Batch
         rows = jnp.take_along_axis(rows, jnp.argsort(weightless, axis=1, stable=True), axis=1)
 
     def rows_of_stratum(part: Array, rows: Array) -> Array:
-        # padding wraps around to rows that exist, and has the weight 0
-        return part.at[rows % stratum].get(mode="promise_in_bounds")
+        # padding wraps around to rows that exist, and has the weight 0; no row is negative, which would cost a kernel
+        rows = jax.lax.rem(rows, stratum)
+        return part.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
     def take(x: Array) -> Array:
         if num_strata == 1:

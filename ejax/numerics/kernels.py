@@ -15,7 +15,7 @@ from ejax.types import Array, PyTree, TrainState, split_critic
 
 _STEPS_OF_A_KERNEL = 8  # of a scan, unrolled
 _MAX_COLUMNS = 64  # numbers of one row of an array that is worth a copy into a table and out of it
-_MAX_ELEMENTS = 2**20  # above it a kernel for each parameter costs less than the copies into a vector and out of it
+_MAX_ELEMENTS = 2**20  # of parameters; above it kernels for each cost less than copies of all
 
 
 def by_platform(*, cpu: Callable[..., Any], gpu: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,6 +52,11 @@ def _solve_written_out(matrix: Array, vector: Array) -> Array:
     for i in reversed(range(n)):
         x[i] = (x[i] - sum(factor[k][i] * x[k] for k in range(i + 1, n))) / factor[i][i]
     return jnp.stack(x)
+
+
+def is_small(params: PyTree) -> bool:
+    """Recognize parameters that are worth a copy for fewer kernels."""
+    return sum(x.size for x in jax.tree.leaves(params)) <= _MAX_ELEMENTS
 
 
 @struct.dataclass(kw_only=True)
@@ -144,7 +149,7 @@ def flat_params(params: PyTree, *, critic_apart: bool = False) -> FlatParams | N
     """Lay ``params`` out as vectors; None where that is not worth it, or their types differ."""
     leaves = jax.tree.leaves(params)
     # one vector has one type; a lone array is a vector already
-    if len(leaves) < 2 or len({x.dtype for x in leaves}) > 1 or sum(x.size for x in leaves) > _MAX_ELEMENTS:
+    if len(leaves) < 2 or len({x.dtype for x in leaves}) > 1 or not is_small(params):
         return None
     if critic_apart and not all(split_critic(params)):  # nothing is apart from the other
         return None

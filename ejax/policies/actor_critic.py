@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from ejax.distributions import ActionSpec
-from ejax.policies.heads import action_head, apply_network
+from ejax.policies.heads import action_distribution, action_head, apply_network
+from ejax.policies.joint import are_alike, joint_outputs
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import select_observation
@@ -61,13 +62,18 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(
-        self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
+        self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False, joint: bool = False
     ) -> tuple[Any, Array]:
-        """Evaluate ``obs``, leaves [..., F]; without ``dropout_seed`` [...] uint32 there is no dropout."""
-        x = _observed(self, "actor", obs, observe)
-        distribution = action_head(self, x, dropout_seed=dropout_seed, observe=observe)
-        x = _observed(self, "critic", obs, observe)
-        return distribution, apply_network(self, "critic", 1, x, dropout_seed=dropout_seed, observe=observe)[..., 0]
+        """Evaluate ``obs``, leaves [..., F]; without ``dropout_seed`` [...] uint32 there is no dropout. ``joint``: a
+        GPU computes both networks as one, which pays for many rows."""
+        x = {name: _observed(self, name, obs, observe) for name in ("actor", "critic")}
+        if joint and are_alike(self, x):
+            sizes = {"actor": self.action_spec.num_outputs, "critic": 1}
+            outputs = joint_outputs(self, sizes, x, dropout_seed)
+            return action_distribution(self, outputs["actor"]), outputs["critic"][..., 0]
+        distribution = action_head(self, x["actor"], dropout_seed=dropout_seed, observe=observe)
+        value = apply_network(self, "critic", 1, x["critic"], dropout_seed=dropout_seed, observe=observe)
+        return distribution, value[..., 0]
 
     def __hash__(self) -> int:
         return _hash(self)

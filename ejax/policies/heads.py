@@ -16,7 +16,13 @@ from ejax.types import Array
 def action_head(module: Any, x: Array, *, dropout_seed: Array | None, observe: bool | Array = False) -> Any:
     """Make the distribution for features [..., F], with fields and parameters of ``module``, such as ``ActorOnly``."""
     size = module.action_spec.num_outputs
-    output = apply_network(module, "actor", size, x, dropout_seed=dropout_seed, observe=observe)
+    return action_distribution(
+        module, apply_network(module, "actor", size, x, dropout_seed=dropout_seed, observe=observe)
+    )
+
+
+def action_distribution(module: Any, output: Array) -> Any:
+    """Make the distribution for outputs [..., size] of the actor, with ``log_std`` of ``module``."""
     if not module.action_spec.continuous:
         return module.action_spec.distribution(output, None)
     log_std = module.param("log_std", nn.initializers.constant(module.initial_log_std), module.action_spec.sizes)
