@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ejax.runtime.sharding import shares_parameters
 from ejax.types import Array, PyTree, TrainState, split_critic
 
 _STEPS_OF_A_KERNEL = 8  # of a scan, unrolled
@@ -55,8 +56,8 @@ def _solve_written_out(matrix: Array, vector: Array) -> Array:
 
 
 def is_small(params: PyTree) -> bool:
-    """Recognize parameters that are worth a copy for fewer kernels."""
-    return sum(x.size for x in jax.tree.leaves(params)) <= _MAX_ELEMENTS
+    """Recognize parameters that are worth a copy for fewer kernels; sharded ones would be sent between devices."""
+    return not shares_parameters() and sum(x.size for x in jax.tree.leaves(params)) <= _MAX_ELEMENTS
 
 
 @struct.dataclass(kw_only=True)

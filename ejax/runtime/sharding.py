@@ -1,7 +1,7 @@
 """Several devices, one program: environments are sharded over them, and parameters if configured; the rest is on each.
 
-The mesh has one axis, ``env``; where fewer devices than all share a copy of the parameters it has two, and a copy lies
-along the second one, ``fsdp``. Environments are sharded over both.
+The mesh has one axis, ``env``; where devices share a copy of the parameters it has two, and a copy lies along the
+second one, ``fsdp``. Environments are sharded over both.
 
 Nothing is averaged by hand: XLA computes each part of the program of one device where its environments are, and adds
 the parts up. Results are those of one device, apart from the order of sums. ``constrain_split`` acts inside
@@ -35,7 +35,7 @@ def make_mesh(devices: Sequence[jax.Device], axis: str = _AXIS, *, share: int = 
     ``share`` divides the devices; 1 is for those that have all of it.
     """
     num_devices = len(devices)
-    sizes = {axis: num_devices} if share in (1, num_devices) else {axis: num_devices // share, _SHARE: share}
+    sizes = {axis: num_devices} if share == 1 else {axis: num_devices // share, _SHARE: share}
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=list(devices), axis_types=types)
 
@@ -44,6 +44,12 @@ def num_shards() -> int:
     """Count the devices that share a program, inside it."""
     mesh = _mesh()
     return 1 if mesh is None else mesh.size
+
+
+def shares_parameters() -> bool:
+    """Recognize, inside a program, parameters that are sharded over devices."""
+    mesh = _mesh()
+    return mesh is not None and _SHARE in mesh.axis_names
 
 
 def sharded(mesh: Mesh, axis: int = 0) -> NamedSharding:

@@ -131,7 +131,7 @@ def test_neighbours_share_a_copy_of_what_is_worth_a_message_and_rows_are_everywh
     assert sharded_somewhere(mesh, (127, 257)).spec == sharded_somewhere(mesh, (16, 16)).spec == jax.P()
     rows = jax.device_put(np.arange(8), sharded(mesh))
     assert [np.asarray(shard.data).tolist() for shard in rows.addressable_shards] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert make_mesh(jax.devices(), share=4) == make_mesh(jax.devices())
+    assert dict(make_mesh(jax.devices(), share=4).shape) == {"env": 1, "fsdp": 4}
 
 
 @pytest.mark.slow
