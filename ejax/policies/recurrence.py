@@ -1,27 +1,27 @@
 """Memories of policies: GRU and LSTM with torch's arithmetic and layout, and a window of past observations.
 
-    GRU    r, z = σ(Wx + b + Uh + c)            n = tanh(Wx + b + r·(Uh + c))     h' = (1 − z)·n + z·h
-    LSTM   i, f, o = σ(Wx + b + Uh + c)         g = tanh(Wx + b + Uh + c)         c' = f·c + i·g,  h' = o·tanh(c')
-
 A memory is one vector [..., M], of zeros at an episode's start: a GRU's h of each layer, an LSTM's h and c of each, a
-window's K − 1 past observations, the last in the end, and then their count. Source: ``torch.nn.GRU``,
-``torch.nn.LSTM``.
+window's K − 1 past observations, the last in the end, and then their count.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from pydantic import PositiveInt, model_validator
 
+from ejax.numerics.kernels import by_platform
+from ejax.policies.cells import State, fused_sequence, gru_cell, lstm_cell, sequence, step
 from ejax.policies.mlp import MLP, NetworkConfig, dense_product, uniform_init, widen
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key
 
 _GATES = {"gru": 3, "lstm": 4}
+Opened: TypeAlias = tuple[Array, list[dict[str, Array]]]
+"""Wx + b of a recurrence's first layer, and the other weights of each layer."""
 
 
 class MemoryConfig(StrictModel):
@@ -84,24 +84,29 @@ class Recurrence(nn.Module):
 
     config: MemoryConfig
 
-    @nn.compact
     def __call__(
         self, x: Array, memory: Array, first: Array | None = None, dropout_seed: Array | None = None
     ) -> tuple[Array, Array]:
         """Step; ``first`` [L, B] bool marks an episode's first steps, before which nothing is remembered."""
+        return recur({"": self.open(x, dropout_seed)}, {"": memory}, first)[""]
+
+    @nn.compact
+    def open(self, x: Array, dropout_seed: Array | None) -> Opened:
+        """Compute the first layer's Wx + b, of all steps of a sequence at once, and list what else ``recur`` needs."""
         c = self.config
         if c.encoder is not None:
             x = MLP(c.encoder, c.width, name="encoder")(x, dropout_seed=dropout_seed)
-        after = []
-        for layer, state in enumerate(jnp.split(memory, c.depth, axis=-1)):
-            # of all steps of a sequence at once: only the product with the memory has to wait for the step before
-            given = dense_product(x, self._gates(f"weight_ih_l{layer}", x.shape[-1]))
-            given = given + widen(self._gates(f"bias_ih_l{layer}"), given)
-            own = {"weight": self._gates(f"weight_hh_l{layer}", c.width), "bias": self._gates(f"bias_hh_l{layer}")}
-            step = partial(gru_step if c.type == "gru" else lstm_step, **own)
-            x, state = in_sequence(step, given, state, first)
-            after.append(state)
-        return x, jnp.concatenate(after, axis=-1)
+        layers = []
+        for layer in range(c.depth):
+            layers.append(
+                {
+                    "weight_ih": self._gates(f"weight_ih_l{layer}", c.width if layer else x.shape[-1]),
+                    "bias_ih": self._gates(f"bias_ih_l{layer}"),
+                    "weight_hh": self._gates(f"weight_hh_l{layer}", c.width),
+                    "bias_hh": self._gates(f"bias_hh_l{layer}"),
+                }
+            )
+        return _given(x, layers[0].pop("weight_ih"), layers[0].pop("bias_ih")), layers
 
     def _gates(self, name: str, *num_inputs: int) -> Array:
         """Make the parameter of all gates: a weight, or without inputs a bias."""
@@ -112,23 +117,50 @@ class Recurrence(nn.Module):
         return self.param(name, init, (*num_inputs, _GATES[c.type] * c.width))
 
 
-def gru_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
-    """Compute ``(h', h')``. ``given``: Wx + b, [..., 3H]; ``state``: h."""
-    reset, update, new = jnp.split(given, 3, axis=-1)
-    own_reset, own_update, own_new = jnp.split(state @ weight + widen(bias, state), 3, axis=-1)
-    update = jax.nn.sigmoid(update + own_update)
-    new = jnp.tanh(new + jax.nn.sigmoid(reset + own_reset) * own_new)
-    state = (1.0 - update) * new + update * state
-    return state, state
+def recur(opened: dict[str, Opened], memory: dict[str, Array], first: Array | None) -> dict[str, tuple[Array, Array]]:
+    """Compute ``(features, memory after)`` of each network from what ``open`` gave; arguments as of ``Recurrence``."""
+    if first is None:
+        return _apart(opened, memory)
+    results: dict[str, tuple[Array, Array]]
+    results = by_platform(cpu=partial(_apart, run=sequence), gpu=_together)(opened, memory, first)
+    return results
 
 
-def lstm_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
-    """Compute ``(h', (h', c') in one vector)``. ``given``: Wx + b, [..., 4H]; ``state``: h and c."""
-    hidden, cell = jnp.split(state, 2, axis=-1)
-    add, keep, new, show = jnp.split(given + (hidden @ weight + widen(bias, hidden)), 4, axis=-1)
-    cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(add) * jnp.tanh(new)
-    hidden = jax.nn.sigmoid(show) * jnp.tanh(cell)
-    return hidden, jnp.concatenate([hidden, cell], axis=-1)
+def _apart(
+    opened: dict[str, Opened], memory: dict[str, Array], *first: Array, run: Callable[..., State] = step
+) -> dict[str, tuple[Array, Array]]:
+    return {name: _layers(each, memory[name], *first, run=run) for name, each in opened.items()}
+
+
+def _together(opened: dict[str, Opened], memory: dict[str, Array], first: Array) -> dict[str, tuple[Array, Array]]:
+    """Make networks of equal shapes one, whose products are batched."""
+    parts = [(each, memory[name]) for name, each in opened.items()]
+    shapes = [jax.tree.map(jnp.shape, each) for each in parts]
+    if len(parts) < 2 or any(each != shapes[0] for each in shapes):
+        return _apart(opened, memory, first, run=fused_sequence)
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *parts)
+    results = jax.vmap(partial(_layers, run=fused_sequence), in_axes=(0, 0, None))(*stacked, first)
+    return {name: jax.tree.map(lambda x, i=i: x[i], results) for i, name in enumerate(opened)}
+
+
+def _layers(opened: Opened, memory: Array, *first: Array, run: Callable[..., State]) -> tuple[Array, Array]:
+    """Run the layers, one above the other: a single step, or with ``first`` a sequence."""
+    given, layers = opened
+    x, after = given, list[Array]()
+    for layer, of_layer in zip(layers, jnp.split(memory, len(layers), axis=-1), strict=True):
+        if after:
+            given = _given(x, layer["weight_ih"], layer["bias_ih"])
+        width, gates = layer["weight_hh"].shape
+        cell = gru_cell if gates == 3 * width else lstm_cell
+        state = tuple(jnp.split(of_layer, of_layer.shape[-1] // width, axis=-1))
+        states = run(cell, given, state, *first, layer["weight_hh"], layer["bias_hh"])
+        x = states[0]
+        after += [each[-1] for each in states] if first else states
+    return x, jnp.concatenate(after, axis=-1)
+
+
+def _given(x: Array, weight: Array, bias: Array) -> Array:
+    return dense_product(x, weight) + widen(bias, x)
 
 
 def history_step(x: Array, memory: Array, *, length: int) -> tuple[Array, Array]:

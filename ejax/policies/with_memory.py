@@ -12,7 +12,7 @@ from ejax.policies.heads import action_head
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import select_observation
-from ejax.policies.recurrence import MemoryConfig, Recurrence, history_step, in_sequence
+from ejax.policies.recurrence import MemoryConfig, Recurrence, history_step, in_sequence, recur
 from ejax.types import Array, PyTree
 
 
@@ -71,9 +71,13 @@ class ActorCriticWithMemory(nn.Module):
         if memory is None:
             batch = rows if first is None else rows[1:]
             memory = {name: jnp.zeros((*batch, size)) for name, size in self.memory_sizes.items()}
-        after = {}
-
-        def features_of(name: str, config: MemoryConfig) -> Array:
+        # the actor's memory is learned by the actor alone
+        reads_actors = self.critic_memory.type == "actor"
+        memories = {"actor": self.actor_memory}
+        if self.critic is not None and not reads_actors:
+            memories["critic"] = self.critic_memory
+        known, opened, after = {}, {}, {}
+        for name, config in memories.items():
             x = select_observation(obs, getattr(self, f"{name}_obs_groups"))
             normalizes = getattr(self, f"{name}_obs_normalization")
             normalizer = ObsNormalizer(name=f"{name}_obs_normalizer") if normalizes else None
@@ -84,18 +88,15 @@ class ActorCriticWithMemory(nn.Module):
                     window = normalizer(window)
                     if observe is not False:  # by x alone: in windows each observation would count K times
                         normalizer(x, observe=observe)
-                return window.reshape(*window.shape[:-2], -1)
-            x = x if normalizer is None else normalizer(x, observe=observe)
+                known[name] = window.reshape(*window.shape[:-2], -1)
+                continue
+            known[name] = x if normalizer is None else normalizer(x, observe=observe)
             if config.remembers:
-                recurrence = Recurrence(config, name=f"{name}_memory")
-                x, after[name] = recurrence(x, memory[name], first, dropout_seed)
-            return x
-
-        known = features_of("actor", self.actor_memory)
-        distribution = action_head(self, known, dropout_seed=dropout_seed)
+                opened[name] = Recurrence(config, name=f"{name}_memory").open(known[name], dropout_seed)
+        for name, result in recur(opened, memory, first).items():
+            known[name], after[name] = result
+        distribution = action_head(self, known["actor"], dropout_seed=dropout_seed)
         if self.critic is None:
             return distribution, jnp.zeros(rows), after
-        reads_actors = self.critic_memory.type == "actor"
-        # the actor's memory is learned by the actor alone
-        known = jax.lax.stop_gradient(known) if reads_actors else features_of("critic", self.critic_memory)
-        return distribution, MLP(self.critic, 1, name="critic")(known, dropout_seed=dropout_seed)[..., 0], after
+        x = jax.lax.stop_gradient(known["actor"]) if reads_actors else known["critic"]
+        return distribution, MLP(self.critic, 1, name="critic")(x, dropout_seed=dropout_seed)[..., 0], after
