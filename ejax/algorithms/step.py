@@ -70,26 +70,11 @@ def drop_episodes(state: RunState) -> RunState:
 
 
 def init_run_state(
-    policy: Policy,
-    env: Env,
-    optimizer: optax.GradientTransformation,
-    key: Key,
-    *,
-    num_envs: int,
-    shardings: Callable[[RunState], Any] | None = None,
-    **keeps: bool,
+    policy: Policy, env: Env, optimizer: optax.GradientTransformation, key: Key, *, num_envs: int, **keeps: bool
 ) -> RunState:
-    """Make fresh parameters and episodes.
-
-    Args:
-        shardings: state -> the places where parameters and optimizer are made in pieces. None: all on one device.
-        keeps: the last options of ``init_host_run_state``.
-    """
+    """Make fresh parameters and episodes. ``keeps``: the last options of ``init_host_run_state``."""
     envs = _first_episodes(policy, env, key, num_envs)
-    make: Callable[..., RunState] = partial(init_host_run_state, policy, optimizer, **keeps)
-    if shardings is not None:  # one device may not hold them all
-        make = jax.jit(make, out_shardings=shardings(jax.eval_shape(make, key, envs.obs)))
-    return replace(make(key, envs.obs), envs=envs)
+    return replace(init_host_run_state(policy, optimizer, key, envs.obs, **keeps), envs=envs)
 
 
 # Jitted, and so kept between processes: run operation by operation, a start would spend seconds compiling each of them.

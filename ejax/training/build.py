@@ -1,7 +1,7 @@
 """From a config to the parts that it names."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -101,9 +101,7 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
 
     # the whole first state in one program; environments of all devices are made here and sharded by the stepper
     among = len(devices) if devices else 1
-    layout = _layout(trainer, devices)
-    split = layout.shardings if layout is not None and trainer.shard_parameters and not shapes_only else None
-    make_first = partial(first_state, made, num_envs=among * trainer.num_envs, shardings=split)
+    make_first = partial(first_state, made, num_envs=among * trainer.num_envs)
     state = jax.eval_shape(make_first) if shapes_only else make_first()  # devices that are absent hold no arrays
 
     functions = (algorithm.update, algorithm.make_step, algorithm.resets)
@@ -112,7 +110,7 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
         device_step(made, options),
         made.key,
         max_updates(trainer),
-        layout=layout,
+        layout=_layout(trainer, devices),
         what=None if algorithm.with_teacher else what,  # a teacher is not compared, so no program is shared
     )
     return Parts(made.policy, made.env, made.optimizer, stepper, state, among)
@@ -155,8 +153,8 @@ def device_step(made: Ingredients, options: Any) -> Step:
     )
 
 
-def first_state(made: Ingredients, num_envs: int, shardings: Callable[[RunState], Any] | None = None) -> RunState:
-    """Make the state at update 0, with environments inside the program; ``shardings``: as in ``init_run_state``."""
+def first_state(made: Ingredients, num_envs: int) -> RunState:
+    """Make the state at update 0, with environments inside the program."""
     algorithm, options, env = made.algorithm, made.config.algorithm.cfg, cast(Env, made.env)
     state = init_run_state(
         made.policy,
@@ -164,7 +162,6 @@ def first_state(made: Ingredients, num_envs: int, shardings: Callable[[RunState]
         made.optimizer,
         made.key,
         num_envs=num_envs,
-        shardings=shardings,
         reference=algorithm.keeps_reference(options),
         target=algorithm.keeps_target,
         scales_rewards=made.config.trainer.normalize_reward,
