@@ -35,7 +35,8 @@ def loss_and_gradients(policy: Any, params: Any, memory: Any, obs: Any, first: A
 def test_a_gpus_form_has_the_values_and_gradients_of_autodiff(
     kind: Any, critic: str, request: pytest.FixtureRequest
 ) -> None:
-    actors = MemoryConfig(type=kind, hidden_size=5, num_layers=2)
+    # what is compiled grows with the layers, and the everyday run has one
+    actors = MemoryConfig(type=kind, hidden_size=5, num_layers=1 if critic == "equal" else 2)
     policy = ActorCriticWithMemory(
         ActionSpec("normal", (2,)),
         actor=NETWORK,

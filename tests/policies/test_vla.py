@@ -248,6 +248,7 @@ def test_a_word_that_training_did_not_have_changes_the_action_no_more_than_paddi
     assert np.isfinite(mode_of(policy, {**obs, "instruction": as_bytes("zut", 64)[None].repeat(2, axis=0)})).all()
 
 
+@pytest.mark.slow
 def test_pictures_are_looked_at_with_the_sum_or_the_average_of_the_words() -> None:
     obs, params = observations(), variables_of(small())
     sums, means = (mode_of(small(text_encoder={"summary": how}), obs, params) for how in ("sum", "mean"))
