@@ -1,4 +1,4 @@
-"""All that only a GPU can show, in one call of less than eight minutes on a host of 16 cores.
+"""All that only a GPU can show, in one call; cut short, it goes on where it stopped.
 
     python benchmarks/gpu.py --json gpu.json --page docs/gpu.md
 
@@ -502,7 +502,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--num-envs", nargs="+", type=int, metavar="N", help=f"default: {FULL.num_envs}")
     parser.add_argument("--target", metavar="CARD", help="as in ejax.preflight (default: the card that is here)")
-    parser.add_argument("--limit", type=float, default=600.0, metavar="S", help="of one measurement (default: 600)")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="of one measurement, its wait for others included (default: 600)",
+    )
     together = max(1, (os.cpu_count() or 1) // 3)
     parser.add_argument("--together", type=int, default=together, metavar="N", help=f"to compile (here: {together})")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes: does the script work?")
