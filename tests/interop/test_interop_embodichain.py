@@ -225,7 +225,7 @@ def test_a_run_goes_on_from_embodichains_file_and_back_into_one(
 def test_resume_takes_embodichains_file(
     golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one step what a folder made of the file and ``--resume latest`` do in two; bit for bit."""
+    """In one step what a folder made of the file and ``--resume latest`` do in two; bit for bit. Never into a run."""
     file = tmp_path / "train.json"
     file.write_text(json.dumps(options(golden)))
     one, two = tmp_path / "one", tmp_path / "two"
@@ -241,6 +241,13 @@ def test_resume_takes_embodichains_file(
 
     assert main(["--config", str(file), "--run", str(one), "--resume", str(POINT_MASS)]) == 2
     assert "holds a run already" in capsys.readouterr().err
+
+
+def test_resume_refuses_a_file_that_does_not_fit(
+    golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(options(golden)))
     for wrong, message in ((tmp_path / "none.pt", "there is no file"), (SEED, "lacks actor.1.weight")):
         assert main(["--config", str(file), "--run", str(tmp_path / "next"), "--resume", str(wrong)]) == 2
         assert message in capsys.readouterr().err
