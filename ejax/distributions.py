@@ -26,6 +26,11 @@ class Normal(Distribution):
         noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
         return self.mean + jnp.exp(self.log_std) * noise
 
+    def sample_and_log_prob(self, key: Key) -> tuple[Array, Array]:
+        """Draw [..., A], reparameterized, with its log-density [...]."""
+        action = self.sample(key)
+        return action, self.log_prob(action)
+
     def mode(self) -> Array:
         return self.mean
 
@@ -55,6 +60,12 @@ class TanhNormal(Distribution):
 
     def sample(self, key: Key) -> Array:
         return self._squash(self.base.sample(key))
+
+    def sample_and_log_prob(self, key: Key) -> tuple[Array, Array]:
+        """Draw [..., A], reparameterized, with its log-density [...]: exact at the bounds too, as u is known."""
+        u = self.base.sample(key)
+        slope = _log_tanh_slope(u) + jnp.log(self.half_width)
+        return self._squash(u), self.base.log_prob(u) - jnp.sum(slope, axis=-1)
 
     def mode(self) -> Array:
         return self._squash(self.base.mean)

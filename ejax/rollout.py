@@ -14,6 +14,7 @@ from ejax.policies.calls import apply_policy, first_memory, forget, rows_like
 from ejax.returns import first_episode_mask
 from ejax.runtime.sharding import by_device
 from ejax.types import (
+    ActionValuePolicy,
     Array,
     Env,
     HostTimestep,
@@ -281,12 +282,14 @@ def make_rollout(
     distribution = computed.for_storage(action) if distribution is None else distribution
     info = dict(timestep.info)  # a copy: the caller's stays whole
     valid = info.pop("valid", None)
+    # an action-value policy has no V: what follows is valued by its critics, from the next observation
+    of_actions = isinstance(policy, ActionValuePolicy)
     rollout = Rollout(
         obs=obs,
         action=action,
         log_prob=distribution.log_prob(action),
         value=value,
-        next_value=apply_policy(policy, params, timestep.final_obs, after, **seed)[1],
+        next_value=value if of_actions else apply_policy(policy, params, timestep.final_obs, after, **seed)[1],
         reward=jnp.asarray(timestep.reward),
         terminated=jnp.asarray(timestep.terminated),
         truncated=jnp.asarray(timestep.truncated),
@@ -295,6 +298,7 @@ def make_rollout(
         dropout_seed=dropout_seed,
         valid=valid,
         memory=before if isinstance(policy, PolicyWithMemory) else None,
+        next_obs=timestep.final_obs if of_actions else None,
     )
     check_rollout(rollout)
     return rollout

@@ -77,6 +77,8 @@ class Rollout:
     """int32. Updates done by the parameters that acted, where a background collector made the rollout."""
     memory: PyTree = None
     """The memory of the policy when it acted: a sequence can be resumed at any step. None: no memory."""
+    next_obs: PyTree = None
+    """The true next observation, before any reset, where the policy is an ``ActionValuePolicy``."""
     extras: dict[str, Any] = struct.field(default_factory=dict)
     """Arrays of your own, for your own algorithm; ejax reads none of them."""
 
@@ -183,6 +185,15 @@ class PolicyWithMemory(Policy, Protocol):
 
     def init_memory(self, num_rows: int) -> PyTree:
         """Make the memory of an episode's start, leaves [num_rows, ...]."""
+
+
+@runtime_checkable
+class ActionValuePolicy(Policy, Protocol):
+    """A policy whose critics value actions, Q(obs, action), as a method of its Flax module; its ``value`` is zeros, and
+    its rollouts keep ``next_obs``. Parameters of the critics have names that begin with ``critic``."""
+
+    def action_values(self, obs: PyTree, action: Array) -> Array:
+        """Evaluate each critic, [critics, ...]: ``policy.apply(params, obs, action, method="action_values")``."""
 
 
 @runtime_checkable

@@ -251,7 +251,7 @@ def _loss_problems(policy: Policy, env: Env, teacher: Teacher, config: DistillCo
 
 
 def _with_teacher(teacher: Teacher) -> Algorithm:
-    def make_own(options: DistillConfig, policy: Policy, env: Env, num_envs: int) -> TeacherState:
+    def make_own(options: DistillConfig, policy: Policy, env: Env | HostEnv, num_envs: int) -> TeacherState:
         del options, policy, env
         return TeacherState(params=teacher.params, memory=first_memory(teacher.policy, num_envs))
 

@@ -76,7 +76,8 @@ class Algorithm:
     """``algorithm.cfg``, frozen and hashable. The defaults of ``make_optimizer`` and ``bind`` read its ``optimizer``
     (``OptimizerConfig``) and ``lr_scheduler`` (``ScheduleConfig``)."""
     update: Any = None
-    """``Update``; of demonstrations, ``bc_update``'s form. None: the environment is needed inside ``make_step``."""
+    """``Update``; of demonstrations, ``bc_update``'s form. With ``make_own`` its state is ``(TrainState, own)``. None:
+    the environment is needed inside ``make_step``."""
     make_step: MakeStep | None = None
     """None: collect a rollout, then ``update``."""
     with_teacher: Callable[[Teacher], "Algorithm"] | None = None
@@ -93,8 +94,9 @@ class Algorithm:
     """``TrainState.target`` holds a target critic."""
     stops_at_nonfinite: Callable[[Any], bool] = lambda options: False
     """Training ends with FloatingPointError at the first update that is not finite."""
-    make_own: Callable[[Any, Policy, Env, int], PyTree] | None = None
-    """``(options, policy, env, num_envs) -> RunState.own``, like a replay buffer; ``make_step`` reads and writes it."""
+    make_own: Callable[[Any, Policy, Env | HostEnv, int], PyTree] | None = None
+    """``(options, policy, env, num_envs) -> RunState.own``, like a replay buffer; ``update`` or ``make_step`` reads and
+    writes it."""
     sizes: Callable[[Any, int], Mapping[str, int]] = lambda options, chunk_size: {}
     """``(options, data.chunk_size) -> {"buffer_size": …, "num_envs": …}`` where the algorithm decides them itself."""
     rescale_for_devices: Callable[[Any, int, int], Any] = lambda options, was, now: options
@@ -113,13 +115,12 @@ class Algorithm:
     @property
     def learns_from_rewards(self) -> bool:
         """Recognize an algorithm of discounted returns of rollouts."""
-        return self.make_step is None and self.with_teacher is None and "gamma" in self.Config.model_fields
+        collects = self.make_step is None and self.with_teacher is None and self.make_own is None
+        return collects and "gamma" in self.Config.model_fields
 
     def __post_init__(self) -> None:
         if self.update is None and self.make_step is None and self.with_teacher is None:
             raise ValueError("an Algorithm needs update, make_step, or both; got neither")
-        if self.make_own is not None and self.make_step is None:
-            raise ValueError("an Algorithm with make_own needs make_step, which reads and writes RunState.own")
 
 
 def find_algorithm(name: str) -> Algorithm:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ Step: TypeAlias = Callable[[RunState, Key], tuple[RunState, Metrics]]
 Learn: TypeAlias = Callable[[RunState, Rollout, Key], tuple[RunState, Metrics]]
 Update: TypeAlias = Callable[..., tuple[TrainState, Metrics]]
 """``(state, rollout, key, *, policy, optimizer, config) -> (state, metrics)``: ``ppo_update``, ``grpo_update``, or one
-of your own."""
+of your own. The state of an algorithm with ``make_own`` is ``(TrainState, own)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +141,8 @@ def make_rollout_step(
             dropout=dropout,
             first_episodes=resets.restart and resets.first_only,
         )
-        state, scaled = _scaled(state, rollout, config)
-        train, losses = update(state.train, scaled, key_update, policy=policy, optimizer=optimizer, config=config)
-        return finish(replace(state, train=train, envs=envs), rollout, losses, rollout.valid)
+        state, losses = _updated(state, rollout, key_update, update, policy, optimizer, config)
+        return finish(replace(state, envs=envs), rollout, losses, rollout.valid)
 
     return step
 
@@ -154,11 +153,31 @@ def make_learn(
     """Make an update from a rollout of elsewhere; ``state.envs`` is left as it is."""
 
     def learn(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
-        state, scaled = _scaled(drop_episodes(state) if resets.restart else state, rollout, config)
-        train, losses = update(state.train, scaled, key, policy=policy, optimizer=optimizer, config=config)
-        return finish(replace(state, train=train), rollout, losses, rollout.valid)
+        state = drop_episodes(state) if resets.restart else state
+        state, losses = _updated(state, rollout, key, update, policy, optimizer, config)
+        return finish(state, rollout, losses, rollout.valid)
 
     return learn
+
+
+def _updated(
+    state: RunState,
+    rollout: Rollout,
+    key: Key,
+    update: Update,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    config: Any,
+) -> tuple[RunState, Metrics]:
+    """Make an algorithm's update of its ``TrainState``, and of what it keeps of its own, if anything."""
+    state, scaled = _scaled(state, rollout, config)
+    given = {"policy": policy, "optimizer": optimizer, "config": config}
+    if not jax.tree.leaves(state.own):
+        train, losses = update(state.train, scaled, key, **given)
+        return replace(state, train=train), losses
+    both, losses = update((state.train, state.own), scaled, key, **given)
+    train, own = cast(tuple[TrainState, PyTree], both)
+    return replace(state, train=train, own=own), losses
 
 
 def _scaled(state: RunState, rollout: Rollout, config: Any) -> tuple[RunState, Rollout]:

@@ -4,7 +4,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from ejax.types import Env, HostEnv, PyTree
+
+
+def obs_forms(env: Env | HostEnv, num_rows: int) -> PyTree:
+    """Give the forms of ``num_rows`` observations as a program meets them, leaves [num_rows, ...]: pictures of 8 bits
+    stay so."""
+    if not isinstance(env, HostEnv):
+        _, obs = jax.eval_shape(env.reset, jax.random.key(0))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape), x.dtype), obs)
+
+    def form(space: Any) -> PyTree:
+        if isinstance(space, gymnasium.spaces.Dict):
+            return {name: form(part) for name, part in space.spaces.items()}
+        return jax.ShapeDtypeStruct((num_rows, *space.shape), jnp.empty(0, space.dtype).dtype)  # of 64 bits: 32
+
+    return form(env.observation_space)
 
 
 def chunk_space(space: gymnasium.Space[Any], size: int) -> gymnasium.spaces.Box:

@@ -20,7 +20,9 @@ class PolicyKind:
     with_memory: Callable[..., Any] | None = None
     """Form of it for ``policy.actor.memory``. None: ``make`` takes ``actor_memory``, or has no memory."""
     mlps: tuple[str, ...] = ()
-    """``actor`` and ``critic`` if it needs them: it reads vectors alone and takes no ``cfg``. Empty: other parts."""
+    """``actor`` and ``critic`` if it needs them: it reads vectors alone. Empty: other parts."""
+    takes_cfg: bool = False
+    """With ``mlps``: it has options of its own in ``policy.cfg`` besides."""
     images: Callable[[Any], Any] | None = None
     """``section -> dotted paths`` of parts of the observation that must be pictures. None: not known."""
     unread: Mapping[str, str] = field(
@@ -70,7 +72,7 @@ def section_problems(section: Any, kind: PolicyKind) -> Iterator[Problem]:
         if getattr(section, name) is None:
             text = f"is missing: {section.name} needs {{type: mlp, network_cfg: {{hidden_sizes: […]}}}}"
             yield Problem(f"policy.{name}", text)
-    if kind.mlps and section.cfg:
+    if kind.mlps and section.cfg and not kind.takes_cfg:
         yield Problem("policy.cfg", f"{section.name} takes no cfg; its keys are directly under policy")
 
 

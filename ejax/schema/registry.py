@@ -37,8 +37,8 @@ RuntimeError or OSError."""
 
 # difflib's time grows with the square of the length
 _MAX_NAME_CHARS = 100
-# not there, and the nearest name, shac for sac, would mislead
-_OFF_POLICY = ("sac", "td3", "ddpg", "dqn")
+# not there, and the nearest name would mislead
+_OFF_POLICY = ("td3", "ddpg", "dqn")
 _TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": DEMONSTRATORS}
 
 
@@ -153,7 +153,7 @@ def registered_name(kind: Kind, name: str) -> str:
     known_names = names(kind)
     hint = did_you_mean(name, known_names)
     if kind == "algorithm" and name.casefold() in _OFF_POLICY:
-        hint = f". ejax has no off-policy algorithms ({', '.join(_OFF_POLICY)})"
+        hint = ". Of the off-policy algorithms ejax has sac, with td3's options; see docs/reference/algorithms.md"
     raise UnknownNameError(f"no {kind} '{name}'; there is {', '.join(known_names)}, or 'package.module:Name'{hint}")
 
 

@@ -16,7 +16,7 @@ from ejax.runtime.processes import JOIN, unjoined
 from ejax.training.environments import build_env, check_own_env
 from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
-from ejax.training.parts import Ingredients, Parts
+from ejax.training.parts import Ingredients, Parts, with_own
 from ejax.training.policies import check_own_policy, make_policy
 from ejax.training.steppers import DeviceStepper, Layout, shared_environments
 from ejax.training.warm_start import load_teacher
@@ -166,9 +166,7 @@ def first_state(made: Ingredients, num_envs: int) -> RunState:
         target=algorithm.keeps_target,
         scales_rewards=made.config.trainer.normalize_reward,
     )
-    if algorithm.make_own is None:
-        return state
-    return replace(state, own=algorithm.make_own(options, made.policy, env, num_envs))
+    return with_own(state, made, num_envs)
 
 
 def num_devices(config: RunConfig) -> int:

@@ -19,7 +19,7 @@ from ejax.runtime.sharding import make_mesh
 from ejax.schema.plain_files import read_json
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.host_steppers import HostStepper
-from ejax.training.parts import Ingredients, Parts
+from ejax.training.parts import Ingredients, Parts, with_own
 from ejax.types import Env, HostEnv
 
 
@@ -58,7 +58,9 @@ def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quaranti
     """
     config, algorithm, options = made.config, made.config.algorithm.record, made.config.algorithm.cfg
     if algorithm.update is None:  # APG and SHAC differentiate through the environment
-        text = f"{config.algorithm.name} needs an environment inside its program; with host environments: ppo, grpo"
+        text = (
+            f"{config.algorithm.name} needs an environment inside its program; with host environments: ppo, grpo, sac"
+        )
         raise ConfigError([Problem("algorithm.name", text)])
     num_groups = config.trainer.collector.num_groups
     own = _own_groups(config, devices) if devices else range(num_groups)
@@ -76,6 +78,7 @@ def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quaranti
         target=algorithm.keeps_target,
         scales_rewards=config.trainer.normalize_reward,
     )
+    state = with_own(state, made, num_groups * groups[0].num_envs)
     # of all the run's groups: a checkpoint has them, and theirs are alike
     envs = stepper.collector.state() * (num_groups // len(groups))
     num_devices = 1 if devices is None else len(devices)

@@ -1,6 +1,6 @@
 """Parts of a run, and the ingredients of its stepper."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import optax
@@ -48,6 +48,14 @@ class Parts:
     eval_env: Env | HostEnv | None = None
     """The caller's own to evaluate in. None: the config's."""
     notes: tuple[str, ...] = ()
+
+
+def with_own(state: RunState, made: Ingredients, num_envs: int) -> RunState:
+    """Add what the algorithm keeps besides its ``TrainState``, if anything, of all environments of the run."""
+    make_own = made.algorithm.make_own
+    if make_own is None:
+        return state
+    return replace(state, own=make_own(made.config.algorithm.cfg, made.policy, made.env, num_envs))
 
 
 def rows_per_update(config: RunConfig, parts: Parts) -> int:

@@ -104,11 +104,6 @@ def test_what_an_algorithm_keeps_is_part_of_the_run_and_of_its_checkpoints(tmp_p
     assert (state.own["reward"] != 0.0).tolist() == [True] * 5 + [False]
 
 
-def test_what_an_algorithm_keeps_needs_a_step_that_writes_it() -> None:
-    with pytest.raises(ValueError, match="make_own needs make_step"):
-        Algorithm(Config=RememberingConfig, update=lambda *args, **kwargs: None, make_own=make_ring)
-
-
 @pytest.mark.slow
 def test_members_of_a_population_are_one_step_under_vmap() -> None:
     """Two members in one program compute what each computes alone, up to the order of sums."""

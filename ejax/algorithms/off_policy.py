@@ -1,0 +1,186 @@
+"""Off-policy learning: what its algorithms share. An update writes its rollout into a replay buffer, then makes
+``gradient_steps`` steps on minibatches of it.
+
+Gradient steps per environment step, ``gradient_steps / (buffer_size · num_envs)``, are a matter of the config alone: a
+run that goes on neither catches up nor forgets.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from ejax.algorithms.options import GradientOptions
+from ejax.algorithms.record import RunShape, refuse_memory
+from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay, sample_rows, take_rows
+from ejax.envs.spaces import obs_forms
+from ejax.optim import OptimizerConfig, make_actor_critic_optimizer, step_schedule
+from ejax.schema.problems import Problem
+from ejax.types import (
+    ActionValuePolicy,
+    Env,
+    HostEnv,
+    Key,
+    Metrics,
+    Params,
+    Policy,
+    PyTree,
+    Rollout,
+    TrainState,
+    split_critic,
+    with_critic,
+)
+
+Learn: TypeAlias = Callable[[TrainState, PyTree, Any, Key, bool], tuple[TrainState, PyTree, Metrics]]
+"""``(state, extra, minibatch, key, moves_actor) -> (state, extra, metrics)``: one gradient step."""
+
+
+class OffPolicyOptions(GradientOptions):
+    """Options of all off-policy algorithms."""
+
+    gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    """Discount of a step."""
+    replay: ReplayConfig = ReplayConfig()
+    """The replay buffer."""
+    batch_size: PositiveInt = 256
+    """Transitions of a minibatch, on all devices together."""
+    gradient_steps: PositiveInt = 1
+    """Gradient steps of an update, which follows ``buffer_size`` · ``num_envs`` environment steps."""
+    learning_starts: NonNegativeInt = 5_000
+    """Transitions in the buffer before the first gradient step."""
+    policy_delay: PositiveInt = 1
+    """The actor steps with every so many steps of the critics; divides ``gradient_steps``."""
+    tau: float = Field(default=0.005, gt=0.0, le=1.0)
+    """τ in Q' ← (1 − τ)·Q' + τ·Q, after each gradient step."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule and the learning rate of the actor, and of the entropy's weight."""
+    critic_optimizer: OptimizerConfig = OptimizerConfig()
+    """The critics' update rule and learning rate."""
+    max_grad_norm: PositiveFloat = Field(default=float("inf"), allow_inf_nan=True)
+    """Limit of the actor's gradient and of the critics', each by itself. Infinity: no clipping."""
+
+
+@struct.dataclass(kw_only=True)
+class OffPolicyState:
+    """``RunState.own`` of an off-policy algorithm."""
+
+    replay: Replay
+    extra: PyTree = ()
+    """Statistics of an algorithm, such as those of its rewards' scale."""
+
+
+def off_policy_update(
+    state: tuple[TrainState, OffPolicyState],
+    rollout: Rollout,
+    key: Key,
+    *,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    config: Any,
+    learn: Callable[..., Any],
+    see: Callable[..., PyTree] | None = None,
+) -> tuple[tuple[TrainState, OffPolicyState], Metrics]:
+    """Add a rollout to the buffer, and learn from the buffer once it holds ``learning_starts`` transitions.
+
+    Args:
+        rollout: with ``next_obs``, leaves [T, N, ...].
+        learn: ``Learn``, with the keywords ``policy``, ``optimizer`` and ``config``.
+        see: ``(extra, rollout, config) -> extra``, before it learns.
+
+    Returns:
+        The state (``step`` + 1), and metrics: means over the gradient steps, NaN before the first; ``replay_size``.
+    """
+    train, own = state
+    extra = own.extra if see is None else see(own.extra, rollout, config)
+    replay = add_rollout(own.replay, rollout, gamma=config.gamma)
+    make_step = partial(learn, policy=policy, optimizer=optimizer, config=config)
+
+    def one_delay(carry: tuple[TrainState, PyTree], keys: Key) -> tuple[tuple[TrainState, PyTree], Metrics]:
+        logs = []
+        for i in range(config.policy_delay):  # known when it is traced: a GPU would wait for the host at a condition
+            key_rows, key_learn = jax.random.split(keys[i])
+            batch = take_rows(replay, sample_rows(replay, key_rows, config.batch_size))
+            train, extra, metrics = make_step(*carry, batch, key_learn, i == 0)
+            carry = train, extra
+            logs.append(metrics)
+        return carry, {name: jnp.stack([log[name] for log in logs if name in log]).mean() for name in logs[0]}
+
+    def learn_all(carry: tuple[TrainState, PyTree]) -> tuple[tuple[TrainState, PyTree], Metrics]:
+        keys = jax.random.split(key, (config.gradient_steps // config.policy_delay, config.policy_delay))
+        with jax.named_scope("gradient_steps"):
+            carry, log = jax.lax.scan(one_delay, carry, keys)
+        return carry, {name: x.mean() for name, x in log.items()}
+
+    def wait(carry: tuple[TrainState, PyTree]) -> tuple[tuple[TrainState, PyTree], Metrics]:
+        shapes = jax.eval_shape(learn_all, carry)[1]
+        return carry, {name: jnp.full(x.shape, jnp.nan, x.dtype) for name, x in shapes.items()}
+
+    size = replay.size.sum()
+    (train, extra), metrics = jax.lax.cond(size >= max(1, config.learning_starts), learn_all, wait, (train, extra))
+    train = step_schedules(train, config)
+    return (train, OffPolicyState(replay=replay, extra=extra)), metrics | {"replay_size": size.astype(jnp.float32)}
+
+
+def step_schedules(state: TrainState, config: OffPolicyOptions) -> TrainState:
+    """Count an update, and set both learning rates of the next."""
+    optimizers = {"actor": config.optimizer, "critic": config.critic_optimizer}
+    stepped = {
+        name: step_schedule(replace(state, opt_state=state.opt_state[name]), optimizer, config.lr_scheduler)
+        for name, optimizer in optimizers.items()
+    }
+    return replace(stepped["actor"], opt_state={name: each.opt_state for name, each in stepped.items()})
+
+
+def follow(target: Params, params: Params, tau: float) -> Params:
+    """Take the new parameters, but the critics' only τ of the way."""
+    _, critic = split_critic(params["params"])
+    _, old = split_critic(target["params"])
+    return {**params, "params": with_critic(params["params"], optax.incremental_update(critic, old, tau))}
+
+
+def make_own(options: Any, policy: Policy, env: Env | HostEnv, num_envs: int) -> OffPolicyState:
+    """Make an empty buffer for the environments of a run."""
+    del policy
+    forms = obs_forms(env, num_envs)
+    action = jnp.zeros((num_envs, *(env.action_space.shape or ())))
+    return OffPolicyState(replay=init_replay(options.replay, forms, action))
+
+
+def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem]:
+    """Find options that contradict each other or the run's sizes."""
+    if run.rows > options.replay.capacity:
+        text = f"got {options.replay.capacity}, but {run.rows_text}: raise algorithm.cfg.replay.capacity"
+        yield Problem("algorithm.cfg.replay.capacity", text)
+    if options.learning_starts > options.replay.capacity:
+        text = (
+            f"got {options.learning_starts}, which a buffer of {options.replay.capacity} never holds; give at most that"
+        )
+        yield Problem("algorithm.cfg.learning_starts", text)
+    if options.gradient_steps % options.policy_delay:
+        text = f"got {options.policy_delay}, which does not divide gradient_steps {options.gradient_steps}"
+        yield Problem("algorithm.cfg.policy_delay", f"{text}; give a divisor")
+
+
+def policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
+    """Refuse policies without critics of actions, and those with memory."""
+    if not isinstance(policy, ActionValuePolicy):
+        text = f"got {type(policy).__name__}, whose critic values no actions; give policy.name: actor_q"
+        yield Problem("policy.name", text)
+    yield from refuse_memory(options, policy)
+
+
+OFF_POLICY_FIELDS: dict[str, Any] = {
+    "make_own": make_own,
+    "keeps_target": True,
+    "make_optimizer": lambda options: make_actor_critic_optimizer(options.optimizer, options.critic_optimizer),
+    "stops_at_nonfinite": lambda options: not options.skip_nonfinite_updates,
+    "problems": shape_problems,
+    "policy_problems": policy_problems,
+}
+"""Fields of an ``Algorithm`` whose options are ``OffPolicyOptions``."""

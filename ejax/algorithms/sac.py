@@ -1,0 +1,175 @@
+"""Soft actor-critic.
+
+    y = r + discount·(minᵢ Q'ᵢ(s', a') − α·log π(a'|s')),  a' ~ π(·|s')
+    L(Q) = ½·Σᵢ E[(Qᵢ(s, a) − y)²]
+    L(π) = E[α·log π(a|s) − minᵢ Qᵢ(s, a)],  a ~ π(·|s), by the critics after their step
+    L(α) = −log α·E[log π(a|s) + H̄],  H̄ the entropy's target
+
+r is the sum over the transition's steps, discount its γᵐ, 0 after an end of the task. log π is of actions in [-1, 1]:
+H̄ does not depend on the environment's units. Actor and α step together, from the same α.
+
+Source: Haarnoja et al. 2018 (arXiv:1812.05905); the order and the arithmetic of Stable-Baselines3's SAC. Options of TD3
+(Fujimoto et al. 2018) are ``policy_delay``, ``target_noise`` and ``ent_coef`` 0.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from ejax.algorithms.off_policy import OFF_POLICY_FIELDS, OffPolicyOptions, OffPolicyState, follow, off_policy_update
+from ejax.algorithms.record import Algorithm
+from ejax.collectors.replay_buffer import Transition
+from ejax.optim import apply_gradient, clip_by_global_norm
+from ejax.types import Array, Key, Metrics, Params, PyTree, Rollout, TrainState, split_critic
+
+
+class SACConfig(OffPolicyOptions):
+    """``algorithm.cfg`` of ``sac``. Defaults: Stable-Baselines3's, but for ``learning_starts``."""
+
+    ent_coef: Literal["auto"] | NonNegativeFloat = "auto"
+    """α, the entropy's weight. auto: it is learned, from the policy's ``initial_alpha`` on."""
+    target_entropy: Literal["auto"] | float = "auto"
+    """H̄, of actions in [-1, 1]. auto: −A."""
+    target_noise: NonNegativeFloat = 0.0
+    """TD3: deviation of a noise on the target's action in units of [-1, 1]; it takes the place of the sample."""
+    target_noise_clip: PositiveFloat = 0.5
+    """TD3: the largest such noise."""
+
+
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
+def sac_update(
+    state: tuple[TrainState, OffPolicyState],
+    rollout: Rollout,
+    key: Key,
+    *,
+    policy: Any,
+    optimizer: optax.GradientTransformation,
+    config: SACConfig,
+) -> tuple[tuple[TrainState, OffPolicyState], Metrics]:
+    """Add a rollout to the buffer and make ``gradient_steps`` steps of SAC; see ``off_policy_update``."""
+    return off_policy_update(state, rollout, key, policy=policy, optimizer=optimizer, config=config, learn=_learn)
+
+
+def _learn(
+    state: TrainState,
+    extra: PyTree,
+    batch: Transition,
+    key: Key,
+    moves_actor: bool,
+    *,
+    policy: Any,
+    optimizer: optax.GradientTransformation,
+    config: SACConfig,
+) -> tuple[TrainState, PyTree, Metrics]:
+    given: Any = {"policy": policy, "optimizer": optimizer, "config": config, "moves_actor": moves_actor}
+    state, metrics = sac_step(state, batch, key, **given)
+    return state, extra, metrics
+
+
+def sac_step(
+    state: TrainState,
+    batch: Transition,
+    key: Key,
+    *,
+    policy: Any,
+    optimizer: optax.GradientTransformation,
+    config: SACConfig,
+    moves_actor: bool = True,
+) -> tuple[TrainState, Metrics]:
+    """Make one gradient step of the critics, one of the actor and α (``moves_actor``), and move the target.
+
+    Args:
+        batch: transitions, leaves [B, ...].
+        optimizer: from ``ejax.optim.make_actor_critic_optimizer``.
+    """
+    key_target, key_actor = jax.random.split(key)
+    y = sac_target(state, batch, key_target, policy=policy, config=config)
+    actor, critic = split_critic(state.params["params"])
+
+    def critic_loss(critic: PyTree) -> tuple[Array, Metrics]:
+        q = _values(policy, _with(state.params, critic), batch.obs, batch.action)
+        return 0.5 * jnp.square(q - y).mean(axis=-1).sum(), {"q": q.mean()}
+
+    state, metrics = _step(state, critic, critic_loss, optimizer, config, "critic")
+
+    def actor_loss(actor: PyTree) -> tuple[Array, Metrics]:
+        distribution, _ = policy.apply(_with(state.params, actor), batch.obs)
+        action, log_prob = distribution.sample_and_log_prob(key_actor)
+        log_prob = log_prob + _log_volume(policy)
+        alpha = _alpha(state.params, config)
+        # the critics are held, though the gradient goes through them to the action
+        q = _values(policy, state.params, batch.obs, action).min(axis=0)
+        loss = jnp.mean(alpha * log_prob - q)
+        if config.ent_coef == "auto":
+            target = -policy.action_spec.num_actions if config.target_entropy == "auto" else config.target_entropy
+            loss -= (actor["log_alpha"] * jax.lax.stop_gradient(log_prob + target)).mean()
+        return loss, {"entropy": -log_prob.mean(), "alpha": alpha}
+
+    if moves_actor:
+        state, of_actor = _step(state, actor, actor_loss, optimizer, config, "actor")
+        metrics |= of_actor
+    return replace(state, target=follow(state.target, state.params, config.tau)), metrics
+
+
+def sac_target(state: TrainState, batch: Transition, key: Key, *, policy: Any, config: SACConfig) -> Array:
+    """Compute y, [B], by the target critics."""
+    distribution, _ = policy.apply(state.params, batch.next_obs)
+    if config.target_noise > 0.0:
+        low, high = (jnp.asarray(bound) for bound in (policy.action_spec.low, policy.action_spec.high))
+        mode = distribution.mode()
+        noise = config.target_noise * jax.random.normal(key, mode.shape)
+        limit = config.target_noise_clip
+        action = jnp.clip(mode + jnp.clip(noise, -limit, limit) * (high - low) / 2.0, low, high)
+        log_prob = jnp.zeros(mode.shape[:-1])
+    else:
+        action, log_prob = distribution.sample_and_log_prob(key)
+        log_prob = log_prob + _log_volume(policy)
+    q = _values(policy, state.target, batch.next_obs, action).min(axis=0)
+    return batch.reward + batch.discount * (q - _alpha(state.params, config) * log_prob)
+
+
+def _step(
+    state: TrainState, trained: PyTree, loss: Any, optimizer: optax.GradientTransformation, config: Any, name: str
+) -> tuple[TrainState, Metrics]:
+    """Step the parameters ``trained``, by the loss's gradient, and no others."""
+    (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(trained)
+    grads, norm = clip_by_global_norm(grads, config.max_grad_norm)
+    stepped, finite = apply_gradient(
+        replace(state, params={"params": trained}),
+        grads,
+        optimizer=optimizer,
+        finite=jnp.isfinite(norm) & jnp.isfinite(value),
+        skip=config.skip_nonfinite_updates,
+    )
+    skipped = (~finite).astype(jnp.float32)
+    metrics = {f"{name}_loss": value, f"{name}_grad_norm": norm, f"skipped_{name}_steps": skipped, **metrics}
+    return replace(stepped, params=_with(state.params, stepped.params["params"])), metrics
+
+
+def _values(policy: Any, params: Params, obs: PyTree, action: Array) -> Array:
+    return policy.apply(params, obs, action, method="action_values")
+
+
+def _with(params: Params, networks: PyTree) -> Params:
+    """Replace these networks of the parameters."""
+    return {**params, "params": {**params["params"], **networks}}
+
+
+def _alpha(params: Params, config: SACConfig) -> Array:
+    if config.ent_coef == "auto":
+        return jnp.exp(jax.lax.stop_gradient(params["params"]["log_alpha"]))
+    return jnp.asarray(config.ent_coef, jnp.float32)
+
+
+def _log_volume(policy: Any) -> Array:
+    """Σ log of the half-widths of the action space: log π of actions in [-1, 1] is so much more."""
+    low, high = (jnp.asarray(bound) for bound in (policy.action_spec.low, policy.action_spec.high))
+    return jnp.sum(jnp.log((high - low) / 2.0))
+
+
+ALGORITHM = Algorithm(Config=SACConfig, update=sac_update, **OFF_POLICY_FIELDS)

@@ -1,0 +1,198 @@
+"""Replay of transitions: a uniform ring, part of a run's state, written and sampled inside its programs.
+
+A row is an n-step transition, made once, when its last step is there. With D strata (one for each device) the ring is D
+rings side by side: each keeps the transitions of its share of the environments, and gives as many rows of a minibatch.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from pydantic import PositiveInt
+
+from ejax.numerics.finite import finite_rows
+from ejax.schema.frozen import StrictModel
+from ejax.types import Array, Key, PyTree, Rollout
+
+
+class ReplayConfig(StrictModel):
+    """``algorithm.cfg.replay``."""
+
+    capacity: PositiveInt = 1_000_000
+    """Transitions that are kept on each device; the oldest give way."""
+    n_step: PositiveInt = 1
+    """Steps whose rewards a transition sums before the value of what follows."""
+
+
+@struct.dataclass(kw_only=True)
+class Transition:
+    """Rows of experience, leaves [..., F]."""
+
+    obs: PyTree
+    action: Array
+    reward: Array
+    """Σₖ γᵏ·rₜ₊ₖ over the transition's steps, m ≤ n_step: fewer where the episode ended."""
+    next_obs: PyTree
+    """The true observation after the last of them, before any reset."""
+    discount: Array
+    """γᵐ, and 0 where the task ended: truncation is no end of value."""
+
+
+@struct.dataclass(kw_only=True)
+class Replay:
+    """D rings of C rows. Leaves [D, ...]."""
+
+    rows: Transition
+    """[D, C, ...]; those from ``size`` on were never written."""
+    head: Array
+    """[D] int32: the row that is written next."""
+    size: Array
+    """[D] int32: rows that hold a transition."""
+    added: Array
+    """[D] uint32: rows written since the beginning, modulo 2³²."""
+    tail: "Steps"
+    """The last n_step − 1 steps, [D, n_step − 1, N/D, ...]: their transitions still lack steps."""
+
+
+@struct.dataclass(kw_only=True)
+class Steps:
+    """Single steps, leaves [T, N, ...]."""
+
+    obs: PyTree
+    action: Array
+    reward: Array
+    next_obs: PyTree
+    terminated: Array
+    done: Array
+    valid: Array
+    """False: not a transition, such as a step that only reset, or one with a number that is not finite."""
+
+
+def init_replay(config: ReplayConfig, obs: PyTree, action: Array, *, num_strata: int = 1) -> Replay:
+    """Make an empty ring. ``obs``, ``action``: of N environments, leaves [N, ...], of which only the forms count."""
+    num_envs = action.shape[0]
+
+    def table(shape: tuple[int, ...], x: Any) -> Array:
+        return jnp.zeros((num_strata, *shape, *x.shape[1:]), x.dtype)
+
+    def tables(*shape: int) -> dict[str, Any]:
+        pages = {"obs": obs, "action": action, "next_obs": obs, "reward": jnp.zeros(num_envs)}
+        return {name: jax.tree.map(lambda x: table(shape, x), page) for name, page in pages.items()}
+
+    steps = (config.n_step - 1, num_envs // num_strata)
+    flags = {name: jnp.zeros((num_strata, *steps), bool) for name in ("terminated", "done", "valid")}
+    zeros = jnp.zeros(num_strata, jnp.int32)
+    return Replay(
+        rows=Transition(**tables(config.capacity), discount=jnp.zeros((num_strata, config.capacity))),
+        head=zeros,
+        size=zeros,
+        added=zeros.astype(jnp.uint32),
+        tail=Steps(**tables(*steps), **flags),
+    )
+
+
+def drop_tail(replay: Replay) -> Replay:
+    """Forget the steps whose transitions are not complete, as where episodes are broken off by a forced reset."""
+    return replace(replay, tail=replace(replay.tail, valid=jnp.zeros_like(replay.tail.valid)))
+
+
+def add_rollout(replay: Replay, rollout: Rollout, *, gamma: float) -> Replay:
+    """Write the transitions of a rollout with ``next_obs``, leaves [T, N, ...]; ValueError: more than the ring holds.
+
+    Steps that are not ``valid``, and those with a number that is not finite, are left out and end those before them.
+    """
+    num_strata, capacity = replay.rows.discount.shape
+    num_steps, num_envs = rollout.reward.shape
+    if num_steps * num_envs // num_strata > capacity:
+        text = f"a rollout of {num_steps} x {num_envs} steps does not fit a ring of {capacity} rows"
+        raise ValueError(f"{text} on each of {num_strata} strata; raise replay.capacity")
+    numbers = (rollout.obs, rollout.action, rollout.reward, rollout.next_obs)
+    flat = jax.tree.map(lambda x: x.reshape(num_steps * num_envs, -1), numbers)
+    finite = finite_rows(flat).reshape(num_steps, num_envs)
+    steps = Steps(
+        obs=rollout.obs,
+        action=rollout.action,
+        reward=rollout.reward,
+        next_obs=rollout.next_obs,
+        terminated=rollout.terminated,
+        done=rollout.done,
+        valid=finite if rollout.valid is None else finite & rollout.valid,
+    )
+    strata = jax.tree.map(lambda x: _in_strata(x, num_strata), steps)
+    return jax.vmap(lambda ring, steps: _write(ring, steps, gamma))(replay, strata)
+
+
+def sample_rows(replay: Replay, key: Key, num_rows: int) -> Array:
+    """Draw rows uniformly, with replacement, equally many of each stratum: [D, num_rows / D] int32."""
+    num_strata = replay.size.shape[0]
+    draws = jax.random.bits(key, (num_strata, num_rows // num_strata), jnp.uint32)
+    # a float's 24 bits would never draw some rows of a large ring
+    return (draws % jnp.maximum(replay.size, 1)[:, None].astype(jnp.uint32)).astype(jnp.int32)
+
+
+def take_rows(replay: Replay, rows: Array) -> Transition:
+    """Take ``rows`` [D, M] of each stratum: leaves [D·M, ...]."""
+
+    def take(page: Array) -> Array:
+        taken = jax.vmap(lambda x, i: x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False))(page, rows)
+        return taken.reshape(-1, *page.shape[2:])
+
+    return jax.tree.map(take, replay.rows)
+
+
+def row_bytes(replay: Replay) -> int:
+    """Count the bytes of one row."""
+    return sum(x.dtype.itemsize * x[0, 0].size for x in jax.tree.leaves(jax.eval_shape(lambda: replay.rows)))
+
+
+def _in_strata(x: Array, num_strata: int) -> Array:
+    """Split [T, N, ...] by environment: [D, T, N/D, ...]."""
+    return x.reshape(x.shape[0], num_strata, -1, *x.shape[2:]).swapaxes(0, 1)
+
+
+def _write(ring: Replay, steps: Steps, gamma: float) -> Replay:
+    """Write the transitions that ``steps``, [T, N, ...], complete into one stratum's ring."""
+    num_held, num_steps = ring.tail.reward.shape[0], steps.reward.shape[0]
+    steps = jax.tree.map(lambda held, new: jnp.concatenate([held, new]), ring.tail, steps)
+    made, valid = _transitions(steps, num_steps, num_held + 1, gamma)
+    made = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), made)
+    counts = valid.reshape(-1)
+    capacity, added = ring.rows.discount.shape[0], counts.sum()
+    # rows that do not count have a place outside, where nothing is written
+    places = jnp.where(counts, (ring.head + jnp.cumsum(counts) - 1) % capacity, capacity)
+    return replace(
+        ring,
+        rows=jax.tree.map(lambda page, x: page.at[places].set(x, mode="drop"), ring.rows, made),
+        head=(ring.head + added) % capacity,
+        size=jnp.minimum(ring.size + added, capacity),
+        added=ring.added + added.astype(jnp.uint32),
+        tail=jax.tree.map(lambda x: x[num_steps:], steps),
+    )
+
+
+def _transitions(steps: Steps, num_starts: int, n_step: int, gamma: float) -> tuple[Transition, Array]:
+    """Make the transitions that begin at each of the first ``num_starts`` steps, and mark those that count."""
+
+    def at(x: Array, k: int) -> Array:
+        return x[k : k + num_starts]
+
+    reward, alive = at(steps.reward, 0), ~at(steps.done, 0)
+    last = jnp.zeros(reward.shape, jnp.int32)
+    for k in range(1, n_step):
+        # a step that is no transition ends those before it, though the environment did not report it
+        alive &= at(steps.valid, k)
+        reward += jnp.where(alive, gamma**k * at(steps.reward, k), 0.0)
+        last += alive
+        alive &= ~at(steps.done, k)
+    ends = (jnp.arange(num_starts)[:, None] + last, jnp.arange(reward.shape[1]))
+    discount = jnp.where(steps.terminated[ends], 0.0, gamma ** (last + 1.0))
+    made = Transition(
+        obs=jax.tree.map(lambda x: at(x, 0), steps.obs),
+        action=at(steps.action, 0),
+        reward=reward,
+        next_obs=jax.tree.map(lambda x: x[ends], steps.next_obs) if n_step > 1 else steps.next_obs,
+        discount=discount,
+    )
+    return made, at(steps.valid, 0)

@@ -1,0 +1,116 @@
+"""Squashed Gaussian actor whose deviation depends on the observation, and critics of actions, for off-policy learning.
+
+Parameters: ``actor`` (an MLP with 2·A outputs: means, then log-deviations), ``critic`` (an MLP, its leaves stacked
+[critics, ...]) and ``log_alpha`` (the entropy's weight, where an algorithm learns it).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from ejax.distributions import ActionSpec
+from ejax.policies.heads import clip_like_torch
+from ejax.policies.mlp import MLP, NetworkConfig
+from ejax.policies.normalize import ObsNormalizer
+from ejax.policies.observations import select_observation
+from ejax.policies.record import PolicyKind
+from ejax.schema.problems import Problem
+from ejax.types import Array, PyTree
+
+
+class ActorQ(nn.Module):
+    """Actor and critics of actions: ``obs -> (distribution, zeros [...])``, an ``ActionValuePolicy``."""
+
+    action_spec: ActionSpec
+    """Bounded, squashed actions."""
+    actor: NetworkConfig
+    critic: NetworkConfig
+    initial_log_std: float = 0.0
+    """Added to the network's output for the log-deviation."""
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    """Bounds of the log-deviation; outside them its gradient is zero."""
+    initial_alpha: float = 1.0
+    """The entropy's weight at the start, where an algorithm learns it."""
+    num_critics: int = 2
+    num_bins: int | None = None
+    """Outputs of a critic: logits of a distribution over returns. None: one value."""
+    actor_obs_groups: tuple[str, ...] = ()
+    critic_obs_groups: tuple[str, ...] = ()
+    """Dotted paths of the critics' part of the observation: they may see more than the actor."""
+    actor_obs_normalization: bool = False
+    critic_obs_normalization: bool = False
+
+    @nn.compact
+    def __call__(self, obs: PyTree, *, observe: bool | Array = False) -> tuple[Any, Array]:
+        """Give the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
+        x = self._observed("actor", obs, observe)
+        output = MLP(self.actor, 2 * self.action_spec.num_outputs, name="actor")(x)
+        mean, log_std = jnp.split(output, 2, axis=-1)
+        log_std = clip_like_torch(log_std + self.initial_log_std, *self.log_std_range)
+        self.param("log_alpha", nn.initializers.constant(math.log(self.initial_alpha)), ())
+        if self.is_initializing() or observe is not False:  # the critics' parameters, and their normalizer
+            self.action_values(obs, jnp.zeros_like(mean), observe=observe)
+        return self.action_spec.distribution(mean, log_std), jnp.zeros(mean.shape[:-1])
+
+    @nn.compact
+    def action_values(self, obs: PyTree, action: Array, *, observe: bool | Array = False) -> Array:
+        """Evaluate ``action`` [..., A], in the environment's units, by each critic: [critics, ...], of distributional
+        ones logits [critics, ..., bins]."""
+        x = self._observed("critic", obs, observe)
+        x = jnp.concatenate([x, self.unit_action(action)], axis=-1)
+        stacked = nn.vmap(
+            MLP,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=None,
+            out_axes=0,
+            axis_size=self.num_critics,
+        )
+        output = stacked(self.critic, self.num_bins or 1, name="critic")(x)
+        return output[..., 0] if self.num_bins is None else output
+
+    def unit_action(self, action: Array) -> Array:
+        """Scale an action to [-1, 1] in each dimension."""
+        low, high = (
+            jnp.broadcast_to(jnp.asarray(x), action.shape) for x in (self.action_spec.low, self.action_spec.high)
+        )
+        return (action - (low + high) / 2.0) / ((high - low) / 2.0)
+
+    def _observed(self, name: str, obs: PyTree, observe: bool | Array) -> Array:
+        x = select_observation(obs, getattr(self, f"{name}_obs_groups"))
+        if getattr(self, f"{name}_obs_normalization"):
+            x = ObsNormalizer(name=f"{name}_obs_normalizer")(x, observe=observe)
+        return x
+
+
+def _problems(section: Any) -> Iterator[Problem]:
+    if not section.squash_actions:
+        yield Problem(
+            "policy.squash_actions", "got false; actor_q acts between the bounds of the action space: give true"
+        )
+    for name in ("actor", "critic"):
+        network = getattr(section, name) and getattr(section, name).network_cfg
+        if network is not None and network.dropout_p > 0.0:
+            text = f"got {network.dropout_p}; actor_q has no dropout: leave it out"
+            yield Problem(f"policy.{name}.network_cfg.dropout_p", text)
+
+
+def _section_of(policy: ActorQ) -> dict[str, Any]:
+    """Make the section ``policy`` of a config for the like of ``policy``."""
+    names = ("actor", "critic")
+    networks = {name: getattr(policy, name).model_dump(mode="json") for name in names}
+    return {
+        "initial_log_std": policy.initial_log_std,
+        "log_std_range": list(policy.log_std_range),
+        "squash_actions": True,
+        "obs_groups": {name: list(getattr(policy, f"{name}_obs_groups")) for name in names},
+        **{name: {"type": "mlp", "network_cfg": network} for name, network in networks.items()},
+        **{f"{name}_obs_normalization": getattr(policy, f"{name}_obs_normalization") for name in names},
+        "cfg": {name: getattr(policy, name) for name in ("initial_alpha", "num_critics", "num_bins")},
+    }
+
+
+POLICY = PolicyKind(make=ActorQ, mlps=("actor", "critic"), takes_cfg=True, problems=_problems, section_of=_section_of)
