@@ -71,6 +71,7 @@ def _learn(
     return state, extra, metrics
 
 
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config", "moves_actor"))
 def sac_step(
     state: TrainState,
     batch: Transition,
@@ -93,7 +94,7 @@ def sac_step(
 
     def critic_loss(critic: PyTree) -> tuple[Array, Metrics]:
         q = _values(policy, _with(state.params, critic), batch.obs, batch.action)
-        return 0.5 * jnp.square(q - y).mean(axis=-1).sum(), {"q": q.mean()}
+        return 0.5 * jnp.square(q - y[None]).mean(axis=-1).sum(), {"q": q.mean()}
 
     state, metrics = _step(state, critic, critic_loss, optimizer, config, "critic")
 
