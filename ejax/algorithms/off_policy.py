@@ -20,7 +20,7 @@ from ejax.algorithms.options import GradientOptions
 from ejax.algorithms.record import RunShape, refuse_memory
 from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay, sample_rows, take_rows
 from ejax.envs.spaces import obs_forms
-from ejax.optim import OptimizerConfig, make_actor_critic_optimizer, step_schedule
+from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedule
 from ejax.schema.problems import Problem
 from ejax.types import (
     ActionValuePolicy,
@@ -90,7 +90,7 @@ def off_policy_update(
 
     Args:
         rollout: with ``next_obs``, leaves [T, N, ...].
-        learn: ``Learn``, with the keywords ``policy``, ``optimizer`` and ``config``.
+        learn: ``Learn``, with the keywords ``policy``, ``optimizer`` and ``config``; a metric is ``skipped_fraction``.
         see: ``(extra, rollout, config) -> extra``, before it learns.
 
     Returns:
@@ -119,12 +119,18 @@ def off_policy_update(
 
     def wait(carry: tuple[TrainState, PyTree]) -> tuple[tuple[TrainState, PyTree], Metrics]:
         shapes = jax.eval_shape(learn_all, carry)[1]
-        return carry, {name: jnp.full(x.shape, jnp.nan, x.dtype) for name, x in shapes.items()}
+        nothing = {name: 0.0 if name == "skipped_fraction" else jnp.nan for name in shapes}
+        return carry, {name: jnp.full(x.shape, nothing[name], x.dtype) for name, x in shapes.items()}
 
     size = replay.size.sum()
     (train, extra), metrics = jax.lax.cond(size >= max(1, config.learning_starts), learn_all, wait, (train, extra))
     train = step_schedules(train, config)
-    return (train, OffPolicyState(replay=replay, extra=extra)), metrics | {"replay_size": size.astype(jnp.float32)}
+    metrics |= {
+        "skipped_minibatches": metrics["skipped_fraction"] * config.gradient_steps,
+        "learning_rate": get_learning_rate(train.opt_state["actor"]),
+        "replay_size": size.astype(jnp.float32),
+    }
+    return (train, OffPolicyState(replay=replay, extra=extra)), metrics
 
 
 def step_schedules(state: TrainState, config: OffPolicyOptions) -> TrainState:

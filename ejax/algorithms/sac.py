@@ -101,7 +101,7 @@ def sac_step(
     def actor_loss(actor: PyTree) -> tuple[Array, Metrics]:
         distribution, _ = policy.apply(_with(state.params, actor), batch.obs)
         action, log_prob = distribution.sample_and_log_prob(key_actor)
-        log_prob = log_prob + _log_volume(policy)
+        log_prob = log_prob + _log_volume(distribution)
         alpha = _alpha(state.params, config)
         # the critics are held, though the gradient goes through them to the action
         q = _values(policy, state.params, batch.obs, action).min(axis=0)
@@ -114,6 +114,8 @@ def sac_step(
     if moves_actor:
         state, of_actor = _step(state, actor, actor_loss, optimizer, config, "actor")
         metrics |= of_actor
+    skipped = [metrics.pop(name) for name in ("skipped_critic", "skipped_actor") if name in metrics]
+    metrics["skipped_fraction"] = jnp.stack(skipped).any().astype(jnp.float32)
     return replace(state, target=follow(state.target, state.params, config.tau)), metrics
 
 
@@ -121,15 +123,14 @@ def sac_target(state: TrainState, batch: Transition, key: Key, *, policy: Any, c
     """Compute y, [B], by the target critics."""
     distribution, _ = policy.apply(state.params, batch.next_obs)
     if config.target_noise > 0.0:
-        low, high = (jnp.asarray(bound) for bound in (policy.action_spec.low, policy.action_spec.high))
-        mode = distribution.mode()
-        noise = config.target_noise * jax.random.normal(key, mode.shape)
-        limit = config.target_noise_clip
-        action = jnp.clip(mode + jnp.clip(noise, -limit, limit) * (high - low) / 2.0, low, high)
+        mode, width, limit = distribution.mode(), distribution.half_width, config.target_noise_clip
+        noise = jnp.clip(config.target_noise * jax.random.normal(key, mode.shape), -limit, limit)
+        center = distribution.center
+        action = jnp.clip(mode + noise * width, center - width, center + width)
         log_prob = jnp.zeros(mode.shape[:-1])
     else:
         action, log_prob = distribution.sample_and_log_prob(key)
-        log_prob = log_prob + _log_volume(policy)
+        log_prob = log_prob + _log_volume(distribution)
     q = _values(policy, state.target, batch.next_obs, action).min(axis=0)
     return batch.reward + batch.discount * (q - _alpha(state.params, config) * log_prob)
 
@@ -147,8 +148,7 @@ def _step(
         finite=jnp.isfinite(norm) & jnp.isfinite(value),
         skip=config.skip_nonfinite_updates,
     )
-    skipped = (~finite).astype(jnp.float32)
-    metrics = {f"{name}_loss": value, f"{name}_grad_norm": norm, f"skipped_{name}_steps": skipped, **metrics}
+    metrics = {f"{name}_loss": value, f"{name}_grad_norm": norm, f"skipped_{name}": ~finite, **metrics}
     return replace(stepped, params=_with(state.params, stepped.params["params"])), metrics
 
 
@@ -167,10 +167,9 @@ def _alpha(params: Params, config: SACConfig) -> Array:
     return jnp.asarray(config.ent_coef, jnp.float32)
 
 
-def _log_volume(policy: Any) -> Array:
-    """Σ log of the half-widths of the action space: log π of actions in [-1, 1] is so much more."""
-    low, high = (jnp.asarray(bound) for bound in (policy.action_spec.low, policy.action_spec.high))
-    return jnp.sum(jnp.log((high - low) / 2.0))
+def _log_volume(distribution: Any) -> Array:
+    """Σ log of the half-widths of the action space, [B]: log π of actions in [-1, 1] is so much more."""
+    return jnp.sum(jnp.log(distribution.half_width), axis=-1)
 
 
 ALGORITHM = Algorithm(Config=SACConfig, update=sac_update, **OFF_POLICY_FIELDS)

@@ -1,0 +1,204 @@
+"""SAC: its target and losses, the ratio of gradient steps to environment steps, TD3's options, whole runs."""
+
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import EPISODE, tiny
+
+from ejax.algorithms.off_policy import OffPolicyState, make_own
+from ejax.algorithms.sac import ALGORITHM, SACConfig, sac_step, sac_target, sac_update
+from ejax.collectors.replay_buffer import Transition
+from ejax.config import ConfigError, load_config, parse_config
+from ejax.distributions import ActionSpec
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.policies.actor_q import ActorQ
+from ejax.policies.mlp import NetworkConfig
+from ejax.rollout import reset, unroll
+from ejax.run import train
+from ejax.store.checkpoint import load_checkpoint
+from ejax.training.build import build
+from ejax.types import TrainState, init_train_state
+
+NETWORK = NetworkConfig(hidden_sizes=(6,), activation="tanh")
+CONFIG = SACConfig(batch_size=8, gradient_steps=2, learning_starts=0, replay={"capacity": 64})
+ROWS = 7
+
+
+def make_policy(half_width: float = 2.0) -> ActorQ:
+    return ActorQ(ActionSpec("tanh_normal", (2,), (-half_width,) * 2, (half_width,) * 2), NETWORK, NETWORK)
+
+
+def make_state(policy: ActorQ, config: SACConfig = CONFIG) -> TrainState:
+    return init_train_state(policy, ALGORITHM.make_optimizer(config), jax.random.key(3), jnp.zeros((1, 3)), target=True)
+
+
+def make_batch(half_width: float = 2.0) -> Transition:
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    return Transition(
+        obs=normal(ROWS, 3),
+        action=half_width * jnp.tanh(normal(ROWS, 2)),
+        reward=normal(ROWS),
+        next_obs=normal(ROWS, 3),
+        discount=jnp.asarray([0.99, 0.0, 0.99, 0.98, 0.0, 0.99, 0.97]),
+    )
+
+
+def in_numpy(params: Any, x: np.ndarray) -> np.ndarray:
+    one, two = (jax.tree.map(np.asarray, params[f"linear_{i}"]) for i in range(2))
+    return np.asarray(np.tanh(x @ one["kernel"] + one["bias"]) @ two["kernel"] + two["bias"])
+
+
+def values_in_numpy(critic: Any, obs: Any, unit_action: np.ndarray) -> np.ndarray:
+    x = np.concatenate([obs, unit_action], axis=-1)
+    return np.stack([in_numpy(jax.tree.map(lambda p, i=i: np.asarray(p)[i], critic), x)[:, 0] for i in range(2)])
+
+
+def drawn_in_numpy(params: Any, obs: Any, key: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Give the sample in [-1, 1] and its log-density there."""
+    mean, log_std = np.split(in_numpy(params["actor"], np.asarray(obs)), 2, axis=-1)
+    noise = np.asarray(jax.random.normal(key, mean.shape))
+    u = mean + np.exp(log_std) * noise
+    log_normal = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
+    return np.tanh(u), (log_normal - np.log(1 - np.tanh(u) ** 2)).sum(-1)
+
+
+@pytest.mark.parametrize("ent_coef", ["auto", 0.3])
+def test_the_target_is_the_formulas_and_termination_has_no_value(ent_coef: Any) -> None:
+    policy, batch, key = make_policy(), make_batch(), jax.random.key(5)
+    config = CONFIG.replace(ent_coef=ent_coef)
+    state = make_state(policy)
+    params = {**state.params["params"], "log_alpha": jnp.float32(-1.2)}
+    state = replace(state, params={"params": params}, target=jax.tree.map(lambda x: 1.5 * x, state.target))
+    y = sac_target(state, batch, key, policy=policy, config=config)
+
+    action, log_prob = drawn_in_numpy(params, batch.next_obs, key)
+    q = values_in_numpy(state.target["params"]["critic"], batch.next_obs, action).min(0)
+    alpha = np.exp(-1.2) if ent_coef == "auto" else ent_coef
+    np.testing.assert_allclose(
+        y, np.asarray(batch.reward) + np.asarray(batch.discount) * (q - alpha * log_prob), rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_array_equal(y[batch.discount == 0.0], batch.reward[batch.discount == 0.0])
+
+
+def test_the_targets_action_is_td3s_with_clipped_noise() -> None:
+    policy, batch, key = make_policy(), make_batch(), jax.random.key(5)
+    config = CONFIG.replace(ent_coef=0.0, target_noise=0.4, target_noise_clip=0.3)
+    state = make_state(policy)
+    y = sac_target(state, batch, key, policy=policy, config=config)
+    mean, _ = np.split(in_numpy(state.params["params"]["actor"], np.asarray(batch.next_obs)), 2, axis=-1)
+    noise = np.clip(0.4 * np.asarray(jax.random.normal(key, mean.shape)), -0.3, 0.3)
+    assert (np.abs(noise) == np.float32(0.3)).any()
+    q = values_in_numpy(state.target["params"]["critic"], batch.next_obs, np.clip(np.tanh(mean) + noise, -1, 1)).min(0)
+    np.testing.assert_allclose(y, batch.reward + batch.discount * q, rtol=1e-4, atol=1e-5)
+
+
+def test_the_step_does_not_depend_on_the_units_of_actions() -> None:
+    steps = []
+    for half_width in (1.0, 4.0):
+        policy = make_policy(half_width)
+        state = make_state(policy)
+        given = {"policy": policy, "optimizer": ALGORITHM.make_optimizer(CONFIG), "config": CONFIG}
+        steps.append(sac_step(state, make_batch(half_width), jax.random.key(1), **given))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *steps)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted() -> None:
+    policy = make_policy()
+    state, batch = make_state(policy), make_batch()
+    given = {"policy": policy, "optimizer": ALGORITHM.make_optimizer(CONFIG), "config": CONFIG}
+    after, metrics = sac_step(state, replace(batch, obs=batch.obs * jnp.nan), jax.random.key(1), **given)
+    assert metrics["skipped_fraction"] == 1.0
+    jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
+
+
+ENV = PointMassRL()
+RUN_POLICY = ActorQ(ActionSpec("tanh_normal", (2,), (-1.0,) * 2, (1.0,) * 2), NETWORK, NETWORK)
+
+
+def updated(config: SACConfig, num_updates: int) -> tuple[TrainState, OffPolicyState, list[Any]]:
+    optimizer = ALGORITHM.make_optimizer(config)
+    envs = reset(ENV, jax.random.key(0), 4)
+    state = init_train_state(RUN_POLICY, optimizer, jax.random.key(1), envs.obs, target=True)
+    own, logs = make_own(config, RUN_POLICY, ENV, 4), []
+    for i in range(num_updates):
+        key_collect, key_update = jax.random.split(jax.random.key(i))
+        rollout, envs = unroll(RUN_POLICY, ENV, state.params, envs, key_collect, num_steps=3)
+        both = (state, own)
+        (state, own), metrics = sac_update(
+            both, rollout, key_update, policy=RUN_POLICY, optimizer=optimizer, config=config
+        )
+        logs.append(metrics)
+    return state, own, logs
+
+
+def test_nothing_is_learned_before_learning_starts_and_nothing_is_caught_up_after() -> None:
+    config = CONFIG.replace(learning_starts=30)
+    state, _, logs = updated(config, 4)
+    assert [float(log["replay_size"]) for log in logs] == [12.0, 24.0, 36.0, 48.0]
+    assert [bool(np.isnan(log["critic_loss"])) for log in logs] == [True, True, False, False]
+    # two updates of gradient_steps each
+    assert int(state.opt_state["critic"][0].count) == 2 * config.gradient_steps
+    assert int(state.step) == 4
+
+
+def test_the_actor_steps_once_in_policy_delay_steps_of_the_critics() -> None:
+    state, _, logs = updated(CONFIG.replace(gradient_steps=6, policy_delay=3), 1)
+    assert int(state.opt_state["critic"][0].count) == 6
+    assert int(state.opt_state["actor"][0].count) == 2
+    assert np.isfinite(logs[0]["actor_loss"])
+
+
+def raw_run(tmp_path: Path, **trainer: Any) -> dict[str, Any]:
+    """Make the config of a tiny run of SAC."""
+    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
+    policy = {"name": "actor_q", "squash_actions": True, "actor": network, "critic": network}
+    cfg = {"batch_size": 16, "gradient_steps": 2, "learning_starts": 40, "replay": {"capacity": 100, "n_step": 2}}
+    env_cfg = {"max_episode_steps": EPISODE}
+    return tiny(tmp_path, env_cfg=env_cfg, **trainer) | {"policy": policy, "algorithm": {"name": "sac", "cfg": cfg}}
+
+
+@pytest.mark.parametrize("mode", [pytest.param("device", marks=pytest.mark.slow), "host", "async"])
+def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path: Path, mode: str) -> None:
+    """The ring goes round in it: 6 updates of 32 transitions in 100 rows."""
+    config = parse_config(raw_run(tmp_path, iterations=6, collector={"mode": mode, "max_staleness": 0}))
+    whole = train(config, run_dir=tmp_path / "whole")
+    shorter = config.model_copy(update={"trainer": config.trainer.model_copy(update={"iterations": 3})})
+    train(shorter, run_dir=tmp_path / "parts")
+    parts = train(config, resume="latest", run_dir=tmp_path / "parts")
+    like = build(config).state
+    ends = [load_checkpoint(Path(str(each.latest_checkpoint_path)), like)[0] for each in (whole, parts)]
+    assert int(ends[0].own.replay.size[0]) == 100
+    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        is_key = jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key)
+        one, other = (jax.random.key_data(x) if is_key else x for x in (one, other))
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "text"),
+    [
+        (["policy.squash_actions=false"], "policy.squash_actions", "acts between the bounds"),
+        (["policy.name=actor_critic"], "policy.name", "values no actions; give policy.name: actor_q"),
+        (["algorithm.cfg.replay.capacity=20"], "algorithm.cfg.replay.capacity", "a rollout has 32 rows"),
+        (["algorithm.cfg.learning_starts=200"], "algorithm.cfg.learning_starts", "a buffer of 100 never holds"),
+        (["algorithm.cfg.policy_delay=3"], "algorithm.cfg.policy_delay", "does not divide gradient_steps 2"),
+        (["trainer.normalize_reward=true"], "trainer.normalize_reward", "does not learn from"),
+        (["policy.actor.memory={type: gru}"], "policy.actor.memory", "has no memory"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str], key: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(parse_config(raw_run(tmp_path), changes))
+    assert re.search(rf"{re.escape(key)}.*{re.escape(text)}", str(caught.value)), caught.value
+
+
+def test_the_shipped_config_is_read() -> None:
+    assert load_config("gymnasium/sac").algorithm.cfg.gradient_steps == 16
