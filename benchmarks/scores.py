@@ -1,4 +1,4 @@
-"""PPO on tasks that others have published scores of, several seeds each.
+"""Training on tasks that others have published scores of, several seeds each, and comparison with their tables.
 
 ``train`` plays each task of ``configs/gymnasium/zoo`` (or the configs that are named) with seeds 1 to N, one after the
 other, seed by seed, and adds a line to ``<out>/scores.jsonl`` for each; what is there is not trained again, so that it
@@ -11,6 +11,11 @@ can be stopped and go on. A score is the mean return of 100 episodes of the last
 
 The second plays other tasks than the config's own; ``--set KEY=VALUE …`` changes it. The third trains
 Stable-Baselines3, of the interpreter that is named, with the same numbers of the same file.
+
+Any runs can be compared with a table of scores per seed, and become one (``score_tables.py``):
+
+    python benchmarks/scores.py compare outputs/RUN … --against sac.csv --at 300000 [--plot curves.png]
+    python benchmarks/scores.py export outputs/RUN … --csv benchmarks/scores/NAME.csv
 """
 
 import argparse
@@ -26,8 +31,10 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from score_tables import TableError, compare, draw_band, export
 
 from ejax.config import load_config
+from ejax.logs.json_records import FactsError
 
 ZOO = Path(__file__).parents[1] / "configs" / "gymnasium" / "zoo"
 EPISODES = 100
@@ -141,14 +148,28 @@ def main() -> None:
     table.add_argument("--plot", type=Path)
     for each in (train, table):
         each.add_argument("--out", type=Path, default=Path("outputs/scores"))
+    against, csv = commands.add_parser("compare"), commands.add_parser("export")
+    for each in (against, csv):
+        each.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or a table (.csv)")
+    csv.add_argument("--csv", type=Path, required=True, metavar="FILE.csv")
+    against.add_argument("--against", type=Path, required=True, metavar="FILE.csv")
+    against.add_argument("--metric", default="avg_return")
+    against.add_argument("--at", type=int, metavar="STEP", help="without it the last that all seeds of a task have")
+    against.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the curves")
     args = parser.parse_args()
-    if args.command == "table":
-        show(read(args.out), args.plot)
-        return
-    for seed in range(1, args.seeds + 1):
-        for config, task in product(args.configs, args.tasks or [None]):
-            changes = [*args.set, *([f"env.id={task}"] if task else [])]
-            train_one(args.out, config, changes, seed, args.peer_python)
+    try:
+        if args.command == "compare":
+            compare(args.runs, args.against, args.metric, args.at, args.plot)
+        elif args.command == "export":
+            print(f"{args.csv}: {export(args.runs, args.csv):,} rows")
+        elif args.command == "table":
+            show(read(args.out), args.plot)
+        else:
+            for seed, config, task in product(range(1, args.seeds + 1), args.configs, args.tasks or [None]):
+                changes = [*args.set, *([f"env.id={task}"] if task else [])]
+                train_one(args.out, config, changes, seed, args.peer_python)
+    except (TableError, FileNotFoundError, FactsError) as error:
+        raise SystemExit(f"{parser.prog} {args.command}: {error}") from None
 
 
 def train_one(out: Path, path: Path, changes: Sequence[str], seed: int, peer: str | None) -> None:
@@ -254,12 +275,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             length = min(len(row["curve"]) for row in group)
             steps = np.array([point[0] for point in group[0]["curve"][:length]]) / 1e3
             curves = np.array([[point[1] for point in row["curve"][:length]] for row in group])
-            estimates = [interquartile_mean(column) for column in curves.T]
-            low, high = np.array([each[1] for each in estimates]).T
-            axis.plot(steps, curves.T, color=colour, alpha=0.2, linewidth=0.7)
-            axis.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
             label = f"{library}, {config}, {len(group)} seed{'s' if len(group) > 1 else ''}"
-            axis.plot(steps, [each[0] for each in estimates], color=colour, label=label)
+            draw_band(axis, steps, curves, colour, label)
         for (source, score), line in zip(PUBLISHED.get(task, {}).items(), (":", "--"), strict=False):
             axis.axhline(score, color="black", linestyle=line, linewidth=1, label=f"{source}'s")
         axis.set_title(task)
