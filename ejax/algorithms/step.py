@@ -1,6 +1,6 @@
 """Training steps, ``RunState -> (RunState, metrics)``: what a run carries, and what surrounds an algorithm's update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from ejax.collectors.replay_buffer import Replay, drop_tails, put_back
 from ejax.numerics.episodes import (
     EpisodeStats,
     drop_current_episodes,
@@ -66,6 +67,7 @@ def drop_episodes(state: RunState) -> RunState:
         state,
         episodes=drop_current_episodes(state.episodes),
         reward_scale=None if scale is None else drop_current_rewards(scale),
+        own=drop_tails(state.own),
     )
 
 
@@ -223,8 +225,9 @@ def repeat_step(
     fold: Callable[[Key, Array], Key] = jax.random.fold_in,
     out_shardings: Any = None,
 ) -> Any:
-    """Jit ``(state, seed key, n) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced number. A
-    run's numbers do not depend on where its dispatches were cut: step number k draws from ``fold_in(seed key, k)``.
+    """Jit ``(state, seed key, n, replays) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced
+    number. A run's numbers do not depend on where its dispatches were cut: step number k draws from
+    ``fold_in(seed key, k)``. The replay buffers of the state, if any, are consumed: see ``take_out``.
 
     Args:
         step: of a ``RunState``, or of another state that has an ``update``.
@@ -234,7 +237,9 @@ def repeat_step(
         Metrics are [max_repeats, ...], of which the first n are set.
     """
 
-    def repeated(state: Any, key: Key, num_repeats: Array) -> tuple[Any, Metrics]:
+    def repeated(state: Any, key: Key, num_repeats: Array, replays: Sequence[Replay] = ()) -> tuple[Any, Metrics]:
+        state = put_back(state, replays)
+
         def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
             state, log = carry
             state, metrics = step(state, fold(key, state.update))
@@ -246,4 +251,4 @@ def repeat_step(
         with jax.named_scope("updates"):
             return jax.lax.fori_loop(0, num_repeats, body, (state, log))
 
-    return jax.jit(repeated, out_shardings=out_shardings)
+    return jax.jit(repeated, out_shardings=out_shardings, donate_argnames="replays")

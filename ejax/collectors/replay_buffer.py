@@ -4,8 +4,9 @@ A row is an n-step transition, made once, when its last step is there. With D st
 rings side by side: each keeps the transitions of its share of the environments, and gives as many rows of a minibatch.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from pydantic import PositiveInt
 from ejax.numerics.finite import finite_rows
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key, PyTree, Rollout
+
+T = TypeVar("T")
 
 
 class ReplayConfig(StrictModel):
@@ -83,19 +86,23 @@ def init_replay(config: ReplayConfig, obs: PyTree, action: Array, *, num_strata:
 
     steps = (config.n_step - 1, num_envs // num_strata)
     flags = {name: jnp.zeros((num_strata, *steps), bool) for name in ("terminated", "done", "valid")}
-    zeros = jnp.zeros(num_strata, jnp.int32)
     return Replay(
         rows=Transition(**tables(config.capacity), discount=jnp.zeros((num_strata, config.capacity))),
-        head=zeros,
-        size=zeros,
-        added=zeros.astype(jnp.uint32),
+        head=jnp.zeros(num_strata, jnp.int32),  # arrays of their own: a program overwrites each
+        size=jnp.zeros(num_strata, jnp.int32),
+        added=jnp.zeros(num_strata, jnp.uint32),
         tail=Steps(**tables(*steps), **flags),
     )
 
 
-def drop_tail(replay: Replay) -> Replay:
-    """Forget the steps whose transitions are not complete, as where episodes are broken off by a forced reset."""
-    return replace(replay, tail=replace(replay.tail, valid=jnp.zeros_like(replay.tail.valid)))
+def drop_tails(tree: T) -> T:
+    """Forget, in all replay buffers of a state, the steps whose transitions are not complete, as where episodes are
+    broken off by a forced reset."""
+
+    def drop(replay: Replay) -> Replay:
+        return replace(replay, tail=replace(replay.tail, valid=jnp.zeros_like(replay.tail.valid)))
+
+    return put_back(take_out(tree)[0], [drop(each) for each in replays_in(tree)])
 
 
 def add_rollout(replay: Replay, rollout: Rollout, *, gamma: float) -> Replay:
@@ -140,6 +147,28 @@ def take_rows(replay: Replay, rows: Array) -> Transition:
         return taken.reshape(-1, *page.shape[2:])
 
     return jax.tree.map(take, replay.rows)
+
+
+def take_out(tree: T) -> tuple[T, list[Replay]]:
+    """Split the replay buffers off a run's state, for a program to write them where they are: see ``put_back``."""
+    empty = Replay(rows=None, head=None, size=None, added=None, tail=None)  # type: ignore[arg-type]  # holds a place
+    rest = jax.tree.map(lambda x: empty if _is_replay(x) else x, tree, is_leaf=_is_replay)
+    return cast(T, rest), replays_in(tree)
+
+
+def put_back(tree: T, replays: Sequence[Replay]) -> T:
+    """Put replay buffers where ``take_out`` found them."""
+    left = iter(replays)
+    return cast(T, jax.tree.map(lambda x: next(left) if _is_replay(x) else x, tree, is_leaf=_is_replay))
+
+
+def replays_in(tree: PyTree) -> list[Replay]:
+    """List the replay buffers of a run's state."""
+    return [x for x in jax.tree.leaves(tree, is_leaf=_is_replay) if _is_replay(x)]
+
+
+def _is_replay(x: Any) -> bool:
+    return isinstance(x, Replay)
 
 
 def row_bytes(replay: Replay) -> int:

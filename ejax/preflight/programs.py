@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from ejax.collectors.replay_buffer import take_out
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.mujoco.choice import ENGINES
 from ejax.policies.heads import uses_dropout
@@ -132,8 +133,9 @@ def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax
     # outside JAX some steps only reset: the mask is an input of the real program
     rollout = replace(rollout, valid=jax.ShapeDtypeStruct(rollout.reward.shape, bool))
     # environments on the host are no arrays of the program
-    state = replace(parts.state, envs=())
-    return stepper.learn.lower(*(shapes_on(SingleDeviceSharding(device), each) for each in (state, rollout, key)))
+    state, replays = take_out(replace(parts.state, envs=()))
+    given = (state, rollout, key, replays)
+    return stepper.learn.lower(*(shapes_on(SingleDeviceSharding(device), each) for each in given))
 
 
 def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Lowered:

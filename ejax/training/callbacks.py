@@ -75,7 +75,8 @@ class TrainingRun:
     env: Env | HostEnv
     cadence: Cadence
     state: RunState
-    """After the last update of the dispatch that ``update`` is part of; on the device, where reading it waits."""
+    """After the last update of the dispatch that ``update`` is part of; on the device, where reading it waits. The next
+    update overwrites a replay buffer in it."""
     update: int
     """The update of this event, counted from 1 over the whole run; 0 before the first."""
     note: Callable[[str], object]

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from ejax.algorithms.step import Learn, RunState, drop_episodes
 from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector, HostStep
+from ejax.collectors.replay_buffer import Replay, put_back, take_out
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.runtime.processes import Group, leads
@@ -54,7 +55,7 @@ class HostStepper(Stepper[RunState]):
         what: Hashable = None,
     ) -> None:
         self.collector, self.background, self._key, self._group = collector, background, key, group
-        self.learn = jitted(what, learn)
+        self.learn = jitted(what, consuming(learn), donate_argnames="replays")
         self._learners = make_mesh(devices) if devices else None
         self._mesh_update: MeshUpdate | None = None
         if collector.mesh is not None:
@@ -145,7 +146,8 @@ class HostStepper(Stepper[RunState]):
             rollout = jax.device_put(rollout, sharded(self._learners, axis=1))
         # the other half is the collection's, which may run ahead in a thread
         _, key_update = jax.random.split(jax.random.fold_in(self._key, self._update))
-        return self.learn(learner, rollout, key_update)
+        learner, replays = take_out(learner)
+        return self.learn(learner, rollout, key_update, replays)
 
     def _collect(self, state: RunState) -> Collected | None:
         if self.background is not None:
@@ -186,6 +188,15 @@ class HostStepper(Stepper[RunState]):
             error.add_note(f"while closing the collector: {problem}")
 
 
+def consuming(learn: Learn) -> Callable[..., tuple[RunState, Metrics]]:
+    """Give ``learn`` the replay buffers of its state as an argument of their own, which a program may overwrite."""
+
+    def learn_apart(state: RunState, rows: Any, key: Key, replays: Sequence[Replay] = ()) -> tuple[RunState, Metrics]:
+        return learn(put_back(state, replays), rows, key)
+
+    return learn_apart
+
+
 def _learn_next(learn: Learn, state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
     _, key_update = jax.random.split(jax.random.fold_in(key, state.update))
     return learn(state, rollout, key_update)
@@ -211,13 +222,16 @@ class MeshUpdate:
     def compile(self, state: RunState, rows: Any) -> None:
         """Compile before the processes agree on an update: they wait for each other for a limited time only."""
         if self._compiled is None:
-            program = jax.jit(self._update, out_shardings=(self._layout.shardings(state), self._layout.rest))
+            places = self._layout.shardings(state), self._layout.rest
+            program = jax.jit(consuming(self._update), out_shardings=places, donate_argnames="replays")
+            state, replays = take_out(state)
             with jax.set_mesh(self._mesh):
-                self._compiled = program.lower(state, rows, self._key).compile()
+                self._compiled = program.lower(state, rows, self._key, replays).compile()
 
     def learn(self, state: RunState, rows: Any) -> tuple[RunState, Metrics]:
         """Make the update; the metrics are this process's own."""
-        state, metrics = self._compiled(state, rows, self._key)
+        state, replays = take_out(state)
+        state, metrics = self._compiled(state, rows, self._key, replays)
         return state, own_copy(metrics, self._mesh.local_devices[0])
 
 

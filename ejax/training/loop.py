@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.collectors.replay_buffer import replays_in
 from ejax.config.models import TrainerConfig
 from ejax.logs.usage import TIME
 from ejax.runtime.process_exit import interruptible
@@ -186,6 +187,7 @@ class Loop(Generic[S, R]):
             seconds = self._compiled_at - self._started
             self._times.add("compile", seconds)
             sink.start(state, seconds)
+            consumes = bool(replays_in(state))
             while update < total:
                 count = profiler.limit(update, self._cadence.updates_until_event(update, self._throttle.limit))
                 # a process that stopped alone would leave the others waiting
@@ -202,6 +204,9 @@ class Loop(Generic[S, R]):
                 if pending is not None:  # the device works on what was launched while the host writes the former
                     self._finish(pending)
                 pending = launched  # read one dispatch later, so that the device never waits for the host
+                if consumes:  # the next dispatch writes into this state's replay buffer
+                    self._finish(pending)
+                    pending = None
                 if profiler.ends(update):
                     with self._times.of("profile"):
                         notes = profiler.finish(state, stepper)

@@ -48,7 +48,7 @@ def keep(key: Hashable, program: Any) -> Any:
     return program
 
 
-def jitted(what: Hashable, function: Callable[..., Any]) -> Any:
-    """Return ``jax.jit(function)``, or its result for an equal ``what`` (see ``key_of``) earlier in this process."""
+def jitted(what: Hashable, function: Callable[..., Any], **options: Any) -> Any:
+    """Return ``jax.jit(function, **options)``, or that of an equal ``what`` (``key_of``) earlier in this process."""
     key = ("jitted", what) if what is not None and is_hashable(what) else None
-    return find(key) or keep(key, jax.jit(function))
+    return find(key) or keep(key, jax.jit(function, **options))

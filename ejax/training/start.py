@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,7 @@ def build_start(location: RunLocation, given: Given | None = None) -> StartState
     with location.building():
         parts = build(config, quarantine=location.directory.path / "quarantine", given=given)
         state, meta, notes = _first_state(location, parts)
+        parts = replace(parts, state=state)  # the one that was made would stay in memory, with its replay buffer
         check_best_metric(config, parts)
     # the checkpoint was saved before its evaluation
     due = config.trainer.enable_eval and meta.get("evaluation_due", False)

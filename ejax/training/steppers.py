@@ -13,6 +13,7 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from ejax.algorithms.step import RunState, repeat_step
 from ejax.collectors import HostStep
+from ejax.collectors.replay_buffer import take_out
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on, shard, sharded, sharded_somewhere
 from ejax.training import programs
 from ejax.types import Array, Key, Metrics
@@ -41,7 +42,10 @@ class Stepper(AbstractContextManager[Any], Protocol[State]):
         ...
 
     def advance(self, state: State, count: int, should_stop: ShouldStop) -> tuple[State, Metrics] | None:
-        """Make ``count`` ≤ ``max_updates`` updates. Metrics are [≥ count]. None: stopped before there was a rollout."""
+        """Make ``count`` ≤ ``max_updates`` updates. Metrics are [≥ count]. None: stopped before there was a rollout.
+
+        Replay buffers of the state given are overwritten: nobody may read them afterwards.
+        """
         ...
 
     def paused(self) -> AbstractContextManager[None]:
@@ -125,14 +129,14 @@ class DeviceStepper(Stepper[State]):
         # traced, so that one program serves every length
         count, layout = jax.ShapeDtypeStruct((), jnp.int32), self._layout
         placed = {} if layout is None else {"out_shardings": (layout.shardings(state), layout.rest)}
-        program = repeat_step(self.step, self.max_updates, fold=self._fold, **placed)
+        program, (rest, replays) = repeat_step(self.step, self.max_updates, fold=self._fold, **placed), take_out(state)
         if layout is None or layout.mesh is None:
-            return program.lower(state, key, count)
+            return program.lower(rest, key, count, replays)
         # an environment that makes arrays at its first call, as MJX does its model, makes them on one device: that
         # must be before the mesh of several is set
         jax.eval_shape(self.step, state, key)
         with jax.set_mesh(layout.mesh):
-            return program.lower(state, key, count)
+            return program.lower(rest, key, count, replays)
 
     def shapes(self, state: State, device: jax.Device) -> tuple[State, Key]:
         """Give the shapes of state and key, with their places: on the layout's devices, or on ``device``."""
@@ -146,7 +150,8 @@ class DeviceStepper(Stepper[State]):
         number, began = jnp.int32(count), time.perf_counter()
         if self._layout is not None:
             number = shard(number, self._layout.rest)
-        state, metrics = self._compiled(state, self._key, number)
+        rest, replays = take_out(state)
+        state, metrics = self._compiled(rest, self._key, number, replays)
         # a program that calls back to the host, as the C engine's do, is not dispatched but run
         seconds = np.zeros(count)
         seconds[0] = time.perf_counter() - began

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.collectors.replay_buffer import ReplayConfig, add_rollout, drop_tail, init_replay, sample_rows, take_rows
+from ejax.collectors.replay_buffer import ReplayConfig, add_rollout, drop_tails, init_replay, sample_rows, take_rows
 from ejax.types import Rollout
 
 GAMMA = 0.9
@@ -135,7 +135,7 @@ def test_each_stratum_has_its_environments_and_gives_equally_many_rows() -> None
 def test_broken_off_episodes_leave_no_transition_that_crosses_the_reset() -> None:
     first, second = (make_rollout(seed, valid=np.ones((6, 4), bool)) for seed in range(2))
     replay = add_rollout(empty(100, n_step=3), first, gamma=GAMMA)
-    replay = add_rollout(drop_tail(replay), second, gamma=GAMMA)
+    replay = add_rollout(drop_tails(replay), second, gamma=GAMMA)
     assert_holds(replay, [*transitions([first], 3), *transitions([second], 3)])
 
 

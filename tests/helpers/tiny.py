@@ -64,3 +64,17 @@ def tiny(
         "algorithm": {"name": "ppo", "cfg": {**PPO, **(ppo or {})}},
     }
     return copy.deepcopy(config)  # tests change theirs
+
+
+def tiny_sac(
+    output_dir: Path | None = None, env: str = "PointMassRL", *, sac: dict[str, Any] | None = None, **trainer: Any
+) -> dict[str, Any]:
+    """Make ``tiny`` with SAC, whose replay buffer goes round in the third update and is learned from in the second."""
+    config = tiny(output_dir, env, **trainer)
+    networks = {
+        name: {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "relu"}}
+        for name in ("actor", "critic")
+    }
+    config["policy"] = {"name": "actor_q", "squash_actions": True, **networks}
+    options = {"batch_size": 8, "gradient_steps": 2, "learning_starts": 40, "replay": {"capacity": 80}}
+    return config | {"algorithm": {"name": "sac", "cfg": options | copy.deepcopy(sac or {})}}
