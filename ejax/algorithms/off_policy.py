@@ -21,6 +21,7 @@ from ejax.algorithms.record import RunShape, refuse_memory
 from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay, sample_rows, take_rows
 from ejax.envs.spaces import obs_forms
 from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedule
+from ejax.policies.normalize import update_normalizer
 from ejax.schema.problems import Problem
 from ejax.types import (
     ActionValuePolicy,
@@ -125,6 +126,8 @@ def off_policy_update(
     size = replay.size.sum()
     (train, extra), metrics = jax.lax.cond(size >= max(1, config.learning_starts), learn_all, wait, (train, extra))
     train = step_schedules(train, config)
+    if "normalizer" in train.params:  # statistics of batches are the gradient steps' own
+        train = replace(train, params=update_normalizer(policy, train.params, rollout.obs, rollout.valid))
     metrics |= {
         "skipped_minibatches": metrics["skipped_fraction"] * config.gradient_steps,
         "learning_rate": get_learning_rate(train.opt_state["actor"]),

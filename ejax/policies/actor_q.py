@@ -5,11 +5,14 @@ Parameters: ``actor`` (an MLP with 2·A outputs: means, then log-deviations), ``
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from numpy.typing import NDArray
 
 from ejax.distributions import ActionSpec
 from ejax.policies.heads import clip_like_torch
@@ -18,7 +21,9 @@ from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import select_observation
 from ejax.policies.record import PolicyKind
 from ejax.schema.problems import Problem
-from ejax.types import Array, PyTree
+from ejax.types import Array, Params, PyTree
+
+_DENSE = ("kernel", "bias")
 
 
 class ActorQ(nn.Module):
@@ -84,6 +89,43 @@ class ActorQ(nn.Module):
         if getattr(self, f"{name}_obs_normalization"):
             x = ObsNormalizer(name=f"{name}_obs_normalizer")(x, observe=observe)
         return x
+
+
+def adopt_actor(policy: ActorQ, params: Params, saved: Mapping[str, NDArray[Any]], *, squashed: bool) -> Params:
+    """Take over the actor of an ``actor_critic`` or ``actor_only``, with its deviation and its normalizer.
+
+    Args:
+        saved: its parameters by name, such as ``params.actor.linear_0.kernel``, without a memory.
+        squashed: its actions are; else tanh bends those that come near the bounds.
+
+    Raises:
+        ValueError: arrays of other names or shapes than this actor's.
+    """
+    last = f"linear_{len(policy.actor.hidden_sizes)}"
+    wanted = {f"params.{name}": x for name, x in flatten_dict({"actor": params["params"]["actor"]}, sep=".").items()}
+    normalizer = {f"normalizer.actor_obs_normalizer.{name}": x for name, x in _normalizer(params).items()}
+    size = policy.action_spec.num_actions
+    heads = {
+        f"params.actor.{last}.{name}": (*wanted[f"params.actor.{last}.{name}"].shape[:-1], size) for name in _DENSE
+    }
+    shapes = {name: x.shape for name, x in (wanted | normalizer).items()} | heads | {"params.log_std": (size,)}
+    own = {name: x for name, x in saved.items() if not name.split(".")[1].startswith("critic")}
+    there = {name: x.shape for name, x in own.items()}
+    if differing := sorted(name for name in there.keys() | shapes.keys() if there.get(name) != shapes.get(name)):
+        each = (f"{name} is {there.get(name, 'missing')}, needed {shapes.get(name, 'none')}" for name in differing)
+        raise ValueError("; ".join(each))
+    low, high = (np.asarray(bound, np.float32) for bound in (policy.action_spec.low, policy.action_spec.high))
+    center, width = (0.0, 1.0) if squashed else ((low + high) / 2.0, (high - low) / 2.0)
+    kernel, bias = (own.pop(f"params.actor.{last}.{name}") for name in _DENSE)
+    log_std = own.pop("params.log_std") - np.log(width) - policy.initial_log_std
+    own[f"params.actor.{last}.kernel"] = np.concatenate([kernel / width, np.zeros_like(kernel)], axis=-1)
+    own[f"params.actor.{last}.bias"] = np.concatenate([(bias - center) / width, log_std])
+    flat = flatten_dict(params, sep=".")
+    return unflatten_dict(flat | {name: jnp.asarray(x, flat[name].dtype) for name, x in own.items()}, sep=".")
+
+
+def _normalizer(params: Params) -> Mapping[str, Any]:
+    return params.get("normalizer", {}).get("actor_obs_normalizer", {})
 
 
 def _problems(section: Any) -> Iterator[Problem]:

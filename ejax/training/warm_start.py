@@ -20,6 +20,7 @@ from ejax.config.load import parse_policy
 from ejax.envs.description import describe
 from ejax.logs.json_records import FactsError
 from ejax.optim import scheduled_learning_rate, set_learning_rate
+from ejax.policies.actor_q import ActorQ, adopt_actor
 from ejax.schema.frozen import thaw
 from ejax.schema.registry import (
     CHECKPOINT_READERS,
@@ -29,7 +30,7 @@ from ejax.schema.registry import (
     import_entry,
     is_foreign_checkpoint,
 )
-from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
+from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, load_policy_arrays, verify_checkpoint
 from ejax.store.resume_rules import differences
 from ejax.store.run_dir import RunMeta, open_policy_run
 from ejax.training.environments import sample_obs
@@ -123,6 +124,9 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
     steps = "samples" if cloned else "env steps"
     reports.append(f"the policy is that of {path}, after {meta['global_step']} {steps}")
     there = meta["config"]["policy"]
+    if isinstance(parts.policy, ActorQ) and there.get("name") != config.policy.name:
+        bent = "" if there.get("squash_actions") else ", whose actions tanh bends where they come near the bounds"
+        reports.append(f"only its actor{bent}: the critics begin afresh")
     for key, before, now in differences(there, config.to_dict()["policy"], "policy"):
         if key.split(".")[1] not in _REPLACED and not key.endswith("orthogonal_init"):
             reports.append(f"{key} was {json.dumps(before)} there and is {json.dumps(now)} here")
@@ -158,6 +162,12 @@ def _params_of(path: Path, there: dict[str, Any], config: RunConfig, parts: Part
     """Read the parameters of a checkpoint, as this policy has them: one with adapters takes over one without."""
     policy: Any = parts.policy
     own, remedy = parts.state.train.params, "The networks and normalizers under policy must be those of the checkpoint."
+    if isinstance(policy, ActorQ) and there.get("name") in ("actor_critic", "actor_only"):
+        try:
+            saved = load_policy_arrays(path)
+            return adopt_actor(policy, own, saved, squashed=there.get("squash_actions", False))
+        except ValueError as error:
+            raise CheckpointError(f"{path} is not for this policy: {error}. {remedy}") from error
     if not _has_adapters(config.policy.model_dump(mode="json")) or _has_adapters(there):
         return load_params(path, own, remedy=remedy)
     # weights without adapters have the shapes of merged ones

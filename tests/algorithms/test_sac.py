@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from tiny import EPISODE, tiny
 
 from ejax.algorithms.off_policy import OffPolicyState, make_own
@@ -18,12 +19,15 @@ from ejax.collectors.replay_buffer import Transition
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.distributions import ActionSpec
 from ejax.envs.tasks.point_mass import PointMassRL
-from ejax.policies.actor_q import ActorQ
+from ejax.policies.actor_critic import ActorCritic
+from ejax.policies.actor_q import ActorQ, adopt_actor
 from ejax.policies.mlp import NetworkConfig
 from ejax.rollout import reset, unroll
 from ejax.run import train
 from ejax.store.checkpoint import load_checkpoint
+from ejax.store.run_dir import open_run_directory
 from ejax.training.build import build
+from ejax.training.warm_start import start_from_policy
 from ejax.types import TrainState, init_train_state
 
 NETWORK = NetworkConfig(hidden_sizes=(6,), activation="tanh")
@@ -202,3 +206,52 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str]
 
 def test_the_shipped_config_is_read() -> None:
     assert load_config("gymnasium/sac").algorithm.cfg.gradient_steps == 16
+
+
+def test_the_actor_of_a_squashed_policy_is_taken_over_as_the_same_distribution() -> None:
+    spec = ActionSpec("tanh_normal", (2,), (-3.0, -1.0), (1.0, 2.0))
+    theirs = ActorCritic(spec, actor=NETWORK, critic=NETWORK, initial_log_std=-0.7)
+    ours = ActorQ(spec, NETWORK, NETWORK, initial_log_std=-0.2)
+    obs = jax.random.normal(jax.random.key(0), (5, 3))
+    saved, own = (policy.init(jax.random.key(i), obs) for i, policy in enumerate((theirs, ours)))
+    taken = adopt_actor(ours, own, flatten_dict(saved, sep="."), squashed=True)
+    one, other = ours.apply(taken, obs)[0], theirs.apply(saved, obs)[0]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, other)
+    jax.tree.map(np.testing.assert_array_equal, taken["params"]["critic"], own["params"]["critic"])
+
+
+@pytest.fixture(scope="module")
+def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Give the config of a run of PPO with an unbounded policy, and its folder."""
+    folder = tmp_path_factory.mktemp("ppo")
+    raw = tiny(folder, env_cfg={"max_episode_steps": EPISODE}, iterations=1)
+    raw["policy"] |= {"actor_obs_normalization": True, "initial_log_std": -1.0}
+    train(parse_config(raw), run_dir=folder / "run")
+    return raw, folder / "run"
+
+
+def test_the_actor_of_a_run_of_ppo_is_taken_over(ppo_run: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """Its actions are not squashed: tanh bends them, and leaves small ones as they are."""
+    ppo, run = ppo_run
+    raw = raw_run(tmp_path, iterations=1)
+    raw["policy"] |= {"init_from": str(run), "actor_obs_normalization": True}
+    config = parse_config(raw)
+    parts = build(config)
+    state, notes = start_from_policy(parts, config)
+    assert "the policy is that of" in notes[0]
+
+    theirs = build(parse_config(ppo))
+    directory, _ = open_run_directory(run)
+    saved, _ = load_checkpoint(directory.find("latest", print), theirs.state)
+    obs = jax.tree.map(lambda x: 0.01 * jax.random.normal(jax.random.key(0), (5, x.shape[-1])), saved.envs.obs)
+    one, other = (p.policy.apply(s.train.params, obs)[0] for p, s in ((parts, state), (theirs, saved)))
+    np.testing.assert_allclose(one.base.mean, other.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one.base.log_std, other.log_std, rtol=1e-5, atol=1e-6)
+
+
+def test_another_actor_is_not_taken_over_in_part(ppo_run: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    raw = raw_run(tmp_path, iterations=1)
+    raw["policy"] |= {"init_from": str(ppo_run[1]), "actor": {"type": "mlp", "network_cfg": {"hidden_sizes": [9]}}}
+    config = parse_config(raw)
+    with pytest.raises(ConfigError, match=r"linear_0.kernel is \(\d+, 8\), needed \(\d+, 9\)"):
+        start_from_policy(build(config), config)
