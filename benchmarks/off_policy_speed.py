@@ -1,8 +1,9 @@
 """SAC on one Gymnasium environment: ejax's beside Stable-Baselines3's and sbx's, A B C A B C in one run.
 
-One environment, one update of 256 rows a step, nets of 256-256. Env steps per second over ``--steps`` steps after
-``--warm`` steps, so without start and compilation, each time in a process of its own that has ``--threads`` cores. Each
-round also times float32 products, whose rate bounds the update.
+One environment, one update of 256 rows a step (ejax's config says how many steps, and then updates, come at once), nets
+of 256-256. Env steps per second over ``--steps`` steps after ``--warm`` steps, so without start and compilation, each
+time in a process of its own that has ``--threads`` cores. Each round also times float32 products, whose rate bounds the
+update.
 
     python benchmarks/off_policy_speed.py --sb3-python PYTHON --sbx-python PYTHON [--config configs/gymnasium/sac.yaml]
 
@@ -34,15 +35,15 @@ with tempfile.TemporaryDirectory() as folder:
     config = load_config(Path(path), [
         f"env.id=gymnasium:{env}", "trainer.num_envs=1", f"trainer.total_timesteps={warm + steps}",
         f"trainer.seed={seed}", f"trainer.output_dir={folder}", "trainer.enable_eval=false", "trainer.console=false",
-        *overrides,
+        "trainer.log_freq_updates=10", f"algorithm.cfg.learning_starts={warm // 2}", *overrides,
     ])
     prepare_jax("cpu")
     log = train(config).run_dir / "logs" / "metrics.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()]
 timed = [row for row in rows if row["step"] >= warm and "charts/SPS" in row]
 if len(timed) < 2:
-    sys.exit(f"the log has {len(timed)} lines of updates from step {warm} on, and two are needed: --steps larger, or "
-             "--set trainer.log_freq_updates=N with a smaller N")
+    sys.exit(f"the log has {len(timed)} lines from step {warm} on, and two are needed: give a larger --steps, or --set "
+             "trainer.log_freq_updates=1")
 first, last = timed[0], timed[-1]
 print(json.dumps({"steps_per_s": (last["step"] - first["step"]) / (last["time"] - first["time"])}))
 """
@@ -189,7 +190,8 @@ def last_json(command: list[str], threads: int) -> Any:
         preexec_fn=partial(os.sched_setaffinity, 0, cores),
     )
     if done.returncode:
-        raise RuntimeError(f"{command[0]} … {command[4:]} failed:\n{done.stderr[-3000:]}")
+        arguments = [part for part in command if "\n" not in part]
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
