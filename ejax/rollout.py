@@ -17,6 +17,7 @@ from ejax.types import (
     ActionValuePolicy,
     Array,
     Env,
+    ExploringPolicy,
     HostTimestep,
     Key,
     Params,
@@ -131,8 +132,13 @@ def _act(
     policy: Policy, params: Params, envs: EnvCarry, row: dict[str, Array], key: Key
 ) -> tuple[Array, Array, Any, PyTree]:
     """Return the action, its executed part, what is kept of the distribution, and the memory after it."""
-    distribution, _, remembered = apply_policy(policy, params, envs.obs, envs.memory, **row)
-    action = distribution.sample(key)
+    step = row.get("step")
+    given = {name: x for name, x in row.items() if name != "step"}
+    distribution, _, remembered = apply_policy(policy, params, envs.obs, envs.memory, **given)
+    if step is not None and isinstance(policy, ExploringPolicy):
+        action = policy.explore(params, distribution, key, step)
+    else:
+        action = distribution.sample(key)
     return action, distribution.env_action(action), distribution.for_storage(action), remembered
 
 
@@ -152,6 +158,7 @@ def unroll(
     num_steps: int,
     dropout: bool = False,
     first_episodes: bool = False,
+    first_step: Array | None = None,
 ) -> tuple[Rollout, EnvCarry]:
     """Make T steps of N environments under one policy, in one scan; the critic sees all T·N observations afterwards.
     The rollout, leaves [T, N, ...], has the acting policy's ``distribution``.
@@ -162,6 +169,8 @@ def unroll(
             the same units: the probability ratio is 1 before the first gradient step.
         first_episodes: stop when every environment has ended an episode. The steps that are left are zeros, and False
             in ``valid``; a CPU does not simulate them. The others are the same bits as without it.
+        first_step: the run's number of the first of them, for an ``ExploringPolicy``. None: it draws by its
+            distribution alone.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     # split without dropout too: the steps draw the same numbers with and without it
@@ -169,6 +178,8 @@ def unroll(
     rows: dict[str, Array] = {}
     if dropout:
         rows["dropout_seed"] = jax.random.bits(key_dropout, (num_steps, num_envs), jnp.uint32)
+    if first_step is not None:
+        rows["step"] = first_step + jnp.arange(num_steps)
     collect = partial(_collect, policy, env, first_episodes=first_episodes)
 
     def some_steps(carry: _Carry, xs: Xs) -> tuple[_Carry, Rollout]:

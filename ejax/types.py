@@ -197,6 +197,15 @@ class ActionValuePolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class ExploringPolicy(Policy, Protocol):
+    """A policy that draws the actions of a run's rollouts itself, by rules of its own about the run's steps."""
+
+    def explore(self, params: Params, distribution: Any, key: Key, step: Array, group: int | Array = 0) -> Array:
+        """Draw the actions [N, A] of step number ``step``, int32, of the run, all environments together one step.
+        ``key`` is the step's own; groups of environments that are stepped apart have numbers."""
+
+
+@runtime_checkable
 class PredictingPolicy(Policy, Protocol):
     """A policy that predicts parts of the observation, which it does not read, where it is cloned: ``apply(params, obs,
     predict=True)`` gives ``(distribution, value, {part: prediction [..., F]})``."""

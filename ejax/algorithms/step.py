@@ -20,7 +20,19 @@ from ejax.numerics.episodes import (
 )
 from ejax.numerics.reward_scale import RewardScale, drop_current_rewards, init_reward_scale, scale_rewards
 from ejax.rollout import EnvCarry, reset, restart, unroll, with_memory
-from ejax.types import Array, Env, Key, Metrics, Policy, PyTree, Rollout, Timestep, TrainState, init_train_state
+from ejax.types import (
+    Array,
+    Env,
+    ExploringPolicy,
+    Key,
+    Metrics,
+    Policy,
+    PyTree,
+    Rollout,
+    Timestep,
+    TrainState,
+    init_train_state,
+)
 
 
 @struct.dataclass(kw_only=True)
@@ -142,6 +154,7 @@ def make_rollout_step(
             num_steps=num_steps,
             dropout=dropout,
             first_episodes=resets.restart and resets.first_only,
+            **({"first_step": state.update * num_steps} if isinstance(policy, ExploringPolicy) else {}),
         )
         state, losses = _updated(state, rollout, key_update, update, policy, optimizer, config)
         return finish(replace(state, envs=envs), rollout, losses, rollout.valid)

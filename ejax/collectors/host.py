@@ -184,6 +184,7 @@ class HostCollector:
         memory of them, leaves [N, ...]."""
         (player,) = self.players
         player.obs, player.memory, self._has_begun = obs, memory, True
+        player.explores = False  # the caller's steps are no run's, and have no numbers
 
     def close(self) -> None:
         """Close every group, in spite of errors of the others, except those whose step never returned.

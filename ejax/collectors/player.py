@@ -18,7 +18,18 @@ from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.policies.calls import apply_policy, check_obs, first_memory, forget_outside
-from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PolicyWithMemory, PyTree, SavableHostEnv
+from ejax.types import (
+    Array,
+    ExploringPolicy,
+    HostEnv,
+    HostTimestep,
+    Key,
+    Params,
+    Policy,
+    PolicyWithMemory,
+    PyTree,
+    SavableHostEnv,
+)
 
 Gate = Callable[[], AbstractContextManager[bool]]
 """Entered around every call that advances an environment. True: the rollout is to be given up."""
@@ -64,6 +75,7 @@ class GroupPlayer:
         self.name = env.name if isinstance(env, GuardedEnv) else type(named).__name__
         self.obs: PyTree = None
         self.memory = first_memory(policy, env.num_envs)  # the policy's memory of the episodes under way
+        self.explores = isinstance(policy, ExploringPolicy)
         self.num_steps = 0  # steps taken of the rollout under way
         self.thread: threading.Thread | None = None  # the thread of the last rollout, unless it was the caller's
 
@@ -108,7 +120,8 @@ class GroupPlayer:
                 began = time.perf_counter()
                 row = {name: each[t] for name, each in rows.items()}
                 check_obs(self.policy, self.obs)
-                drawn, part, remembered = act(self.policy, params, self.obs, self.memory, key, np.int32(t), row)
+                place = (np.int32((update - 1) * num_steps + t), np.int32(self.number)) if self.explores else None
+                drawn, part, remembered = act(self.policy, params, self.obs, self.memory, key, np.int32(t), row, place)
                 action = np.asarray(drawn)
                 given = action if part is None else np.asarray(part)
                 policy_s += time.perf_counter() - began
@@ -140,7 +153,8 @@ class GroupPlayer:
         obs = gymnasium.vector.utils.create_empty_array(self.env.observation_space, self.env.num_envs, fn=np.zeros)
         memory = self.memory
         for t in range(2):  # the second time with a memory that a step has made
-            drawn, part, memory = act(self.policy, params, obs, memory, key, np.int32(t), row)
+            place = (np.int32(t), np.int32(self.number)) if self.explores else None
+            drawn, part, memory = act(self.policy, params, obs, memory, key, np.int32(t), row, place)
         if isinstance(self.env, PureHostEnv):
             self.env.compile(np.asarray(drawn if part is None else part))
 
@@ -181,10 +195,22 @@ def _write(pages: PyTree, t: int, num_steps: int, tree: PyTree) -> PyTree:
 
 @partial(jax.jit, static_argnames="policy")
 def act(
-    policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, t: Array, rows: dict[str, Array]
+    policy: Policy,
+    params: Params,
+    obs: PyTree,
+    memory: PyTree,
+    key: Key,
+    t: Array,
+    rows: dict[str, Array],
+    place: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array | None, PyTree]:
-    """Return step t's actions [N, ...], their part for the environments (None: all), and the memory after it."""
+    """Return step t's actions [N, ...], their part for the environments (None: all), and the memory after it.
+    ``place``: the run's number of the step, and the group's, for an ``ExploringPolicy``."""
     distribution, _, remembered = apply_policy(policy, params, obs, memory, **rows)
-    action = distribution.sample(jax.random.fold_in(key, t))
+    key = jax.random.fold_in(key, t)
+    if place is not None and isinstance(policy, ExploringPolicy):
+        action = policy.explore(params, distribution, key, *place)
+    else:
+        action = distribution.sample(key)
     given = distribution.env_action(action)
     return action, None if given is action else given, remembered
