@@ -93,15 +93,15 @@ def sac_step(
     actor, critic = split_critic(state.params["params"])
 
     def critic_loss(critic: PyTree) -> tuple[Array, Metrics]:
-        q = _values(policy, _with(state.params, critic), batch.obs, batch.action)
+        q = _values(policy, with_networks(state.params, critic), batch.obs, batch.action)
         return 0.5 * jnp.square(q - y[None]).mean(axis=-1).sum(), {"q": q.mean()}
 
-    state, metrics = _step(state, critic, critic_loss, optimizer, config, "critic")
+    state, metrics = step_networks(state, critic, critic_loss, optimizer, config, "critic")
 
     def actor_loss(actor: PyTree) -> tuple[Array, Metrics]:
-        distribution, _ = policy.apply(_with(state.params, actor), batch.obs)
+        distribution, _ = policy.apply(with_networks(state.params, actor), batch.obs)
         action, log_prob = distribution.sample_and_log_prob(key_actor)
-        log_prob = log_prob + _log_volume(distribution)
+        log_prob = log_prob + log_volume(distribution)
         alpha = _alpha(state.params, config)
         # the critics are held, though the gradient goes through them to the action
         q = _values(policy, state.params, batch.obs, action).min(axis=0)
@@ -112,7 +112,7 @@ def sac_step(
         return loss, {"entropy": -log_prob.mean(), "alpha": alpha}
 
     if moves_actor:
-        state, of_actor = _step(state, actor, actor_loss, optimizer, config, "actor")
+        state, of_actor = step_networks(state, actor, actor_loss, optimizer, config, "actor")
         metrics |= of_actor
     skipped = [metrics.pop(name) for name in ("skipped_critic", "skipped_actor") if name in metrics]
     metrics["skipped_fraction"] = jnp.stack(skipped).any().astype(jnp.float32)
@@ -130,12 +130,12 @@ def sac_target(state: TrainState, batch: Transition, key: Key, *, policy: Any, c
         log_prob = jnp.zeros(mode.shape[:-1])
     else:
         action, log_prob = distribution.sample_and_log_prob(key)
-        log_prob = log_prob + _log_volume(distribution)
+        log_prob = log_prob + log_volume(distribution)
     q = _values(policy, state.target, batch.next_obs, action).min(axis=0)
     return batch.reward + batch.discount * (q - _alpha(state.params, config) * log_prob)
 
 
-def _step(
+def step_networks(
     state: TrainState, trained: PyTree, loss: Any, optimizer: optax.GradientTransformation, config: Any, name: str
 ) -> tuple[TrainState, Metrics]:
     """Step the parameters ``trained``, by the loss's gradient, and no others."""
@@ -149,14 +149,14 @@ def _step(
         skip=config.skip_nonfinite_updates,
     )
     metrics = {f"{name}_loss": value, f"{name}_grad_norm": norm, f"skipped_{name}": ~finite, **metrics}
-    return replace(stepped, params=_with(state.params, stepped.params["params"])), metrics
+    return replace(stepped, params=with_networks(state.params, stepped.params["params"])), metrics
 
 
 def _values(policy: Any, params: Params, obs: PyTree, action: Array) -> Array:
     return policy.apply(params, obs, action, method="action_values")
 
 
-def _with(params: Params, networks: PyTree) -> Params:
+def with_networks(params: Params, networks: PyTree) -> Params:
     """Replace these networks of the parameters."""
     return {**params, "params": {**params["params"], **networks}}
 
@@ -167,7 +167,7 @@ def _alpha(params: Params, config: SACConfig) -> Array:
     return jnp.asarray(config.ent_coef, jnp.float32)
 
 
-def _log_volume(distribution: Any) -> Array:
+def log_volume(distribution: Any) -> Array:
     """Σ log of the half-widths of the action space, [B]: log π of actions in [-1, 1] is so much more."""
     return jnp.sum(jnp.log(distribution.half_width), axis=-1)
 

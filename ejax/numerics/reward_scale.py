@@ -37,6 +37,15 @@ def scale_rewards(
 
     Source: Engstrom et al. 2020; ``VecNormalize`` of Stable-Baselines3, which moves the statistics at each step.
     """
+    after, _ = track_returns(scale, reward, done, valid, gamma=gamma)
+    deviation = jnp.sqrt(after.moments[2][0] + 1e-8)
+    return after, jnp.clip(reward / deviation, -_MOST, _MOST)
+
+
+def track_returns(
+    scale: RewardScale, reward: Array, done: Array, valid: Array | None = None, *, gamma: float
+) -> tuple[RewardScale, Array]:
+    """Add a rollout's R to the moments; R [T, N] besides."""
     counted = reward if valid is None else jnp.where(valid, reward, 0.0)
 
     def one_step(discounted: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -46,7 +55,5 @@ def scale_rewards(
 
     running, discounted = unrolled_scan(one_step, scale.discounted, (counted, done))
     moments = add_rows(scale.moments, discounted[..., None], valid)
-    deviation = jnp.sqrt(moments[2][0] + 1e-8)
     # a broken one would stay
-    after = RewardScale(discounted=jnp.where(jnp.isfinite(running), running, 0.0), moments=moments)
-    return after, jnp.clip(reward / deviation, -_MOST, _MOST)
+    return RewardScale(discounted=jnp.where(jnp.isfinite(running), running, 0.0), moments=moments), discounted

@@ -1,0 +1,34 @@
+"""Distributions over returns: probabilities of K equally spaced values from ``low`` to ``high``."""
+
+import jax
+import jax.numpy as jnp
+
+from ejax.types import Array
+
+
+def bin_values(low: float, high: float, num_bins: int) -> Array:
+    """Give the K values, [K]."""
+    return jnp.linspace(low, high, num_bins)
+
+
+def expected_value(logits: Array, low: float, high: float) -> Array:
+    """Compute Σ softmax(logits)·value, [...], of logits [..., K]."""
+    return jax.nn.softmax(logits) @ bin_values(low, high, logits.shape[-1])
+
+
+def project_support(probability: Array, support: Array, low: float, high: float) -> Array:
+    """Project a distribution over other values onto the bins: mass at x goes to the two bins around it, by nearness,
+    and to the last bin where x lies beyond it.
+
+        pᵢ ← Σⱼ pⱼ·max(0, 1 − |xⱼ − zᵢ| / Δz)
+
+    Args:
+        probability, support: pⱼ and xⱼ, [B, K].
+
+    Source: Bellemare et al. 2017, algorithm 1.
+    """
+    last = probability.shape[-1] - 1
+    place = jnp.clip((support - low) * (last / (high - low)), 0.0, last)
+    # a sum over all pairs: a scatter adds in no fixed order on a GPU
+    distance = jnp.abs(place[:, None, :] - jnp.arange(last + 1, dtype=place.dtype)[None, :, None])
+    return jnp.sum(probability[:, None, :] * jnp.maximum(1.0 - distance, 0.0), axis=-1)
