@@ -102,7 +102,8 @@ def drop_tails(tree: T) -> T:
     def drop(replay: Replay) -> Replay:
         return replace(replay, tail=replace(replay.tail, valid=jnp.zeros_like(replay.tail.valid)))
 
-    return put_back(take_out(tree)[0], [drop(each) for each in replays_in(tree)])
+    rest, replays = take_out(tree)
+    return put_back(rest, [drop(each) for each in replays])
 
 
 def add_rollout(replay: Replay, rollout: Rollout, *, gamma: float) -> Replay:
@@ -162,6 +163,17 @@ def put_back(tree: T, replays: Sequence[Replay]) -> T:
     return cast(T, jax.tree.map(lambda x: next(left) if _is_replay(x) else x, tree, is_leaf=_is_replay))
 
 
+def without_rows(tree: T) -> T:
+    """Leave out the rows of all replay buffers."""
+    return with_rows(tree, [None] * len(replays_in(tree)))
+
+
+def with_rows(tree: T, rows: Sequence[Any]) -> T:
+    """Put rows into the replay buffers of a state, in their order."""
+    rest, replays = take_out(tree)
+    return put_back(rest, [replace(replay, rows=each) for replay, each in zip(replays, rows, strict=True)])
+
+
 def replays_in(tree: PyTree) -> list[Replay]:
     """List the replay buffers of a run's state."""
     return [x for x in jax.tree.leaves(tree, is_leaf=_is_replay) if _is_replay(x)]
@@ -173,7 +185,8 @@ def _is_replay(x: Any) -> bool:
 
 def row_bytes(replay: Replay) -> int:
     """Count the bytes of one row."""
-    return sum(x.dtype.itemsize * x[0, 0].size for x in jax.tree.leaves(jax.eval_shape(lambda: replay.rows)))
+    num_rows = replay.rows.discount.size
+    return sum(x.dtype.itemsize * x.size // num_rows for x in jax.tree.leaves(replay.rows))
 
 
 def _in_strata(x: Array, num_strata: int) -> Array:

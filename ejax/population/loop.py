@@ -56,6 +56,7 @@ def _begin(distributed: bool, call: Call) -> tuple[StartState, PopulationSink]:
     state, meta = built.state, dict[str, Any]()
     if location.checkpoint is not None:
         state, meta = load_checkpoint(location.checkpoint, state)
+        location.directory.previous[:] = [location.checkpoint]
     cadence = Cadence(config.trainer, rows_per_update(built.configs[0], built.parts))
     parts = replace(built.parts, stepper=cast(Any, built.stepper), state=cast(Any, state))
     start = StartState(parts, cast(Any, state), cadence, meta, built.notes)

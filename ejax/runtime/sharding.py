@@ -211,6 +211,12 @@ def at_hand(tree: PyTree) -> PyTree:
     return jax.tree.map(own, tree)
 
 
+def wait_for_all(what: str) -> None:
+    """Wait until each process is here; of one process, do nothing."""
+    if count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
 def exchange(tree: PyTree) -> list[PyTree]:
     """Exchange arrays of the same shapes: each process's, in their order, as NumPy's. All of them call it.
 

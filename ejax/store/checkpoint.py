@@ -1,9 +1,10 @@
 """Checkpoints: a directory that appears whole or not at all, and knows when it was damaged.
 
-``<name>/state`` (orbax; an array for each leaf), ``<name>/meta.json`` (versions, counters, config), ``<name>/SHA256``
-(digests of them and of itself; it completes the set). While it is written it is called ``.partial-<name>``, and one
-that it replaces ``.replaced-<name>``: at each moment one of them is whole. orbax's own manager would also decide which
-checkpoints stay, but it knows no digests: it deletes the older one beside a newer one that is damaged.
+``<name>/state`` (orbax; an array for each leaf), ``<name>/replay`` (``ejax.store.replay_rows``), ``<name>/meta.json``
+(versions, counters, config), ``<name>/SHA256`` (digests of them and of itself; it completes the set). While it is
+written it is called ``.partial-<name>``, and one that it replaces ``.replaced-<name>``: at each moment one of them is
+whole. orbax's own manager would also decide which checkpoints stay, but it knows no digests: it deletes the older one
+beside a newer one that is damaged.
 """
 
 import functools
@@ -22,11 +23,13 @@ import numpy as np
 from pydantic import BaseModel, NonNegativeInt
 
 import ejax
+from ejax.collectors.replay_buffer import replays_in, with_rows, without_rows
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.store.arrays import CheckpointError as CheckpointError
 from ejax.store.arrays import is_key, load_arrays, read_arrays
 from ejax.store.arrays import save_arrays as save_arrays
 from ejax.store.digests import LISTING, DamagedError, check_digests, files_of, write_digests
+from ejax.store.replay_rows import FOLDER, link_file, load_rows, save_rows
 from ejax.types import PyTree
 
 SCHEMA_VERSION = 2
@@ -53,13 +56,24 @@ def save_checkpoint(
     state: PyTree,
     meta: dict[str, Any],
     save_arrays: Callable[[Path, PyTree], None] = save_arrays,
+    previous: Path | None = None,
 ) -> Path:
-    """Write ``directory/name`` and return it once it is complete on disk; one of that name stays until then."""
+    """Write ``directory/name`` and return it once it is complete on disk; one of that name stays until then.
+
+    ``previous``: a checkpoint of an earlier state of the same run, for ``ejax.store.replay_rows.save_rows``.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     _tidy(directory)
     arrays = arrays_under_way(directory, name)
-    save_arrays(arrays, state)
-    return _complete(arrays.parent, directory / name, meta)
+    save_share(arrays, state, save_arrays, previous)
+    return _complete(arrays.parent, directory / name, meta, previous)
+
+
+def save_share(arrays: Path, state: PyTree, save_arrays: Callable[[Path, PyTree], None], previous: Path | None) -> None:
+    """Write this process's part of the state of a checkpoint whose arrays are in the folder ``arrays``."""
+    previous = previous if previous is not None and previous.is_dir() else None
+    save_rows(arrays.parent, replays_in(state), previous)
+    save_arrays(arrays, without_rows(state))
 
 
 def arrays_under_way(directory: Path, name: str) -> Path:
@@ -71,8 +85,10 @@ def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:
     """Replace the meta of a checkpoint, as a whole or not at all."""
     _tidy(path.parent)
     partial = path.with_name(f"{_PARTIAL}{path.name}")
-    shutil.copytree(path / "state", partial / "state", copy_function=_link)  # links: the arrays are not written again
-    _complete(partial, path, meta)
+    for name in ("state", FOLDER):
+        if (path / name).is_dir():
+            shutil.copytree(path / name, partial / name, copy_function=link_file)  # links: not written again
+    _complete(partial, path, meta, path)
 
 
 def recover_checkpoints(directory: Path) -> list[Path]:
@@ -101,7 +117,8 @@ def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, d
         CheckpointError: incomplete, damaged, of another schema, or of another structure than ``like``.
     """
     meta = verify_checkpoint(path)
-    return load_arrays(path, like, part, _REMEDY), meta
+    state = load_arrays(path, without_rows(like), part, _REMEDY)
+    return with_rows(state, load_rows(path, replays_in(like))), meta
 
 
 def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
@@ -170,10 +187,11 @@ def library_versions() -> dict[str, str]:
     return {"ejax": ejax.__version__} | {name: _version(name) for name in _LIBRARIES}
 
 
-def _complete(partial: Path, final: Path, meta: dict[str, Any]) -> Path:
+def _complete(partial: Path, final: Path, meta: dict[str, Any], linked: Path | None = None) -> Path:
+    """Put a checkpoint in place; ``linked``: one that some of its files are links to."""
     meta = {"schema_version": SCHEMA_VERSION, "versions": library_versions(), **meta}
     (partial / "meta.json").write_text(json.dumps(meta, indent=2))
-    write_digests(partial)
+    write_digests(partial, linked if linked is not None and (linked / LISTING).is_file() else None)
     for path in [*files_of(partial), *(path for path in partial.rglob("*") if path.is_dir()), partial]:
         _sync(path)
     replaced = final.with_name(f"{_REPLACED}{final.name}")
@@ -198,15 +216,6 @@ def _tidy(directory: Path) -> list[Path]:
             os.replace(replaced, final)
             restored.append(final)
     return restored
-
-
-def _link(source: str, target: str) -> str:
-    """Link a file under a second name, or copy it where the file system has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-    return target
 
 
 def remove(path: Path) -> None:

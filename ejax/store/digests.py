@@ -19,9 +19,15 @@ class DamagedError(ValueError):
     """A folder that differs from its digests; the text begins with the difference."""
 
 
-def write_digests(folder: Path) -> None:
-    """Write ``SHA256`` for all files of ``folder``, at any depth."""
-    (folder / LISTING).write_text(render_digests(_digests(folder, None)), encoding="utf-8")
+def write_digests(folder: Path, origin: Path | None = None) -> None:
+    """Write ``SHA256`` for all files of ``folder``, at any depth.
+
+    Args:
+        origin: a folder with digests. Files that are hard links to those of the same path there keep their digests.
+    """
+    listed = {} if origin is None else _listed(read_text(origin / LISTING))
+    known = {name: digest for name, digest in listed.items() if origin and _is_same(folder / name, origin / name)}
+    (folder / LISTING).write_text(render_digests(_digests(folder, None, known)), encoding="utf-8")
 
 
 def render_digests(digests: Mapping[str, str]) -> str:
@@ -68,20 +74,33 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _digests(folder: Path, names: Sequence[str] | None) -> dict[str, str]:
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:
+        return False
+
+
+def _digests(folder: Path, names: Sequence[str] | None, known: Mapping[str, str] | None = None) -> dict[str, str]:
     digests = {}
     for path in files_of(folder):
         name = str(path.relative_to(folder))
-        if name != LISTING if names is None else name in names:
+        if known and name in known:
+            digests[name] = known[name]
+        elif name != LISTING if names is None else name in names:
             # named ones are facts, which nobody reads where they are larger
             with open_plain(path, HUGE if names is None else MAX_BYTES) as file:
                 digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests
 
 
-def _difference(written: str, digests: Mapping[str, str]) -> str:
+def _listed(written: str) -> dict[str, str]:
     lines = (line.partition("  ") for line in written.splitlines())
-    listed = {name: digest for digest, _, name in lines if name not in ("", LISTING)}
+    return {name: digest for digest, _, name in lines if name not in ("", LISTING)}
+
+
+def _difference(written: str, digests: Mapping[str, str]) -> str:
+    listed = _listed(written)
     for name in sorted(listed.keys() | digests.keys()):
         if name not in digests:
             return f"{name} is missing"

@@ -26,7 +26,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from ejax.store.checkpoint import (
     remove,
     save_arrays,
     save_checkpoint,
+    save_share,
     verify_checkpoint,
 )
 from ejax.store.digests import LISTING, DamagedError, check_digests, render_digests, sha256
@@ -100,6 +101,8 @@ class RunDirectory:
     path: Path
     exp_name: str
     save_arrays: Callable[[Path, PyTree], None] = save_arrays
+    previous: list[Path] = field(default_factory=list, compare=False)
+    """At its end the checkpoint of the run that this process read or wrote last."""
 
     @property
     def checkpoints(self) -> Path:
@@ -122,7 +125,7 @@ class RunDirectory:
 
     def save(self, state: PyTree, meta: dict[str, Any], *, keep: int) -> Path:
         """Save a periodic checkpoint; of the older ones ``keep`` − 1 stay."""
-        path = save_checkpoint(self.checkpoints, self._name(meta["global_step"]), state, meta, self.save_arrays)
+        path = self._save(self._name(meta["global_step"]), state, meta)
         for old in self.periodic()[keep:]:  # only now, when the new one is complete
             remove(old)
         return path
@@ -130,7 +133,7 @@ class RunDirectory:
     def save_best(self, state: PyTree, meta: dict[str, Any]) -> Path:
         """Save the best checkpoint; the former best goes once the new one is complete."""
         name = self._name(meta["global_step"], best=True)
-        path = save_checkpoint(self.checkpoints, name, state, meta, self.save_arrays)
+        path = self._save(name, state, meta)
         for old in self.best():
             if old != path:
                 remove(old)
@@ -138,7 +141,18 @@ class RunDirectory:
 
     def save_share(self, state: PyTree, step: int, *, best: bool = False) -> None:
         """Write this process's part of the arrays of a checkpoint, which process 0 saves at the same time."""
-        self.save_arrays(arrays_under_way(self.checkpoints, self._name(step, best=best)), state)
+        name = self._name(step, best=best)
+        save_share(arrays_under_way(self.checkpoints, name), state, self.save_arrays, self._previous)
+        self.previous[:] = [self.checkpoints / name]
+
+    @property
+    def _previous(self) -> Path | None:
+        return self.previous[-1] if self.previous else None
+
+    def _save(self, name: str, state: PyTree, meta: dict[str, Any]) -> Path:
+        path = save_checkpoint(self.checkpoints, name, state, meta, self.save_arrays, self._previous)
+        self.previous[:] = [path]
+        return path
 
     def _name(self, step: int, *, best: bool = False) -> str:
         return f"{self.exp_name}_{'best_' if best else ''}step_{step}"

@@ -216,6 +216,7 @@ def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[st
     directory, config = location.directory, location.config
     if location.checkpoint is not None:
         state, meta = load_checkpoint(location.checkpoint, parts.state)
+        directory.previous[:] = [location.checkpoint]
         check_teacher(config, parts.state, state)
         return state, meta, ()
     if location.file is None:
@@ -225,6 +226,7 @@ def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[st
         state, notes = start_from_file(Path(location.file), parts, config)
     else:
         state, notes = start_from_run(Path(location.file), parts, config)
+        directory.previous[:] = [Path(location.file)]
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         write_schedule(directory.path, 0, range(int(state.update)))
     return state, {}, (f"goes on from {location.file}", *notes)

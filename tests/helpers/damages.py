@@ -92,8 +92,9 @@ def what_is_left(run: Path, exp_name: str) -> dict[str, Any]:
     with warnings.catch_warnings():  # orbax warns that arrays come back onto one device
         warnings.simplefilter("ignore")
         arrays = {name: np.asarray(x) for name, x in ocp.load(str((newest / "state").absolute())).items()}
+    rows = {file.name: np.frombuffer(file.read_bytes(), np.uint8) for file in (newest / "replay").glob("*")}
     lines = [json.loads(line) for line in (run / "logs" / "metrics.jsonl").read_text().splitlines()]
-    return {"name": newest.name, "arrays": arrays, "log": [_steady(line) for line in lines]}
+    return {"name": newest.name, "arrays": arrays | rows, "log": [_steady(line) for line in lines]}
 
 
 def same(a: dict[str, Any], b: dict[str, Any], *, log: bool = False) -> bool:

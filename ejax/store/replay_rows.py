@@ -1,0 +1,226 @@
+"""Rows of replay buffers in a checkpoint: files of a few MiB each, of which a save writes those that are new.
+
+``replay/index.json``: the fields of a row, and the counts of each ring. ``replay/<buffer>_<ring>_<segment>.rows``: the
+rows of a part of a ring, one after the other, with their fields packed; rows that were never written are left out. A
+segment that did not change since the run's checkpoint before this one is a hard link to the file there.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
+
+from ejax.collectors.replay_buffer import Replay, Transition
+from ejax.logs.json_records import FactsError, read_facts
+from ejax.runtime.processes import leads
+from ejax.runtime.sharding import wait_for_all
+from ejax.schema.plain_files import HUGE, open_plain
+from ejax.store.arrays import CheckpointError
+
+FOLDER, _INDEX = "replay", "index.json"
+SEGMENT_BYTES = 4 << 20
+ReadRows: TypeAlias = Callable[[int, int], NDArray[Any]]
+"""``(start, count) -> rows``, packed."""
+
+
+class Ring(BaseModel):
+    """Counts of a ring, as ``Replay`` has them."""
+
+    head: NonNegativeInt
+    size: NonNegativeInt
+    added: NonNegativeInt
+
+
+class Field(BaseModel):
+    name: str
+    dtype: str
+    shape: list[NonNegativeInt]
+
+
+class Buffer(BaseModel):
+    """Form and counts of a replay buffer."""
+
+    capacity: PositiveInt
+    """Of each ring."""
+    segment: PositiveInt
+    """Rows of a file."""
+    fields: list[Field]
+    rings: list[Ring]
+
+    @property
+    def record(self) -> np.dtype[Any]:
+        return np.dtype([(each.name, jnp.dtype(each.dtype), tuple(each.shape)) for each in self.fields])
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """Give what two buffers of the same arrays agree in."""
+        fields = ", ".join(f"{each.name} {each.dtype}{each.shape}" for each in self.fields)
+        return {"capacity": self.capacity, "rings": len(self.rings), "fields": fields}
+
+    def segments(self, ring: int) -> Iterator[tuple[int, int]]:
+        """Give the first row of each segment that has any, and their number."""
+        size = min(self.rings[ring].size, self.capacity)
+        for start in range(0, size, self.segment):
+            yield start, min(self.segment, size - start)
+
+    def has_changed(self, before: "Buffer", ring: int, start: int, count: int) -> bool:
+        """Recognize rows that were written since ``before``, a state of the same buffer."""
+        new, old, capacity = self.rings[ring], before.rings[ring], self.capacity
+        added = (new.added - old.added) % 2**32
+        if added >= capacity or (old.head + added) % capacity != new.head:
+            return True
+        if before.form != self.form or (start, count) not in before.segments(ring):
+            return True
+        first, end = old.head, old.head + added  # of the rows that were written, which may go round
+        return added > 0 and any(first < start + count + lap and start + lap < end for lap in (0, capacity))
+
+
+class _Index(BaseModel):
+    buffers: list[Buffer]
+
+
+def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) -> None:
+    """Write this process's rows of replay buffers into the folder of a checkpoint that is made.
+
+    Args:
+        previous: a checkpoint of the same buffers in an earlier state. None: there is none.
+    """
+    if not replays:
+        return
+    wait_for_all("the folder of a checkpoint")  # the first process makes it
+    folder = folder / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    old: list[Buffer] = []
+    with suppress(CheckpointError):  # nothing to link then
+        old = [] if previous is None else _read_index(previous)
+    buffers = [_describe(replay) for replay in replays]
+    for i, (replay, buffer) in enumerate(zip(replays, buffers, strict=True)):
+        before = old[i] if i < len(old) and len(old[i].rings) == len(buffer.rings) else None
+        for ring, read in _own_rings(replay, buffer):
+            for start, count in buffer.segments(ring):
+                name = _name(i, ring, start // buffer.segment)
+                if previous is not None and before and not buffer.has_changed(before, ring, start, count):
+                    with suppress(OSError):  # gone: written again
+                        link_file(previous / FOLDER / name, folder / name)
+                        continue
+                (folder / name).write_bytes(read(start, count).view(np.uint8).data)
+    if leads():
+        (folder / _INDEX).write_text(json.dumps({"buffers": [buffer.model_dump() for buffer in buffers]}))
+
+
+def load_rows(path: Path, like: Sequence[Replay]) -> list[Transition]:
+    """Read the rows of a checkpoint's replay buffers, of the forms of ``like``.
+
+    Raises:
+        CheckpointError: of other forms, or a file has another length than the index says.
+    """
+    found = _read_index(path) if like else []
+    if len(found) != len(like):
+        raise CheckpointError(f"checkpoint {path} has {len(found)} replay buffers, this run needs {len(like)}")
+    return [_load(path, i, buffer, replay) for i, (buffer, replay) in enumerate(zip(found, like, strict=True))]
+
+
+def link_file(source: str | Path, target: str | Path) -> str | Path:
+    """Link a file under a second name, or copy it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+    return target
+
+
+def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition:
+    wanted = _forms(like)
+    if (there := buffer.form) != (here := wanted.form):
+        text = "; ".join(
+            f"{name} {there[name]}, this run needs {here[name]}" for name in here if there[name] != here[name]
+        )
+        raise CheckpointError(f"checkpoint {path} has a replay buffer of {text}. Use the config it was made with.")
+    pages = [
+        np.zeros((len(buffer.rings), buffer.capacity, *each.shape), jnp.dtype(each.dtype)) for each in buffer.fields
+    ]
+    for ring in range(len(buffer.rings)):
+        for start, count in buffer.segments(ring):
+            file = path / FOLDER / _name(number, ring, start // buffer.segment)
+            with open_plain(file, HUGE) as source:
+                content = source.read()
+            if len(content) != count * buffer.record.itemsize:
+                text = f"has {len(content)} bytes instead of {count * buffer.record.itemsize}"
+                raise CheckpointError(f"checkpoint {path} is damaged: {file.relative_to(path)} {text}")
+            rows = np.frombuffer(content, buffer.record)
+            for page, field in zip(pages, buffer.fields, strict=True):
+                page[ring, start : start + count] = rows[field.name]
+    leaves, structure = jax.tree.flatten(like.rows)
+    # copies: an array that NumPy has as well cannot be overwritten by a program
+    read = [jnp.array(page.reshape(leaf.shape), copy=True) for page, leaf in zip(pages, leaves, strict=True)]
+    return jax.tree.unflatten(structure, read)
+
+
+def _read_index(path: Path) -> list[Buffer]:
+    try:
+        return _Index.model_validate(read_facts(path / FOLDER / _INDEX, _Index)).buffers
+    except FactsError as error:
+        raise CheckpointError(f"checkpoint {path} has no rows of a replay buffer: {error}") from None
+
+
+def _describe(replay: Replay) -> Buffer:
+    counts = (np.asarray(x).reshape(-1).tolist() for x in (replay.head, replay.size, replay.added))
+    rings = [Ring(head=head, size=size, added=added) for head, size, added in zip(*counts, strict=True)]
+    return _forms(replay).model_copy(update={"rings": rings})
+
+
+def _forms(replay: Replay) -> Buffer:
+    """Give the form of a buffer, its counts left at 0."""
+    num_axes = replay.head.ndim
+    fields = [
+        Field(
+            name=jax.tree_util.keystr(path, simple=True, separator="."),
+            dtype=x.dtype.name,
+            shape=list(x.shape[num_axes + 1 :]),
+        )
+        for path, x in jax.tree_util.tree_flatten_with_path(replay.rows)[0]
+    ]
+    capacity, rings = replay.rows.discount.shape[num_axes], replay.head.size
+    form = Buffer(capacity=capacity, segment=1, fields=fields, rings=[Ring(head=0, size=0, added=0)] * rings)
+    return form.model_copy(update={"segment": max(1, SEGMENT_BYTES // form.record.itemsize)})
+
+
+def _own_rings(replay: Replay, buffer: Buffer) -> Iterator[tuple[int, ReadRows]]:
+    """Give the rings that this process writes."""
+    leaves = jax.tree.leaves(replay.rows)
+    for shards in zip(*(x.addressable_shards for x in leaves), strict=True):
+        if shards[0].replica_id == 0:
+            pages = [
+                shard.data.reshape(-1, *leaf.shape[replay.head.ndim :])
+                for shard, leaf in zip(shards, leaves, strict=True)
+            ]
+            first = (shards[0].index[0].start or 0) * (replay.head.size // replay.head.shape[0])
+            for i in range(pages[0].shape[0]):
+                yield first + i, partial(_read, pages, buffer, i)
+
+
+def _read(pages: list[jax.Array], buffer: Buffer, ring: int, start: int, count: int) -> NDArray[Any]:
+    packed = np.empty(count, buffer.record)
+    taken = _cut(pages, ring, start, count=min(buffer.segment, buffer.capacity - start))
+    for field, page in zip(buffer.fields, taken, strict=True):
+        packed[field.name] = np.asarray(page)[:count]
+    return packed
+
+
+@partial(jax.jit, static_argnames="count")  # on the device, so that no more than these rows leave it
+def _cut(pages: list[jax.Array], ring: int, start: int, *, count: int) -> list[jax.Array]:
+    return [jax.lax.dynamic_slice_in_dim(page[ring], start, count) for page in pages]
+
+
+def _name(buffer: int, ring: int, segment: int) -> str:
+    return f"{buffer}_{ring}_{segment:06d}.rows"
