@@ -46,6 +46,7 @@ def sgd_epochs(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     minibatches: MinibatchConfig,
+    keyed: bool = False,
     prepare: Callable[[Batch], Batch] | None = None,
     adapt_rate: Callable[[Array, Metrics], Array] | None = None,
     stop: Callable[[Metrics], Array] | None = None,
@@ -56,6 +57,7 @@ def sgd_epochs(
         batch: leaves [B, ...]. ``mask`` [B] ≥ 0, if there is one, weights the rows; a minibatch's sum divides by at
             least 1.
         loss: see ``Loss``.
+        keyed: a minibatch has a ``key`` for each of its rows, [M], another one in every epoch.
         prepare: applied to each minibatch (leaves [M, ...], with ``weight`` [M], 0 on padding) before the gradient.
         adapt_rate: ``(learning rate, minibatch metrics) -> learning rate`` of this very step.
         stop: ``minibatch metrics -> bool``; once true, this and all later minibatches of the update are skipped.
@@ -70,7 +72,9 @@ def sgd_epochs(
     """
     num_rows = _count_rows(batch)
     size = min(minibatches.batch_size, num_rows)
+    key, key_rows = jax.random.split(key) if keyed else (key, None)
     orders, counts = _orders(key, num_rows, size, minibatches)
+    keys = None if key_rows is None else jax.random.split(key_rows, counts.shape)
 
     def loss_of_trained(trained: PyTree, params: Params, minibatch: Batch) -> tuple[Array, Metrics]:
         value, metrics = loss({**params, "params": trained}, minibatch)
@@ -80,11 +84,13 @@ def sgd_epochs(
     grad: Grad = jax.jit(jax.grad(loss_of_trained, has_aux=True))
 
     def epochs(
-        state: TrainState, batch: Batch, orders: Array, *, gradient: Grad = grad, flat: FlatParams | None = None
+        state: TrainState, batch: Batch, draws: PyTree, *, gradient: Grad = grad, flat: FlatParams | None = None
     ) -> tuple[TrainState, Array, PackedRows]:
-        def one_minibatch(carry: Any, xs: tuple[Array, Array]) -> tuple[Any, PackedRows]:
-            (state, stopped), (rows, count) = carry, xs
+        def one_minibatch(carry: Any, xs: tuple[Array, Array, Key | None]) -> tuple[Any, PackedRows]:
+            (state, stopped), (rows, count, key) = carry, xs
             minibatch, count = _take(batch, rows, count, num_rows)
+            if key is not None:
+                minibatch["key"] = jax.random.split(key, rows.size)
             minibatch = minibatch if prepare is None else prepare(minibatch)
             trained = state.params["params"]
             # packed after the gradient, not before: the gradient of unpacking would be a sum of padded vectors
@@ -107,7 +113,7 @@ def sgd_epochs(
         body = one_minibatch if stop is None else _until(stop, one_minibatch)
         start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
         # one scan over the minibatches of all epochs: what a loop over epochs did besides would split a CUDA graph
-        flat_xs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (orders, counts))
+        flat_xs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
         with jax.named_scope("minibatches"):
             (after, stopped), log = jax.lax.scan(body, start, flat_xs)
         log = jax.tree.map(lambda x: x.reshape(*counts.shape, *x.shape[1:]), log)
@@ -121,7 +127,7 @@ def sgd_epochs(
     # A GPU has no cache that a chunk would fit, and pays for kernels instead: one vector takes a third of those that
     # small parameters do. A CPU would need a fifth more time for it.
     forms = by_platform(cpu=partial(epochs, gradient=in_cache), gpu=partial(epochs, flat=flat))
-    after, stopped, log = (epochs if in_cache is grad and flat is None else forms)(state, batch, orders)
+    after, stopped, log = (epochs if in_cache is grad and flat is None else forms)(state, batch, (orders, counts, keys))
     return after, _summary({name: x[..., 0] for name, x in log.tree().items()}, stopped, minibatches)
 
 
@@ -169,7 +175,7 @@ def _in_chunks(grad: Grad, rows: int, *, skip_weightless: bool) -> Grad:
 def _until(stop: Callable[[Metrics], Array], body: Callable[..., tuple[Any, PackedRows]]) -> Callable[..., Any]:
     """Skip minibatches after the first whose metrics say stop; that one is only measured."""
 
-    def unless_stopped(carry: tuple[TrainState, Array], xs: tuple[Array, Array]) -> tuple[Any, PackedRows]:
+    def unless_stopped(carry: tuple[TrainState, Array], xs: PyTree) -> tuple[Any, PackedRows]:
         def measure(carry: tuple[TrainState, Array]) -> tuple[Any, PackedRows]:
             (trained, _), log = body(carry, xs)
             stops = stop({name: x[0] for name, x in log.tree().items()})

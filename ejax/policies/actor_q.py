@@ -1,7 +1,8 @@
 """Squashed Gaussian actor whose deviation depends on the observation, and critics of actions, for off-policy learning.
 
 Parameters: ``actor`` (an MLP with 2·A outputs: means, then log-deviations), ``critic`` (an MLP, its leaves stacked
-[critics, ...]) and ``log_alpha`` (the entropy's weight, where an algorithm learns it).
+[critics, ...]), and the logarithms of weights that an algorithm may learn: ``log_alpha``, the entropy's, and
+``log_kl_coef``, of the divergence from the policy that acted.
 """
 
 import math
@@ -39,6 +40,8 @@ class ActorQ(nn.Module):
     """Bounds of the log-deviation; outside them its gradient is zero."""
     initial_alpha: float = 1.0
     """The entropy's weight at the start, where an algorithm learns it."""
+    initial_kl_coef: float | None = None
+    """The divergence's weight at the start. None: no algorithm learns it."""
     num_critics: int = 2
     num_bins: int | None = None
     """Outputs of a critic: logits of a distribution over returns. None: one value."""
@@ -56,6 +59,8 @@ class ActorQ(nn.Module):
         mean, log_std = jnp.split(output, 2, axis=-1)
         log_std = clip_like_torch(log_std + self.initial_log_std, *self.log_std_range)
         self.param("log_alpha", nn.initializers.constant(math.log(self.initial_alpha)), ())
+        if self.initial_kl_coef is not None:
+            self.param("log_kl_coef", nn.initializers.constant(math.log(self.initial_kl_coef)), ())
         if self.is_initializing() or observe is not False:  # the critics' parameters, and their normalizer
             self.action_values(obs, jnp.zeros_like(mean), observe=observe)
         return self.action_spec.distribution(mean, log_std), jnp.zeros(mean.shape[:-1])
@@ -151,7 +156,9 @@ def _section_of(policy: ActorQ) -> dict[str, Any]:
         "obs_groups": {name: list(getattr(policy, f"{name}_obs_groups")) for name in names},
         **{name: {"type": "mlp", "network_cfg": network} for name, network in networks.items()},
         **{f"{name}_obs_normalization": getattr(policy, f"{name}_obs_normalization") for name in names},
-        "cfg": {name: getattr(policy, name) for name in ("initial_alpha", "num_critics", "num_bins")},
+        "cfg": {
+            name: getattr(policy, name) for name in ("initial_alpha", "initial_kl_coef", "num_critics", "num_bins")
+        },
     }
 
 
