@@ -38,6 +38,7 @@ _MOST_KILLS = 5
 _LIMIT_S = 300.0
 """A process that lives longer hangs."""
 _PICTURES = "picture_task:PictureTask"
+_SMALL_SEGMENTS = "small_segments:PointMass"
 _NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
 
 
@@ -115,7 +116,7 @@ class Mode:
     def _start(self, run: Path) -> "subprocess.Popen[str]":
         """Start a new run, or continue the one in the folder."""
         command = [sys.executable, "-m", "ejax.train", "--config", str(self.folder / "config.json"), "--run", str(run)]
-        command += ["--trust", _PICTURES]
+        command += ["--trust", _PICTURES, "--trust", _SMALL_SEGMENTS]
         command += ["--resume", "latest"] if run.exists() else []
         return subprocess.Popen(
             command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -179,6 +180,16 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
         "beta_updates": 20,
     }
     flow = {"inference_horizon": picture_task.CHUNK, "model_config": picture_task.MODEL}
+    replay = {"capacity": 300, "n_step": 3}
+    sac = {"name": "sac", "cfg": {"batch_size": 16, "gradient_steps": 2, "learning_starts": 64, "replay": replay}}
+    host, beside = ({"collector": {"mode": mode, "num_groups": 2, "max_staleness": 0}} for mode in ("host", "async"))
+    off_policy = {
+        name: _config(sac, updates, changes, policy="actor_q")
+        | {"env": {"id": _SMALL_SEGMENTS, "cfg": {"max_episode_steps": 20}}}
+        for name, updates, changes in (("sac", 40, {}), ("sac_host", 24, host), ("sac_async", 24, beside))
+    }
+    for each in off_policy.values():
+        each["policy"]["squash_actions"] = True
     rates = {"algorithm.cfg.optimizer.learning_rate": [1e-3, 3e-3]}
     return {
         "ppo": _config(ppo, 40),
@@ -191,6 +202,7 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
         "devices": _config(ppo, 40, {"distributed": True}),
         "pbt": _config(ppo, 40) | {"population": {"seeds": 2, "exploit": {"every": 4}, **rates}},
         "dagger": _config({"name": "distill", "cfg": dagger}, 40, network=gru),
+        **off_policy,
         "vla": _config(ppo, 24) | {"env": {"id": _PICTURES}, "policy": {"name": "vla", "vla_config": flow}},
     }
 
@@ -212,7 +224,7 @@ def _config(
     network: dict[str, Any] = _NETWORK,
 ) -> dict[str, Any]:
     """Make a config that saves and evaluates every few updates, at once and apart."""
-    networks = {"actor": network} | ({"critic": network} if policy == "actor_critic" else {})
+    networks = {"actor": network} | ({"critic": network} if policy != "actor_only" else {})
     rows = 32 if algorithm["name"] != "bc" else 64
     trainer = {
         "exp_name": "tiny",
@@ -239,7 +251,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kills", type=int, default=200, help="of all modes together (default: 200)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--modes", nargs="+", metavar="MODE", help="of ppo grpo apg host async cloning gru devices pbt dagger vla"
+        "--modes",
+        nargs="+",
+        metavar="MODE",
+        help="of ppo grpo apg host async cloning gru devices pbt dagger sac sac_host sac_async vla",
     )
     return parser
 
