@@ -16,13 +16,15 @@ import optax
 from flax import struct
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from ejax.algorithms.options import GradientOptions
+from ejax.algorithms.options import GradientOptions, indivisible
 from ejax.algorithms.record import RunShape, refuse_memory
 from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay, sample_rows, take_rows
 from ejax.envs.spaces import obs_forms
 from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedule
 from ejax.policies.normalize import update_normalizer
-from ejax.schema.problems import Problem
+from ejax.runtime.sharding import constrain_split
+from ejax.schema.frozen import with_value
+from ejax.schema.problems import ConfigError, Problem
 from ejax.types import (
     ActionValuePolicy,
     Env,
@@ -106,7 +108,7 @@ def off_policy_update(
         logs = []
         for i in range(config.policy_delay):  # known when it is traced: a GPU would wait for the host at a condition
             key_rows, key_learn = jax.random.split(keys[i])
-            batch = take_rows(replay, sample_rows(replay, key_rows, config.batch_size))
+            batch = constrain_split(take_rows(replay, sample_rows(replay, key_rows, config.batch_size)))
             train, extra, metrics = make_step(*carry, batch, key_learn, i == 0)
             carry = train, extra
             logs.append(metrics)
@@ -154,11 +156,25 @@ def follow(target: Params, params: Params, tau: float) -> Params:
 
 
 def make_own(options: Any, policy: Policy, env: Env | HostEnv, num_envs: int) -> OffPolicyState:
-    """Make an empty buffer for the environments of a run."""
+    """Make an empty buffer for the environments of a run. ConfigError: strata that do not divide them."""
     del policy
+    strata = options.replay.strata or 1
+    problems = [*indivisible("replay.strata", strata, num_envs, "the environments of all devices")]
+    problems += indivisible("replay.strata", strata, options.batch_size, "algorithm.cfg.batch_size")
+    if problems:
+        raise ConfigError(problems)
     forms = obs_forms(env, num_envs)
     action = jnp.zeros((num_envs, *(env.action_space.shape or ())))
-    return OffPolicyState(replay=init_replay(options.replay, forms, action))
+    return OffPolicyState(replay=init_replay(options.replay, forms, action, num_strata=strata))
+
+
+def rescale_for_devices(options: Any, was: int, now: int) -> Any:
+    """Keep the strata of ``was`` devices on ``now``. ConfigError: these cannot share them."""
+    strata = options.replay.strata or was
+    if strata % now:
+        text = f"got {strata}, which {now} devices cannot share; give a multiple of their number"
+        raise ConfigError([Problem("algorithm.cfg.replay.strata", text)])
+    return with_value(options, "replay.strata", strata)
 
 
 def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem]:
@@ -191,5 +207,6 @@ OFF_POLICY_FIELDS: dict[str, Any] = {
     "stops_at_nonfinite": lambda options: not options.skip_nonfinite_updates,
     "problems": shape_problems,
     "policy_problems": policy_problems,
+    "rescale_for_devices": rescale_for_devices,
 }
 """Fields of an ``Algorithm`` whose options are ``OffPolicyOptions``."""

@@ -14,6 +14,7 @@ from flax import struct
 from pydantic import PositiveInt
 
 from ejax.numerics.finite import finite_rows
+from ejax.runtime.sharding import by_device
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key, PyTree, Rollout
 
@@ -24,9 +25,12 @@ class ReplayConfig(StrictModel):
     """``algorithm.cfg.replay``."""
 
     capacity: PositiveInt = 1_000_000
-    """Transitions that are kept on each device; the oldest give way."""
+    """Transitions that are kept, on all devices together; the oldest give way."""
     n_step: PositiveInt = 1
     """Steps whose rewards a transition sums before the value of what follows."""
+    strata: PositiveInt | None = None
+    """Rings of equally many environments, which give equally many rows of a minibatch. None: one for each device. D
+    devices compute what one does with D strata."""
 
 
 @struct.dataclass(kw_only=True)
@@ -75,7 +79,7 @@ class Steps:
 
 def init_replay(config: ReplayConfig, obs: PyTree, action: Array, *, num_strata: int = 1) -> Replay:
     """Make an empty ring. ``obs``, ``action``: of N environments, leaves [N, ...], of which only the forms count."""
-    num_envs = action.shape[0]
+    num_envs, capacity = action.shape[0], config.capacity // num_strata
 
     def table(shape: tuple[int, ...], x: Any) -> Array:
         return jnp.zeros((num_strata, *shape, *x.shape[1:]), x.dtype)
@@ -87,7 +91,7 @@ def init_replay(config: ReplayConfig, obs: PyTree, action: Array, *, num_strata:
     steps = (config.n_step - 1, num_envs // num_strata)
     flags = {name: jnp.zeros((num_strata, *steps), bool) for name in ("terminated", "done", "valid")}
     return Replay(
-        rows=Transition(**tables(config.capacity), discount=jnp.zeros((num_strata, config.capacity))),
+        rows=Transition(**tables(capacity), discount=jnp.zeros((num_strata, capacity))),
         head=jnp.zeros(num_strata, jnp.int32),  # arrays of their own: a program overwrites each
         size=jnp.zeros(num_strata, jnp.int32),
         added=jnp.zeros(num_strata, jnp.uint32),
@@ -129,7 +133,8 @@ def add_rollout(replay: Replay, rollout: Rollout, *, gamma: float) -> Replay:
         valid=finite if rollout.valid is None else finite & rollout.valid,
     )
     strata = jax.tree.map(lambda x: _in_strata(x, num_strata), steps)
-    return jax.vmap(lambda ring, steps: _write(ring, steps, gamma))(replay, strata)
+    write = jax.vmap(lambda ring, steps: _write(ring, steps, gamma))
+    return by_device(write, num_strata)(replay, strata)
 
 
 def sample_rows(replay: Replay, key: Key, num_rows: int) -> Array:
@@ -143,11 +148,11 @@ def sample_rows(replay: Replay, key: Key, num_rows: int) -> Array:
 def take_rows(replay: Replay, rows: Array) -> Transition:
     """Take ``rows`` [D, M] of each stratum: leaves [D·M, ...]."""
 
-    def take(page: Array) -> Array:
-        taken = jax.vmap(lambda x, i: x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False))(page, rows)
-        return taken.reshape(-1, *page.shape[2:])
+    def take(page: Array, rows: Array) -> Array:
+        return jax.vmap(lambda x, i: x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False))(page, rows)
 
-    return jax.tree.map(take, replay.rows)
+    take_all = by_device(lambda pages, rows: jax.tree.map(lambda page: take(page, rows), pages), rows.shape[0])
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), take_all(replay.rows, rows))
 
 
 def take_out(tree: T) -> tuple[T, list[Replay]]:

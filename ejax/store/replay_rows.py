@@ -51,7 +51,7 @@ class Buffer(BaseModel):
     """Form and counts of a replay buffer."""
 
     capacity: PositiveInt
-    """Of each ring."""
+    """Rows of each ring."""
     segment: PositiveInt
     """Rows of a file."""
     fields: list[Field]

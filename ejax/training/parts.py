@@ -55,7 +55,9 @@ def with_own(state: RunState, made: Ingredients, num_envs: int) -> RunState:
     make_own = made.algorithm.make_own
     if make_own is None:
         return state
-    return replace(state, own=make_own(made.config.algorithm.cfg, made.policy, made.env, num_envs))
+    num_devices = num_envs // made.config.trainer.num_envs
+    options = made.algorithm.rescale_for_devices(made.config.algorithm.cfg, num_devices, num_devices)
+    return replace(state, own=make_own(options, made.policy, made.env, num_envs))
 
 
 def rows_per_update(config: RunConfig, parts: Parts) -> int:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from ejax.algorithms.step import RunState, repeat_step
 from ejax.collectors import HostStep
-from ejax.collectors.replay_buffer import take_out
+from ejax.collectors.replay_buffer import put_back, take_out
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on, shard, sharded, sharded_somewhere
 from ejax.training import programs
 from ejax.types import Array, Key, Metrics
@@ -168,6 +168,12 @@ def shared_environments(devices: Sequence[jax.Device], *, share: int = 1) -> Lay
         places = jax.tree.map(lambda _: everywhere, state)
         if share > 1:  # moments of the optimizer have the parameters' shapes, and their places
             places = replace(places, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))
-        return replace(places, envs=jax.tree.map(lambda _: sharded(mesh), state.envs))
+        split, rest = sharded(mesh), take_out(places.own)
+        rings = [
+            replace(each, rows=jax.tree.map(lambda _: split, each.rows), tail=jax.tree.map(lambda _: split, each.tail))
+            for each in rest[1]
+        ]
+        own = put_back(rest[0], rings)
+        return replace(places, envs=jax.tree.map(lambda _: split, state.envs), own=own)
 
     return Layout(shardings, everywhere, everywhere, mesh)

@@ -120,7 +120,7 @@ def test_every_row_is_drawn_equally_often_and_no_row_that_was_never_written() ->
 
 def test_each_stratum_has_its_environments_and_gives_equally_many_rows() -> None:
     rollouts = [make_rollout(seed) for seed in range(3)]
-    replay = empty(40, n_step=2, num_strata=2)
+    replay = empty(80, n_step=2, num_strata=2)
     halves = [empty(40, n_step=2, num_envs=2) for _ in range(2)]
     for rollout in rollouts:
         replay = add_rollout(replay, rollout, gamma=GAMMA)

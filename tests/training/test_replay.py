@@ -1,16 +1,18 @@
 """Replay buffers in a run: written where they are, kept over a resume, and shared by devices."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
 from damages import same, what_is_left
-from tiny import EVALUATED, STEPS, tiny_sac
+from tiny import EVALUATED, NUM_ENVS, STEPS, tiny_sac
 
 from ejax.collectors.replay_buffer import replays_in
-from ejax.config import parse_config
+from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.training.build import build
 
@@ -40,7 +42,8 @@ def test_after_a_resume_the_ratio_of_updates_to_steps_goes_on_and_the_buffer_is_
     mode: str, tmp_path: Path
 ) -> None:
     """No burst of updates that makes up for steps of before, and no step forgotten."""
-    raw = tiny_sac(**EVALUATED | {"eval_freq": 2 * STEPS}, save_frequency_updates=2, iterations=4, **MODES[mode])
+    evaluated = {} if mode == "device" else EVALUATED | {"eval_freq": 2 * STEPS}  # seconds to compile
+    raw = tiny_sac(**evaluated, save_frequency_updates=2, iterations=4, **MODES[mode])
     whole = train(parse_config(raw), run_dir=tmp_path / "whole")
     train(parse_config(raw | {"trainer": raw["trainer"] | {"iterations": 2}}), run_dir=tmp_path / "run")
     resumed = train(parse_config(raw), resume="latest", run_dir=tmp_path / "run")
@@ -66,3 +69,64 @@ def test_two_updates_of_one_dispatch_have_the_bits_of_two_dispatches() -> None:
 
 def _numbers(x: Any) -> Any:
     return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+ALONE = {"num_envs": 4 * NUM_ENVS}
+
+
+def sharing(**changes: Any) -> dict[str, Any]:
+    """Make the config of a training that devices share, with four strata."""
+    replay = {"capacity": 4 * 80, "n_step": 2, "strata": 4}
+    return tiny_sac(sac={"learning_starts": 160, "replay": replay}, updates_per_dispatch=1, **changes)
+
+
+def updates(raw: dict[str, Any], count: int = 4) -> Any:
+    parts = build(parse_config(raw))
+    with parts.stepper as stepper:
+        state = stepper.start(parts.state)
+        for _ in range(count):
+            state, _ = stepper.advance(state, 1, lambda: False)
+    return state
+
+
+@pytest.mark.parametrize("mode", [pytest.param("device", marks=pytest.mark.slow), "host"])
+def test_several_devices_compute_what_one_does_with_their_strata(mode: str) -> None:
+    shared, alone = updates(sharing(distributed=True, **MODES[mode])), updates(sharing(**ALONE, **MODES[mode]))
+    for name in ("head", "size", "added"):
+        np.testing.assert_array_equal(getattr(shared.own.replay, name), getattr(alone.own.replay, name))
+    for x, y in zip(*(jax.tree.leaves((each.own.replay.rows, each.train)) for each in (shared, alone)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5)
+    for x in jax.tree.leaves((shared.own.replay.rows, shared.own.replay.tail)):
+        assert [shard.data.shape[0] for shard in x.addressable_shards] == [1] * 4
+
+
+def test_devices_send_no_rows_of_a_replay_buffer() -> None:
+    parts = build(parse_config(sharing(distributed=True)))
+    parts.stepper.start(parts.state)
+    lines = str(parts.stepper.program).splitlines()
+    sent = [line for line in lines if re.search(r" (all-gather|all-to-all|collective-permute)\S*\(", line)]
+    assert not [line for line in sent if re.search(r"\[(\d+,)*(80|320)[,\]]", line)]
+
+
+@pytest.mark.slow
+def test_a_run_of_another_number_of_devices_goes_on_with_its_strata(tmp_path: Path) -> None:
+    raw = sharing(output_dir=tmp_path, save_frequency_updates=2, iterations=4)
+    raw["algorithm"]["cfg"]["replay"].pop("strata")
+    four = train(parse_config(raw, ["trainer.distributed=true"]))
+    (first,) = (four.run_dir / "checkpoints").glob(f"*_step_{2 * 4 * STEPS}")
+    one = train(parse_config(raw), resume=str(first))
+    chex.assert_trees_all_close(one.params, four.params, rtol=2e-4, atol=2e-5)
+    (first,) = (one.run_dir / "checkpoints").glob("superseded_*")
+    again = train(
+        parse_config(raw, ["trainer.distributed=true", "trainer.iterations=6"]), resume="latest", run_dir=one.run_dir
+    )
+    assert again.num_updates == 6
+
+
+def test_strata_that_do_not_divide_the_environments_or_the_minibatch_are_refused() -> None:
+    text = r"algorithm\.cfg\.replay\.strata: got 3, which does not divide {}; give a divisor"
+    for name, strata in (("the environments of all devices 4", 3), (r"algorithm\.cfg\.batch_size 8", 3)):
+        with pytest.raises(ConfigError, match=text.format(name)):
+            build(parse_config(tiny_sac(sac={"replay": {"capacity": 80, "strata": strata}})))
+    with pytest.raises(ConfigError, match=r"replay\.strata: got 2, which 4 devices cannot share; give a multiple"):
+        build(parse_config(tiny_sac(sac={"replay": {"capacity": 80, "strata": 2}}, distributed=True)))
