@@ -95,6 +95,18 @@ def init_run_state(
 # The episodes are a program of their own, since JAX keeps none that calls back to the host, as the C engine's do.
 
 
+def spread_episodes(env: Env, envs: EnvCarry, key: Key) -> EnvCarry:
+    """Count each environment's steps from a random one on: ``episode_step``, wherever it is in the state."""
+    key_steps = jax.random.split(key, 3)[2]  # the others make parameters and episodes
+    num_envs = jax.tree.leaves(envs.obs)[0].shape[0]
+    step = jax.random.randint(key_steps, (num_envs,), 0, max(1, env.max_episode_steps), jnp.int32)
+
+    def later(path: tuple[Any, ...], x: Array) -> Array:
+        return step if getattr(path[-1], "name", None) == "episode_step" else x
+
+    return replace(envs, state=jax.tree_util.tree_map_with_path(later, envs.state))
+
+
 @partial(jax.jit, static_argnames=("policy", "env", "num_envs"))
 def _first_episodes(policy: Policy, env: Env, key: Key, num_envs: int) -> EnvCarry:
     _, key_envs = jax.random.split(key)

@@ -189,6 +189,9 @@ class TrainerConfig(StrictModel):
     """Updates of the run, unless ``total_timesteps`` is given."""
     total_timesteps: MayChange[Annotated[PositiveInt, Field(le=INT64_MAX)] | None] = None
     """Environment steps of the run, rounded up to whole updates."""
+    init_at_random_ep_len: bool = False
+    """ejax: the first episodes begin as if a random part of their time limit were over, so that not all environments
+    reset together from then on. RSL-RL's name. Of environments inside the program."""
     normalize_reward: bool = False
     """ejax: updates see rewards divided by the deviation of their discounted returns so far, at most ±10; what is
     logged and evaluated is as it comes. ``norm_reward`` of Stable-Baselines3's ``VecNormalize``."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import jax
 
-from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step
+from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step, spread_episodes
 from ejax.config import ConfigError, Problem, RunConfig, TrainerConfig, bind
 from ejax.envs.description import describe
 from ejax.runtime.processes import JOIN, unjoined
@@ -166,6 +166,8 @@ def first_state(made: Ingredients, num_envs: int) -> RunState:
         target=algorithm.keeps_target,
         scales_rewards=made.config.trainer.normalize_reward,
     )
+    if made.config.trainer.init_at_random_ep_len:
+        state = replace(state, envs=spread_episodes(env, state.envs, made.key))
     return with_own(state, made, num_envs)
 
 

@@ -62,6 +62,9 @@ def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quaranti
             f"{config.algorithm.name} needs an environment inside its program; with host environments: ppo, grpo, sac"
         )
         raise ConfigError([Problem("algorithm.name", text)])
+    if config.trainer.init_at_random_ep_len:
+        text = "got true, which is for environments inside the program, with collector.mode: device; leave it out"
+        raise ConfigError([Problem("trainer.init_at_random_ep_len", text)])
     num_groups = config.trainer.collector.num_groups
     own = _own_groups(config, devices) if devices else range(num_groups)
     size = group_size(config, len(devices) if devices else 1)

@@ -248,8 +248,8 @@ SGD: Any = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "n_epochs": 1, "
 
 
 def test_one_update_is_a_step_along_the_losses_gradient_clipped_for_each_network() -> None:
-    """Of a rollout whose rows are one state and one action, so that their order does not matter; the entropy's weight
-    is small, so that the noise does not either."""
+    """All rows are one state and one action, so that their order does not matter; the entropy's weight is small, so
+    that the noise does not either."""
     policy = make_policy(num_critics=1)
     params = make_params(policy)
     params = {"params": {**params["params"], "log_alpha": jnp.float32(-30.0)}}
@@ -318,9 +318,8 @@ def raw_run(tmp_path: Path, **trainer: Any) -> dict[str, Any]:
     return tiny(tmp_path, env_cfg=env_cfg, **trainer) | {"policy": policy, "algorithm": algorithm}
 
 
-@pytest.mark.parametrize(
-    "mode", [*(pytest.param(mode, marks=pytest.mark.slow) for mode in ("device", "host")), "async"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["device", "host", "async"])
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path: Path, mode: str) -> None:
     config = parse_config(raw_run(tmp_path, iterations=6, collector={"mode": mode, "max_staleness": 0}))
     whole = train(config, run_dir=tmp_path / "whole")

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
-from tiny import tiny
+from tiny import EPISODE, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import ResetPolicy, RunState, Step, finish, init_run_state, make_rollout_step
-from ejax.config import parse_config
+from ejax.config import ConfigError, parse_config
 from ejax.distributions import Normal, action_spec
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
@@ -123,3 +123,27 @@ def test_members_of_a_population_are_one_step_under_vmap() -> None:
         alone, _ = jax.jit(step)(first(keys[i]), keys[i])
         mine = jax.tree.map(lambda x, i=i: x[i], together)
         chex.assert_trees_all_close(mine.train.params, alone.train.params, rtol=1e-4, atol=1e-5)
+
+
+def test_first_episodes_at_random_steps_end_apart_and_begin_as_others_do() -> None:
+    config = tiny(init_at_random_ep_len=True, num_envs=64)
+    parts, plain = build(parse_config(config)), build(parse_config(config, ["trainer.init_at_random_ep_len=false"]))
+    step = np.asarray(parts.state.envs.state.episode_step)
+    assert set(step) == set(range(EPISODE))
+    chex.assert_trees_all_equal(parts.state.envs.obs, plain.state.envs.obs)
+    chex.assert_trees_all_equal(parts.state.train, plain.state.train)
+    rollout, _ = unroll(
+        parts.policy, PointMassRL(EPISODE), parts.state.train.params, parts.state.envs, KEY, num_steps=EPISODE
+    )
+    ended = np.asarray(rollout.done)
+    # unless it succeeded before, an episode is cut off when its steps are over
+    np.testing.assert_array_equal(
+        ended.argmax(0)[~rollout.terminated.any(0)], (EPISODE - 1 - step)[~rollout.terminated.any(0)]
+    )
+
+
+@pytest.mark.parametrize("mode", ["host", "async"])
+def test_first_episodes_at_random_steps_are_refused_where_environments_are_stepped_outside(mode: str) -> None:
+    config = parse_config(tiny(init_at_random_ep_len=True, collector={"mode": mode}))
+    with pytest.raises(ConfigError, match=r"trainer.init_at_random_ep_len: got true, which is for environments inside"):
+        build(config)
