@@ -1,6 +1,6 @@
 """Draw a population's evaluations: each member thin, the interquartile mean over the seeds of each combination thick.
 
-python benchmarks/population_curves.py RUN --out docs/population.png
+python benchmarks/population_curves.py RUN --out docs/population.png [--beside PPO=RUN,RUN …]
 """
 
 import argparse
@@ -18,11 +18,14 @@ def main() -> None:
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--tags", nargs="*", default=["eval/avg_reward", "eval/success_rate"], metavar="TAG")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.png")
+    parser.add_argument(
+        "--beside", nargs="*", default=[], metavar="NAME=RUN,RUN", help="other runs, seeds of one thing"
+    )
     args = parser.parse_args()
-    draw(args.run, args.tags, args.out)
+    draw(args.run, args.tags, args.out, args.beside)
 
 
-def draw(run: Path, tags: list[str], out: Path) -> None:
+def draw(run: Path, tags: list[str], out: Path, beside: list[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -36,6 +39,7 @@ def draw(run: Path, tags: list[str], out: Path) -> None:
             or f"{len(config.members)} seeds"
         )
         groups.setdefault(label, []).append(directory.member(member.number).path)
+    groups |= {name: list(map(Path, runs.split(","))) for name, _, runs in (each.partition("=") for each in beside)}
     figure, axes = pyplot.subplots(1, len(tags), figsize=(5 * len(tags), 3.2), layout="constrained", squeeze=False)
     for axis, tag in zip(axes[0], tags, strict=True):
         for i, (label, folders) in enumerate(groups.items()):
@@ -47,7 +51,7 @@ def draw(run: Path, tags: list[str], out: Path) -> None:
             axis.plot([step / 1e6 for step in steps], middle, color=f"C{i}", linewidth=2, label=label)
         axis.set(xlabel="million environment steps", ylabel=tag)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False)
+    axes[0][-1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     figure.savefig(out, dpi=130)
 
 

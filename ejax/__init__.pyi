@@ -2,10 +2,13 @@
 
 from ejax.algorithms.apg import APGConfig as APGConfig, apg_update as apg_update
 from ejax.algorithms.bc import BCConfig as BCConfig, bc_update as bc_update
+from ejax.algorithms.flash_sac import FlashSACConfig as FlashSACConfig, flash_sac_update as flash_sac_update
 from ejax.algorithms.grpo import GRPO as GRPO, GRPOConfig as GRPOConfig, grpo_update as grpo_update
 from ejax.algorithms.options import GradientOptions as GradientOptions, MinibatchOptions as MinibatchOptions
 from ejax.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig, ppo_update as ppo_update
 from ejax.algorithms.record import Algorithm as Algorithm
+from ejax.algorithms.reppo import REPPOConfig as REPPOConfig, reppo_update as reppo_update
+from ejax.algorithms.sac import SACConfig as SACConfig, sac_update as sac_update
 from ejax.algorithms.sgd import MinibatchConfig as MinibatchConfig, sgd_epochs as sgd_epochs
 from ejax.algorithms.shac import SHACConfig as SHACConfig, shac_update as shac_update
 from ejax.collectors import (
