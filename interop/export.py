@@ -167,6 +167,7 @@ def export_policy(
         text = f"policies of the class {type(policy).__name__} have no torch twin: {error}"
         raise ValueError(text) from error
     exported, spec = exporter.describe(policy, observed(env))
+    params = exporter.exported_params(policy, params)
     bounds = _finite_bounds(env.action_space) if spec.head in ("normal", "flow") else None
     env_clips: bool | None
     if isinstance(env, HostEnv):

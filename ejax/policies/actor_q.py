@@ -162,4 +162,11 @@ def _section_of(policy: ActorQ) -> dict[str, Any]:
     }
 
 
-POLICY = PolicyKind(make=ActorQ, mlps=("actor", "critic"), takes_cfg=True, problems=_problems, section_of=_section_of)
+POLICY = PolicyKind(
+    make=ActorQ,
+    mlps=("actor", "critic"),
+    takes_cfg=True,
+    problems=_problems,
+    section_of=_section_of,
+    exporters={ActorQ: "interop.exporters.actor_q:EXPORTER"},
+)

@@ -23,6 +23,8 @@ class Exporter:
 
     describe: Callable[[Any, Mapping[str, Any]], tuple[Any, Spec]]
     """``(policy, shapes of one observation by path) -> (the policy as exported, its spec)``; raises ValueError."""
+    exported_params: Callable[[Any, Params], Params] = lambda policy, params: params
+    """``(policy, parameters) -> parameters`` of the policy that ``describe`` gives, where that is of another class."""
     actor_of: Callable[[Any], Any]
     """``policy -> policy`` without its critic, and so without the observations that only the critic sees."""
     actor_params: Callable[[Any, Params], Params] = lambda policy, params: params

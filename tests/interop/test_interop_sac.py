@@ -1,5 +1,6 @@
 """SAC's gradient step beside the same step written in torch: parameters, target and Adam's moments."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,12 +10,19 @@ import pytest
 
 from ejax.algorithms.sac import ALGORITHM, SACConfig, sac_step
 from ejax.collectors.replay_buffer import Transition
-from ejax.distributions import ActionSpec
+from ejax.distributions import ActionSpec, action_spec
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies.actor_q import ActorQ
 from ejax.policies.mlp import NetworkConfig
+from ejax.policies.normalize import update_normalizer
+from ejax.policies.observations import flatten_observation
+from ejax.rollout import reset
 from ejax.types import init_train_state
+from interop.artefacts.formats import FORMATS
+from interop.export import export_policy
 
 torch = pytest.importorskip("torch")
+load_policy = pytest.importorskip("interop.policy").load_policy
 
 OBS, ACTIONS, ROWS, STEPS = 5, 2, 16, 6
 NETWORK = NetworkConfig(hidden_sizes=(12, 9), activation="relu")
@@ -124,3 +132,30 @@ def test_steps_are_torchs_with_adams_moments() -> None:
     moments = state.opt_state["actor"][0]
     assert_same(moments.mu["actor"], jax.tree.map(lambda x: peer.of_actor.state[x]["exp_avg"], peer.actor))
     assert_same(moments.nu["log_alpha"], peer.of_alpha.state[peer.log_alpha]["exp_avg_sq"])
+
+
+def test_the_actor_is_exported_as_an_mlp_of_the_same_actions(tmp_path: Path) -> None:
+    """In float64 on the host: the means of the whole actor, squashed, and the exported policy's answers."""
+    env, normalized = PointMassRL(), POLICY.clone(actor_obs_normalization=True, critic_obs_normalization=True)
+    policy = normalized.clone(action_spec=action_spec(env.action_space, squash=True))
+    envs = reset(env, jax.random.key(0), 64)
+    params = policy.init(jax.random.key(1), envs.obs)
+    params = update_normalizer(policy, params, jax.tree.map(lambda x: x[None], envs.obs))
+    formats = ["pt", *(["onnx"] if not FORMATS["onnx"].missing(to_write=True) else [])]
+    origin = {"checkpoint": "step_0", "global_step": 0, "env": {"id": "PointMassRL", "cfg": {}}}
+    report = export_policy(policy, params, env, tmp_path / "export", formats, origin=origin)
+    assert set(report["artefacts"]) == set(formats)
+
+    obs = np.asarray(flatten_observation(envs.obs), np.float64)
+    actor, statistics = params["params"]["actor"], params["normalizer"]["actor_obs_normalizer"]
+    # the export holds the deviation, rounded to float32
+    deviation = np.sqrt(np.asarray(statistics["variance"])).astype(np.float64)
+    x = (obs - np.asarray(statistics["mean"], np.float64)) / (deviation + 1e-2)
+    for i in range(3):
+        x = x @ np.asarray(actor[f"linear_{i}"]["kernel"], np.float64) + np.asarray(actor[f"linear_{i}"]["bias"])
+        x = np.maximum(x, 0.0) if i < 2 else x
+    low, high = env.action_space.low, env.action_space.high
+    wanted = (low + high) / 2 + (high - low) / 2 * np.tanh(x[:, : low.shape[0]])
+    twin = load_policy(tmp_path / "export").double()
+    answer = twin.act(jax.tree.map(lambda x: torch.tensor(np.asarray(x, np.float64)), envs.obs))
+    np.testing.assert_allclose(np.asarray(answer), wanted, rtol=1e-12, atol=1e-12)
