@@ -189,7 +189,7 @@ def _is_replay(x: Any) -> bool:
 
 
 def row_bytes(replay: Replay) -> int:
-    """Count the bytes of one row."""
+    """Count the bytes of one row; shapes will do."""
     num_rows = replay.rows.discount.size
     return sum(x.dtype.itemsize * x.size // num_rows for x in jax.tree.leaves(replay.rows))
 

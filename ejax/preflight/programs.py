@@ -24,6 +24,7 @@ from ejax.training.environments import evaluation_env, resolve_physics
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.host_steppers import HostStepper
 from ejax.training.parts import Parts
+from ejax.training.replay_memory import replay_bytes
 from ejax.training.steppers import DeviceStepper
 from ejax.types import HostEnv, Key, Params, Rollout
 
@@ -41,6 +42,8 @@ class Memory:
     """All of them: XLA allocates the temporaries of a program at once, for as long as it runs."""
     fixed: int
     """Parameters, optimizer and other state of a training that does not grow with the environments."""
+    replay: int = 0
+    """Rows of replay buffers, which are written where they are."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evalua
         parts = _parts(config, devices)
         fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
         name = "train" if isinstance(parts.stepper, DeviceStepper) else "learn"
-        running = [pool.submit(_compile, name, _training(config, parts, devices), fixed)]
+        rows = replay_bytes(parts.state) // len(devices)
+        running = [pool.submit(_compile, name, _training(config, parts, devices), fixed, rows)]
         if evaluation and config.trainer.enable_eval:
             running.append(pool.submit(_compile, "evaluate", _evaluation(config, parts, devices), fixed))
         return [each.result() for each in running]
@@ -144,7 +148,7 @@ def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) 
     return evaluator.lower(shapes_on(place, parts.state.train.params))
 
 
-def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
+def _compile(name: str, lowered: jax.stages.Lowered, fixed: int, replay: int = 0) -> Compiled:
     began = time.monotonic()
     with TemporaryDirectory(prefix="ejax-preflight-") as folder:
         compiled, library_products = _compile_products(lowered, Path(folder))
@@ -159,6 +163,7 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
         temporaries=plan.temp_size_in_bytes,
         peak=arguments + outputs + plan.temp_size_in_bytes,
         fixed=fixed,
+        replay=replay,
     )
     return Compiled(name, module, memory, time.monotonic() - began, launches, library_products)
 

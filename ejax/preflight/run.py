@@ -69,13 +69,32 @@ def preflight(
         elif training.name == "train":
             largest = estimate(training.memory, trainer.num_envs, card.memory)
     seconds = {"wall": time.monotonic() - began, "cpu": time.process_time() - worked}
-    return describe(settings, card, programs, None if largest is None else asdict(largest), seconds)
+    found = describe(settings, card, programs, None if largest is None else asdict(largest), seconds)
+    return found | {"replay": replay_facts(read, training.memory, len(devices), card.memory)}
 
 
 def _memory_at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) -> Memory:
     trainer = config.trainer.model_copy(update={"num_envs": num_envs})
     resized = config.model_copy(update={"trainer": trainer})
     return compile_programs(resized, devices, evaluation=False)[0].memory
+
+
+def replay_facts(config: RunConfig, memory: Memory, num_devices: int, card_memory: int) -> dict[str, Any] | None:
+    """Describe a run's replay buffer: bytes on each GPU, the largest that fits there, and what an update reads of it.
+    None: it has none."""
+    options: Any = config.algorithm.cfg
+    if not memory.replay:
+        return None
+    row = memory.replay * num_devices // options.replay.capacity
+    room = max(int(USABLE * card_memory) - memory.peak + memory.replay, 0)
+    return {
+        "capacity": options.replay.capacity,
+        "row_bytes": row,
+        "bytes": memory.replay,
+        "largest_capacity": room * num_devices // row,
+        "gathers_per_update": options.gradient_steps,
+        "rows_per_gather": options.batch_size,
+    }
 
 
 @dataclass(frozen=True)
@@ -90,7 +109,7 @@ class Fit:
 def estimate(memory: Memory, num_envs: int, card_memory: int) -> Fit:
     """Estimate from one compilation, rather low: all but the fixed memory is taken to grow with the environments."""
     usable = int(USABLE * card_memory)
-    fixed = 2 * memory.fixed  # what an update reads, and what it writes
+    fixed = 2 * memory.fixed + memory.replay  # what an update reads, and what it writes
     per_env = max(memory.peak - fixed, 1) / num_envs
     most = max(int((usable - fixed) / per_env), 0)
     method = (

@@ -162,7 +162,7 @@ def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition:
                 page[ring, start : start + count] = rows[field.name]
     leaves, structure = jax.tree.flatten(like.rows)
     # copies: an array that NumPy has as well cannot be overwritten by a program
-    read = [jnp.array(page.reshape(leaf.shape), copy=True) for page, leaf in zip(pages, leaves, strict=True)]
+    read = [jnp.array(pages.pop(0).reshape(leaf.shape), copy=True) for leaf in leaves]
     return jax.tree.unflatten(structure, read)
 
 

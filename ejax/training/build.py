@@ -18,6 +18,7 @@ from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Ingredients, Parts, with_own
 from ejax.training.policies import check_own_policy, make_policy
+from ejax.training.replay_memory import replay_notes
 from ejax.training.steppers import DeviceStepper, Layout, shared_environments
 from ejax.training.warm_start import load_teacher
 from ejax.types import Env, HostEnv
@@ -68,7 +69,7 @@ def build(
         parts = _device_parts(made, devices, shapes_only=absent is not None)
     else:
         parts = host_parts(made, devices, quarantine)
-    return replace(parts, notes=notes, eval_env=eval_env)
+    return replace(parts, notes=notes + replay_notes(parts.state, parts.num_devices), eval_env=eval_env)
 
 
 def _ingredients(

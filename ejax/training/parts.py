@@ -1,6 +1,7 @@
 """Parts of a run, and the ingredients of its stepper."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import optax
@@ -9,6 +10,7 @@ from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
 from ejax.policies.heads import uses_dropout
+from ejax.training.replay_memory import check_fits
 from ejax.training.steppers import Stepper
 from ejax.types import Env, HostEnv, Key, Policy
 
@@ -51,13 +53,17 @@ class Parts:
 
 
 def with_own(state: RunState, made: Ingredients, num_envs: int) -> RunState:
-    """Add what the algorithm keeps besides its ``TrainState``, if anything, of all environments of the run."""
+    """Add what the algorithm keeps besides its ``TrainState``, if anything, of all environments of the run.
+    ConfigError: a replay buffer that does not fit the memory."""
     make_own = made.algorithm.make_own
     if make_own is None:
         return state
     num_devices = num_envs // made.config.trainer.num_envs
     options = made.algorithm.rescale_for_devices(made.config.algorithm.cfg, num_devices, num_devices)
-    return replace(state, own=make_own(options, made.policy, made.env, num_envs))
+    make = partial(make_own, options, made.policy, made.env, num_envs)
+    if not isinstance(state.update, jax.core.Tracer):  # else it is for devices that are not here
+        check_fits(jax.eval_shape(make), num_devices)
+    return replace(state, own=make())
 
 
 def rows_per_update(config: RunConfig, parts: Parts) -> int:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from ejax.algorithms.step import RunState
+from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
@@ -214,6 +217,9 @@ def open_log(call: Call, start: StartState) -> MetricWriter:
 
 def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[str, Any], Sequence[str]]:
     directory, config = location.directory, location.config
+    if location.checkpoint is not None or (location.file and not is_foreign_checkpoint(location.file)):
+        for x in jax.tree.leaves([each.rows for each in replays_in(parts.state)]):
+            x.delete()  # of empty buffers: memory for those that are read, of which these still have the shapes
     if location.checkpoint is not None:
         state, meta = load_checkpoint(location.checkpoint, parts.state)
         directory.previous[:] = [location.checkpoint]

@@ -15,7 +15,7 @@ import jax
 import pytest
 import yaml
 from rich.console import Console
-from tiny import EVALUATED, NUM_ENVS, NUM_STEPS, PPO, STEPS, tiny
+from tiny import EVALUATED, NUM_ENVS, NUM_STEPS, PPO, STEPS, tiny, tiny_sac
 
 from ejax.config import ConfigError, Problem, load_config, parse_config
 from ejax.preflight import plugin
@@ -26,7 +26,7 @@ from ejax.preflight.hlo import parse
 from ejax.preflight.plugin import compiler_problem
 from ejax.preflight.programs import Compiled, Memory, _compile_products, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe, show
-from ejax.preflight.run import USABLE, estimate, search
+from ejax.preflight.run import USABLE, estimate, replay_facts, search
 from ejax.preflight.targets import CARDS, find_card
 from ejax.training.build import build
 
@@ -338,3 +338,15 @@ def test_as_many_kernels_are_counted_as_xla_says_that_it_launches(for_two_cards:
     )
     kinds = Counter(re.findall(r"^ *\d+: k(\w+)", launches.read_text(), re.MULTILINE))
     assert counted == sum(kinds[kind] for kind in ("CustomKernel", "Copy", "AllReduce", "AllGather", "PartitionId"))
+
+
+def test_a_replay_buffer_does_not_grow_with_the_environments_and_fills_what_they_leave() -> None:
+    sac = {"gradient_steps": 8, "batch_size": 32, "replay": {"capacity": 1000}}
+    config = parse_config(tiny_sac(sac=sac))
+    memory = Memory(arguments=0, outputs=0, temporaries=0, peak=300_000, fixed=1_000, replay=128_000)
+    # 300,000 - 130,000 for 100 environments, and 750,000 are usable
+    assert estimate(memory, 100, 1_000_000).num_envs == (750_000 - 130_000) // 1_700
+    facts = replay_facts(config, memory, 1, 1_000_000)
+    assert facts is not None
+    assert (facts["row_bytes"], facts["bytes"], facts["largest_capacity"]) == (128, 128_000, 578_000 // 128)
+    assert (facts["gathers_per_update"], facts["rows_per_gather"]) == (8, 32)

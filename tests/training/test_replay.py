@@ -14,6 +14,8 @@ from tiny import EVALUATED, NUM_ENVS, STEPS, tiny_sac
 from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
+from ejax.store import checkpoint, replay_rows
+from ejax.training import replay_memory
 from ejax.training.build import build
 
 MODES: dict[str, Any] = {
@@ -130,3 +132,80 @@ def test_strata_that_do_not_divide_the_environments_or_the_minibatch_are_refused
             build(parse_config(tiny_sac(sac={"replay": {"capacity": 80, "strata": strata}})))
     with pytest.raises(ConfigError, match=r"replay\.strata: got 2, which 4 devices cannot share; give a multiple"):
         build(parse_config(tiny_sac(sac={"replay": {"capacity": 80, "strata": 2}}, distributed=True)))
+
+
+def test_a_start_shows_the_bytes_of_the_replay_buffer() -> None:
+    parts = build(parse_config(tiny_sac(sac={"replay": {"capacity": 100_000}})))
+    assert "replay buffer: 100,000 transitions x 128 B = 12 MiB on the device" in parts.notes
+
+
+def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay_memory, "free_bytes", lambda device: 10_000)
+    text = r"capacity: got 80: transitions of 128 bytes make 10240 bytes, and 10000 are free on cpu; .* fits is 78$"
+    with pytest.raises(ConfigError, match=text):
+        build(parse_config(tiny_sac()))
+    build(parse_config(tiny_sac(sac={"replay": {"capacity": 78}})))
+
+
+def test_a_buffer_larger_than_the_machine_is_refused_before_it_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"replay\.capacity: got 2000000000: .* the largest that fits is \d+"):
+        build(parse_config(tiny_sac(sac={"replay": {"capacity": 2 * 10**9}})))
+
+
+def test_new_episodes_after_a_resume_leave_no_transition_that_crosses_them() -> None:
+    """Environments that cannot be saved: the steps before have no transitions of steps after."""
+    parts = build(parse_config(tiny_sac(sac={"replay": {"capacity": 80, "n_step": 3}}, **MODES["host"])))
+    with parts.stepper as stepper:
+        state, _ = stepper.advance(stepper.start(parts.state), 1, lambda: False)
+        assert np.asarray(state.own.replay.tail.valid).all()
+        state = stepper.start(state.replace(envs=()))
+        assert not np.asarray(state.own.replay.tail.valid).any()
+        assert int(state.own.replay.size[0]) == STEPS - 2 * NUM_ENVS
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    return train(parse_config(saving()), run_dir=folder / "run").run_dir
+
+
+def saving() -> dict[str, Any]:
+    return tiny_sac(save_frequency_updates=1, iterations=4)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "count"),
+    [
+        (checkpoint, "without_rows", 2),  # the rows are there, and nothing else
+        (replay_rows, "link_file", 5),  # in the middle of the rows
+        (checkpoint, "_complete", 3),  # all is written, and not yet in place
+    ],
+)
+def test_a_kill_while_rows_are_saved_changes_nothing(
+    owner: Any, name: str, count: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """In place of a SIGKILL."""
+
+    calls, real = [], getattr(owner, name)
+
+    def call(*args: Any) -> Any:
+        calls.append(name)
+        if len(calls) == count:
+            raise Killed
+        return real(*args)
+
+    monkeypatch.setattr(replay_rows, "SEGMENT_BYTES", 1024)  # eight rows
+    monkeypatch.setattr(owner, name, call)
+    with pytest.raises(Killed):
+        train(parse_config(saving()), run_dir=tmp_path / "run")
+    monkeypatch.undo()
+    train(parse_config(saving()), resume="latest", run_dir=tmp_path / "run")
+    left = [what_is_left(each, "tiny") for each in (tmp_path / "run", whole)]
+    for each in left:  # the same rows in files of another length
+        names = sorted(name for name in each["arrays"] if name.endswith(".rows"))
+        each["arrays"] = {**each["arrays"], "rows": np.concatenate([each["arrays"].pop(name) for name in names])}
+        del each["arrays"]["index.json"]
+    assert same(*left, log=True)
