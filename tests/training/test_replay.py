@@ -9,10 +9,12 @@ import jax
 import numpy as np
 import pytest
 from damages import same, what_is_left
+from several_processes import two_processes
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny_sac
 
 from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, parse_config
+from ejax.population.loop import train_population
 from ejax.run import train
 from ejax.store import checkpoint, replay_rows
 from ejax.training import replay_memory
@@ -209,3 +211,36 @@ def test_a_kill_while_rows_are_saved_changes_nothing(
         each["arrays"] = {**each["arrays"], "rows": np.concatenate([each["arrays"].pop(name) for name in names])}
         del each["arrays"]["index.json"]
     assert same(*left, log=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["device", "host"])
+def test_each_of_two_processes_saves_its_rings_and_goes_on_with_them(mode: str, tmp_path: Path) -> None:
+    collector = {"collector": {"mode": "host", "num_groups": 2}} if mode == "host" else {}
+    raw = tiny_sac(save_frequency_updates=2, iterations=4, **collector)
+    two_processes(tmp_path, raw, "--run", str(tmp_path / "whole"))
+    short = raw | {"trainer": raw["trainer"] | {"iterations": 2}}
+    two_processes(tmp_path, short, "--run", str(tmp_path / "run"))
+    two_processes(tmp_path, raw, "--run", str(tmp_path / "run"), "--resume", "latest")
+    left = []
+    for name in ("run", "whole"):
+        newest = tmp_path / name / "checkpoints" / f"tiny_step_{2 * 4 * STEPS}"
+        rows = {file.name: file.read_bytes() for file in (newest / "replay").iterdir()}
+        assert {"0_0_000000.rows", "0_1_000000.rows"} < rows.keys()
+        left.append((rows, {name: x.tobytes() for name, x in checkpoint.load_policy_arrays(newest).items()}))
+    assert left[0] == left[1]
+
+
+@pytest.mark.slow
+def test_members_of_a_population_and_a_fork_go_on_with_their_buffers(tmp_path: Path) -> None:
+    raw = tiny_sac(save_frequency_updates=2, iterations=4)
+    short = raw | {"trainer": raw["trainer"] | {"iterations": 2}}
+    seeds = {"population": {"seeds": 2}}
+    train_population(parse_config(raw | seeds), run_dir=tmp_path / "all")
+    train_population(parse_config(short | seeds), run_dir=tmp_path / "part")
+    train_population(parse_config(raw | seeds), run_dir=tmp_path / "part", resume="latest")
+    assert same(*(what_is_left(tmp_path / name, "tiny") for name in ("part", "all")))
+    first = train(parse_config(short), run_dir=tmp_path / "first")
+    train(parse_config(raw), run_dir=tmp_path / "whole")
+    train(parse_config(raw), run_dir=tmp_path / "fork", fork=first.latest_checkpoint_path)
+    assert same(*(what_is_left(tmp_path / name, "tiny") for name in ("fork", "whole")))
