@@ -166,7 +166,8 @@ def _plan_configs(size: Size, device: str, target: str | None) -> Iterator[Measu
         config = str(path.relative_to(CONFIGS))
         if path.parent.name == "instructed_place":  # compiles for minutes: the part vla
             continue
-        lacking = None if path.parent.name == "point_mass" else _lacking("warp")
+        needs = {"point_mass": None, "playground": "mujoco_playground"}.get(path.parent.name, "warp")
+        lacking = None if needs is None else _lacking(needs)
         if path.name.startswith("go1") and not importlib.util.find_spec("mjlab"):
             lacking = "mjlab is not installed, which has the robot"
         foretold = _foretell("configs", f"{config}, foretold", config, ["trainer.device=cpu", *more], target)

@@ -556,7 +556,7 @@ BAD_OVERRIDES = {
     "policy.log_std_range=[1]": r"policy.log_std_range.1\b.*is missing",
     "policy.initial_action_std=0": "policy.initial_action_std .*got 0; must be a number above 0",
     "policy.action_std_range=[1]": r"policy.action_std_range .*got \[1\]; must be \[lowest, highest\]",
-    "algorithm.name=pp": r"algorithm.name .*no algorithm 'pp'; there is apg, bc, distill, grpo.*Did you mean 'ppo'\?",
+    "algorithm.name=pp": r"algorithm.name .*no algorithm 'pp'; there is apg, bc, distill.*Did you mean 'ppo'\?",
     "algorithm.cfg.batch_size=129": r"128 rows \(buffer_size 16 · num_envs 8\); give at most 128: "
     "algorithm.cfg.batch_size=128",
     "algorithm.cfg.num_mini_batches=129": "give at most 128: algorithm.cfg.num_mini_batches=128",
