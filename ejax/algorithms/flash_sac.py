@@ -25,6 +25,7 @@ from flax import struct
 from flax.core import FrozenDict
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
+from ejax.algorithms.demonstrations import add_demonstrations
 from ejax.algorithms.off_policy import (
     OFF_POLICY_FIELDS,
     OffPolicyOptions,
@@ -229,6 +230,14 @@ def _make_own(options: FlashSACConfig, policy: Policy, env: Env | HostEnv, num_e
     return replace(make_own(options, policy, env, num_envs), extra=scale)
 
 
+def _add_demonstrations(options: FlashSACConfig, own: OffPolicyState, rollout: Rollout) -> OffPolicyState:
+    """Fill them in; the rewards' scale is theirs too, or their returns would lie beyond the atoms."""
+    alone = replace(own.extra, returns=init_reward_scale(1))
+    scale = jax.jit(track_scale, static_argnames="config")(alone, rollout, config=options)
+    returns = replace(own.extra.returns, moments=scale.returns.moments)
+    return replace(add_demonstrations(options, own, rollout), extra=replace(scale, returns=returns))
+
+
 def _policy_problems(options: FlashSACConfig, policy: Policy) -> Iterator[Problem]:
     if isinstance(policy, FlashQ):
         yield from policy_problems(options, policy)
@@ -240,5 +249,8 @@ def _policy_problems(options: FlashSACConfig, policy: Policy) -> Iterator[Proble
 ALGORITHM = Algorithm(
     Config=FlashSACConfig,
     update=flash_sac_update,
-    **(OFF_POLICY_FIELDS | {"make_own": _make_own, "policy_problems": _policy_problems}),
+    **(
+        OFF_POLICY_FIELDS
+        | {"make_own": _make_own, "add_demonstrations": _add_demonstrations, "policy_problems": _policy_problems}
+    ),
 )

@@ -16,9 +16,15 @@ import optax
 from flax import struct
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from ejax.algorithms.demonstrations import (
+    DemonstrationConfig,
+    add_demonstrations,
+    demonstration_problems,
+    draw_minibatch,
+)
 from ejax.algorithms.options import GradientOptions, indivisible
 from ejax.algorithms.record import RunShape, refuse_memory
-from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay, sample_rows, take_rows
+from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay
 from ejax.envs.spaces import obs_forms
 from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedule
 from ejax.policies.normalize import update_normalizer
@@ -51,6 +57,8 @@ class OffPolicyOptions(GradientOptions):
     """Discount of a step."""
     replay: ReplayConfig = ReplayConfig()
     """The replay buffer."""
+    demonstrations: DemonstrationConfig | None = None
+    """Transitions of others, of which each minibatch has a fixed part. None: there are none."""
     batch_size: PositiveInt = 256
     """Transitions of a minibatch, on all devices together."""
     gradient_steps: PositiveInt = 1
@@ -74,6 +82,8 @@ class OffPolicyState:
     """``RunState.own`` of an off-policy algorithm."""
 
     replay: Replay
+    demonstrations: Replay | None = None
+    """Filled before the first update, and never written again."""
     extra: PyTree = ()
     """Statistics of an algorithm, such as those of its rewards' scale."""
 
@@ -108,7 +118,8 @@ def off_policy_update(
         logs = []
         for i in range(config.policy_delay):  # known when it is traced: a GPU would wait for the host at a condition
             key_rows, key_learn = jax.random.split(keys[i])
-            batch = constrain_split(take_rows(replay, sample_rows(replay, key_rows, config.batch_size)))
+            batch = draw_minibatch(replay, own.demonstrations, key_rows, config.batch_size, config.demonstrations)
+            batch = constrain_split(batch)
             train, extra, metrics = make_step(*carry, batch, key_learn, i == 0)
             carry = train, extra
             logs.append(metrics)
@@ -135,7 +146,7 @@ def off_policy_update(
         "learning_rate": get_learning_rate(train.opt_state["actor"]),
         "replay_size": size.astype(jnp.float32),
     }
-    return (train, OffPolicyState(replay=replay, extra=extra)), metrics
+    return (train, replace(own, replay=replay, extra=extra)), metrics
 
 
 def step_schedules(state: TrainState, config: OffPolicyOptions) -> TrainState:
@@ -156,16 +167,24 @@ def follow(target: Params, params: Params, tau: float) -> Params:
 
 
 def make_own(options: Any, policy: Policy, env: Env | HostEnv, num_envs: int) -> OffPolicyState:
-    """Make an empty buffer for the environments of a run. ConfigError: strata that do not divide them."""
+    """Make an empty buffer for the environments of a run, and one for its demonstrations, if it has any. ConfigError:
+    strata that do not divide them."""
     del policy
-    strata = options.replay.strata or 1
+    strata, wanted = options.replay.strata or 1, options.demonstrations
     problems = [*indivisible("replay.strata", strata, num_envs, "the environments of all devices")]
     problems += indivisible("replay.strata", strata, options.batch_size, "algorithm.cfg.batch_size")
+    if wanted is not None:
+        rows = wanted.num_rows(options.batch_size)
+        problems += indivisible("replay.strata", strata, rows, "the demonstrated rows of a minibatch")
     if problems:
         raise ConfigError(problems)
     forms = obs_forms(env, num_envs)
     action = jnp.zeros((num_envs, *(env.action_space.shape or ())))
-    return OffPolicyState(replay=init_replay(options.replay, forms, action, num_strata=strata))
+    own = OffPolicyState(replay=init_replay(options.replay, forms, action, num_strata=strata))
+    if wanted is None:
+        return own
+    whole = ReplayConfig(capacity=wanted.num_transitions)  # of n_step steps already
+    return replace(own, demonstrations=init_replay(whole, forms, action, num_strata=strata))
 
 
 def rescale_for_devices(options: Any, was: int, now: int) -> Any:
@@ -190,6 +209,8 @@ def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem
     if options.gradient_steps % options.policy_delay:
         text = f"got {options.policy_delay}, which does not divide gradient_steps {options.gradient_steps}"
         yield Problem("algorithm.cfg.policy_delay", f"{text}; give a divisor")
+    if options.demonstrations is not None:
+        yield from demonstration_problems(options.demonstrations, options.batch_size)
 
 
 def policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
@@ -202,6 +223,7 @@ def policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
 
 OFF_POLICY_FIELDS: dict[str, Any] = {
     "make_own": make_own,
+    "add_demonstrations": add_demonstrations,
     "keeps_target": True,
     "make_optimizer": lambda options: make_actor_critic_optimizer(options.optimizer, options.critic_optimizer),
     "stops_at_nonfinite": lambda options: not options.skip_nonfinite_updates,

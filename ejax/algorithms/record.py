@@ -13,7 +13,7 @@ from ejax.algorithms.step import ResetPolicy, Step
 from ejax.optim import bind_schedule, make_optimizer
 from ejax.schema.problems import Problem
 from ejax.schema.registry import resolve
-from ejax.types import Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree
+from ejax.types import Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree, Rollout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +97,9 @@ class Algorithm:
     make_own: Callable[[Any, Policy, Env | HostEnv, int], PyTree] | None = None
     """``(options, policy, env, num_envs) -> RunState.own``, like a replay buffer; ``update`` or ``make_step`` reads and
     writes it."""
+    add_demonstrations: Callable[[Any, PyTree, Rollout], PyTree] | None = None
+    """``(options, RunState.own, rollout) -> RunState.own``, before the first update, of options with
+    ``demonstrations``: a rollout of theirs, leaves [T, 1, ...]."""
     sizes: Callable[[Any, int], Mapping[str, int]] = lambda options, chunk_size: {}
     """``(options, data.chunk_size) -> {"buffer_size": …, "num_envs": …}`` where the algorithm decides them itself."""
     rescale_for_devices: Callable[[Any, int, int], Any] = lambda options, was, now: options

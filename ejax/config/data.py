@@ -119,7 +119,7 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     if data.source == "engine" and data.gym_config:
         yield from _gym_problems(data)
     elif data.task in DEMONSTRATORS:  # a class of your own is imported, and checked, by the worker alone
-        yield from _task_problems(data)
+        yield from task_problems(data.task, data.task_cfg, "data.task_cfg")
 
 
 def engine_options(data: DataConfig) -> dict[str, Any]:
@@ -142,15 +142,16 @@ def _gym_problems(data: DataConfig) -> list[Problem]:
     return [Problem(f"data.{key}", text) for key, text in read_demonstrations(**arguments)[1]]
 
 
-def _task_problems(data: DataConfig) -> list[Problem]:
-    make, cfg = resolve("task", str(data.task)), thaw(data.task_cfg)
-    problems = argument_problems(make, cfg, "data.task_cfg")
+def task_problems(name: str, arguments: FrozenDict, key: str) -> list[Problem]:
+    """Find arguments, given at ``key``, that a registered task refuses."""
+    make, cfg = resolve("task", name), thaw(arguments)
+    problems = argument_problems(make, cfg, key)
     if not problems and cfg.get("env"):
         env = type(make().env)  # costs little: nothing is compiled
-        problems = argument_problems(env, cfg["env"], "data.task_cfg.env")
+        problems = argument_problems(env, cfg["env"], f"{key}.env")
     if not problems:
         try:
             make(**cfg)
         except (TypeError, ValueError) as error:
-            problems = [Problem("data.task_cfg", str(error))]
+            problems = [Problem(key, str(error))]
     return problems

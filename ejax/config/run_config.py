@@ -8,14 +8,16 @@ from typing import Any
 from flax.core import FrozenDict
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from ejax.algorithms.demonstrations import SECTION, DemonstrationConfig
 from ejax.algorithms.record import RunShape
-from ejax.config.data import DataConfig, data_problems
+from ejax.config.data import DataConfig, data_problems, task_problems
 from ejax.config.models import AlgorithmConfig, EnvConfig, PolicyConfig, TrainerConfig
 from ejax.config.population import OPTIONS, Member, PopulationConfig, members_of, with_member
 from ejax.policies.record import section_problems
 from ejax.schema.frozen import StrictModel, thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, KeyNote, Problem
+from ejax.schema.registry import DEMONSTRATORS
 from ejax.schema.values import INT32_MAX, number_problems
 
 
@@ -118,6 +120,9 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         if data is not None:
             text = f"{name} learns from its environments; leave it out, or give an algorithm such as bc"
             yield Problem("data", text)
+        demonstrated = getattr(config.algorithm.cfg, "demonstrations", None)
+        if isinstance(demonstrated, DemonstrationConfig) and demonstrated.task in DEMONSTRATORS:
+            yield from task_problems(demonstrated.task, demonstrated.task_cfg, f"{SECTION}.task_cfg")
         return
     if data is None:
         text = f"is missing: {name} needs {{source: engine, task: …}} or {{source: recorded, folder: …}}"

@@ -9,7 +9,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
@@ -28,12 +28,13 @@ from ejax.config.data import DataConfig, engine_options
 from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.samplers import make_rng
-from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
+from ejax.data.task import LOSS_MASK
 from ejax.policies.calls import check_obs
 from ejax.runtime.processes import Group, count
 from ejax.runtime.sharding import join_rows, own_rows
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
+from ejax.training.fields import read_array, read_observation, real_numbers
 from ejax.training.host_steppers import MeshUpdate
 from ejax.training.parts import Ingredients, Parts
 from ejax.training.programs import jitted
@@ -294,14 +295,11 @@ class Demonstrations:
         else:
             with self._drawing:  # one at a time: new episodes are then enough for whoever waited for them
                 chunks = self._sample_of_new(self._engine, rng)
-        obs = self._observation(chunks)
-        action = _field(chunks, config.action_field, "data.action_field")
-        if isinstance(action, Mapping):
-            text = f"'{config.action_field}' has the fields {', '.join(flatten(action))}; name one of them"
-            raise ConfigError([Problem("data.action_field", text)])
+        obs = read_observation(chunks, self._obs, config, "data")
+        action = read_array(chunks, config.action_field, "data.action_field")
         masks = {name: chunks[name] for name in ("valid", LOSS_MASK) if config.history_length is not None}
         self._check(obs)
-        batch = {"obs": obs, "action": _numbers(action), **masks}
+        batch = {"obs": obs, "action": real_numbers(action), **masks}
         return jax.device_put(batch) if self._mesh is None else join_rows(batch, self._mesh, self._num_windows)
 
     def _sample(self, rng: np.random.Generator) -> Chunks:
@@ -328,19 +326,6 @@ class Demonstrations:
                     continue
         return self._sample(rng)
 
-    def _observation(self, chunks: Mapping[str, Any]) -> PyTree:
-        config, expected = self.config, self._obs
-        if not config.obs_parts:
-            return _like(expected, _field(chunks, config.obs_field, "data.obs_field"), config.obs_field)
-        if not isinstance(expected, Mapping) or config.obs_parts.keys() - expected.keys():
-            text = f"names {', '.join(config.obs_parts)}, but the environment's observation has {_parts(expected)}"
-            raise ConfigError([Problem("data.obs_parts", text)])
-        paths = {name: str(config.obs_parts.get(name, f"{config.obs_field}/{name}")) for name in expected}
-        return {
-            name: _like(expected[name], _field(chunks, path, f"data.obs_parts.{name}"), path)
-            for name, path in paths.items()
-        }
-
 
 def _make_engine(config: DataConfig) -> OnlineDataEngine:
     return OnlineDataEngine(OnlineDataEngineCfg(**engine_options(config)))
@@ -364,37 +349,3 @@ def _open_folder(config: DataConfig, count: int | None, part: slice) -> tuple[Ch
     times = [np.float64(each["written_at"]).tobytes() for each in facts]
     digest = zlib.crc32(b"".join(a + b for a, b in zip(numbers, times, strict=True)))
     return episodes, {"num_episodes": jnp.int32(len(facts)), "digest": jnp.uint32(digest)}
-
-
-def _field(chunks: Mapping[str, Any], path: str, key: str) -> Any:
-    node: Any = chunks
-    for name in path.split("/"):
-        if not isinstance(node, Mapping) or name not in node:
-            own = {name: x for name, x in chunks.items() if name not in ("episode", LOSS_MASK, *FRAME_FIELDS)}
-            text = f"the demonstrations have no field '{path}'; there is {', '.join(flatten(own))}"
-            raise ConfigError([Problem(key, text)])
-        node = node[name]
-    return node
-
-
-def _like(expected: PyTree, given: Any, path: str) -> PyTree:
-    """Take the parts of ``given`` that an observation has, their shapes checked."""
-    nested = isinstance(expected, Mapping)
-    if nested and isinstance(given, Mapping) and expected.keys() <= given.keys():
-        return {name: _like(part, given[name], f"{path}/{name}") for name, part in expected.items()}
-    if nested or isinstance(given, Mapping):
-        text = f"'{path}' has {_parts(given)}; the environment's observation has {_parts(expected)}"
-        raise ConfigError([Problem("data.obs_field", f"{text}: name what fits")])
-    if given.shape[2:] != expected.shape[1:]:
-        text = f"'{path}' is {list(given.shape[2:])}, the environment's observation {list(expected.shape[1:])}"
-        raise ConfigError([Problem("data.obs_field", text)])
-    return _numbers(given)
-
-
-def _parts(tree: Any) -> str:
-    return f"the parts {', '.join(sorted(tree))}" if isinstance(tree, Mapping) else "no parts"
-
-
-def _numbers(array: Any) -> Any:
-    """Convert real numbers to float32; images and choices stay as they are."""
-    return array.astype(np.float32) if array.dtype.kind == "f" else array

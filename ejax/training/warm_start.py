@@ -33,6 +33,7 @@ from ejax.schema.registry import (
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, load_policy_arrays, verify_checkpoint
 from ejax.store.resume_rules import differences
 from ejax.store.run_dir import RunMeta, open_policy_run
+from ejax.training.demonstrations import add_demonstrations
 from ejax.training.environments import sample_obs
 from ejax.training.parts import Parts
 from ejax.training.policies import Spaces, make_policy
@@ -99,14 +100,22 @@ def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[R
 
 
 def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
-    """Begin with the policy that ``policy.init_from`` names, if any: the first state, and messages about it.
+    """Begin with the policy that ``policy.init_from`` names, if any, and the demonstrations that
+    ``algorithm.cfg.demonstrations`` does: the first state, and messages about it.
 
     Parameters and normalizers' statistics are taken over, for a ``kl_coef`` reference as well; the optimizer is fresh,
     the step 0.
 
     Raises:
-        ConfigError: there is no such checkpoint, it is damaged, or its parameters have other names or shapes.
+        ConfigError: there is no such checkpoint, it is damaged, or its parameters have other names or shapes; the same
+            of demonstrations.
     """
+    state, reports = _take_policy(parts, config)
+    state, more = add_demonstrations(state, config, parts.env)
+    return state, [*reports, *more]
+
+
+def _take_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
     state, source = parts.state, config.policy.init_from
     if source is None:
         return _start_from_weights(parts, config)

@@ -169,7 +169,8 @@ def raw_run(tmp_path: Path, **trainer: Any) -> dict[str, Any]:
     return tiny(tmp_path, env_cfg=env_cfg, **trainer) | {"policy": policy, "algorithm": {"name": "sac", "cfg": cfg}}
 
 
-@pytest.mark.parametrize("mode", [pytest.param("device", marks=pytest.mark.slow), "host", "async"])
+@pytest.mark.slow  # tests/training/test_replay.py is the gate's
+@pytest.mark.parametrize("mode", ["device", "host", "async"])
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path: Path, mode: str) -> None:
     """The ring goes round in it: 6 updates of 32 transitions in 100 rows."""
     config = parse_config(raw_run(tmp_path, iterations=6, collector={"mode": mode, "max_staleness": 0}))

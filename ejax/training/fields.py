@@ -1,0 +1,88 @@
+"""Fields of demonstrations, by path, as the observations and actions of an environment."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ejax.config import ConfigError, Problem
+from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
+from ejax.types import PyTree
+
+Fields = Mapping[str, Any]
+"""Arrays [R, C, ...] of R windows, nested as their paths are."""
+
+
+class ObservationPaths(Protocol):
+    """The options that name an observation's fields; see ``DataConfig``."""
+
+    @property
+    def obs_field(self) -> str: ...
+
+    @property
+    def obs_parts(self) -> Mapping[str, Any]: ...
+
+
+def read_observation(fields: Fields, expected: PyTree, paths: ObservationPaths, section: str) -> PyTree:
+    """Give what an environment's observation has, leaves [R, C, ...].
+
+    Args:
+        expected: observations, leaves [1, ...].
+        section: the section of the config that has ``paths``.
+
+    Raises:
+        ConfigError: fields that are not there, or of another shape.
+    """
+    key = f"{section}.obs_field"
+    if not paths.obs_parts:
+        return _like(expected, read_field(fields, paths.obs_field, key), paths.obs_field, key)
+    if not isinstance(expected, Mapping) or paths.obs_parts.keys() - expected.keys():
+        text = f"names {', '.join(paths.obs_parts)}, but the environment's observation has {_parts(expected)}"
+        raise ConfigError([Problem(f"{section}.obs_parts", text)])
+    places = {name: str(paths.obs_parts.get(name, f"{paths.obs_field}/{name}")) for name in expected}
+    return {
+        name: _like(expected[name], read_field(fields, place, f"{section}.obs_parts.{name}"), place, key)
+        for name, place in places.items()
+    }
+
+
+def read_array(fields: Fields, path: str, key: str, remedy: str = "") -> Any:
+    """Find the one array at ``path``; ConfigError: ``key`` names none, with a remedy where there is nothing."""
+    found = read_field(fields, path, key, remedy)
+    if isinstance(found, Mapping):
+        text = f"'{path}' has the fields {', '.join(flatten(found))}; name one of them"
+        raise ConfigError([Problem(key, text)])
+    return found
+
+
+def read_field(fields: Fields, path: str, key: str, remedy: str = "") -> Any:
+    """Find what is at ``path``: an array, or a mapping of parts; ConfigError: ``key`` names nothing."""
+    node: Any = fields
+    for name in path.split("/"):
+        if not isinstance(node, Mapping) or name not in node:
+            own = {name: x for name, x in fields.items() if name not in ("episode", LOSS_MASK, *FRAME_FIELDS)}
+            text = f"the demonstrations have no field '{path}'; there is {', '.join(flatten(own))}"
+            raise ConfigError([Problem(key, text + remedy)])
+        node = node[name]
+    return node
+
+
+def real_numbers(array: Any) -> Any:
+    """Convert real numbers to float32; images and choices stay as they are."""
+    return array.astype("float32") if array.dtype.kind == "f" else array
+
+
+def _like(expected: PyTree, given: Any, path: str, key: str) -> PyTree:
+    """Take the parts of ``given`` that an observation has, their shapes checked."""
+    nested = isinstance(expected, Mapping)
+    if nested and isinstance(given, Mapping) and expected.keys() <= given.keys():
+        return {name: _like(part, given[name], f"{path}/{name}", key) for name, part in expected.items()}
+    if nested or isinstance(given, Mapping):
+        text = f"'{path}' has {_parts(given)}; the environment's observation has {_parts(expected)}"
+        raise ConfigError([Problem(key, f"{text}: name what fits")])
+    if given.shape[2:] != expected.shape[1:]:
+        text = f"'{path}' is {list(given.shape[2:])}, the environment's observation {list(expected.shape[1:])}"
+        raise ConfigError([Problem(key, text)])
+    return real_numbers(given)
+
+
+def _parts(tree: Any) -> str:
+    return f"the parts {', '.join(sorted(tree))}" if isinstance(tree, Mapping) else "no parts"
