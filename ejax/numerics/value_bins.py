@@ -49,6 +49,6 @@ def project_support(probability: Array, support: Array, low: float, high: float)
     """
     last = probability.shape[-1] - 1
     place = jnp.clip((support - low) * (last / (high - low)), 0.0, last)
-    # a sum over all pairs: a scatter adds in no fixed order on a GPU
-    distance = jnp.abs(place[:, None, :] - jnp.arange(last + 1, dtype=place.dtype)[None, :, None])
-    return jnp.sum(probability[:, None, :] * jnp.maximum(1.0 - distance, 0.0), axis=-1)
+    # a sum over all pairs, since a scatter adds in no fixed order on a GPU; with the new bins last a CPU sums vectors
+    distance = jnp.abs(place[:, :, None] - jnp.arange(last + 1, dtype=place.dtype)[None, None, :])
+    return jnp.sum(probability[:, :, None] * jnp.maximum(1.0 - distance, 0.0), axis=-2)

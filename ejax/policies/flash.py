@@ -200,10 +200,13 @@ class _BatchNorm(nn.Module):
         mean, variance = running.value, running_variance.value
         if self.observe:
             rows, axes = x.size // x.shape[-1], tuple(range(x.ndim - 1))
-            mean, variance = x.mean(axis=axes), x.var(axis=axes)
+            mean = x.mean(axis=axes)
+            # through the mean the variance has no gradient, which XLA does not know
+            variance = jnp.square(x - widen(jax.lax.stop_gradient(mean), x)).mean(axis=axes)
             for old, new in ((running, mean), (running_variance, variance * (rows / max(rows - 1, 1)))):
                 old.value += _MOMENTUM * (jax.lax.stop_gradient(new) - old.value)
-        return (x - widen(mean, x)) * widen(jax.lax.rsqrt(variance + 1e-5) * scale, x) + widen(bias, x)
+        factor = jax.lax.rsqrt(variance + 1e-5) * scale
+        return x * widen(factor, x) + widen(bias - mean * factor, x)
 
 
 def _problems(section: Any) -> Iterator[Problem]:
