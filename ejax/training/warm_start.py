@@ -33,7 +33,6 @@ from ejax.schema.registry import (
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, load_policy_arrays, verify_checkpoint
 from ejax.store.resume_rules import differences
 from ejax.store.run_dir import RunMeta, open_policy_run
-from ejax.training.demonstrations import add_demonstrations
 from ejax.training.environments import sample_obs
 from ejax.training.parts import Parts
 from ejax.training.policies import Spaces, make_policy
@@ -111,7 +110,11 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
             of demonstrations.
     """
     state, reports = _take_policy(parts, config)
-    state, more = add_demonstrations(state, config, parts.env)
+    more: list[str] = []
+    if config.algorithm.record.add_demonstrations is not None:
+        from ejax.training.demonstrations import add_demonstrations  # brings the data wing, which no other run needs
+
+        state, more = add_demonstrations(state, config, parts.env)
     return state, [*reports, *more]
 
 

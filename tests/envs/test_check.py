@@ -185,7 +185,7 @@ def nothing_kept() -> Iterator[None]:
         (Diverges(), "reward: is not finite after 2 steps of random actions"),
         (Escapes(), r"obs\[0\]: got -?\d.*, (above|below) the -?0.1 of observation_space"),
         (Endless(), "truncated: no end after max_episode_steps, 6"),
-        (Leaks(), "an array of one trace is kept outside the state"),
+        pytest.param(Leaks(), "an array of one trace is kept outside the state", marks=pytest.mark.slow),
     ],
 )
 def test_what_only_playing_shows_is_told(env: Any, told: str) -> None:
