@@ -7,10 +7,12 @@ can be stopped and go on. A score is the mean return of 100 episodes of the last
     python benchmarks/scores.py train --out outputs/scores --seeds 5 [CONFIG …]
     python benchmarks/scores.py train --out outputs/scores --seeds 5 CONFIG --tasks envpool:Ant-v4 …
     python benchmarks/scores.py train --out outputs/scores --seeds 5 --peer-python PYTHON CONFIG …
+    python benchmarks/scores.py train --out outputs/scores --seeds 5 CONFIG --tasks playground
     python benchmarks/scores.py table --out outputs/scores --plot docs/scores.png     # needs matplotlib
 
 The second plays other tasks than the config's own; ``--set KEY=VALUE …`` changes it. The third trains
-Stable-Baselines3, of the interpreter that is named, with the same numbers of the same file.
+Stable-Baselines3, of the interpreter that is named, with the same numbers of the same file. The fourth plays
+the 23 tasks of Playground's DeepMind Control Suite that REPPO was published on.
 
 Any runs can be compared with a table of scores per seed, and become one (``score_tables.py``):
 
@@ -50,6 +52,33 @@ PUBLISHED: dict[str, dict[str, float]] = {
 }
 """PPO in rl-baselines3-zoo's benchmark.md, one run each, and in tianshou's docs/tutorials/benchmark.rst, the highest
 mean of ten runs at any time; MuJoCo tasks of v3, within 1 M steps."""
+PLAYGROUND: dict[str, dict[str, float]] = {
+    "AcrobotSwingup": {"reppo": 126},
+    "AcrobotSwingupSparse": {"reppo": 1},
+    "BallInCup": {"reppo": 925},
+    "CartpoleBalance": {"reppo": 929},
+    "CartpoleBalanceSparse": {"reppo": 945},
+    "CartpoleSwingup": {"reppo": 828},
+    "CartpoleSwingupSparse": {"reppo": 496},
+    "CheetahRun": {"reppo": 906},
+    "FingerSpin": {"reppo": 631},
+    "FingerTurnEasy": {"reppo": 786},
+    "FingerTurnHard": {"reppo": 692},
+    "FishSwim": {"reppo": 581},
+    "HopperHop": {"reppo": 41},
+    "HopperStand": {"reppo": 191},
+    "HumanoidRun": {"reppo": 239},
+    "HumanoidStand": {"reppo": 917},
+    "HumanoidWalk": {"reppo": 727},
+    "PendulumSwingup": {"reppo": 201},
+    "ReacherEasy": {"reppo": 970},
+    "ReacherHard": {"reppo": 962},
+    "WalkerRun": {"reppo": 841},
+    "WalkerStand": {"reppo": 982},
+    "WalkerWalk": {"reppo": 972},
+}
+"""REPPO's large batches at 50 M steps, mean of its runs, 4 to 21 a task: results/<task>_large_data.csv of its
+repository, between the two nearest of its 20 steps."""
 _OURS = """
 import json, resource, sys, time
 from pathlib import Path
@@ -58,7 +87,7 @@ from ejax.runtime.device import prepare_jax
 from ejax.run import train
 began = time.monotonic()
 config = load_config(Path(sys.argv[1]), sys.argv[2:])
-prepare_jax("cpu")
+prepare_jax(config.trainer.device)
 result = train(config)
 seconds, usage = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps({
@@ -138,7 +167,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train")
     train.add_argument("configs", nargs="*", type=Path, metavar="CONFIG", default=sorted(ZOO.glob("*.yaml")))
-    train.add_argument("--tasks", nargs="+", metavar="ID", help="play these tasks instead of the configs' own")
+    train.add_argument(
+        "--tasks", nargs="+", metavar="ID", help="play these instead of the configs' own, or playground: all 23"
+    )
     train.add_argument(
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="change the configs, as ejax.train does"
     )
@@ -165,7 +196,8 @@ def main() -> None:
         elif args.command == "table":
             show(read(args.out), args.plot)
         else:
-            for seed, config, task in product(range(1, args.seeds + 1), args.configs, args.tasks or [None]):
+            tasks = [f"playground:{task}" for task in PLAYGROUND] if args.tasks == ["playground"] else args.tasks
+            for seed, config, task in product(range(1, args.seeds + 1), args.configs, tasks or [None]):
                 changes = [*args.set, *([f"env.id={task}"] if task else [])]
                 train_one(args.out, config, changes, seed, args.peer_python)
     except (TableError, FileNotFoundError, FactsError) as error:
@@ -226,12 +258,13 @@ def show(rows: Sequence[dict[str, Any]], plot: Path | None) -> None:
     """Tabulate each task, config and library: interquartile mean of the seeds' scores with a 95% interval."""
     print(
         "| task | config | library | seeds | IQM [95% interval] | mean ± std | best mean | zoo's | tianshou's | "
-        "CPU min of a run |\n|---|---|---|---|---|---|---|---|---|---|"
+        "REPPO's | CPU min of a run |\n|---|---|---|---|---|---|---|---|---|---|---|"
     )
     for (task, config, library), group in groups(rows):
         scores = np.array([row["score"] for row in group])
         middle, (low, high) = interquartile_mean(scores)
-        published = " | ".join(f"{PUBLISHED.get(task, {}).get(source, '')}" for source in ("zoo", "tianshou"))
+        others = PUBLISHED.get(task, {}) | PLAYGROUND.get(task, {})
+        published = " | ".join(f"{others.get(source, '')}" for source in ("zoo", "tianshou", "reppo"))
         print(
             f"| {task} | {config} | {library} | {len(scores)} | {middle:.0f} [{low:.0f}, {high:.0f}] | "
             f"{scores.mean():.0f} ± {scores.std():.0f} | {best_mean(group):.0f} | {published} | "
