@@ -85,13 +85,15 @@ def replay_facts(config: RunConfig, memory: Memory, num_devices: int, card_memor
     options: Any = config.algorithm.cfg
     if not memory.replay:
         return None
-    row = memory.replay * num_devices // options.replay.capacity
+    beside = getattr(options, "demonstrations", None)
+    demonstrated = beside.num_transitions if beside else 0
+    row = memory.replay * num_devices // (options.replay.capacity + demonstrated)
     room = max(int(USABLE * card_memory) - memory.peak + memory.replay, 0)
     return {
         "capacity": options.replay.capacity,
         "row_bytes": row,
         "bytes": memory.replay,
-        "largest_capacity": room * num_devices // row,
+        "largest_capacity": max(room * num_devices // row - demonstrated, 0),
         "gathers_per_update": options.gradient_steps,
         "rows_per_gather": options.batch_size,
     }

@@ -34,10 +34,10 @@ def check_fits(forms: PyTree, num_devices: int) -> None:
     # devices of a CPU share its memory
     if free is None or needed <= (free := free if device.platform == "cpu" else free * num_devices):
         return
-    size = sum(row_bytes(each) for each in replays_in(forms))
-    rows = needed // size
+    size, rows = row_bytes(own := replays_in(forms)[0]), own.rows.discount.size
+    largest = max(free - (needed - rows * size), 0) // size  # demonstrations keep their rows
     text = f"got {rows}: transitions of {size} bytes make {needed} bytes, and {free} are free on {device.platform}"
-    raise ConfigError([Problem("algorithm.cfg.replay.capacity", f"{text}; the largest that fits is {free // size}")])
+    raise ConfigError([Problem("algorithm.cfg.replay.capacity", f"{text}; the largest that fits is {largest}")])
 
 
 def free_bytes(device: jax.Device) -> int | None:

@@ -350,3 +350,12 @@ def test_a_replay_buffer_does_not_grow_with_the_environments_and_fills_what_they
     assert facts is not None
     assert (facts["row_bytes"], facts["bytes"], facts["largest_capacity"]) == (128, 128_000, 578_000 // 128)
     assert (facts["gathers_per_update"], facts["rows_per_gather"]) == (8, 32)
+
+
+def test_demonstrations_beside_a_replay_buffer_take_their_part_of_the_memory() -> None:
+    beside = {"num_transitions": 600, "task": "PushCubeExpert"}
+    config = parse_config(tiny_sac(sac={"replay": {"capacity": 400}, "demonstrations": beside}))
+    memory = Memory(arguments=0, outputs=0, temporaries=0, peak=300_000, fixed=1_000, replay=128_000)
+    facts = replay_facts(config, memory, 1, 1_000_000)
+    assert facts is not None
+    assert (facts["row_bytes"], facts["largest_capacity"]) == (128, 578_000 // 128 - 600)

@@ -149,6 +149,9 @@ def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does
     with pytest.raises(ConfigError, match=text):
         build(parse_config(tiny_sac()))
     build(parse_config(tiny_sac(sac={"replay": {"capacity": 78}})))
+    beside = {"num_transitions": 20, "task": "PushCubeExpert"}
+    with pytest.raises(ConfigError, match=r"got 80: transitions of 128 bytes make 12800 bytes.* fits is 58$"):
+        build(parse_config(tiny_sac(sac={"demonstrations": beside})))
 
 
 def test_a_buffer_larger_than_the_machine_is_refused_before_it_is_made() -> None:
