@@ -91,12 +91,9 @@ def init_run_state(
     return replace(init_host_run_state(policy, optimizer, key, envs.obs, **keeps), envs=envs)
 
 
-# Jitted, and so kept between processes: run operation by operation, a start would spend seconds compiling each of them.
-# The episodes are a program of their own, since JAX keeps none that calls back to the host, as the C engine's do.
-
-
 def spread_episodes(env: Env, envs: EnvCarry, key: Key) -> EnvCarry:
-    """Count each environment's steps from a random one on: ``episode_step``, wherever it is in the state."""
+    """Count each environment's steps from a random one on: ``episode_step``, wherever it is in the state. ValueError:
+    it is not there."""
     key_steps = jax.random.split(key, 3)[2]  # the others make parameters and episodes
     num_envs = jax.tree.leaves(envs.obs)[0].shape[0]
     step = jax.random.randint(key_steps, (num_envs,), 0, max(1, env.max_episode_steps), jnp.int32)
@@ -104,7 +101,14 @@ def spread_episodes(env: Env, envs: EnvCarry, key: Key) -> EnvCarry:
     def later(path: tuple[Any, ...], x: Array) -> Array:
         return step if getattr(path[-1], "name", None) == "episode_step" else x
 
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(envs.state)]
+    if not any(getattr(path[-1], "name", None) == "episode_step" for path in paths):
+        raise ValueError(f"{type(env).__name__} has no episode_step in its state, from which a random one could count")
     return replace(envs, state=jax.tree_util.tree_map_with_path(later, envs.state))
+
+
+# Jitted, and so kept between processes: run operation by operation, a start would spend seconds compiling each of them.
+# The episodes are a program of their own, since JAX keeps none that calls back to the host, as the C engine's do.
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "num_envs"))

@@ -168,7 +168,12 @@ def first_state(made: Ingredients, num_envs: int) -> RunState:
         scales_rewards=made.config.trainer.normalize_reward,
     )
     if made.config.trainer.init_at_random_ep_len:
-        state = replace(state, envs=spread_episodes(env, state.envs, made.key))
+        try:
+            state = replace(state, envs=spread_episodes(env, state.envs, made.key))
+        except ValueError as error:
+            raise ConfigError(
+                [Problem("trainer.init_at_random_ep_len", f"got true, but {error}; give false")]
+            ) from error
     return with_own(state, made, num_envs)
 
 

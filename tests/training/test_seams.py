@@ -15,13 +15,21 @@ from tiny import EPISODE, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.step import ResetPolicy, RunState, Step, finish, init_run_state, make_rollout_step
+from ejax.algorithms.step import (
+    ResetPolicy,
+    RunState,
+    Step,
+    finish,
+    init_run_state,
+    make_rollout_step,
+    spread_episodes,
+)
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Normal, action_spec
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
-from ejax.rollout import reset, unroll, with_memory
+from ejax.rollout import EnvCarry, reset, unroll, with_memory
 from ejax.run import train
 from ejax.schema.registry import register_algorithm
 from ejax.store.checkpoint import load_checkpoint
@@ -140,6 +148,12 @@ def test_first_episodes_at_random_steps_end_apart_and_begin_as_others_do() -> No
     np.testing.assert_array_equal(
         ended.argmax(0)[~rollout.terminated.any(0)], (EPISODE - 1 - step)[~rollout.terminated.any(0)]
     )
+
+
+def test_first_episodes_at_random_steps_need_a_count_of_steps() -> None:
+    envs = EnvCarry(state={"clock": jnp.zeros(4)}, obs=jnp.zeros((4, 2)))
+    with pytest.raises(ValueError, match="PointMassRL has no episode_step in its state"):
+        spread_episodes(PointMassRL(), envs, KEY)
 
 
 @pytest.mark.parametrize("mode", ["host", "async"])
