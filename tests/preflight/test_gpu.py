@@ -59,8 +59,9 @@ def test_every_config_that_it_would_train_is_valid(gpu: Any, size: str) -> None:
     for each in planned:
         if "config" in each.arguments and "mjlab" not in (each.skipped or ""):
             config = load_config(gpu.CONFIGS / each.arguments["config"], each.arguments["overrides"])
-            named = Path(each.arguments["config"]).stem  # such as quadruped_flash_sac_h100
-            assert config.algorithm.name == ("grpo" if each.part == "vla" else "ppo") or config.algorithm.name in named
+            stem = Path(each.arguments["config"]).stem  # such as quadruped_flash_sac_h100
+            named = [name for name in ("flash_sac", "reppo") if name in stem]
+            assert config.algorithm.name == (named[0] if named else "grpo" if each.part == "vla" else "ppo")
 
 
 def test_what_is_on_file_is_not_done_again_and_the_pages_tables_are_written(
