@@ -177,6 +177,11 @@ class ActionSpec:
     def continuous(self) -> bool:
         return self.kind in ("normal", "tanh_normal")
 
+    def unit_action(self, action: Array) -> Array:
+        """Scale an action [..., A] of bounded ones to [-1, 1] in each dimension."""
+        low, high = (jnp.broadcast_to(jnp.asarray(bound), action.shape) for bound in (self.low, self.high))
+        return (action - (low + high) / 2.0) / ((high - low) / 2.0)
+
     def distribution(self, output: Array, log_std: Array | None) -> Any:
         """Make the distribution of the network's ``output`` [..., num_outputs]; ``log_std`` [A]: for normals."""
         if self.kind == "categorical":

@@ -4,6 +4,7 @@ learning rate is in the optimizer's *state*, where it can change without a new c
 Source: torch.optim's documented algorithms, torch.optim.lr_scheduler's closed forms.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -26,7 +27,7 @@ from ejax.numerics.finite import all_finite
 from ejax.numerics.kernels import by_platform
 from ejax.numerics.traced_options import is_active, is_array
 from ejax.schema.frozen import ANY_CASE, Kwargs, StrictModel, one_for_equal
-from ejax.types import Array, PyTree, TrainState, split_critic
+from ejax.types import Array, Params, PyTree, TrainState, split_critic, with_networks
 
 
 class _Rule(StrictModel):
@@ -297,6 +298,24 @@ def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: Sched
         return replace(state, step=step)
     rate = scheduled_learning_rate(optimizer.learning_rate, schedule, step)
     return replace(state, step=step, opt_state=set_learning_rate(state.opt_state, rate))
+
+
+def step_schedules(
+    state: TrainState, optimizers: Mapping[str, OptimizerConfig], schedule: ScheduleConfig
+) -> TrainState:
+    """Do ``step_schedule`` for each of the optimizers of ``make_actor_critic_optimizer``, from its own rate."""
+    stepped = {
+        name: step_schedule(replace(state, opt_state=state.opt_state[name]), optimizer, schedule)
+        for name, optimizer in optimizers.items()
+    }
+    return replace(stepped["actor"], opt_state={name: each.opt_state for name, each in stepped.items()})
+
+
+def follow_critic(target: Params, params: Params, rate: float) -> Params:
+    """Take the new parameters, but the critic's only ``rate`` of the way from those of ``target``."""
+    _, new = split_critic(params["params"])  # its memory and its normalizer too
+    _, old = split_critic(target["params"])
+    return with_networks(params, optax.incremental_update(new, old, rate))
 
 
 def apply_gradient(

@@ -138,6 +138,11 @@ def with_critic(networks: PyTree, others: PyTree) -> PyTree:
     return {**split_critic(networks)[0], **split_critic(others)[1]}
 
 
+def with_networks(params: Params, networks: PyTree) -> Params:
+    """Replace these networks of the parameters."""
+    return {**params, "params": {**params["params"], **networks}}
+
+
 class Distribution(Protocol):
     """A batch of action distributions; a pytree. Inherit from it: the last three members are defaults."""
 

@@ -30,20 +30,32 @@ from ejax.algorithms.off_policy import (
     OFF_POLICY_FIELDS,
     OffPolicyOptions,
     OffPolicyState,
-    follow,
     make_own,
     off_policy_update,
     policy_problems,
 )
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.sac import log_volume, step_networks, with_networks
+from ejax.algorithms.sac import log_volume, step_networks
 from ejax.collectors.replay_buffer import Transition
 from ejax.numerics.reward_scale import RewardScale, init_reward_scale, track_returns
 from ejax.numerics.value_bins import bin_values, expected_value, project_support
-from ejax.optim import ScheduleConfig
+from ejax.optim import ScheduleConfig, follow_critic
 from ejax.policies.flash import FlashQ, unit_length
 from ejax.schema.problems import Problem
-from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState, split_critic
+from ejax.types import (
+    Array,
+    Env,
+    HostEnv,
+    Key,
+    Metrics,
+    Params,
+    Policy,
+    PyTree,
+    Rollout,
+    TrainState,
+    split_critic,
+    with_networks,
+)
 
 
 class FlashSACConfig(OffPolicyOptions):
@@ -122,7 +134,7 @@ def flash_sac_step(
     state, of_critic = _step_critic(state, batch, action, target, policy, optimizer, config)
     exploration = {**state.params["exploration"], "uniform": jnp.zeros((), bool)}
     params = {**state.params, "exploration": exploration}
-    state = replace(state, params=params, target=follow(state.target, params, config.tau))
+    state = replace(state, params=params, target=follow_critic(state.target, params, config.tau))
     metrics |= {**of_critic, "reward_divisor": divisor}
     skipped = [metrics.pop(name) for name in ("skipped_critic", "skipped_actor") if name in metrics]
     return state, extra, metrics | {"skipped_fraction": jnp.stack(skipped).any().astype(jnp.float32)}

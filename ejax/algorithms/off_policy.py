@@ -26,7 +26,7 @@ from ejax.algorithms.options import GradientOptions, indivisible
 from ejax.algorithms.record import RunShape, refuse_memory
 from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay
 from ejax.envs.spaces import obs_forms
-from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedule
+from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedules
 from ejax.policies.normalize import update_normalizer
 from ejax.runtime.sharding import constrain_split
 from ejax.schema.frozen import with_value
@@ -37,13 +37,10 @@ from ejax.types import (
     HostEnv,
     Key,
     Metrics,
-    Params,
     Policy,
     PyTree,
     Rollout,
     TrainState,
-    split_critic,
-    with_critic,
 )
 
 Learn: TypeAlias = Callable[[TrainState, PyTree, Any, Key, bool], tuple[TrainState, PyTree, Metrics]]
@@ -138,7 +135,8 @@ def off_policy_update(
 
     size = replay.size.sum()
     (train, extra), metrics = jax.lax.cond(size >= max(1, config.learning_starts), learn_all, wait, (train, extra))
-    train = step_schedules(train, config)
+    optimizers = {"actor": config.optimizer, "critic": config.critic_optimizer}
+    train = step_schedules(train, optimizers, config.lr_scheduler)
     if "normalizer" in train.params:  # statistics of batches are the gradient steps' own
         train = replace(train, params=update_normalizer(policy, train.params, rollout.obs, rollout.valid))
     metrics |= {
@@ -147,23 +145,6 @@ def off_policy_update(
         "replay_size": size.astype(jnp.float32),
     }
     return (train, replace(own, replay=replay, extra=extra)), metrics
-
-
-def step_schedules(state: TrainState, config: OffPolicyOptions) -> TrainState:
-    """Count an update, and set both learning rates of the next."""
-    optimizers = {"actor": config.optimizer, "critic": config.critic_optimizer}
-    stepped = {
-        name: step_schedule(replace(state, opt_state=state.opt_state[name]), optimizer, config.lr_scheduler)
-        for name, optimizer in optimizers.items()
-    }
-    return replace(stepped["actor"], opt_state={name: each.opt_state for name, each in stepped.items()})
-
-
-def follow(target: Params, params: Params, tau: float) -> Params:
-    """Take the new parameters, but the critics' only τ of the way."""
-    _, critic = split_critic(params["params"])
-    _, old = split_critic(target["params"])
-    return {**params, "params": with_critic(params["params"], optax.incremental_update(critic, old, tau))}
 
 
 def make_own(options: Any, policy: Policy, env: Env | HostEnv, num_envs: int) -> OffPolicyState:

@@ -11,8 +11,8 @@ is of actions in [-1, 1]. There is no target critic, and no replay.
 
 Source: Voelcker et al. 2025 (arXiv:2507.11019). Here KL is exact, not estimated from samples; a state after a
 termination has no entropy; rows that were truncated are learned from, since their next observation is known; actor and
-critic step together, from the same critic. The paper's prediction of the next state's features is left out: its own
-ablation on the DeepMind Control Suite shows no gain.
+critic step together, from the same critic. The paper's prediction of the next state's features is left out: in its own
+ablation on the DeepMind Control Suite it gains nothing after 200 M steps, and 39 points of 647 after 50 M.
 """
 
 from collections.abc import Iterator
@@ -37,6 +37,7 @@ from ejax.numerics.traced_options import unjit_for_traced
 from ejax.numerics.value_bins import expected_value, hl_gauss
 from ejax.optim import get_learning_rate, step_schedule
 from ejax.policies.actor_q import ActorQ
+from ejax.policies.flash import FlashQ
 from ejax.policies.normalize import update_normalizer
 from ejax.returns import gae
 from ejax.rollout import has_large_rows
@@ -199,6 +200,8 @@ def _logits(policy: Any, params: Params, obs: PyTree, action: Array, config: REP
 
 def _policy_problems(options: REPPOConfig, policy: Policy) -> Iterator[Problem]:
     yield from policy_problems(options, policy)
+    if isinstance(policy, FlashQ):
+        yield Problem("policy.name", "got flash_q, whose statistics only flash_sac moves; give actor_q")
     if isinstance(policy, ActorQ):
         for name, use, example in (
             ("num_bins", "reppo's critic gives a distribution over returns", 151),

@@ -12,6 +12,7 @@ Source: Haarnoja et al. 2018 (arXiv:1812.05905); the order and the arithmetic of
 (Fujimoto et al. 2018) are ``policy_delay``, ``target_noise`` and ``ent_coef`` 0.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -21,11 +22,31 @@ import jax.numpy as jnp
 import optax
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from ejax.algorithms.off_policy import OFF_POLICY_FIELDS, OffPolicyOptions, OffPolicyState, follow, off_policy_update
+from ejax.algorithms.off_policy import (
+    OFF_POLICY_FIELDS,
+    OffPolicyOptions,
+    OffPolicyState,
+    off_policy_update,
+    policy_problems,
+)
 from ejax.algorithms.record import Algorithm
 from ejax.collectors.replay_buffer import Transition
-from ejax.optim import apply_gradient, clip_by_global_norm
-from ejax.types import Array, Key, Metrics, Params, PyTree, Rollout, TrainState, split_critic
+from ejax.optim import apply_gradient, clip_by_global_norm, follow_critic
+from ejax.policies.actor_q import ActorQ
+from ejax.policies.flash import FlashQ
+from ejax.schema.problems import Problem
+from ejax.types import (
+    Array,
+    Key,
+    Metrics,
+    Params,
+    Policy,
+    PyTree,
+    Rollout,
+    TrainState,
+    split_critic,
+    with_networks,
+)
 
 
 class SACConfig(OffPolicyOptions):
@@ -116,7 +137,7 @@ def sac_step(
         metrics |= of_actor
     skipped = [metrics.pop(name) for name in ("skipped_critic", "skipped_actor") if name in metrics]
     metrics["skipped_fraction"] = jnp.stack(skipped).any().astype(jnp.float32)
-    return replace(state, target=follow(state.target, state.params, config.tau)), metrics
+    return replace(state, target=follow_critic(state.target, state.params, config.tau)), metrics
 
 
 def sac_target(state: TrainState, batch: Transition, key: Key, *, policy: Any, config: SACConfig) -> Array:
@@ -156,11 +177,6 @@ def _values(policy: Any, params: Params, obs: PyTree, action: Array) -> Array:
     return policy.apply(params, obs, action, method="action_values")
 
 
-def with_networks(params: Params, networks: PyTree) -> Params:
-    """Replace these networks of the parameters."""
-    return {**params, "params": {**params["params"], **networks}}
-
-
 def _alpha(params: Params, config: SACConfig) -> Array:
     if config.ent_coef == "auto":
         return jnp.exp(jax.lax.stop_gradient(params["params"]["log_alpha"]))
@@ -172,4 +188,16 @@ def log_volume(distribution: Any) -> Array:
     return jnp.sum(jnp.log(distribution.half_width), axis=-1)
 
 
-ALGORITHM = Algorithm(Config=SACConfig, update=sac_update, **OFF_POLICY_FIELDS)
+def _policy_problems(options: SACConfig, policy: Policy) -> Iterator[Problem]:
+    yield from policy_problems(options, policy)
+    if isinstance(policy, FlashQ):
+        text = "got flash_q, whose statistics only flash_sac moves; give actor_q, or algorithm.name: flash_sac"
+        yield Problem("policy.name", text)
+    if isinstance(policy, ActorQ) and policy.num_bins is not None:
+        text = f"got {policy.num_bins}, but sac's critics give one value, not a distribution; leave it out"
+        yield Problem("policy.cfg.num_bins", text)
+
+
+ALGORITHM = Algorithm(
+    Config=SACConfig, update=sac_update, **(OFF_POLICY_FIELDS | {"policy_problems": _policy_problems})
+)

@@ -36,15 +36,28 @@ from ejax.optim import (
     ScheduleConfig,
     apply_gradient,
     clip_by_global_norm,
+    follow_critic,
     get_learning_rate,
     make_actor_critic_optimizer,
-    step_schedule,
+    step_schedules,
 )
 from ejax.policies.normalize import update_normalizer
 from ejax.returns import explained_variance, gae
 from ejax.rollout import EnvCarry
 from ejax.schema.problems import Problem
-from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, Timestep, TrainState, split_critic
+from ejax.types import (
+    Array,
+    Env,
+    Key,
+    Metrics,
+    Params,
+    Policy,
+    PyTree,
+    Timestep,
+    TrainState,
+    split_critic,
+    with_networks,
+)
 
 _PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=FrozenDict(betas=(0.7, 0.95)))
 
@@ -113,16 +126,17 @@ def shac_update_with_trajectory(
     stepped, finite = apply_gradient(
         replace(state, params={"params": actor}), clipped, optimizer=optimizer, finite=has_gradient, skip=False
     )
-    acted = replace(stepped, params=_with(state.params, stepped.params["params"]))
+    acted = replace(stepped, params=with_networks(state.params, stepped.params["params"]))
 
     updated, critic_metrics = _fit_critic(
         acted, trajectory, next_value, key_critic, policy=policy, optimizer=optimizer, config=config
     )
 
     # once per update: schedules, statistics of what was seen, and the target a part of the way after the critic
-    updated = _step_schedules(updated, config)
+    optimizers = {"actor": config.optimizer, "critic": config.critic_optimizer}
+    updated = step_schedules(updated, optimizers, config.lr_scheduler)
     updated = replace(updated, params=update_normalizer(policy, updated.params, trajectory.obs))
-    updated = replace(updated, target=_follow(state.target, updated.params, config.target_critic_alpha))
+    updated = replace(updated, target=follow_critic(state.target, updated.params, 1.0 - config.target_critic_alpha))
 
     # an actor's step that is not finite takes the critic's and the target's back with it
     if config.skip_nonfinite_updates:
@@ -163,7 +177,7 @@ def _actor_gradient(
 
     def loss(actor: PyTree, taps: Array) -> tuple[Array, Any]:
         after, trajectory, entropy = play(
-            _with(state.params, actor), taps, carry, key, policy=policy, env=env, options=config
+            with_networks(state.params, actor), taps, carry, key, policy=policy, env=env, options=config
         )
         # the gradient goes through V' into the last observation and so into the actions; V' itself is held
         next_value = policy.apply(state.target, trajectory.final_obs)[1]
@@ -210,7 +224,7 @@ def _fit_critic(
     batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
 
     def loss(params: Params, batch: dict[str, PyTree]) -> tuple[Array, Metrics]:
-        value = policy.apply(_with(state.params, params["params"]), batch["obs"])[1]
+        value = policy.apply(with_networks(state.params, params["params"]), batch["obs"])[1]
         return jnp.sum(batch["weight"] * value_loss(value, batch["value_target"])), {}
 
     fitted, metrics = sgd_epochs(
@@ -222,7 +236,7 @@ def _fit_critic(
         # rounded up: one more would hold the rest
         minibatches=config.minibatches_of(-(-num_rows // config.num_mini_batches), config.critic_epochs),
     )
-    state = replace(fitted, params=_with(state.params, fitted.params["params"]))
+    state = replace(fitted, params=with_networks(state.params, fitted.params["params"]))
     return state, {
         "value_loss": metrics["loss"],
         "value_grad_norm": metrics["grad_norm"],
@@ -230,27 +244,6 @@ def _fit_critic(
         "skipped_fraction": metrics["skipped_fraction"],
         "explained_variance": explained_variance(value, value_target),
     }
-
-
-def _step_schedules(state: TrainState, config: SHACConfig) -> TrainState:
-    optimizers = {"actor": config.optimizer, "critic": config.critic_optimizer}
-    stepped = {
-        name: step_schedule(replace(state, opt_state=state.opt_state[name]), optimizer, config.lr_scheduler)
-        for name, optimizer in optimizers.items()
-    }
-    return replace(stepped["actor"], opt_state={name: each.opt_state for name, each in stepped.items()})
-
-
-def _follow(target_params: Params, params: Params, alpha: float) -> Params:
-    """Take the new parameters, but the critic's only a part of the way: α of the old target stays."""
-    _, critic = split_critic(params["params"])  # its memory and its normalizer too
-    _, target = split_critic(target_params["params"])
-    return _with(params, optax.incremental_update(critic, target, 1.0 - alpha))
-
-
-def _with(params: Params, networks: PyTree) -> Params:
-    """Replace these networks of the parameters."""
-    return {**params, "params": {**params["params"], **networks}}
 
 
 def _check_networks(state: TrainState) -> None:

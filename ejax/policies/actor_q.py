@@ -70,7 +70,7 @@ class ActorQ(nn.Module):
         """Evaluate ``action`` [..., A], in the environment's units, by each critic: [critics, ...], of distributional
         ones logits [critics, ..., bins]."""
         x = self._observed("critic", obs, observe)
-        x = jnp.concatenate([x, self.unit_action(action)], axis=-1)
+        x = jnp.concatenate([x, self.action_spec.unit_action(action)], axis=-1)
         stacked = nn.vmap(
             MLP,
             variable_axes={"params": 0},
@@ -81,13 +81,6 @@ class ActorQ(nn.Module):
         )
         output = stacked(self.critic, self.num_bins or 1, name="critic")(x)
         return output[..., 0] if self.num_bins is None else output
-
-    def unit_action(self, action: Array) -> Array:
-        """Scale an action to [-1, 1] in each dimension."""
-        low, high = (
-            jnp.broadcast_to(jnp.asarray(x), action.shape) for x in (self.action_spec.low, self.action_spec.high)
-        )
-        return (action - (low + high) / 2.0) / ((high - low) / 2.0)
 
     def _observed(self, name: str, obs: PyTree, observe: bool | Array) -> Array:
         x = select_observation(obs, getattr(self, f"{name}_obs_groups"))

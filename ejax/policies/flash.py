@@ -81,8 +81,7 @@ class FlashQ(nn.Module):
         """Evaluate ``action`` [..., A], in the environment's units, by each critic: logits [critics, ..., bins], or
         values [critics, ...]."""
         x = select_observation(obs, self.critic_obs_groups)
-        low, high = (widen(jnp.asarray(bound), action) for bound in (self.action_spec.low, self.action_spec.high))
-        x = jnp.concatenate([x, (action - (low + high) / 2.0) / ((high - low) / 2.0)], axis=-1)
+        x = jnp.concatenate([x, self.action_spec.unit_action(action)], axis=-1)
         stacked = nn.vmap(
             _Network,
             variable_axes={"params": 0, "batch_stats": 0},

@@ -17,18 +17,8 @@ from interop.exporters.record import Exporter
 from interop.twin.spec import PolicySpec
 
 
-def _actor_of(policy: ActorQ) -> ActorOnly:
-    return ActorOnly(
-        action_spec=policy.action_spec,
-        actor=policy.actor,
-        log_std_range=policy.log_std_range,
-        actor_obs_groups=policy.actor_obs_groups,
-        actor_obs_normalization=policy.actor_obs_normalization,
-    )
-
-
 def _describe(policy: ActorQ, leaves: Mapping[str, Any]) -> tuple[ActorOnly, PolicySpec]:
-    return mlp.describe(_actor_of(policy), leaves)
+    return mlp.describe(mlp.actor_only(policy), leaves)
 
 
 def _exported_params(policy: ActorQ, params: Params) -> Params:
@@ -43,4 +33,4 @@ def _exported_params(policy: ActorQ, params: Params) -> Params:
     return {"params": networks} | ({"normalizer": statistics} if statistics else {})
 
 
-EXPORTER = Exporter(describe=_describe, actor_of=_actor_of, exported_params=_exported_params)
+EXPORTER = Exporter(describe=_describe, actor_of=mlp.actor_only, exported_params=_exported_params)

@@ -109,7 +109,8 @@ def _misfits(arrays: StateDict, policy: ActorCritic | ActorOnly) -> list[str]:
     return []
 
 
-def _actor_of(policy: Any) -> ActorOnly:
+def actor_only(policy: Any) -> ActorOnly:
+    """Make the actor of a policy with the fields of ``ActorOnly``."""
     return ActorOnly(
         action_spec=policy.action_spec,
         actor=policy.actor,
@@ -126,5 +127,5 @@ def _policy_of(spec: PolicySpec) -> ActorOnly | None:
 
 
 EXPORTER = Exporter(
-    describe=describe, actor_of=_actor_of, tensors=network_entries, misfits=_misfits, policy_of=_policy_of
+    describe=describe, actor_of=actor_only, tensors=network_entries, misfits=_misfits, policy_of=_policy_of
 )

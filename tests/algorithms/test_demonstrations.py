@@ -82,9 +82,9 @@ def test_the_rows_are_the_transitions_of_successful_episodes(n_step: int, broken
 
 def test_a_folder_gives_the_rows_of_the_task_that_was_recorded(tmp_path: Path) -> None:
     record(tmp_path / "kept")
-    told, notes = first_state()
+    played, notes = first_state()
     read, _ = first_state(task=None, folder=str(tmp_path / "kept"))
-    jax.tree.map(np.testing.assert_array_equal, told.demonstrations, read.demonstrations)
+    jax.tree.map(np.testing.assert_array_equal, played.demonstrations, read.demonstrations)
     returns = np.mean([each.frames["rewards"].sum() for each in episodes(4)])
     assert f"of 4 episodes with a mean return {returns:.4g}" in notes[0]
 

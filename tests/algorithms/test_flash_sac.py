@@ -1,6 +1,5 @@
 """FlashSAC: its target over joint batches, its losses, the scale of its rewards, whole runs."""
 
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import EPISODE, tiny
+from whole_runs import assert_goes_on_with_the_same_bits, assert_refused
 
 from ejax.algorithms.flash_sac import (
     ALGORITHM,
@@ -29,8 +29,6 @@ from ejax.distributions import ActionSpec
 from ejax.numerics.reward_scale import init_reward_scale
 from ejax.numerics.value_bins import project_support
 from ejax.policies.flash import FlashQ, unit_length
-from ejax.run import train
-from ejax.store.checkpoint import load_checkpoint
 from ejax.training.build import build
 from ejax.types import Rollout, TrainState, init_train_state
 
@@ -288,17 +286,8 @@ def raw_run(tmp_path: Path, **trainer: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["device", "host", "async"])
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path: Path, mode: str) -> None:
-    config = parse_config(raw_run(tmp_path, iterations=6, collector={"mode": mode, "max_staleness": 0}))
-    whole = train(config, run_dir=tmp_path / "whole")
-    shorter = config.model_copy(update={"trainer": config.trainer.model_copy(update={"iterations": 3})})
-    train(shorter, run_dir=tmp_path / "parts")
-    parts = train(config, resume="latest", run_dir=tmp_path / "parts")
-    like = build(config).state
-    ends = [load_checkpoint(Path(str(each.latest_checkpoint_path)), like)[0] for each in (whole, parts)]
-    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
-        is_key = jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key)
-        one, other = (jax.random.key_data(x) if is_key else x for x in (one, other))
-        np.testing.assert_array_equal(one, other)
+    raw = raw_run(tmp_path, iterations=6, collector={"mode": mode, "max_staleness": 0})
+    assert_goes_on_with_the_same_bits(raw, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -316,9 +305,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path:
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str], key: str, text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(parse_config(raw_run(tmp_path), changes))
-    assert re.search(rf"{re.escape(key)}.*{re.escape(text)}", str(caught.value)), caught.value
+    assert_refused(raw_run(tmp_path), changes, key, text)
 
 
 def test_other_policies_are_refused(tmp_path: Path) -> None:

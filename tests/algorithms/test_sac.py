@@ -1,6 +1,5 @@
 """SAC: its target and losses, the ratio of gradient steps to environment steps, TD3's options, whole runs."""
 
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from tiny import EPISODE, tiny
+from tiny import EPISODE, tiny, tiny_sac
+from tiny import NETWORK as TINY
+from whole_runs import assert_refused
 
 from ejax.algorithms.off_policy import OffPolicyState, make_own
 from ejax.algorithms.sac import ALGORITHM, SACConfig, sac_step, sac_target, sac_update
@@ -162,29 +163,8 @@ def test_the_actor_steps_once_in_policy_delay_steps_of_the_critics() -> None:
 
 def raw_run(tmp_path: Path, **trainer: Any) -> dict[str, Any]:
     """Make the config of a tiny run of SAC."""
-    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
-    policy = {"name": "actor_q", "squash_actions": True, "actor": network, "critic": network}
-    cfg = {"batch_size": 16, "gradient_steps": 2, "learning_starts": 40, "replay": {"capacity": 100, "n_step": 2}}
-    env_cfg = {"max_episode_steps": EPISODE}
-    return tiny(tmp_path, env_cfg=env_cfg, **trainer) | {"policy": policy, "algorithm": {"name": "sac", "cfg": cfg}}
-
-
-@pytest.mark.slow  # tests/training/test_replay.py is the gate's
-@pytest.mark.parametrize("mode", ["device", "host", "async"])
-def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path: Path, mode: str) -> None:
-    """The ring goes round in it: 6 updates of 32 transitions in 100 rows."""
-    config = parse_config(raw_run(tmp_path, iterations=6, collector={"mode": mode, "max_staleness": 0}))
-    whole = train(config, run_dir=tmp_path / "whole")
-    shorter = config.model_copy(update={"trainer": config.trainer.model_copy(update={"iterations": 3})})
-    train(shorter, run_dir=tmp_path / "parts")
-    parts = train(config, resume="latest", run_dir=tmp_path / "parts")
-    like = build(config).state
-    ends = [load_checkpoint(Path(str(each.latest_checkpoint_path)), like)[0] for each in (whole, parts)]
-    assert int(ends[0].own.replay.size[0]) == 100
-    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
-        is_key = jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key)
-        one, other = (jax.random.key_data(x) if is_key else x for x in (one, other))
-        np.testing.assert_array_equal(one, other)
+    raw = tiny_sac(tmp_path, sac={"batch_size": 16, "replay": {"capacity": 100, "n_step": 2}}, **trainer)
+    return raw | {"policy": raw["policy"] | {"actor": TINY, "critic": TINY}}  # whose actors are taken over
 
 
 @pytest.mark.parametrize(
@@ -192,6 +172,8 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path:
     [
         (["policy.squash_actions=false"], "policy.squash_actions", "acts between the bounds"),
         (["policy.name=actor_critic"], "policy.name", "values no actions; give policy.name: actor_q"),
+        (["policy={name: flash_q, squash_actions: true}"], "policy.name", "whose statistics only flash_sac moves"),
+        (["policy.cfg={num_bins: 51}"], "policy.cfg.num_bins", "give one value, not a distribution"),
         (["algorithm.cfg.replay.capacity=20"], "algorithm.cfg.replay.capacity", "a rollout has 32 rows"),
         (["algorithm.cfg.learning_starts=200"], "algorithm.cfg.learning_starts", "a buffer of 100 never holds"),
         (["algorithm.cfg.policy_delay=3"], "algorithm.cfg.policy_delay", "does not divide gradient_steps 2"),
@@ -200,9 +182,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_never_stopped(tmp_path:
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str], key: str, text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(parse_config(raw_run(tmp_path), changes))
-    assert re.search(rf"{re.escape(key)}.*{re.escape(text)}", str(caught.value)), caught.value
+    assert_refused(raw_run(tmp_path), changes, key, text)
 
 
 def test_the_shipped_config_is_read() -> None:
