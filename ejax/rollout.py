@@ -59,6 +59,7 @@ class _Step:
 _Carry: TypeAlias = tuple[EnvCarry, Array]  # the environments, and which of them have ended an episode, [N] bool
 _LARGE_OBS = 4096  # bytes of one environment's observation
 _STEPS_OF_LARGE_OBS = 16
+_ROWS_OF_LONG_RESET = 8
 
 
 @partial(jax.jit, static_argnames=("env", "num_envs", "group_size"))
@@ -94,7 +95,8 @@ def step(
     The time step's ``obs`` is the next to act on, its ``final_obs`` the true next one.
 
     On a CPU the reset is under one ``lax.cond`` for the batch, so that it costs nothing while no episode ends. (Under
-    ``vmap`` the cond becomes a select: batch environments inside, not outside.) A GPU resets all rows.
+    ``vmap`` the cond becomes a select: batch environments inside, not outside.) A GPU resets all rows. Where the
+    environment says that its reset is long (``long_reset``), both reset only the rows that ended.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_step, key_reset = jax.random.split(key)
@@ -113,9 +115,31 @@ def step(
     ended = EnvCarry(state=state, obs=timestep.obs, memory=carry.memory)
     if start is not None:
         carry = restart_done(ended, start)
+    elif _has_long_reset(env):
+        few = by_device(partial(_reset_few, env), num_envs)
+        carry = restart_done(ended, few(done, ended, jax.random.split(key_reset, num_envs)))
     else:
         carry = by_platform(cpu=restart_if_any, gpu=lambda ended: restart_done(ended, None))(ended)
     return carry, replace(timestep, obs=carry.obs, final_obs=timestep.obs)
+
+
+def _has_long_reset(env: Env) -> bool:
+    return getattr(env, "long_reset", False)
+
+
+def _reset_few(env: Env, done: Array, ended: EnvCarry, keys: Key) -> EnvCarry:
+    """Start the episodes of the rows that are ``done``, a few at a time; the others keep what they have."""
+    count, size = done.sum(), min(_ROWS_OF_LONG_RESET, done.shape[0])
+    order = jnp.argsort(~done)  # those that ended first
+
+    def some(i: Array, made: EnvCarry) -> EnvCarry:
+        rows = order[(i * size + jnp.arange(size)) % done.shape[0]]
+        state, obs = jax.vmap(env.reset)(keys[rows])
+        new = EnvCarry(state=state, obs=obs, memory=jax.tree.map(lambda x: x[rows], made.memory))
+        # those that did not end may be reset too: the caller leaves them as they were
+        return jax.tree.map(lambda x, new: x.at[rows].set(new), made, new)
+
+    return jax.lax.fori_loop(0, -(-count // size), some, ended)
 
 
 # Jitted, so that they are traced once for both forms of a rollout.
@@ -250,10 +274,10 @@ def _collect(
         skipped = jax.tree.map(jnp.zeros_like, jax.eval_shape(plain, carry, xs)[1])
         return jax.lax.cond(carry[1].all(), lambda carry, xs: (carry, skipped), plain, carry, xs)
 
-    def packed(envs: PackedRows, xs: tuple[Key, dict[str, Array], PackedRows]) -> tuple[PackedRows, PackedRows]:
+    def packed(envs: PackedRows, xs: tuple[Key, dict[str, Array], PackedRows | None]) -> tuple[PackedRows, PackedRows]:
         key, row, start = xs
         # packed, since every array that a scan carries or stores is a kernel of its own
-        after, made = one_step(envs.tree(), key, row, start.tree())
+        after, made = one_step(envs.tree(), key, row, None if start is None else start.tree())
         return pack_rows(after), pack_rows(made)
 
     if not few_kernels:
@@ -261,7 +285,9 @@ def _collect(
             return jax.lax.scan(plain_or_skipped if first_episodes else plain, carry, xs)
     # all resets of the rollout in one batch: drawn within the scan, they would add their kernels to every step
     (envs, ended), (keys, rows) = carry, xs
-    starts = jax.vmap(pack_rows)(starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs))
+    starts = None
+    if not _has_long_reset(env):
+        starts = jax.vmap(pack_rows)(starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs))
     with jax.named_scope("env_steps"):
         after, log = jax.lax.scan(packed, pack_rows(envs), (keys, rows, starts))
     made = log.tree()

@@ -54,6 +54,10 @@ class Counter:
         )
 
 
+class LongCounter(Counter):
+    long_reset = True
+
+
 @struct.dataclass
 class Scripted:
     """Acts 0 (or, with noise, around it); V(obs) = 10·tag + steps."""
@@ -123,6 +127,15 @@ def test_starts_that_were_drawn_beforehand_are_those_that_a_step_draws(jitted_st
     start = jax.tree.map(lambda x: x[0], starts_of(ENV, KEY[None], 2))
     given, _ = jax.jit(partial(step, ENV))(before, action, KEY, start)
     chex.assert_trees_all_equal(given, drawn)
+
+
+def test_a_long_reset_of_the_rows_that_ended_is_that_of_all_rows() -> None:
+    ended = np.arange(21) % 2 == 0  # eleven of them: more than are reset at once, and not a multiple
+    before, action = at(np.arange(21), [0] * 21), jnp.asarray(ended, jnp.float32)[:, None]
+    whole, _ = jax.jit(partial(step, ENV))(before, action, KEY)
+    few, _ = jax.jit(partial(step, LongCounter()))(before, action, KEY)
+    chex.assert_trees_all_equal(few, whole)
+    np.testing.assert_array_equal(few.obs[~ended, 0], np.arange(21)[~ended])
 
 
 def test_environments_reset_independently() -> None:

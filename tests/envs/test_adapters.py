@@ -97,7 +97,7 @@ def test_an_observation_that_is_no_mapping_of_arrays_is_refused() -> None:
 def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
     monkeypatch.setitem(sys.modules, "warp", None)
-    with pytest.raises(ValueError, match="impl must be 'jax' or 'warp', got 'cpp'"):
+    with pytest.raises(ValueError, match="impl must be 'jax', 'c' or 'warp', got 'cpp'"):
         playground.make("CartpoleBalance", impl="cpp")
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[warp\]'"):
         playground.make("CartpoleBalance", impl="warp")
@@ -331,6 +331,39 @@ def test_playground_cartpole_steps_as_the_library_and_is_truncated() -> None:
         assert bool(timestep.truncated) == (t == 2)
         assert not timestep.terminated
     assert {"upright", "centered", "small_control", "small_velocity"} <= timestep.info["rewards"].keys()
+
+
+@with_playground
+def test_playground_refuses_the_c_engine_outside_the_control_suite(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    from mujoco_playground._src import mjx_env
+
+    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path)
+    with pytest.raises(ValueError, match="playground:Go1Getup may: give 'jax', or 'warp'"):
+        playground.make("Go1Getup", impl="c")
+
+
+@with_playground
+@pytest.mark.slow
+def test_playground_on_the_c_engine_follows_mjx_and_breaks_as_it_does() -> None:
+    """Measured: at most 3.3e-5 in WalkerRun's velocities, of about 10."""
+
+    def play(impl: str) -> list[Timestep]:
+        env = playground.make("WalkerRun", impl=impl)
+        advance, seen = jax.jit(jax.vmap(env.step, in_axes=(0, 0, None))), []
+        state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 3))
+        for t in range(4):
+            action = jax.random.uniform(jax.random.key(t), (3, 6), minval=-1.0, maxval=1.0)
+            state, timestep = advance(state, action.at[2].set(jnp.nan if t == 3 else 0.0), jax.random.key(0))
+            seen.append(timestep)
+        return seen
+
+    for ours, theirs in zip(play("c"), play("jax"), strict=True):
+        np.testing.assert_allclose(ours.obs, theirs.obs, atol=5e-4)
+        np.testing.assert_allclose(ours.reward, theirs.reward, atol=1e-5)
+        np.testing.assert_array_equal(ours.terminated, theirs.terminated)
+    assert theirs.terminated.tolist() == [False, False, True]
 
 
 @with_playground

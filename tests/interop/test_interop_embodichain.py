@@ -222,6 +222,7 @@ def test_a_run_goes_on_from_embodichains_file_and_back_into_one(
     assert "holds a run already" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # two trainings of each way; the asynchronous test below compares the ways too
 def test_resume_takes_embodichains_file(
     golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,8 @@ class BraxEnv(LibraryEnv):
     """
 
     action_repeat: int
+    long_reset: bool = False
+    """A reset takes so many physics steps that only the rows that ended should make it."""
 
     def reset(self, key: Key) -> tuple[BraxEnvState, PyTree]:
         inner = self.env.reset(jax.random.key_data(key))  # Brax is written for keys that are plain arrays
@@ -85,7 +87,13 @@ def make(
 
 
 def adapt(
-    name: str, env: Any, *, max_episode_steps: int, action_repeat: int = 1, options: Mapping[str, Any]
+    name: str,
+    env: Any,
+    *,
+    max_episode_steps: int,
+    action_repeat: int = 1,
+    long_reset: bool = False,
+    options: Mapping[str, Any],
 ) -> BraxEnv:
     """Adapt an object with Brax's interface; equal ``name`` and ``options`` share compiled programs.
     Raises ValueError: ``max_episode_steps`` or ``action_repeat`` is not positive.
@@ -97,6 +105,7 @@ def adapt(
         name=name,
         max_episode_steps=max_episode_steps,
         action_repeat=action_repeat,
+        long_reset=long_reset,
         options=dict(options),
         env=env,
         observation_space=vector_space(shapes.obs),

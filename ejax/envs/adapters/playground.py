@@ -10,7 +10,10 @@ from flax.traverse_util import flatten_dict
 
 from ejax.envs.adapters.brax import BraxEnv, adapt
 from ejax.envs.adapters.library import check_name, check_options, import_library
+from ejax.envs.adapters.playground_host import HostPhysicsEnv
 from ejax.envs.mujoco.engines.warp import import_warp, lost_flags
+
+_LONG_RESETS = ("CheetahRun",)  # 200 physics steps
 
 
 def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", **overrides: Any) -> BraxEnv:
@@ -18,9 +21,9 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
 
     Args:
         max_episode_steps: time limit. None: the environment's ``episode_length``, in steps of its ``action_repeat``.
-        impl: ``jax`` (MJX), on every device, or ``warp``, on CUDA and, for tests, on a CPU. Warp's contacts lie in one
-            buffer for all rows, of the config's ``naconmax``; rows that may have lost some there, or of their ``njmax``
-            constraints, are NaN.
+        impl: ``jax`` (MJX), on every device; ``c``, MuJoCo's C engine on the host, for tasks of the DeepMind Control
+            Suite; or ``warp``, on CUDA and, for tests, on a CPU. Warp's contacts lie in one buffer for all rows, of the
+            config's ``naconmax``; rows that may have lost some there, or of their ``njmax`` constraints, are NaN.
         overrides: entries of the environment's config, nested or dotted: ``{"ctrl_dt": 0.02}``.
 
     Raises:
@@ -28,8 +31,8 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
         FileNotFoundError: the environment needs robot models that are not on this machine.
         ValueError: an unknown name, an entry that the config does not have or in another type, another ``impl``.
     """
-    if impl not in ("jax", "warp"):
-        raise ValueError(f"impl must be 'jax' or 'warp', got {impl!r}")
+    if impl not in ("jax", "c", "warp"):
+        raise ValueError(f"impl must be 'jax', 'c' or 'warp', got {impl!r}")
     if impl == "warp":
         import_warp()
     library = import_library("mujoco_playground", "playground")
@@ -37,16 +40,23 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
     check_name("playground", name, registry.ALL_ENVS)
     if name not in library.dm_control_suite.ALL_ENVS:
         _check_models(name)
+        if impl == "c":
+            text = "impl 'c' is for tasks of the DeepMind Control Suite, which read no contacts of MJX"
+            raise ValueError(f"{text}; playground:{name} may: give 'jax', or 'warp'")
     config = registry.get_default_config(name)
-    options = flatten_dict(overrides, sep=".") | ({"impl": impl} if "impl" in config else {})
+    given = {"impl": "jax" if impl == "c" else impl} if "impl" in config else {}
+    options = flatten_dict(overrides, sep=".") | given
     check_options(f"playground:{name}", "config entry", options, flatten_dict(config.to_dict(), sep="."))
     config.update_from_flattened_dict(options)
     with jax.ensure_compile_time_eval():  # constants, even if called while a program is traced
         env = registry.load(name, config=config)
-    env = _WarpEnv(env) if impl == "warp" else env
+    if impl != "jax":
+        options["impl"] = impl  # environments of equal name and options share programs
+        env = _WarpEnv(env) if impl == "warp" else HostPhysicsEnv(env, repr((name, sorted(options.items()))))
     repeat = config.get("action_repeat", 1)
     limit = math.ceil(config.episode_length / repeat) if max_episode_steps is None else max_episode_steps
-    return adapt(f"playground:{name}", env, max_episode_steps=limit, action_repeat=repeat, options=options)
+    sizes = {"max_episode_steps": limit, "action_repeat": repeat, "long_reset": name in _LONG_RESETS}
+    return adapt(f"playground:{name}", env, **sizes, options=options)
 
 
 @dataclass(frozen=True)

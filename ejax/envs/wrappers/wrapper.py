@@ -33,6 +33,10 @@ class EnvWrapper:
     """Duration of one step, s; of an environment that can be drawn."""
 
     @property
+    def long_reset(self) -> bool:
+        return getattr(self.inner, "long_reset", False)
+
+    @property
     def description(self) -> EnvDescription:
         return describe(self.inner)
 
