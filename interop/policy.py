@@ -22,7 +22,7 @@ from interop.twin.distributions import Categorical, Distribution, MultiCategoric
 from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
 from interop.twin.memory import history_step, make_recurrence, recurrent_step
-from interop.twin.networks import ObsNormalizer, make_mlp
+from interop.twin.networks import ObsNormalizer, make_mlp, make_network
 from interop.twin.parts import check_batch, check_remembered, narrow, part, vla_tokenizer
 from interop.twin.spec import MemorySpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
@@ -62,7 +62,7 @@ class TorchPolicy(nn.Module):
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
         self.spec = spec
-        if spec.continuous:
+        if spec.continuous and spec.log_std == "parameter":
             self.log_std = nn.Parameter(torch.zeros(spec.sizes))
         if spec.encoder is not None:
             for name, shape in spec.images.items():
@@ -70,11 +70,11 @@ class TorchPolicy(nn.Module):
         self.memory: Tensor | None = None
         """[..., M], of the rows of the last ``act``. None: an episode starts."""
         self._add_memory("actor", spec.memory, len(spec.read_of_all))
-        self.actor = make_mlp(spec.actor, spec.width(spec.actor), sum(spec.sizes))
+        self.actor = make_network(spec.actor, spec.width(spec.actor), spec.num_outputs)
         self.actor_obs_normalizer = _make_normalizer(spec, spec.actor.normalized, spec.normalizer_inputs)
         if spec.critic is not None:
             self._add_memory("critic", spec.critic_memory, sum(spec.observation[name] for name in spec.critic.inputs))
-            self.critic = make_mlp(spec.critic, spec.width(spec.critic), 1)
+            self.critic = make_network(spec.critic, spec.width(spec.critic), 1)
             own = spec.critic.normalized and (spec.critic_memory is None or spec.critic_memory.type != "actor")
             self.critic_obs_normalizer = _make_normalizer(spec, own, spec.critic.inputs)
         low, high = spec.clip or ((), ())
@@ -215,7 +215,7 @@ class TorchPolicy(nn.Module):
     def output(
         self, seen: list[Tensor], numbers: list[Tensor], memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the actor's raw output [N, sum(sizes)], as a distribution takes it, and its memory after it [N, M].
+        """Return the actor's raw output [N, num_outputs], as ``head`` takes it, and its memory after it [N, M].
 
         Args:
             numbers: ``spec.actor.inputs``, those entries that it reads.
@@ -257,12 +257,17 @@ class TorchPolicy(nn.Module):
         return self.critic(torch.cat(known, dim=-1))[..., 0]
 
     def head(self, output: Tensor) -> Distribution:
-        """Make the distribution that the actor's output [..., sum(sizes)] stands for."""
+        """Make the distribution that the actor's output [..., num_outputs] stands for."""
         if self.spec.head == "categorical":
             return Categorical(output)
         if self.spec.head == "multi_categorical":
             return MultiCategorical(tuple(Categorical(part) for part in output.split(self.spec.sizes, dim=-1)))
-        normal = Normal(output, self.log_std.clamp(*self.spec.log_std_range).expand_as(output))
+        low, high = self.spec.log_std_range
+        if self.spec.log_std == "network":
+            mean, raw = output.chunk(2, dim=-1)
+            normal = Normal(mean, low + (high - low) * 0.5 * (1.0 + torch.tanh(raw)))
+        else:
+            normal = Normal(output, self.log_std.clamp(low, high).expand_as(output))
         return normal if self.spec.head == "normal" else TanhNormal(normal, self._low, self._high)
 
     def _input(self, obs: Any, name: str) -> Tensor:
@@ -302,8 +307,9 @@ class Deployed(nn.Module):
         distribution = policy.head(output)
         action = policy.clip(distribution.mode())
         parameters: tuple[Tensor, ...] = (output,)
-        if policy.spec.continuous:
-            parameters = (output, policy.log_std.clamp(*policy.spec.log_std_range).expand_as(output))
+        if isinstance(distribution, Normal | TanhNormal):
+            normal = distribution.base if isinstance(distribution, TanhNormal) else distribution
+            parameters = (normal.mean, normal.log_std)
         return (action, *parameters) if after is None else (action, *parameters, after)
 
 

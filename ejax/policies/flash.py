@@ -6,7 +6,7 @@
 
 Outputs of the actor are means and log-deviations, of a critic logits over ``num_bins`` atoms. ``unit_length`` is what
 the algorithm makes of the parameters after each of its steps. Running statistics act and evaluate; with ``observe`` the
-rows are normalized by their own, and move the running ones.
+rows are normalized by their own, and move the running ones. A ``FlashActor`` is what an export makes of an actor.
 
 Source: FlashSAC (github.com/Holiday-Robot/FlashSAC), its architecture and its exploration, noise that is held.
 """
@@ -66,9 +66,7 @@ class FlashQ(nn.Module):
         """Give the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
         x, num_actions = select_observation(obs, self.actor_obs_groups), self.action_spec.num_outputs
         output = self._network(_Network, self.actor_width, 2 * num_actions, observe, name="actor")(x)
-        mean, raw = jnp.split(output, 2, axis=-1)
-        low, high = self.log_std_range
-        log_std = low + (high - low) * 0.5 * (1.0 + jnp.tanh(raw))
+        mean, log_std = _mean_and_log_std(output, self.log_std_range)
         self.param("log_alpha", nn.initializers.constant(math.log(self.initial_alpha)), ())
         if self.is_initializing():
             self.variable("exploration", "seed", lambda: jax.random.bits(self.make_rng("params"), (), jnp.uint32))
@@ -105,8 +103,34 @@ class FlashQ(nn.Module):
         return jnp.where(params["exploration"]["uniform"], uniform, held)
 
     def _network(self, kind: Any, width: int, num_outputs: int, observe: bool | Array, name: str) -> Any:
-        sizes = {"width": width, "num_blocks": self.num_blocks, "expansion": self.expansion, "num_outputs": num_outputs}
-        return kind(**sizes, post_norm=self.post_norm, observe=observe is not False, name=name)
+        sizes = {"hidden_sizes": (width, self.expansion * width), "num_blocks": self.num_blocks}
+        options = {"num_outputs": num_outputs, "post_norm": self.post_norm, "observe": observe is not False}
+        return kind(**sizes, **options, name=name)
+
+
+class FlashActor(nn.Module):
+    """Actor of a ``FlashQ`` whose norms are a part of its linear layers: ``obs -> (distribution, zeros [...])``.
+
+    The RMSNorm is left, without its scale.
+    """
+
+    action_spec: ActionSpec
+    hidden_sizes: tuple[int, int]
+    """Outer and inner width of a block."""
+    num_blocks: int
+    post_norm: bool
+    log_std_range: tuple[float, float]
+    actor_obs_groups: tuple[str, ...] = ()
+
+    @nn.compact
+    def __call__(self, obs: PyTree, *, observe: bool | Array = False) -> tuple[Any, Array]:
+        """Give the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
+        del observe
+        num_outputs = 2 * self.action_spec.num_outputs
+        network = _Network(self.hidden_sizes, self.num_blocks, num_outputs, self.post_norm, None, name="actor")
+        output = network(select_observation(obs, self.actor_obs_groups))
+        mean, log_std = _mean_and_log_std(output, self.log_std_range)
+        return self.action_spec.distribution(mean, log_std), jnp.zeros(mean.shape[:-1])
 
 
 def unit_length(networks: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -135,34 +159,49 @@ def _unit_columns(kernel: Array) -> Array:
     return kernel / jnp.maximum(jnp.sqrt(jnp.square(kernel).sum(axis=-2, keepdims=True)), 1e-8)
 
 
+def _mean_and_log_std(output: Array, log_std_range: tuple[float, float]) -> tuple[Array, Array]:
+    """Make both [..., A] of an actor's output [..., 2·A]."""
+    mean, raw = jnp.split(output, 2, axis=-1)
+    low, high = log_std_range
+    return mean, low + (high - low) * 0.5 * (1.0 + jnp.tanh(raw))
+
+
 class _Network(nn.Module):
-    width: int
+    hidden_sizes: tuple[int, int]
     num_blocks: int
-    expansion: int
     num_outputs: int
     post_norm: bool
-    observe: bool
+    observe: bool | None
+    """None: the linear layers hold the norms and the scale."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        x = _Linear(self.width, name="embed")(_BatchNorm(self.observe, name="norm")(x))
+        outer, inner = self.hidden_sizes
+        folded = self.observe is None
+        x = _Linear(outer, bias=folded, name="embed")(_normalize(x, self.observe, "norm"))
         for i in range(self.num_blocks):
-            x = _Block(self.expansion * self.width, self.observe, name=f"block_{i}")(x)
+            x = _Block(inner, self.observe, name=f"block_{i}")(x)
         if self.post_norm:
-            scale = _Scale(name="post_norm")(x.shape[-1])
-            x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-6) * widen(scale, x)
+            x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-6)
+            x = x if folded else x * widen(_Scale(name="post_norm")(outer), x)
         return _Linear(self.num_outputs, bias=True, name="output")(x)
 
 
 class _Block(nn.Module):
     size: int
-    observe: bool
+    observe: bool | None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        h = nn.relu(_BatchNorm(self.observe, name="norm_0")(_Linear(self.size, name="linear_0")(x)))
-        h = nn.relu(_BatchNorm(self.observe, name="norm_1")(_Linear(x.shape[-1], name="linear_1")(h)))
+        h = x
+        for i, size in enumerate((self.size, x.shape[-1])):
+            h = _Linear(size, bias=self.observe is None, name=f"linear_{i}")(h)
+            h = nn.relu(_normalize(h, self.observe, f"norm_{i}"))
         return x + h
+
+
+def _normalize(x: Array, observe: bool | None, name: str) -> Array:
+    return x if observe is None else _BatchNorm(observe, name=name)(x)
 
 
 class _Linear(nn.Module):
@@ -231,4 +270,5 @@ POLICY = PolicyKind(
         "critic_obs_normalization": _NORMALIZED,
         "vla_config": "belongs to the policy vla, not to {name}; leave it out",
     },
+    exporters={FlashQ: "interop.exporters.flash:EXPORTER", FlashActor: "interop.exporters.flash:FOLDED"},
 )

@@ -20,7 +20,13 @@ and a policy with memory, before actor and before critic, torch's names of a GRU
     actor_memory.{weight_ih, weight_hh, bias_ih, bias_hh}_l<layer>
     critic_encoder. ..., critic_memory. ...               the same, where the critic has a memory of its own
 
-Source: EmbodiChain's MLP, ActorCritic and ActorOnly; it has no encoders of its own.
+A FlashActor of B blocks has no log_std, and as its actor
+
+    actor.0.weight, .bias                                 the first Linear
+    actor.<b>.{0, 2}.weight, .bias                        the two of block b, 1 to B
+    actor.<B + r + 1>.weight, .bias                       output Linear, r = 1 with an RMSNorm
+
+Source: EmbodiChain's MLP, ActorCritic and ActorOnly; it has no encoders and no blocks of its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,8 +45,8 @@ def state_dict_from_params(policy: Policy, params: Params) -> StateDict:
     """Make the ``state_dict`` of EmbodiChain's policy with these parameters, all arrays copies.
 
     Args:
-        policy: ``ActorCritic``, ``ActorOnly``, either with memory, or ``VisionPolicy``; a ``VLAPolicy``'s names are
-            those of ``interop.exporters.vla``.
+        policy: ``ActorCritic``, ``ActorOnly``, either with memory, ``VisionPolicy``, ``FlashQ`` (its ``FlashActor``'s)
+            or ``FlashActor``; a ``VLAPolicy``'s names are those of ``interop.exporters.vla``.
 
     Raises:
         TypeError: another policy: it has no counterpart in torch.

@@ -22,7 +22,7 @@ def network_specs(policy: Any, observation: Mapping[str, int]) -> dict[str, Any]
         network = getattr(policy, name, None)
         groups = getattr(policy, f"{name}_obs_groups", ())
         normalized = getattr(policy, f"{name}_obs_normalization", False)
-        specs[name] = network and network_spec(network, _inside(groups, observation), normalized)
+        specs[name] = network and network_spec(network, inside(groups, observation), normalized)
     return specs
 
 
@@ -64,7 +64,7 @@ def actor_groups(spec: PolicySpec) -> tuple[str, ...]:
     return () if list(spec.observation) == [WHOLE] else spec.actor.inputs
 
 
-def _inside(groups: tuple[str, ...], observation: Mapping[str, int]) -> tuple[str, ...]:
+def inside(groups: tuple[str, ...], observation: Mapping[str, int]) -> tuple[str, ...]:
     """List the arrays that these groups hold, in their order."""
     inside = [[name for name in observation if name == group or name.startswith(f"{group}.")] for group in groups]
     return tuple(name for names in inside for name in names) if groups else tuple(observation)
@@ -121,7 +121,7 @@ def actor_only(policy: Any) -> ActorOnly:
 
 
 def _policy_of(spec: PolicySpec) -> ActorOnly | None:
-    if spec.encoder is not None or spec.memory is not None:
+    if spec.encoder is not None or spec.memory is not None or spec.actor.num_blocks:
         return None
     return ActorOnly(**actor_fields(spec), actor_obs_groups=actor_groups(spec))
 

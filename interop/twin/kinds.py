@@ -14,9 +14,10 @@ from interop.twin.vla_spec import VLASpec
 
 Spec: TypeAlias = PolicySpec | VLASpec
 
-_KINDS: dict[str, tuple[type[Spec], tuple[int, ...]]] = {"network": (PolicySpec, (3, 2, 1)), "vla": (VLASpec, (1,))}
+_KINDS: dict[str, tuple[type[Spec], tuple[int, ...]]] = {"network": (PolicySpec, (4, 3, 2, 1)), "vla": (VLASpec, (1,))}
 """Kind -> its class and the schema versions that are read, the written one first. A network of version 1 had no images,
-of version 2 no memory, and neither named its kind. ``interop.policy.TWINS`` has the modules."""
+of version 2 no memory, of version 3 no blocks; 1 and 2 did not name their kind. ``interop.policy.TWINS`` has the
+modules."""
 
 
 def spec_to_json(spec: Spec) -> str:

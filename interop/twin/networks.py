@@ -1,4 +1,4 @@
-"""Networks of ``interop.policy.TorchPolicy``: EmbodiChain's MLP and its normalizer of observations. No jax."""
+"""Networks of ``interop.policy.TorchPolicy``: EmbodiChain's MLP and its normalizer, residual blocks. No jax."""
 
 import math
 
@@ -16,7 +16,20 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "swish": nn.SiLU,
     "none": nn.Identity,
 }
-_NORMALIZER_EPSILON = 1e-2
+_NORMALIZER_EPSILON, _RMS_EPSILON = 1e-2, 1e-6
+
+
+def make_network(network: NetworkSpec, width: int, num_outputs: int) -> nn.Sequential:
+    """Make [..., width] -> [..., num_outputs] of any structure that a spec has."""
+    if not network.num_blocks:
+        return make_mlp(network, width, num_outputs)
+    outer, inner = network.hidden_sizes
+    activation = ACTIVATIONS[network.activation]
+    modules: list[nn.Module] = [nn.Linear(width, outer)]
+    for _ in range(network.num_blocks):
+        modules.append(_Block(nn.Linear(outer, inner), activation(), nn.Linear(inner, outer), activation()))
+    modules += [_RMSNorm()] if network.rms_norm else []
+    return nn.Sequential(*modules, nn.Linear(outer, num_outputs))
 
 
 def make_mlp(network: NetworkSpec, width: int, num_outputs: int | tuple[int, ...]) -> nn.Sequential:
@@ -37,6 +50,21 @@ def make_mlp(network: NetworkSpec, width: int, num_outputs: int | tuple[int, ...
     if network.last_activation is not None:
         modules.append(ACTIVATIONS[network.last_activation]())
     return nn.Sequential(*modules)
+
+
+class _Block(nn.Sequential):
+    """x + f(x), f the modules one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class _RMSNorm(nn.Module):
+    """x/√(mean x² + 1e-6), without a scale; torch has its own since 2.4."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # not mean(): a graph in ONNX would have its name twice, an output is called mean
+        return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) / x.shape[-1] + _RMS_EPSILON)
 
 
 class ObsNormalizer(nn.Module):

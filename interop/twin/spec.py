@@ -24,7 +24,10 @@ def encoder_name(image: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec:
-    """An MLP: for each hidden size Linear → [LayerNorm] → activation → [dropout], then Linear [→ last activation]."""
+    """An MLP: for each hidden size Linear → [LayerNorm] → activation → [dropout], then Linear [→ last activation].
+
+    With ``num_blocks``, residual blocks of the two hidden sizes W and I: Linear to W, then for each block
+    x + activation(Linear(activation(Linear(x)))), I wide inside, then [RMSNorm: x/√(mean x² + 1e-6)], then Linear."""
 
     inputs: tuple[str, ...]
     """Dotted paths of the numbers that it reads, concatenated in this order, behind the encoders' features."""
@@ -35,6 +38,8 @@ class NetworkSpec:
     last_activation: str | None
     use_layernorm: bool
     dropout_p: float
+    num_blocks: int = 0
+    rms_norm: bool = False
 
     @property
     def stride(self) -> int:
@@ -114,12 +119,20 @@ class PolicySpec:
     high: tuple[float, ...] = ()
     """Bounds that a tanh_normal squashes into."""
     log_std_range: tuple[float, float] = (-5.0, 2.0)
+    log_std: Literal["parameter", "network"] = "parameter"
+    """parameter: log-deviations in the state_dict, clipped to ``log_std_range``. network: the second half of the
+    actor's outputs, which a tanh maps to it."""
     clip: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     """(low, high) that a deployed action is clipped to; the distribution itself knows nothing of it."""
 
     @property
     def continuous(self) -> bool:
         return self.head in ("normal", "tanh_normal")
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the actor's network."""
+        return sum(self.sizes) * (2 if self.continuous and self.log_std == "network" else 1)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -212,4 +225,10 @@ class PolicySpec:
         """List the parts that the policy reads and the spec does not have."""
         networks = [network for network in (self.actor, self.critic) if network is not None]
         read = {name for network in networks for name in network.inputs}
-        return [*(read - self.observation.keys()), *(["an encoder"] if self.images and self.encoder is None else [])]
+        encoder = ["an encoder"] if self.images and self.encoder is None else []
+        unsized = any(network.num_blocks and len(network.hidden_sizes) != 2 for network in networks)
+        return [
+            *(read - self.observation.keys()),
+            *encoder,
+            *(["the two hidden_sizes of its blocks"] if unsized else []),
+        ]

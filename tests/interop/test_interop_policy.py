@@ -253,18 +253,28 @@ def test_weights_of_another_policy_are_refused() -> None:
 
 def test_a_spec_of_another_schema_is_refused() -> None:
     text = spec_to_json(spec_of(policy_with(), Observed(observations()[0])))
-    text = text.replace('"schema_version": 3', '"schema_version": 9')
-    with pytest.raises(ValueError, match="schema version 9, this interop reads 1, 2, 3"):
+    text = text.replace('"schema_version": 4', '"schema_version": 9')
+    with pytest.raises(ValueError, match="schema version 9, this interop reads 1, 2, 3, 4"):
         spec_from_json(text)
 
 
-def test_a_spec_from_before_images_still_loads() -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_spec_from_before_images_or_blocks_still_loads(version: int) -> None:
     policy = policy_with(HEADS["tanh_normal"])
     spec = spec_of(policy, Observed(observations()[0]))
-    raw = {**json.loads(spec_to_json(spec)), "schema_version": 1}
-    for name in ("images", "encoder", "unread"):
+    raw = {**json.loads(spec_to_json(spec)), "schema_version": version}
+    for name in ("log_std", "images", "encoder", "unread")[: 4 if version == 1 else 1]:
         del raw[name]
+    for network in (raw["actor"], raw["critic"]):
+        del network["num_blocks"], network["rms_norm"]
     assert spec_from_json(json.dumps(raw)) == spec
+
+
+def test_blocks_of_other_than_two_sizes_are_refused() -> None:
+    raw = json.loads(spec_to_json(spec_of(policy_with(), Observed(observations()[0]))))
+    raw["actor"] |= {"num_blocks": 2, "hidden_sizes": [8, 8, 8]}
+    with pytest.raises(ValueError, match="lacks the two hidden_sizes of its blocks, which it needs"):
+        spec_from_json(json.dumps(raw))
 
 
 def test_the_twin_runs_where_jax_is_missing(tmp_path: Path) -> None:
