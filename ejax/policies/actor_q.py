@@ -122,6 +122,12 @@ def adopt_actor(policy: ActorQ, params: Params, saved: Mapping[str, NDArray[Any]
     return unflatten_dict(flat | {name: jnp.asarray(x, flat[name].dtype) for name, x in own.items()}, sep=".")
 
 
+def adoption_note(*, squashed: bool) -> str:
+    """Write a message about what ``adopt_actor`` leaves out."""
+    bent = "" if squashed else ", whose actions tanh bends where they come near the bounds"
+    return f"only its actor{bent}: the critics begin afresh"
+
+
 def _normalizer(params: Params) -> Mapping[str, Any]:
     return params.get("normalizer", {}).get("actor_obs_normalizer", {})
 

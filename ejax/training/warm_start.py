@@ -20,7 +20,7 @@ from ejax.config.load import parse_policy
 from ejax.envs.description import describe
 from ejax.logs.json_records import FactsError
 from ejax.optim import scheduled_learning_rate, set_learning_rate
-from ejax.policies.actor_q import ActorQ, adopt_actor
+from ejax.policies.actor_q import ActorQ, adopt_actor, adoption_note
 from ejax.schema.frozen import thaw
 from ejax.schema.registry import (
     CHECKPOINT_READERS,
@@ -137,8 +137,7 @@ def _take_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
     reports.append(f"the policy is that of {path}, after {meta['global_step']} {steps}")
     there = meta["config"]["policy"]
     if isinstance(parts.policy, ActorQ) and there.get("name") != config.policy.name:
-        bent = "" if there.get("squash_actions") else ", whose actions tanh bends where they come near the bounds"
-        reports.append(f"only its actor{bent}: the critics begin afresh")
+        reports.append(adoption_note(squashed=there.get("squash_actions", False)))
     for key, before, now in differences(there, config.to_dict()["policy"], "policy"):
         if key.split(".")[1] not in _REPLACED and not key.endswith("orthogonal_init"):
             reports.append(f"{key} was {json.dumps(before)} there and is {json.dumps(now)} here")

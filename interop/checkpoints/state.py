@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
@@ -18,6 +19,7 @@ from ejax.optim import (
     set_learning_rate,
 )
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.policies.actor_q import ActorQ, adopt_actor, adoption_note
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.training.parts import Parts, rows_per_update
 from ejax.types import Params, Policy, start_from
@@ -25,6 +27,7 @@ from interop.checkpoints.file import PtFile, bound_to, load_content, log_std_ran
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 from interop.exporters.entries import StateDict
+from interop.exporters.mlp import actor_only
 from interop.twin.networks import ACTIVATIONS
 
 Layout = Literal["0.3", "head", "seed"]
@@ -117,13 +120,16 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
         name = config.algorithm.name
         raise ValueError(f"EmbodiChain has no {name}, so no file goes on with its training; start one: policy_only")
     options: Any = config.algorithm.cfg
-    params = _imported(parts.policy, parts.state.train.params, saved.policy, saved.log_std_range)
-    _check_activations(saved, parts.policy)
+    notes = []
+    if policy_only and isinstance(parts.policy, ActorQ):
+        params, notes = _adopted(parts.policy, parts.state.train.params, saved), [adoption_note(squashed=False)]
+    else:
+        params = _imported(parts.policy, parts.state.train.params, saved.policy, saved.log_std_range)
+        _check_activations(saved, parts.policy)
     train = start_from(parts.state.train, params)
     if train.reference is not None and saved.reference is not None and not policy_only:
         reference = _imported(parts.policy, params, saved.reference, saved.log_std_range)
         train = replace(train, reference=reference)
-    notes = []
     if saved.ranks_differ:
         notes.append(f"the normalizers of the file's {saved.world_size} ranks differ; taken are those of its policy")
     if policy_only:
@@ -193,6 +199,19 @@ def _imported(given: Policy, like: Params, state_dict: StateDict, clamp: tuple[f
             f"clamps it to [{clamp[0]:.6g}, {clamp[1]:.6g}]; set policy.log_std_range to that"
         )
     return jax.tree.map(jnp.asarray, params)
+
+
+def _adopted(policy: ActorQ, like: Params, saved: PtFile) -> Params:
+    """Take over the actor alone, whose actions are not squashed in the file."""
+    actor: Any = actor_only(policy)
+    params = params_from_state_dict(actor, {key: x for key, x in saved.policy.items() if not key.startswith("critic")})
+    _check_activations(saved, actor)
+    params["params"]["log_std"] = np.clip(params["params"]["log_std"], *saved.log_std_range)
+    try:
+        return adopt_actor(policy, like, flatten_dict(params, sep="."), squashed=False)
+    except ValueError as error:  # names and outputs fit by now
+        text = f"the file is of a policy for other observations than the environment's: {error}"
+        raise ValueError(text) from error
 
 
 def _check_activations(saved: PtFile, policy: Policy) -> None:

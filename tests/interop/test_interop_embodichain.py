@@ -25,6 +25,7 @@ from ejax.store.run_dir import RunDirectory, create_run_directory, open_run_dire
 from ejax.train import main
 from ejax.training.build import build
 from ejax.training.parts import Parts, rows_per_update
+from ejax.training.warm_start import start_from_policy
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 from interop.tensordict import rollout_from_dict
 
@@ -315,6 +316,60 @@ def test_the_policy_alone_starts_a_new_training(config: RunConfig, parts: Parts)
     assert (int(state.update), int(state.train.step)) == (0, 0)
     assert_same(state.train.opt_state, parts.state.train.opt_state)
     assert_same(state_dict_from_params(parts.policy, state.train.params), pt_file.read_pt(POINT_MASS).policy)
+
+
+def for_sac(golden: dict[str, Any], **network: Any) -> RunConfig:
+    """Make a config of SAC, with the actor of the golden training."""
+    cfg = {"learning_starts": 0, "replay": {"capacity": 64}}
+    raw = options(golden) | {"algorithm": {"name": "sac", "cfg": cfg}}
+    del raw["compat"]
+    raw["trainer"] |= {"num_envs": 4, "buffer_size": 4}
+    wide = {"type": "mlp", "network_cfg": {**raw["policy"]["actor"]["network_cfg"], **network}}
+    raw["policy"] = {"name": "actor_q", "actor": wide, "critic": wide, "actor_obs_normalization": True}
+    raw["policy"] |= {"init_from": str(POINT_MASS), "squash_actions": True}
+    return parse_config(raw)
+
+
+def test_sac_starts_from_the_actor_of_the_file(golden: dict[str, Any], parts: Parts) -> None:
+    """Its actions are not squashed: tanh bends them, of the same normal distribution."""
+    ours = build(for_sac(golden))
+    state, notes = start_from_policy(ours, for_sac(golden))
+    adopted = "only its actor, whose actions tanh bends where they come near the bounds: the critics begin afresh"
+    assert notes == [f"the policy is that of {POINT_MASS}", adopted]
+    saved = pt_file.read_pt(POINT_MASS).policy
+    obs = jax.random.normal(KEY, (5, saved["actor.0.weight"].shape[1]))
+    one = ours.policy.apply(state.train.params, obs)[0]
+    other = parts.policy.apply(params_from_state_dict(parts.policy, saved), obs)[0]
+    np.testing.assert_allclose(one.base.mean, other.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one.base.log_std, other.log_std, rtol=1e-5, atol=1e-6)
+    assert_same(state.train.params["params"]["critic"], ours.state.train.params["params"]["critic"])
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (
+            {"hidden_sizes": [16, 9]},
+            r"init_from: .*actor\.3\.weight is float32\[\d+, \d+\], the policy needs float32\[9, 16\]",
+        ),
+        ({"activation": "relu"}, r"init_from: actor\.2 is Tanh in the file and ReLU by the config"),
+    ],
+)
+def test_sac_refuses_the_actor_of_another_network(network: Any, message: str, golden: dict[str, Any]) -> None:
+    config = for_sac(golden, **network)
+    with pytest.raises(ConfigError, match=message):
+        start_from_policy(build(config), config)
+
+
+def test_sac_refuses_an_actor_of_other_observations(golden: dict[str, Any]) -> None:
+    saved, ours = pt_file.read_pt(POINT_MASS), build(for_sac(golden))
+    wider = {
+        key: np.concatenate([x, x[:, :1]], axis=1) if key == "actor.0.weight" or x.shape[:1] == (1,) else x
+        for key, x in saved.policy.items()
+        if key.startswith("actor") or key == "log_std"
+    }
+    with pytest.raises(ValueError, match=r"other observations than the environment's: .*linear_0\.kernel is \(15, "):
+        pt_state.restore(replace(saved, policy=wider), for_sac(golden), ours, policy_only=True)
 
 
 def test_shac_takes_and_gives_the_policy_alone(golden: dict[str, Any]) -> None:
