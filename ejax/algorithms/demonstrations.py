@@ -80,7 +80,8 @@ def add_demonstrations(options: Any, own: Any, rollout: Rollout) -> Any:
         return page[0, : num_strata * capacity].reshape(num_strata, capacity, *page.shape[2:])
 
     rows, size = jax.tree.map(part, made.rows), jnp.full_like(kept.size, capacity)
-    return replace(own, demonstrations=replace(kept, rows=rows, size=size, added=size.astype(kept.added.dtype)))
+    added = kept.added + size.astype(kept.added.dtype)
+    return replace(own, demonstrations=replace(kept, rows=rows, size=size, added=added))
 
 
 def draw_minibatch(

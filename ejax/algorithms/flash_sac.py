@@ -244,7 +244,8 @@ def _make_own(options: FlashSACConfig, policy: Policy, env: Env | HostEnv, num_e
 
 def _add_demonstrations(options: FlashSACConfig, own: OffPolicyState, rollout: Rollout) -> OffPolicyState:
     """Fill them in; the rewards' scale is theirs too, or their returns would lie beyond the atoms."""
-    alone = replace(own.extra, returns=init_reward_scale(1))
+    # a fork has returns of its own already
+    alone = replace(own.extra, returns=replace(own.extra.returns, discounted=jnp.zeros(1)))
     scale = jax.jit(track_scale, static_argnames="config")(alone, rollout, config=options)
     returns = replace(own.extra.returns, moments=scale.returns.moments)
     return replace(add_demonstrations(options, own, rollout), extra=replace(scale, returns=returns))

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 
 from ejax.algorithms.demonstrations import SECTION, DemonstrationConfig
 from ejax.algorithms.step import RunState
+from ejax.collectors.replay_buffer import Replay
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.data.samplers import attempt_seeds
 from ejax.data.task import Episode, Failure, flatten, judge, nest
@@ -22,7 +24,9 @@ from ejax.envs.spaces import obs_forms
 from ejax.numerics.finite import finite_rows
 from ejax.schema.frozen import thaw
 from ejax.schema.registry import resolve
+from ejax.store.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.training.fields import read_array, read_observation
+from ejax.training.parts import Parts
 from ejax.types import Env, HostEnv, PyTree, Rollout
 
 _MOST_FAILURES = 100
@@ -41,6 +45,40 @@ def add_demonstrations(state: RunState, config: RunConfig, env: Env | HostEnv) -
         return state, []
     rollout, note = read_rollout(options.demonstrations, env, config.env.cfg, num_padded=options.replay.n_step - 1)
     return replace(state, own=add(options, state.own, rollout)), [note]
+
+
+def load_fork(checkpoint: Path, config: RunConfig, parts: Parts) -> tuple[RunState, dict[str, Any], list[str]]:
+    """Load another run's state and meta with the demonstrations that a config names, if any, and messages about them.
+
+    Where both name the same (``share`` may differ), they are the checkpoint's.
+
+    Raises:
+        CheckpointError: the rest of the state has other arrays. ConfigError: as ``add_demonstrations``.
+    """
+    own, wanted = parts.state.own, getattr(config.algorithm.cfg, "demonstrations", None)
+    saved = verify_checkpoint(checkpoint)["config"]["algorithm"]["cfg"].get("demonstrations")
+    there = None if saved is None else _empty_ring(own.replay, saved["num_transitions"])
+    state, meta = load_checkpoint(checkpoint, replace(parts.state, own=replace(own, demonstrations=there)))
+    here = None if wanted is None else wanted.model_dump(mode="json") | {"share": None}
+    if here == (None if saved is None else saved | {"share": None}):
+        return state, meta, []
+    notes = [] if saved is None else [f"the demonstrations of {checkpoint} are left out"]
+    empty = own.demonstrations
+    if saved is not None and empty is not None:
+        # rows are counted on: a save would take new ones for those that it has already, and link them
+        empty = replace(empty, added=state.own.demonstrations.added)
+    state, more = add_demonstrations(replace(state, own=replace(state.own, demonstrations=empty)), config, parts.env)
+    return state, meta, [*notes, *more]
+
+
+def _empty_ring(replay: Replay, num_transitions: int) -> Replay:
+    """Give the form of demonstrations beside a replay buffer."""
+
+    def form(x: Any) -> Any:
+        return jax.ShapeDtypeStruct((len(x), num_transitions // len(x), *x.shape[2:]), x.dtype)
+
+    no_tail = jax.tree.map(lambda x: x[:, :0], replay.tail)
+    return replace(replay, rows=jax.tree.map(form, replay.rows), tail=no_tail)
 
 
 def read_rollout(

@@ -74,19 +74,25 @@ def _read_by_interop(file: Path, error: ImportError) -> str:
 def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
     """Read the whole state of another run's checkpoint, with messages about it.
 
-    The learning rate in it becomes this config's at that update, if rate or schedule differ.
+    The learning rate in it becomes this config's at that update, if rate or schedule differ, and so do demonstrations.
 
     Raises:
         CheckpointError: the state has other arrays than this config's.
-        ConfigError: the run would be over.
+        ConfigError: the run would be over; the demonstrations do not fit.
     """
-    state, meta = load_checkpoint(checkpoint, parts.state)
+    more: list[str] = []
+    if config.algorithm.record.add_demonstrations is None:
+        state, meta = load_checkpoint(checkpoint, parts.state)
+    else:
+        from ejax.training.demonstrations import load_fork  # brings the data wing, which no other run needs
+
+        state, meta, more = load_fork(checkpoint, config, parts)
     update = int(state.update)
     if update >= config.trainer.num_updates:  # it would end without an update
         key = "iterations" if config.trainer.total_timesteps is None else "total_timesteps"
         text = f"means {config.trainer.num_updates} updates, and {checkpoint} has {update} already; give more"
         raise ConfigError([Problem(f"trainer.{key}", text)])
-    notes = [f"forked from {checkpoint}, after update {update}"]
+    notes = [f"forked from {checkpoint}, after update {update}", *more]
     options: Any = config.algorithm.cfg
     saved = meta["config"]["algorithm"]["cfg"]
     now = options.model_dump(mode="json")

@@ -24,8 +24,9 @@ from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import attempt_seeds
 from ejax.data.task import Episode
 from ejax.run import train
+from ejax.store.checkpoint import load_checkpoint, save_checkpoint
 from ejax.training.build import build
-from ejax.training.warm_start import start_from_policy
+from ejax.training.warm_start import start_from_policy, start_from_run
 
 COUNT = 24
 GAMMA = 0.9
@@ -138,6 +139,79 @@ def test_the_scale_of_flash_sacs_rewards_is_that_of_the_demonstrations() -> None
     np.testing.assert_allclose(own.extra.returns.moments[0], len(returns))
     np.testing.assert_allclose(own.extra.returns.moments[1][0], np.mean(returns), rtol=1e-5)
     assert own.extra.returns.discounted.shape == (4,)
+
+
+def with_config(wanted: dict[str, Any] | None, name: str = "sac") -> Any:
+    raw = tiny_sac(sac={"demonstrations": wanted}, iterations=4)
+    if name == "flash_sac":
+        raw["policy"] = {"name": "flash_q", "cfg": {"actor_width": 6, "critic_width": 6}, "squash_actions": True}
+        raw["algorithm"]["name"] = name
+    config = parse_config(raw)
+    parts = build(config)
+    return config, parts, start_from_policy(parts, config)[0]
+
+
+OTHERS = POINTS | {"seed": 9}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "num_notes"),
+    [(None, POINTS, 1), (POINTS, None, 1), (POINTS, OTHERS, 2), (POINTS, POINTS | {"num_transitions": 9}, 2)],
+)
+def test_a_fork_has_the_demonstrations_of_its_own_config(
+    before: dict[str, Any] | None, now: dict[str, Any] | None, num_notes: int, tmp_path: Path
+) -> None:
+    theirs, _, state = with_config(before)
+    replay = replace(state.own.replay, size=state.own.replay.size + 7)
+    state = replace(state, own=replace(state.own, replay=replay))
+    checkpoint = save_checkpoint(tmp_path, "theirs", state, {"config": theirs.to_dict()})
+    config, parts, fresh = with_config(now)
+    forked, notes = start_from_run(checkpoint, parts, config)
+    assert len(notes) == 1 + num_notes
+    assert forked.own.replay.size.tolist() == [7]
+    if now is None:
+        assert forked.own.demonstrations is None
+        return
+    rows = forked.own.demonstrations.rows
+    jax.tree.map(np.testing.assert_array_equal, rows, fresh.own.demonstrations.rows)
+    again = save_checkpoint(tmp_path, "ours", forked, {"config": config.to_dict()}, previous=checkpoint)
+    saved, _ = load_checkpoint(again, parts.state)
+    jax.tree.map(np.testing.assert_array_equal, saved.own.demonstrations.rows, rows)  # none linked to the others
+
+
+def test_a_fork_with_another_share_keeps_the_demonstrations(tmp_path: Path) -> None:
+    theirs, _, state = with_config(POINTS)
+    rows = jax.tree.map(lambda x: x + 1.0, state.own.demonstrations.rows)  # not those that would be played again
+    state = replace(state, own=replace(state.own, demonstrations=replace(state.own.demonstrations, rows=rows)))
+    checkpoint = save_checkpoint(tmp_path, "theirs", state, {"config": theirs.to_dict()})
+    config, parts, _ = with_config(POINTS | {"share": 0.25})
+    forked, notes = start_from_run(checkpoint, parts, config)
+    assert len(notes) == 1
+    jax.tree.map(np.testing.assert_array_equal, forked.own.demonstrations, state.own.demonstrations)
+
+
+def test_a_fork_of_flash_sac_adds_their_returns_to_its_own(tmp_path: Path) -> None:
+    theirs, _, state = with_config(None, "flash_sac")
+    returns = replace(state.own.extra.returns, moments=(jnp.float32(5.0), jnp.full(1, -1.0), jnp.full(1, 2.0)))
+    state = replace(state, own=replace(state.own, extra=replace(state.own.extra, returns=returns)))
+    checkpoint = save_checkpoint(tmp_path, "theirs", state, {"config": theirs.to_dict()})
+    config, parts, fresh = with_config(POINTS, "flash_sac")
+    forked, _ = start_from_run(checkpoint, parts, config)
+    (count, mean, _), (alone, its_mean, _) = (x.own.extra.returns.moments for x in (forked, fresh))
+    assert float(count) == 5.0 + float(alone)
+    np.testing.assert_allclose(mean, (-5.0 + alone * its_mean) / count, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_forked_run_with_demonstrations_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    raw = tiny_sac(save_frequency_updates=1, iterations=2)
+    first = train(parse_config(raw), run_dir=tmp_path / "first").latest_checkpoint_path
+    raw = tiny_sac(sac={"demonstrations": POINTS}, save_frequency_updates=1, iterations=4)
+    train(parse_config(raw), run_dir=tmp_path / "whole", fork=first)
+    short = raw | {"trainer": raw["trainer"] | {"iterations": 3}}
+    train(parse_config(short), run_dir=tmp_path / "run", fork=first)
+    train(parse_config(raw), run_dir=tmp_path / "run", resume="latest")
+    assert same(*(what_is_left(tmp_path / name, "tiny") for name in ("run", "whole")))
 
 
 @pytest.mark.slow
