@@ -329,6 +329,7 @@ def _clips(env: Env, carry: EnvCarry, action: Array, key: Key, bounds: Bounds) -
     """Check that actions far beyond the bounds, on the sides that ``action`` leans to, do what clipped ones do."""
     low, high = (jnp.broadcast_to(jnp.asarray(bound, action.dtype), action.shape) for bound in bounds)
     beyond = jnp.where(action < (low + high) / 2.0, low - (high - low), high + (high - low))
-    far, near = (step(env, carry, a, key)[1] for a in (beyond, clip(beyond, bounds)))
-    equal = jax.tree.map(lambda a, b: (a == b).all(), (far.final_obs, far.reward), (near.final_obs, near.reward))
+    # as a loop, one program for both: of two, XLA may round one otherwise
+    both = jax.lax.map(lambda a: step(env, carry, a, key)[1], jnp.stack((beyond, clip(beyond, bounds))))
+    equal = jax.tree.map(lambda x: (x[0] == x[1]).all(), (both.final_obs, both.reward))
     return jnp.stack(jax.tree.leaves(equal)).all()
