@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -180,7 +181,9 @@ def _seeded(streams: PyTree, key: Key | None) -> PyTree:
             return jnp.zeros(like.shape, like.dtype)
         return jax.random.split(jax.random.fold_in(jax.random.key(0) if key is None else key, number), like.shape)
 
-    return jax.tree.unflatten(form, [start(number, like) for number, like in enumerate(leaves)])
+    # without a key nothing is drawn: constants keep the random numbers out of the program
+    with jax.ensure_compile_time_eval() if key is None else nullcontext():
+        return jax.tree.unflatten(form, [start(number, like) for number, like in enumerate(leaves)])
 
 
 def _arrays(module: Any) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
