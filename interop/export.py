@@ -2,7 +2,8 @@
 
 <DIR>/
     policy.{pt,safetensors,pt2,onnx,torchscript,stablehlo}     as chosen by --formats
-    policy.json         the policy's structure (``interop.twin.spec``); makes the torch twin with policy.pt
+    policy.json         the policy's structure (``interop.twin.spec``); makes the torch twin with policy.pt. Of a policy
+                        of your own, which has no twin, its interface; it is exported to stablehlo, by jax2onnx to onnx
     contract.json       inputs and outputs (``interop.artefacts.contract``)
     episode.json        an episode to replay: its start, its return (``interop.artefacts.episode``); missing where
                         the environment is outside JAX, has no end, or is given clipped actions that it does not clip
@@ -43,18 +44,20 @@ from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import Bounds, observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
-from interop.artefacts.formats import FORMATS, Trained, library_versions
+from interop.artefacts.formats import FORMATS, ConversionError, Trained, library_versions
 from interop.artefacts.host_cases import observe_host
 from interop.artefacts.parity import Case, ParityError, save_cases
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
-from interop.exporters.record import exporter_of, observed
+from interop.exporters.record import exporter_of_any, observed
 from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.vla_spec import VLASpec
 from interop.verify import check_artefacts, format_table
 
 Clipping = Literal["auto", "space", "none"]
+_UNBOUNDED = ("normal", "flow", "own")
+"""Heads whose actions may be beyond their space."""
 _NUM_ENVS = 16
 """Rows of an environment outside JAX."""
 
@@ -71,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         report = export_run(
             args.run,
             args.to,
-            args.formats.split(","),
+            None if args.formats is None else args.formats.split(","),
             member=args.member,
             checkpoint=args.checkpoint,
             clipping=args.clip,
@@ -86,6 +89,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in report["artefacts"]:
         if notice := FORMATS[name].deprecated:
             print(f"interop.export: {name} is deprecated: {notice}", file=sys.stderr)
+    for name, reason in report.get("left_out", {}).items():
+        print(f"interop.export: {name} is left out: {reason}", file=sys.stderr)
     print(f"action clipping: {report['clipping']}")
     print(f"{args.to / 'parity.json'}  sha256 {sha256(args.to / 'parity.json')}")
     return 0
@@ -94,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
 def export_run(
     run: Path,
     to: Path,
-    formats: Sequence[str],
+    formats: Sequence[str] | None = None,
     *,
     member: int | None = None,
     checkpoint: str | None = None,
@@ -109,7 +114,7 @@ def export_run(
     Raises:
         As ``export_policy``. FileNotFoundError: ``run`` is not a run. CheckpointError: no such checkpoint, or damaged.
     """
-    _check_formats(formats)
+    _check_names(formats)
     directory, config = open_policy_run(run, member)
     prepare_jax("cpu")
     path = chosen_checkpoint(directory, checkpoint, "interop.export")
@@ -133,7 +138,7 @@ def export_policy(
     params: Params,
     env: Env | HostEnv,
     to: Path,
-    formats: Sequence[str],
+    formats: Sequence[str] | None,
     *,
     origin: Mapping[str, Any],
     clipping: Clipping = "auto",
@@ -143,6 +148,7 @@ def export_policy(
 
     Args:
         env: where the policy was trained; the observations that it is checked on come from there.
+        formats: None: all; of a policy without a twin those that can be made, with the others under ``left_out``.
         origin: ``checkpoint`` (a name), ``global_step``, ``env`` {``id``, ``cfg``} and, if it is known, the
             ``matmul_precision`` of the training: written down as they are. The proof itself is for float32.
         clipping: of a normal's actions to the env's action space. ``auto``: only if the env itself clips to it, so that
@@ -155,20 +161,19 @@ def export_policy(
     Raises:
         ParityError: an artefact does not answer as JAX does.
         MissingPackageError: a package that one of the formats needs is not installed.
-        ValueError: an unknown format, or a policy that has no torch twin.
+        ValueError: an unknown format, one that needs the torch twin that the policy has not, or a ConversionError.
         FileExistsError: ``to`` holds files already.
     """
-    _check_formats(formats)
+    _check_names(formats)
     if to.exists() and any(to.iterdir()):
         raise FileExistsError(f"{to} holds files already; give a new folder")
-    try:
-        exporter = exporter_of(policy)
-    except TypeError as error:
-        text = f"policies of the class {type(policy).__name__} have no torch twin: {error}"
-        raise ValueError(text) from error
+    exporter, no_twin = exporter_of_any(policy)
+    if no_twin:
+        no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
+    written, left_out = _written_formats(formats, no_twin)
     exported, spec = exporter.describe(policy, observed(env))
     params = exporter.exported_params(policy, params)
-    bounds = _finite_bounds(env.action_space) if spec.head in ("normal", "flow") else None
+    bounds = _finite_bounds(env.action_space) if spec.head in _UNBOUNDED else None
     env_clips: bool | None
     if isinstance(env, HostEnv):
         seen, env_clips = observe_host(exported, env, params, spec, bounds)
@@ -178,7 +183,8 @@ def export_policy(
     spec = replace(spec, clip=bounds if clips else None)
     cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space)
     documents = exporter.documents(exported, seen)
-    trained = Trained(exported, params, spec, state_dict_from_params(exported, params), origin["global_step"])
+    tensors = state_dict_from_params(exported, params) if exporter.has_twin else {}
+    trained = Trained(exported, params, spec, tensors, origin["global_step"])
     documents["contract.json"] = make_contract(origin["env"], env, spec, seen, reason)
     # a policy that only the export clips has other returns than the trained one
     as_trained = not clips or bool(env_clips)
@@ -192,7 +198,7 @@ def export_policy(
         "matmul_precision": {"training": origin.get("matmul_precision"), "proof": "float32"},
         **exporter.facts(policy),
     }
-    return _write(to, formats, trained, documents, cases, facts)
+    return _write(to, written, trained, documents, cases, facts, None if formats else left_out)
 
 
 def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
@@ -209,7 +215,7 @@ def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool 
     Args:
         env_clips: None: not known.
     """
-    if spec.head not in ("normal", "flow"):
+    if spec.head not in _UNBOUNDED:
         return False, f"none: {spec.head} actions are inside their space"
     if bounds is None:
         return False, "none: the action space has no finite bounds"
@@ -233,8 +239,13 @@ def _write(
     documents: Mapping[str, Any],
     cases: list[Case],
     facts: dict[str, Any],
+    left_out: dict[str, str] | None,
 ) -> dict[str, Any]:
-    """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate."""
+    """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate.
+
+    Args:
+        left_out: format -> the reason. None: all were chosen, and one that cannot be made is an error.
+    """
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
         # beside ``to``, on the same file system: the last step is a rename
@@ -248,8 +259,14 @@ def _write(
         if isinstance(trained.spec, VLASpec):
             check_texts(made, trained.spec)
         for name in formats:
-            FORMATS[name].write(made / FORMATS[name].file, trained)
-        artefacts = check_artefacts(made, trained.spec, cases, formats, trust=True)
+            try:
+                FORMATS[name].write(made / FORMATS[name].file, trained)
+            except ConversionError as error:
+                if left_out is None:
+                    raise
+                left_out[name] = str(error)
+        written = [name for name in formats if name not in (left_out or {})]
+        artefacts = check_artefacts(made, trained.spec, cases, written, trust=True)
         raise_on_problems(artefacts)
         report = {
             "schema_version": SCHEMA_VERSION,
@@ -259,6 +276,7 @@ def _write(
                 case.name: {name: float(np.nanmax(x)) for name, x in case.allowed.items()} for case in cases
             },
             "artefacts": artefacts,
+            **({"left_out": left_out} if left_out else {}),
             "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
             "versions": {"python": platform.python_version(), "machine": platform.machine(), **library_versions()},
         }
@@ -269,19 +287,37 @@ def _write(
     return report
 
 
-def _check_formats(formats: Sequence[str]) -> None:
-    unknown = [name for name in formats if name not in FORMATS]
-    if unknown or not formats:
+def _check_names(formats: Sequence[str] | None) -> None:
+    unknown = [name for name in formats or () if name not in FORMATS]
+    if unknown or (formats is not None and not formats):
         raise ValueError(f"--formats: unknown {', '.join(unknown) or 'empty list'}; allowed: {', '.join(FORMATS)}")
-    missing = {name: FORMATS[name].missing(to_write=True) for name in formats}
+
+
+def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[str], dict[str, str]]:
+    """Return the formats to make, and why others are left out.
+
+    Args:
+        formats: as in ``export_policy``.
+        no_twin: the reason that the policy has no twin. Empty: it has one.
+    """
+    chosen = list(formats or FORMATS)
+    possible = [name for name in chosen if not no_twin or FORMATS[name].converted_with is not None]
+    left_out = {name: "the policy has no torch twin" for name in chosen if name not in possible}
+    if formats and left_out:
+        known = ",".join(name for name, x in FORMATS.items() if x.converted_with is not None)
+        raise ValueError(f"{no_twin}. There is no {', '.join(left_out)} of it; give --formats {known}")
+    missing = {name: FORMATS[name].missing(to_write=True, twin=not no_twin) for name in possible}
     lacking = {name: packages for name, packages in missing.items() if packages}
-    if lacking:
+    others = [name for name in possible if name not in lacking]
+    if no_twin and not formats and others:
+        left_out |= {name: f"not installed: pip install {' '.join(packages)}" for name, packages in lacking.items()}
+    elif lacking:
         packages = " ".join(sorted({package for some in lacking.values() for package in some}))
-        others = [name for name in formats if name not in lacking]
         without = f", or leave them out: --formats {','.join(others)}" if others else ""
         raise MissingPackageError(
             f"not installed, but needed for {', '.join(lacking)}: pip install {packages}{without}"
         )
+    return others, left_out
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -290,7 +326,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--formats", default=",".join(FORMATS), metavar="A,B", help=f"of {','.join(FORMATS)}")
+    parser.add_argument("--formats", metavar="A,B", help=f"of {','.join(FORMATS)}; default: all that can be made")
     parser.add_argument(
         "--clip",
         choices=("auto", "space", "none"),

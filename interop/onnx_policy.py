@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.standalone_verify import NEXT_MEMORY, open_session
-from interop.twin.kinds import load_spec
+from interop.twin.kinds import Spec, load_spec
 from interop.twin.parts import check_remembered, network_inputs, vla_inputs, vla_tokenizer
+from interop.twin.program_spec import ProgramSpec
 from interop.twin.spec import PolicySpec
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import VLASpec
@@ -23,7 +24,7 @@ from interop.twin.vla_spec import VLASpec
 class OnnxPolicy:
     """A policy without text in ONNX Runtime: ``act`` and ``reset`` as those of ``interop.policy.TorchPolicy``."""
 
-    def __init__(self, spec: PolicySpec, session: Any) -> None:
+    def __init__(self, spec: PolicySpec | ProgramSpec, session: Any) -> None:
         self.spec, self._session = spec, session
         self.memory: NDArray[np.float32] | None = None
         """[..., M], of the rows of the last ``act``. None: an episode starts."""
@@ -88,5 +89,5 @@ def load_policy(directory: Path | str) -> OnnxPolicy | OnnxVLA:
     return OnnxPolicy(spec, open_session(directory / "policy.onnx"))
 
 
-def _feed(spec: PolicySpec | VLASpec, leaves: list[Any]) -> dict[str, NDArray[Any]]:
+def _feed(spec: Spec, leaves: list[Any]) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(x, spec.input_dtype(name)) for name, x in zip(spec.inputs, leaves, strict=True)}

@@ -330,12 +330,13 @@ def load_policy(directory: Path | str) -> Any:
 
     Raises:
         FileNotFoundError: ``directory`` is not an export, or has no ``policy.pt``.
-        ValueError: one of the files is not an export's; no code in it is run.
+        ValueError: one of the files is not an export's, whose code is not run; or the policy has no twin.
     """
     directory = Path(directory)
     spec = load_spec(directory / "policy.json")
     tokenizer = vla_tokenizer(directory, spec) if isinstance(spec, VLASpec) else None
-    return make_policy(spec, load_state_dict(directory / "policy.pt"), tokenizer)
+    weights = load_state_dict(directory / "policy.pt") if type(spec) in TWINS else {}
+    return make_policy(spec, weights, tokenizer)
 
 
 def load_state_dict(path: Path) -> dict[str, Tensor]:
@@ -375,6 +376,9 @@ def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer 
     Raises:
         RuntimeError: the state_dict is not that of such a policy; torch names the keys.
     """
+    if type(spec) not in TWINS:
+        text = "this policy of your own has no torch twin; interop.onnx_policy.load_policy runs its policy.onnx, and"
+        raise ValueError(f"{text} jax.export its policy.stablehlo (docs/torch.md)")
     policy = TWINS[type(spec)](spec)
     if tokenizer is not None:
         policy.tokenizer = tokenizer

@@ -34,11 +34,18 @@ class PolicyKind:
     section_of: Callable[[Any], dict[str, Any]] | None = None
     """``policy -> section`` without the name, by which ``make`` makes the like. None: its fields are ``policy.cfg``."""
     exporters: Mapping[type, str] = field(default_factory=dict)
-    """Class of its policies -> place of its ``interop.exporters.record.Exporter``. Empty: no export."""
+    """Class of its policies -> place of its ``interop.exporters.record.Exporter``. Empty: no twin in torch."""
 
     @property
     def built_in(self) -> bool:
         return str(getattr(self.make, "__module__", "")).startswith("ejax.")
+
+    @property
+    def exported_to(self) -> str:
+        """Formats of ``interop.export``, in words."""
+        if self.exporters:
+            return "pt, safetensors, pt2, onnx, torchscript, stablehlo"
+        return "stablehlo, and onnx by jax2onnx; a policy of your own has no twin in torch"
 
     @property
     def has_critic(self) -> bool:

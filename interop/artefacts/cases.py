@@ -28,6 +28,7 @@ from ejax.types import Array, Env, Key, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import CONSECUTIVE, Arrays, Case, allowed_error
 from interop.twin.kinds import Spec
+from interop.twin.program_spec import ProgramSpec
 from interop.twin.spec import MEMORY, WHOLE, PolicySpec
 from interop.twin.vla_spec import NOISE
 
@@ -44,7 +45,9 @@ _NUM_DISTURBED = 8
 _EPSILON = 2.0**-22
 
 
-def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, space: gymnasium.Space) -> list[Case]:
+def draw_cases(
+    policy: Policy, params: Params, spec: PolicySpec | ProgramSpec, seen: Arrays, space: gymnasium.Space
+) -> list[Case]:
     """Draw the cases that the module's text lists.
 
     Args:
@@ -100,7 +103,7 @@ def _apart(seen: Arrays) -> tuple[Arrays, Arrays]:
     return first, {name: x[:, 0] for name, x in steps.items()}
 
 
-def _consecutive(policy: Policy, params: Params, spec: PolicySpec, played: Arrays) -> Case:
+def _consecutive(policy: Policy, params: Params, spec: Spec, played: Arrays) -> Case:
     expected, allowed = _answer_to_chunk(policy, params, spec, played, answer=_loop_answer)
     # zeros mark an episode's first step: no memory of a later one is all zeros
     starts = ~played[MEMORY].any(axis=1, keepdims=True)
@@ -179,8 +182,7 @@ def feature_ranges(seen: Arrays, space: gymnasium.Space, spec: Spec) -> dict[str
     return ranges
 
 
-@partial(jax.jit, static_argnames=("policy", "bounds"))
-def deployed_answer(
+def plain_answer(
     policy: Policy, params: Params, obs: PyTree, bounds: Bounds | None, memory: Array | None = None
 ) -> tuple[Array, ...]:
     """Answer as a deployed policy: the mode, clipped, the distribution's parameters, and the memory after it.
@@ -192,8 +194,11 @@ def deployed_answer(
     return outputs if memory is None else (*outputs, after["actor"])
 
 
+deployed_answer = jax.jit(plain_answer, static_argnames=("policy", "bounds"))
+
+
 def _outputs(distribution: Any, obs: PyTree, bounds: Bounds | None) -> tuple[Array, ...]:
-    if isinstance(distribution, FlowChunk):
+    if isinstance(distribution, FlowChunk) and isinstance(obs, dict) and NOISE in obs:
         end = distribution.from_noise(obs[NOISE])
         return clip(end, bounds), end
     action = distribution.mode()
@@ -202,8 +207,8 @@ def _outputs(distribution: Any, obs: PyTree, bounds: Bounds | None) -> tuple[Arr
     if isinstance(distribution, MultiCategorical):
         return action, jnp.concatenate([part.logits for part in distribution.parts], axis=-1)
     normal = distribution.base if isinstance(distribution, TanhNormal) else distribution
-    if not isinstance(normal, Normal):
-        raise TypeError(f"no export of a {type(distribution).__name__} distribution")
+    if not isinstance(normal, Normal):  # of one's own
+        return (clip(action, bounds),)
     return clip(action, bounds), normal.mean, normal.log_std
 
 
@@ -277,7 +282,7 @@ def _disturbed_answers(
     whole = {name for name, x in obs.items() if x.dtype == np.uint8 and name not in spec.images}
     if not spec.pixels_round:
         whole |= spec.images.keys()
-    weights = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    weights = jax.tree.map(lambda x: np.asarray(x, np.float64) if _is_float(x) else x, params)
     leaves = {name: x if name in whole else np.asarray(x, np.float64) for name, x in obs.items()}
 
     def disturb(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -292,11 +297,15 @@ def _disturbed_answers(
         return disturb_image(x) if name in spec.images else disturb(x)
 
     def disturbed() -> tuple[Params, PyTree]:
-        moved = jax.tree.map(disturb, weights)
+        moved = jax.tree.map(lambda x: disturb(x) if _is_float(x) else x, weights)
         return moved, {name: disturb_part(name, x) for name, x in leaves.items()}
 
     draws = [(weights, leaves), *(disturbed() for _ in range(_NUM_DISTURBED))]
     return [[np.asarray(y) for y in answer(policy, *draw, spec.clip)] for draw in draws]
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "bounds", "num_steps", "check_every"))

@@ -122,7 +122,9 @@ def _text(length: int) -> dict[str, Any]:
 
 
 def _memory(spec: MemorySpec) -> dict[str, Any]:
-    if spec.type == "history":
+    if spec.type == "own":
+        layout = "the arrays of its own memory, one after the other"
+    elif spec.type == "history":
         layout = f"the last {spec.length - 1} observations, the last one in the end, and how many there have been"
     else:
         state = "h" if spec.type == "gru" else "h, c"

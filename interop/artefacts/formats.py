@@ -24,9 +24,14 @@ from interop.artefacts.parity import ParityError, Run
 from interop.plain_files import MAX_ARTEFACT, check_plain, read_bytes
 from interop.standalone_verify import load_onnx
 from interop.twin.kinds import Spec, spec_to_json
+from interop.twin.program_spec import ProgramSpec
 from interop.twin.spec import MEMORY
 
-_LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime", "onnxscript")
+_LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime", "onnxscript", "jax2onnx")
+
+
+class ConversionError(ValueError):
+    """A policy that has no form in a format, though others of its kind have."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,11 @@ class Trained:
     """A policy in each form that a writer may need."""
 
     policy: Any
-    """An ejax policy, of a class that has an ``interop.exporters.record.Exporter``."""
+    """An ejax policy, as ``describe`` of its ``interop.exporters.record.Exporter`` gives it."""
     params: Any
     spec: Spec
     state_dict: Mapping[str, NDArray[Any]]
-    """The state_dict with EmbodiChain's keys, see ``interop.checkpoints.weights``."""
+    """The state_dict with EmbodiChain's keys, see ``interop.checkpoints.weights``; empty where there is no twin."""
     global_step: int
     """Environment steps it was trained for."""
 
@@ -48,6 +53,27 @@ class Trained:
         from interop.policy import deployed
 
         return deployed(self.spec, self.state_dict).eval()
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The deployed actor in JAX: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
+        import jax
+
+        from interop.artefacts.cases import plain_answer
+        from interop.exporters.record import exporter_of_any
+
+        spec, exporter = self.spec, exporter_of_any(self.policy)[0]
+        policy, params = exporter.actor_of(self.policy), exporter.actor_params(self.policy, self.params)
+
+        def deployed(*leaves: Any) -> Any:
+            with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU the default rounds to TF32
+                inputs = dict(zip(spec.inputs, leaves, strict=True))
+                memory = inputs.pop(MEMORY) if spec.remembers else None
+                observation = exporter.observation(spec, inputs)
+                # not as a program in the program: of that, what no output needs would be kept, such as a critic
+                return plain_answer(policy, params, observation, spec.clip, memory)
+
+        return deployed
 
     @cached_property
     def program(self) -> Any:
@@ -71,14 +97,16 @@ class Format:
     """Packages needed to load it, under pip's names."""
     written_with: tuple[str, ...] = ()
     """Further packages needed to write it."""
+    converted_with: tuple[str, ...] | None = None
+    """Instead of those, where the policy has no twin in torch. None: then it cannot be written."""
     runs_code: bool = False
     """Loading or running the file can execute its maker's code."""
     deprecated: str = ""
     """Reason not to begin with it, and what to use; printed where it is written."""
 
-    def missing(self, *, to_write: bool = False) -> list[str]:
+    def missing(self, *, to_write: bool = False, twin: bool = True) -> list[str]:
         """List the packages that are not installed here."""
-        needs = self.needs + (self.written_with if to_write else ())
+        needs = self.needs + ((self.written_with if twin else self.converted_with or ()) if to_write else ())
         return [name for name in needs if importlib.util.find_spec(name) is None]
 
 
@@ -189,9 +217,13 @@ def _load_torchscript(path: Path, spec: Spec) -> Run:
 
 
 def _write_onnx(path: Path, trained: Trained) -> None:
-    from interop.artefacts.onnx_model import make_onnx
+    from interop.artefacts import onnx_model
 
-    path.write_bytes(make_onnx(trained.program, trained.spec).SerializeToString())
+    if isinstance(trained.spec, ProgramSpec):
+        model = onnx_model.convert(trained.function, trained.spec)
+    else:
+        model = onnx_model.make_onnx(trained.program, trained.spec)
+    path.write_bytes(model.SerializeToString())
 
 
 def _write_stablehlo(path: Path, trained: Trained) -> None:
@@ -199,28 +231,12 @@ def _write_stablehlo(path: Path, trained: Trained) -> None:
     import jax
     import jax.export
 
-    from interop.artefacts.cases import deployed_answer
-    from interop.exporters.record import exporter_of
-
-    spec, exporter = trained.spec, exporter_of(trained.policy)
-    policy, params = exporter.actor_of(trained.policy), exporter.actor_params(trained.policy, trained.params)
-    # as constants of the program, a critic's weights would be written too
-    params = {
-        collection: {name: x for name, x in tree.items() if not name.startswith("critic")}
-        for collection, tree in params.items()
-    }
-
-    def deployed(*leaves: Any) -> Any:
-        with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU the default rounds to TF32
-            inputs = dict(zip(spec.inputs, leaves, strict=True))
-            memory = inputs.pop(MEMORY) if spec.remembers else None
-            return deployed_answer(policy, params, exporter.observation(spec, inputs), spec.clip, memory)
-
+    spec = trained.spec
     (batch,) = jax.export.symbolic_shape("batch")
     shapes = [
         jax.ShapeDtypeStruct((batch, *spec.input_shape(name)), np.dtype(spec.input_dtype(name))) for name in spec.inputs
     ]
-    path.write_bytes(jax.export.export(jax.jit(deployed), platforms=("cpu", "cuda"))(*shapes).serialize())
+    path.write_bytes(jax.export.export(jax.jit(trained.function), platforms=("cpu", "cuda"))(*shapes).serialize())
 
 
 def _load_stablehlo(path: Path, spec: Spec) -> Run:
@@ -244,14 +260,20 @@ def _refuse_calls_outside(module: str) -> None:
     asserts = len(re.findall(r"\bstablehlo\.custom_call @shape_assertion\(", module))
     exchanges = re.findall(r"\b(?:stablehlo|mhlo|vhlo)\.(?:infeed|outfeed|send|recv)\w*", module)
     if calls != asserts or exchanges:
-        raise ParityError("it calls functions outside itself, which no export does; it was not run")
+        names = ", ".join(sorted({*re.findall(r"custom_call @(\w+)", module), *exchanges} - {"shape_assertion"}))
+        raise ParityError(
+            f"it calls functions outside itself ({names[:200]}), which no export may; it was not run. Of a policy of "
+            "your own: give it operations that StableHLO has, such as no factorization of jax.numpy.linalg"
+        )
 
 
 FORMATS: dict[str, Format] = {
     "pt": Format("policy.pt", _load_pt, _write_pt, ("torch",)),
     "safetensors": Format("policy.safetensors", _load_safetensors, _write_safetensors, ("safetensors", "torch")),
     "pt2": Format("policy.pt2", _load_pt2, _write_pt2, ("torch",), runs_code=True),
-    "onnx": Format("policy.onnx", load_onnx, _write_onnx, ("onnxruntime",), ("torch", "onnx", "onnxscript")),
+    "onnx": Format(
+        "policy.onnx", load_onnx, _write_onnx, ("onnxruntime",), ("torch", "onnx", "onnxscript"), ("jax2onnx", "onnx")
+    ),
     "torchscript": Format(
         "policy.torchscript",
         _load_torchscript,
@@ -260,5 +282,7 @@ FORMATS: dict[str, Format] = {
         runs_code=True,
         deprecated="torch itself deprecates TorchScript, and so does ejax: use pt2 (torch.export), or onnx",
     ),
-    "stablehlo": Format("policy.stablehlo", _load_stablehlo, _write_stablehlo, ("jax", "flatbuffers")),
+    "stablehlo": Format(
+        "policy.stablehlo", _load_stablehlo, _write_stablehlo, ("jax", "flatbuffers"), converted_with=()
+    ),
 }

@@ -1,9 +1,9 @@
-"""ONNX models by torch's own exporter, from the twin: of any batch, with the spec's names."""
+"""ONNX models by torch's own exporter, from the twin, or by jax2onnx: of any batch, with the spec's names."""
 
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 
+from interop.artefacts.formats import ConversionError
 from interop.twin.kinds import Spec
 from interop.twin.vla_spec import NOISE, TOKENS
 
@@ -24,7 +25,7 @@ def make_onnx(program: torch.export.ExportedProgram, spec: Spec) -> onnx.ModelPr
     The input ``noise`` of a flow may be left out: zeros.
     """
     names: Any = {"input_names": spec.inputs, "output_names": spec.outputs}
-    with _silence():
+    with _silence("torch.onnx"):
         made: Any = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False, **names)
     model = made.model_proto
     model.ir_version = _IR_VERSION
@@ -37,6 +38,33 @@ def make_onnx(program: torch.export.ExportedProgram, spec: Spec) -> onnx.ModelPr
     if spec.head == "flow":
         _let_noise_be_left_out(graph, spec)
     onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def convert(function: Callable[..., Any], spec: Spec) -> onnx.ModelProto:
+    """Make ``make_onnx``'s model of a function of JAX, by jax2onnx.
+
+    Raises:
+        ConversionError: jax2onnx does not know one of its operations.
+    """
+    import jax
+
+    with _silence("jax2onnx"):
+        import jax2onnx
+    (batch,) = jax.export.symbolic_shape("batch")
+    inputs = [
+        jax.ShapeDtypeStruct((batch, *spec.input_shape(name)), np.dtype(spec.input_dtype(name))) for name in spec.inputs
+    ]
+    try:
+        with _silence("jax2onnx"):
+            model = jax2onnx.to_onnx(function, inputs, opset=_OPSET, input_names=spec.inputs)
+        for value, name in zip(model.graph.output, spec.outputs, strict=True):  # it gives each value one name alone
+            model.graph.node.append(helper.make_node("Identity", [value.name], [name]))
+            value.name = name
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:  # anywhere in its plugins
+        raise ConversionError(f"jax2onnx cannot convert this policy: {repr(error)[:300]}") from error
+    model.ir_version = _IR_VERSION
     return model
 
 
@@ -60,9 +88,9 @@ def _let_noise_be_left_out(graph: onnx.GraphProto, spec: Spec) -> None:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Drop what the exporter reports of its own libraries, such as that torchvision is not installed."""
-    logger = logging.getLogger("torch.onnx")
+def _silence(library: str) -> Iterator[None]:
+    """Drop what an exporter reports of its own libraries, such as that torchvision is not installed."""
+    logger = logging.getLogger(library)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

@@ -52,7 +52,8 @@ def _memory_of(spec: MemorySpec) -> MemoryConfig:
     if spec.type == "history":
         return MemoryConfig(type="history", length=spec.length)
     encoder = None if spec.encoder is None else network_of(spec.encoder)
-    return MemoryConfig(type=spec.type, hidden_size=spec.width, num_layers=spec.depth, encoder=encoder)
+    kind: Any = spec.type
+    return MemoryConfig(type=kind, hidden_size=spec.width, num_layers=spec.depth, encoder=encoder)
 
 
 def _policy_of(spec: PolicySpec) -> ActorCriticWithMemory | None:

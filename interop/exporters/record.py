@@ -45,6 +45,8 @@ class Exporter:
     """``(policy, observations) -> {file: content}`` of further files."""
     facts: Callable[[Any], dict[str, Any]] = lambda policy: {}
     """``trained policy -> entries`` of parity.json."""
+    has_twin: bool = True
+    """False: there is none in torch, and so none of its formats."""
 
 
 def exporter_of(policy: Policy) -> Exporter:
@@ -57,12 +59,20 @@ def exporter_of(policy: Policy) -> Exporter:
     for name, network in injected(policy).items():
         text = f"its {name} is a module of your own ({type(network).__name__}), and torch has no counterpart; give a"
         text += " NetworkConfig, or put the module into a policy class whose record names an Exporter (docs/extend.md)"
-        raise TypeError(f"{text}; jax.export takes any policy")
+        raise TypeError(text)
     for kind in exporters:
         if isinstance(policy, kind):
             return import_entry(exporters, kind)
     names = ", ".join(kind.__name__ for kind in exporters)
     raise TypeError(f"{type(policy).__name__} has no counterpart in torch; {names} have")
+
+
+def exporter_of_any(policy: Policy) -> tuple[Exporter, str]:
+    """Return the record of a policy, that of one's own where its class has none, and then the reason: else empty."""
+    try:
+        return exporter_of(policy), ""
+    except TypeError as error:
+        return import_entry({"own": "interop.exporters.own:EXPORTER"}, "own"), str(error)
 
 
 def spec_of(policy: Policy, env: Env | HostEnv) -> Any:

@@ -9,12 +9,17 @@ from types import UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from interop.plain_files import parse_json, read_text
+from interop.twin.program_spec import ProgramSpec
 from interop.twin.spec import PolicySpec
 from interop.twin.vla_spec import VLASpec
 
-Spec: TypeAlias = PolicySpec | VLASpec
+Spec: TypeAlias = PolicySpec | VLASpec | ProgramSpec
 
-_KINDS: dict[str, tuple[type[Spec], tuple[int, ...]]] = {"network": (PolicySpec, (4, 3, 2, 1)), "vla": (VLASpec, (1,))}
+_KINDS: dict[str, tuple[type[Spec], tuple[int, ...]]] = {
+    "network": (PolicySpec, (4, 3, 2, 1)),
+    "vla": (VLASpec, (1,)),
+    "program": (ProgramSpec, (1,)),
+}
 """Kind -> its class and the schema versions that are read, the written one first. A network of version 1 had no images,
 of version 2 no memory, of version 3 no blocks; 1 and 2 did not name their kind. ``interop.policy.TWINS`` has the
 modules."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from interop.twin.kinds import Spec
+from interop.twin.program_spec import ProgramSpec
 from interop.twin.spec import WHOLE, PolicySpec
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import NOISE, TOKENIZER, TOKENS, VLASpec
@@ -37,7 +38,7 @@ def part(obs: Any, path: str, spec: Spec) -> Any:
     return found
 
 
-def narrow(x: Any, name: str, spec: PolicySpec) -> Any:
+def narrow(x: Any, name: str, spec: PolicySpec | ProgramSpec) -> Any:
     """Select the entries of a tensor or array [..., F] that the actor reads."""
     read, width = spec.read(name), spec.observation[name]
     if x.ndim == 0 or x.shape[-1] not in (width, len(read)):
@@ -69,7 +70,7 @@ def check_remembered(memory: Any, rows: tuple[int, ...]) -> None:
         )
 
 
-def network_inputs(spec: PolicySpec, obs: Any) -> tuple[list[Any], tuple[int, ...]]:
+def network_inputs(spec: PolicySpec | ProgramSpec, obs: Any) -> tuple[list[Any], tuple[int, ...]]:
     """``spec.inputs`` [B, ...] of an observation but for the memory, as NumPy arrays, and its leading axes.
 
     Raises:

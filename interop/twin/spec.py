@@ -51,8 +51,8 @@ class NetworkSpec:
 class MemorySpec:
     """Memory between the numbers and a network; see ``ejax.policies.recurrence``."""
 
-    type: Literal["gru", "lstm", "history", "actor"]
-    """actor: the critic reads what the actor's memory gives."""
+    type: Literal["gru", "lstm", "history", "actor", "own"]
+    """actor: the critic reads what the actor's memory gives; own: of a policy of your own."""
     size: int = 0
     """M, numbers of the memory: zeros where an episode starts."""
     width: int = 0

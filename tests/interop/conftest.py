@@ -28,9 +28,9 @@ def _exports_are_valid_by_their_schemas() -> Iterator[None]:
 
     @functools.wraps(write)
     def checked(
-        to: Path, formats: Any, trained: Any, documents: Mapping[str, Any], cases: Any, facts: Any
+        to: Path, formats: Any, trained: Any, documents: Mapping[str, Any], *others: Any, **options: Any
     ) -> dict[str, Any]:
-        report = write(to, formats, trained, documents, cases, facts)
+        report = write(to, formats, trained, documents, *others, **options)
         for name in documents.keys() & validators.keys():
             validators[name].validate(json.loads((to / name).read_text()))
         validators["parity.json"].validate(json.loads((to / "parity.json").read_text()))

@@ -37,8 +37,6 @@ from ejax.runtime.sharding import make_mesh, sharded
 from ejax.schema.trust import trust
 from ejax.training.build import build
 from ejax.types import make_train_state
-from interop.artefacts.formats import FORMATS
-from interop.export import export_policy
 
 KEY = jax.random.key(0)
 ROWS = jax.random.normal(KEY, (6, 4, OBS))
@@ -339,26 +337,11 @@ def test_a_student_is_distilled_from_a_teacher_of_the_other_kind(framework: str,
     assert np.isfinite(train(parse_config(raw)).last_train_metrics["train/kl"])
 
 
-def test_a_check_of_the_config_says_that_there_is_no_export(tmp_path: Path) -> None:
+def test_a_check_of_the_config_names_the_formats_of_an_export(tmp_path: Path) -> None:
     (file := tmp_path / "run.json").write_text(json.dumps(config("nnx", "plain", tmp_path)))
     trust("own_policies:make")
     (note,) = [note for note in check(file) if note.key == "policy.name"]
-    assert note.status == "used" and "interop.export has no form for it" in note.text
-
-
-@FRAMEWORKS
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_export_is_refused_by_name(framework: str, kind: str, tmp_path: Path) -> None:
-    policy, formats = (
-        own_policies.make(framework, kind),
-        [name for name, x in FORMATS.items() if not x.missing(to_write=True)],
-    )
-    if not formats:
-        pytest.skip("no format can be written here: pip install -e '.[export]'")
-    params = policy.init(KEY, ROWS)
-    with pytest.raises(ValueError, match=f"policies of the class {type(policy).__name__} have no torch twin"):
-        export_policy(policy, params, PointMassRL(), tmp_path, formats, origin={})
-    assert not list(tmp_path.iterdir())
+    assert note.status == "used" and note.text.startswith("interop.export writes stablehlo, and onnx by jax2onnx;")
 
 
 @FRAMEWORKS

@@ -17,7 +17,6 @@ from ejax.config.models import EnvConfig
 from ejax.config.shipped import find_config
 from ejax.schema.messages import MAX_VALUE_CHARS, shorten
 from ejax.schema.problems import KeyNote, Status, with_sections
-from ejax.schema.registry import is_import_path
 from ejax.schema.values import leaves
 
 _CANONICALIZED = {"trainer.cuda": "trainer.device", **LOGARITHMS}
@@ -51,8 +50,8 @@ def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
     config = read_draft(draft)
     for key, text in device_problems(config.trainer.device) if config is not None else ():
         draft.note(key, text)
-    if config is not None and is_import_path("policy", config.policy.name):
-        draft.note("policy.name", "of your own: it trains, evaluates and plays, and interop.export has no form for it")
+    if config is not None:
+        draft.note("policy.name", f"interop.export writes {config.policy.record.exported_to}")
     known = {  # a note on an override holds for the file's key too, a problem does not
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes
