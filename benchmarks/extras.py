@@ -31,6 +31,7 @@ SMOKE = {
     "envpool": f"ejax train gymnasium/mujoco env.id=envpool:Ant-v4 {SMALL} algorithm.cfg.batch_size=16",
     "preflight": "ejax preflight --config point_mass/ppo",
     "onnx": "python -c 'import onnx, onnxruntime, onnxscript; import interop.onnx_policy'",
+    "leapp": f"{EXPORT} --formats onnx --leapp && ejax verify policy",
     "jax2onnx": "python -c 'import jax2onnx, onnxruntime'",
     "docs": "mkdocs --version",
     "dev": "ruff --version && mypy --version && pytest --version",

@@ -10,6 +10,7 @@
     observations.npz    the observations it was checked on, with JAX's answers
     tokenizer.json      words to tokens, of a policy that reads text (``interop.twin.text``)
     texts.json          texts that it was checked on, with JAX's tokens
+    leapp.{yaml,onnx}   with --leapp a bundle for runtimes of robots (``interop.artefacts.leapp_bundle``)
     parity.json         the errors of each artefact, what was allowed, SHA-256 of each file, versions
 
 ``python -m interop.verify DIR`` repeats the check, without jax if need be.
@@ -41,6 +42,7 @@ from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
+from interop.artefacts import leapp_bundle
 from interop.artefacts.cases import Bounds, observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
@@ -52,8 +54,9 @@ from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import exporter_of_any, observed
 from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
+from interop.twin.spec import PolicySpec
 from interop.twin.vla_spec import VLASpec
-from interop.verify import check_artefacts, format_table
+from interop.verify import check_artefacts, check_bundle, format_table
 
 Clipping = Literal["auto", "space", "none"]
 _UNBOUNDED = ("normal", "flow", "own")
@@ -78,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             member=args.member,
             checkpoint=args.checkpoint,
             clipping=args.clip,
+            leapp=args.leapp,
         )
     except ParityError as error:
         print(f"interop.export: {error}", file=sys.stderr)
@@ -85,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     except (CheckpointError, ConfigError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
         print(f"interop.export: {error}", file=sys.stderr)
         return 2
-    print(format_table(report["artefacts"]))
+    print(format_table(report["artefacts"] | ({"leapp": report["leapp"]} if args.leapp else {})))
     for name in report["artefacts"]:
         if notice := FORMATS[name].deprecated:
             print(f"interop.export: {name} is deprecated: {notice}", file=sys.stderr)
@@ -104,6 +108,7 @@ def export_run(
     member: int | None = None,
     checkpoint: str | None = None,
     clipping: Clipping = "auto",
+    leapp: bool = False,
 ) -> dict[str, Any]:
     """Export a checkpoint of a run into the new folder ``to``, see ``export_policy``.
 
@@ -130,7 +135,8 @@ def export_run(
                 "matmul_precision": config.trainer.matmul_precision,
             }
             seed = config.trainer.eval_seed
-            return export_policy(policy, params, env, to, formats, origin=origin, clipping=clipping, seed=seed)
+            options: Any = {"origin": origin, "clipping": clipping, "seed": seed, "leapp": leapp}
+            return export_policy(policy, params, env, to, formats, **options)
 
 
 def export_policy(
@@ -143,6 +149,7 @@ def export_policy(
     origin: Mapping[str, Any],
     clipping: Clipping = "auto",
     seed: int | None = None,
+    leapp: bool = False,
 ) -> dict[str, Any]:
     """Export a policy into the new folder ``to``, which appears only if every artefact passed.
 
@@ -154,6 +161,7 @@ def export_policy(
         clipping: of a normal's actions to the env's action space. ``auto``: only if the env itself clips to it, so that
             the exported policy does what was trained.
         seed: of the start of the episode in ``episode.json``. None: there is no such file.
+        leapp: with a LEAPP bundle, which is made of the format onnx.
 
     Returns:
         The content of ``parity.json``.
@@ -173,6 +181,9 @@ def export_policy(
     written, left_out = _written_formats(formats, no_twin)
     exported, spec = exporter.describe(policy, observed(env))
     params = exporter.exported_params(policy, params)
+    if leapp and (isinstance(spec, VLASpec) or "onnx" not in written):
+        reason = "this policy reads text" if isinstance(spec, VLASpec) else left_out.get("onnx", "onnx is not chosen")
+        raise ValueError(f"--leapp needs the format onnx of a policy that reads no text; {reason}")
     bounds = _finite_bounds(env.action_space) if spec.head in _UNBOUNDED else None
     env_clips: bool | None
     if isinstance(env, HostEnv):
@@ -183,7 +194,7 @@ def export_policy(
     spec = replace(spec, clip=bounds if clips else None)
     cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space)
     documents = exporter.documents(exported, seen)
-    tensors = state_dict_from_params(exported, params) if exporter.has_twin else {}
+    tensors = state_dict_from_params(exported, params) if not no_twin else {}
     trained = Trained(exported, params, spec, tensors, origin["global_step"])
     documents["contract.json"] = make_contract(origin["env"], env, spec, seen, reason)
     # a policy that only the export clips has other returns than the trained one
@@ -198,7 +209,7 @@ def export_policy(
         "matmul_precision": {"training": origin.get("matmul_precision"), "proof": "float32"},
         **exporter.facts(policy),
     }
-    return _write(to, written, trained, documents, cases, facts, None if formats else left_out)
+    return _write(to, written, trained, documents, cases, facts, None if formats else left_out, leapp)
 
 
 def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
@@ -240,6 +251,7 @@ def _write(
     cases: list[Case],
     facts: dict[str, Any],
     left_out: dict[str, str] | None,
+    leapp: bool = False,
 ) -> dict[str, Any]:
     """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate.
 
@@ -262,11 +274,16 @@ def _write(
             try:
                 FORMATS[name].write(made / FORMATS[name].file, trained)
             except ConversionError as error:
-                if left_out is None:
+                if left_out is None or leapp:
                     raise
                 left_out[name] = str(error)
         written = [name for name in formats if name not in (left_out or {})]
         artefacts = check_artefacts(made, trained.spec, cases, written, trust=True)
+        if leapp:
+            normalized = not isinstance(trained.spec, PolicySpec) or trained.spec.actor.normalized
+            normalization = "in the model: give the values as they are" if normalized else "none"
+            leapp_bundle.write_bundle(made, normalization, library_versions())
+            artefacts["leapp"] = check_bundle(made, cases)
         raise_on_problems(artefacts)
         report = {
             "schema_version": SCHEMA_VERSION,
@@ -275,6 +292,7 @@ def _write(
             "largest_allowed": {
                 case.name: {name: float(np.nanmax(x)) for name, x in case.allowed.items()} for case in cases
             },
+            **({"leapp": artefacts.pop("leapp")} if leapp else {}),
             "artefacts": artefacts,
             **({"left_out": left_out} if left_out else {}),
             "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
@@ -333,6 +351,7 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="actions to the env's action space: auto (default) where the env itself does so, always, or never",
     )
+    parser.add_argument("--leapp", action="store_true", help="write a LEAPP bundle too: leapp.yaml and leapp.onnx")
     add_trust_option(parser)
     return parser
 

@@ -12,12 +12,15 @@ their SHA-256 alone and listed as not verified.
 import argparse
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from interop.artefacts import leapp_bundle
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.texts import check_texts
 from interop.standalone_verify import (
+    NEXT_MEMORY,
     Case,
     Interface,
     check_cases,
@@ -69,8 +72,22 @@ def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]
     if isinstance(spec, VLASpec):
         check_texts(directory, spec)
     artefacts = check_artefacts(directory, spec, cases, report["artefacts"], trust=trust)
+    if leapp_bundle.MODEL in report["sha256"]:
+        artefacts["leapp"] = check_bundle(directory, cases)
     raise_on_problems(artefacts)
     return artefacts
+
+
+def check_bundle(directory: Path, cases: list[Case]) -> dict[str, Any]:
+    """Run a LEAPP bundle on the cases, as ``check_artefacts`` does."""
+    by = leapp_bundle.runtime()
+    facts = {"file": leapp_bundle.MODEL, "run_by": by}
+    if by is None:
+        return facts | {"skipped": "skipped: not installed here; pip install onnxruntime"}
+    contract = load_contract(directory)
+    outputs = tuple(name for name in contract.outputs if name in ("action", NEXT_MEMORY))
+    interface = replace(contract, outputs=outputs)
+    return facts | measure(lambda: leapp_bundle.load_bundle(directory), cases, interface)
 
 
 def check_artefacts(

@@ -95,4 +95,4 @@ def _draw_cases(policy: Any, *rest: Any) -> list[Case]:
         raise ValueError(f"{text} take its dtypes from its inputs and parameters: {str(error)[:500]}") from error
 
 
-EXPORTER = Exporter(describe=_describe, actor_of=lambda policy: policy, draw_cases=_draw_cases, has_twin=False)
+EXPORTER = Exporter(describe=_describe, actor_of=lambda policy: policy, draw_cases=_draw_cases)

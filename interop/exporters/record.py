@@ -45,8 +45,6 @@ class Exporter:
     """``(policy, observations) -> {file: content}`` of further files."""
     facts: Callable[[Any], dict[str, Any]] = lambda policy: {}
     """``trained policy -> entries`` of parity.json."""
-    has_twin: bool = True
-    """False: there is none in torch, and so none of its formats."""
 
 
 def exporter_of(policy: Policy) -> Exporter:

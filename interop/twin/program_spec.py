@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from interop.standalone_verify import MEMORY, NEXT_MEMORY
 from interop.twin.spec import MemorySpec
@@ -13,16 +13,14 @@ class ProgramSpec:
     """The facts of ``PolicySpec`` that a caller needs, under the same names."""
 
     observation: Mapping[str, int]
-    """Width of each array of numbers by its dotted path; ``{"obs": O}`` of a single one. All are read."""
     images: Mapping[str, tuple[int, int, int]]
-    """(height, width, channels) of each image by its name, uint8."""
     memory: MemorySpec | None
     head: Literal["normal", "tanh_normal", "categorical", "multi_categorical", "own"]
     """own: a distribution of your own, of which the most probable action alone is an output."""
     sizes: tuple[int, ...]
-    """(A,) of continuous actions, the number of choices of each dimension for the categoricals."""
     clip: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """(low, high) that a deployed action is clipped to."""
+    unread: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+    pixels_round: ClassVar[bool] = True
 
     @property
     def continuous(self) -> bool:
@@ -30,8 +28,8 @@ class ProgramSpec:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        parameters = {"own": (), "normal": ("mean", "log_std"), "tanh_normal": ("mean", "log_std")}
-        outputs = ("action", *parameters.get(self.head, ("logits",)))
+        parameters = ("mean", "log_std") if self.continuous else ("logits",)
+        outputs = ("action", *(() if self.head == "own" else parameters))
         return outputs if self.memory is None else (*outputs, NEXT_MEMORY)
 
     @property
@@ -53,14 +51,6 @@ class ProgramSpec:
     @property
     def bytes_read(self) -> tuple[str, ...]:
         return tuple(self.images)
-
-    @property
-    def unread(self) -> Mapping[str, tuple[int, ...]]:
-        return {}
-
-    @property
-    def pixels_round(self) -> bool:
-        return True
 
     def read(self, name: str) -> tuple[int, ...]:
         return tuple(range(self.observation[name]))

@@ -1,0 +1,210 @@
+"""A LEAPP bundle beside ``policy.onnx``, for runtimes of robots such as Isaac ROS Deploy; in the form of leapp 0.7.2.
+
+``leapp.onnx`` is the policy for one row, ``leapp.yaml`` describes it. A runtime wires inputs by their ``kind``, so
+numbers are taken apart by their names: "elbow angle", "wrist_1 angle" are the elements elbow and wrist_1 of ``angle``,
+"goal x", "goal y" are x and y of ``goal``. Only what is certain to be of a kind has one. An action has none: it is what
+the environment takes, by ``features`` scaled or added to a position, and ``drive_mode`` is that of its unit.
+"""
+
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interop.artefacts.parity import Arrays, Run
+from interop.plain_files import MAX_ARTEFACT, parse_json, read_bytes, read_text
+from interop.standalone_verify import MEMORY, NEXT_MEMORY, open_session
+
+MODEL = "leapp.onnx"
+_DESCRIPTION, _INITIAL_VALUES = "leapp.yaml", "leapp_initial_values.safetensors"
+_NODE = "policy"
+_OF_ELEMENT = re.compile(
+    r"(?P<quantity>.+) (?P<axis>[xyzw])"
+    r"|(?P<element>.+?) (?P<of_element>((previous|last|target|measured) )?\w+( change| − home)?)"
+)
+_KINDS = {
+    ("angle", "rad"): "state/joint/position",
+    ("position", "rad"): "state/joint/position",
+    ("velocity", "rad/s"): "state/joint/velocity",
+}
+_DRIVE_MODES = {
+    "rad": "position",
+    "m": "position",
+    "rad/s": "velocity",
+    "m/s": "velocity",
+    "N": "effort",
+    "N m": "effort",
+}
+
+
+def write_bundle(folder: Path, normalization: str, versions: Mapping[str, str]) -> None:
+    """Write the three files into a folder with ``contract.json`` and ``policy.onnx``; ``normalization`` in words."""
+    import yaml
+
+    contract = _contract(folder)
+    terms = [term for entry in contract["observation"] for term in input_terms(entry)]
+    external = [term for term in terms if term["name"] != MEMORY]
+    for term in external:
+        term["normalization"] = normalization
+    rate, memory = contract["control_rate_hz"], next((x for x in terms if x["name"] == MEMORY), None)
+    pipeline: dict[str, Any] = {
+        "configs": {
+            **({} if rate is None else {"frequency": rate}),
+            "environment": contract["env"],
+            "certificate": "parity.json: the SHA-256 of these files, and the largest errors of leapp.onnx",
+        },
+        "data_flow": {},
+        "feedback_flow": {f"{_NODE}/{NEXT_MEMORY}": [f"{_NODE}/{MEMORY}"]} if memory else {},
+        "inputs": {_NODE: [term["name"] for term in external]},
+        "outputs": {_NODE: ["action"]},
+    }
+    if memory:
+        size = 4 * memory["shape"][1]
+        header = {"dtype": "F32", "shape": memory["shape"], "data_offsets": [0, size]}
+        text = json.dumps({f"{_NODE}/{MEMORY}": header}).encode()
+        (folder / _INITIAL_VALUES).write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+        pipeline["initial_values"] = _INITIAL_VALUES
+    outputs = [_output(x, contract["action"]) for x in contract["outputs"] if x["name"] in ("action", NEXT_MEMORY)]
+    model = _one_row(read_bytes(folder / "policy.onnx", MAX_ARTEFACT), contract["observation"])
+    (folder / MODEL).write_bytes(model)
+    parameters = {
+        "model_path": MODEL,
+        "md5sum": hashlib.md5(model, usedforsecurity=False).hexdigest(),
+        "sha256sum": hashlib.sha256(model).hexdigest(),
+        "backend": "onnx",
+    }
+    description = {
+        "models": {_NODE: {"inputs": terms, "outputs": outputs, "parameters": parameters}},
+        "pipeline": pipeline,
+        "system information": {"leapp config version": "1.3", **versions},
+    }
+    (folder / _DESCRIPTION).write_text(yaml.safe_dump(description, sort_keys=False, default_flow_style=None, width=120))
+
+
+def input_terms(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Take an input of the contract apart, in order: a term for each run of numbers of one quantity and unit."""
+    whole = {"name": entry["name"], "dtype": entry["dtype"], "shape": [1, *entry["shape"][1:]], "type": "tensor"}
+    if not entry.get("features"):
+        return [whole | {key: entry[key] for key in ("meaning", "low", "high") if key in entry}]
+    terms: list[dict[str, Any]] = []
+    start, seen = 0, set()
+    for (quantity, unit), run in groupby(entry["features"], key=lambda x: (_split(x["name"])[0], x["unit"])):
+        names = [x["name"] for x in run]
+        end = start + len(names)
+        word = "_".join(re.findall(r"\w+", quantity)) + (f"_{start}" if quantity in seen else "")
+        term = {
+            "name": f"{entry['name']}.{word}",
+            "shape": [1, len(names)],
+            "element_names": [[_split(name)[1] for name in names]],
+            "features": names,
+            "units": unit,
+            "low": entry["low"][start:end],
+            "high": entry["high"][start:end],
+        }
+        terms.append({**whole, **term, **({"kind": _KINDS[quantity, unit]} if (quantity, unit) in _KINDS else {})})
+        seen.add(quantity)
+        start = end
+    return terms
+
+
+def runtime() -> str | None:
+    """Name the package by which ``load_bundle`` runs a bundle; None: neither is installed."""
+    return next((name for name in ("leapp", "onnxruntime") if importlib.util.find_spec(name)), None)
+
+
+def load_bundle(folder: Path) -> Run:
+    """Load the bundle as a function of the contract's inputs, answered row by row: by leapp's own InferenceManager, or
+    where that is not installed by ONNX Runtime."""
+    groups = [input_terms(entry) for entry in _contract(folder)["observation"]]
+    answer = (_by_leapp if runtime() == "leapp" else _by_onnxruntime)(folder)
+
+    def run(leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        fed: Arrays = {}
+        for group, leaf in zip(groups, leaves, strict=True):
+            ends = np.cumsum([term["shape"][-1] for term in group])
+            parts = np.split(leaf, ends[:-1], axis=-1)
+            fed |= {term["name"]: part for term, part in zip(group, parts, strict=True)}
+        rows = [answer({name: x[i : i + 1] for name, x in fed.items()}) for i in range(len(leaves[0]))]
+        return [np.concatenate(each) for each in zip(*rows, strict=True)]
+
+    return run
+
+
+def _contract(folder: Path) -> Any:
+    return parse_json(read_text(folder / "contract.json"))
+
+
+def _by_leapp(folder: Path) -> Callable[[Arrays], list[NDArray[Any]]]:
+    import torch
+    from leapp import InferenceManager
+
+    manager = InferenceManager(str(folder / _DESCRIPTION))
+
+    def answer(row: Arrays) -> list[NDArray[Any]]:
+        given = manager({f"{_NODE}/{name}": torch.tensor(x) for name, x in row.items()})
+        after = [manager.value_dict[_NODE][MEMORY]] if manager.feedback_inputs else []
+        return [x.numpy(force=True) for x in (given[f"{_NODE}/action"], *after)]
+
+    return answer
+
+
+def _by_onnxruntime(folder: Path) -> Callable[[Arrays], list[NDArray[Any]]]:
+    session = open_session(folder / MODEL)
+    return lambda row: session.run(None, row)
+
+
+def _one_row(policy: bytes, observation: list[dict[str, Any]]) -> bytes:
+    """Make ``leapp.onnx`` of ``policy.onnx``: its inputs taken apart, without the outputs that no robot needs."""
+    import onnx
+    from onnx import helper
+
+    model = onnx.load_from_string(policy)
+    graph = model.graph
+    inputs, joins = [], []
+    for entry in observation:
+        terms, kind = input_terms(entry), helper.np_dtype_to_tensor_dtype(np.dtype(entry["dtype"]))
+        inputs += [helper.make_tensor_value_info(term["name"], kind, term["shape"]) for term in terms]
+        if (names := [term["name"] for term in terms]) != [entry["name"]]:
+            joins.append(helper.make_node("Concat", names, [entry["name"]], axis=-1))
+    outputs = [value for value in graph.output if value.name in ("action", NEXT_MEMORY)]
+    for value in outputs:
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    for field, made in (("input", inputs), ("output", outputs), ("node", [*joins, *graph.node])):
+        graph.ClearField(field)
+        getattr(graph, field).extend(made)
+    onnx.checker.check_model(model, full_check=True)
+    return model.SerializeToString()
+
+
+def _output(entry: Mapping[str, Any], action: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the action, with its limits and drive modes, or the memory."""
+    output = {"name": entry["name"], "dtype": entry["dtype"], "shape": [1, *entry["shape"][1:]], "type": "tensor"}
+    if entry["name"] != "action":
+        return output
+    output |= {key: action[key] for key in ("low", "high", "num_choices", "start", "chunk", "clipped") if key in action}
+    if not action["features"]:
+        return output
+    features = [(*_split(x["name"]), x["unit"]) for x in action["features"]]
+    modes = [(_DRIVE_MODES.get(unit, "unknown"), quantity.endswith(" change")) for quantity, _, unit in features]
+    return output | {
+        "element_names": [[element for _, element, _ in features]],
+        "features": [x["name"] for x in action["features"]],
+        "units": [unit for *_, unit in features],
+        "drive_mode": [f"{mode} change" if is_change else mode for mode, is_change in modes],
+    }
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split the name of a number into ``(quantity, element)``, without the part that says how it is scaled."""
+    name = name.partition(" / ")[0].partition(", ")[0]
+    match = _OF_ELEMENT.fullmatch(name)
+    if match is None:
+        return name, name
+    return (match["quantity"], match["axis"]) if match["axis"] else (match["of_element"], match["element"])

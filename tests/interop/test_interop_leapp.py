@@ -1,0 +1,188 @@
+"""LEAPP bundles: their content, and their answers over an episode by leapp's own InferenceManager."""
+
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from tiny import NETWORK, tiny
+
+from ejax.config import parse_config
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.play.saved_policy import load_policy
+from ejax.policies.calls import apply_policy, first_memory
+from ejax.rollout import reset, step
+from ejax.store.run_dir import create_run_directory, open_run_directory
+from ejax.training.build import build
+from ejax.training.environments import build_env
+from interop.artefacts import cases
+from interop.artefacts.formats import FORMATS
+from interop.artefacts.leapp_bundle import input_terms, load_bundle, write_bundle
+from interop.export import export_run
+from interop.verify import verify
+
+onnx = pytest.importorskip("onnx", reason="needs onnx: pip install -e '.[export]'")
+helper, numpy_helper = onnx.helper, onnx.numpy_helper
+needs_export = pytest.mark.skipif(
+    bool(FORMATS["onnx"].missing(to_write=True)),
+    reason="needs torch and onnx: pip install -e '.[export]'",
+)
+MEMORIES = {"mlp": None, "gru": {"type": "gru", "hidden_size": 5}}
+
+
+@pytest.fixture(scope="module", params=MEMORIES)
+def exported(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Make ``(run, export)`` with a bundle of an MLP or a GRU, as if after one update, checked on few rows."""
+    folder, raw = tmp_path_factory.mktemp(request.param), tiny()
+    memory = {} if request.param == "mlp" else {"memory": MEMORIES[request.param]}
+    raw["policy"] |= {"actor": NETWORK | memory, "critic": NETWORK | memory, "actor_obs_normalization": True}
+    config = parse_config(raw)
+    directory = create_run_directory(config, folder / "run")
+    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
+    directory.save(build(config).state, meta, keep=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "_NUM_CONSECUTIVE", 40)
+        patch.setattr(cases, "_NUM_STEPS", 4)
+        export_run(folder / "run", folder / "exported", ["onnx"], leapp=True)
+    return folder / "run", folder / "exported"
+
+
+@pytest.mark.slow
+@needs_export
+def test_the_certificate_is_of_the_bundle_too(exported: tuple[Path, Path]) -> None:
+    run, folder = exported
+    report = json.loads((folder / "parity.json").read_text())
+    assert {"leapp.onnx", "leapp.yaml"} <= report["sha256"].keys() and 0.0 <= report["leapp"]["of_allowed"] <= 1.0
+    assert verify(folder)["leapp"]["cases"].keys() == report["rows"].keys()
+    with pytest.raises(ValueError, match=r"--leapp needs the format onnx .*; onnx is not chosen"):
+        export_run(run, folder.with_name("other"), ["safetensors"], leapp=True)
+
+
+@pytest.mark.slow
+@needs_export
+@pytest.mark.skipif(importlib.util.find_spec("leapp") is None, reason="needs leapp: pip install -e '.[leapp]'")
+def test_leapps_own_manager_acts_as_jax_does_over_an_episode(exported: tuple[Path, Path]) -> None:
+    import torch
+    from leapp import InferenceManager
+
+    directory, config = open_run_directory(exported[0])
+    env: Any = build_env(config)
+    policy, params = load_policy(config, env, directory.find("latest", print))
+    entry = json.loads((exported[1] / "contract.json").read_text())["observation"][0]
+    terms = input_terms(entry)
+    ends = np.cumsum([term["shape"][-1] for term in terms])[:-1]
+    manager = InferenceManager(str(exported[1] / "leapp.yaml"))
+    assert manager.inputs == [f"policy/{term['name']}" for term in terms]
+    carry, memory, worst = reset(env, jax.random.key(1), 1), first_memory(policy, 1), 0.0
+    advance = jax.jit(lambda carry, action: step(env, carry, action, jax.random.key(0)))
+    length = PointMassRL(**config.env.cfg).max_episode_steps
+    for _ in range(length):
+        distribution, _, memory = apply_policy(policy, params, carry.obs, memory)
+        expected = np.clip(distribution.mode(), -1.0, 1.0)
+        parts = np.split(np.asarray(carry.obs), ends, axis=-1)
+        answer = manager({name: torch.tensor(part) for name, part in zip(manager.inputs, parts, strict=True)})
+        worst = max(worst, float(np.abs(answer["policy/action"].numpy() - expected).max()))
+        carry, _ = advance(carry, expected)
+    assert worst < 1e-6
+    manager.reset()
+    assert all(not manager.value_dict["policy"][name.split("/")[1]].any() for name in manager.feedback_inputs)
+
+
+def feature(*names: str, unit: str) -> list[dict[str, str]]:
+    return [{"name": name, "unit": unit} for name in names]
+
+
+def test_an_observation_is_taken_apart_by_the_names_of_its_numbers() -> None:
+    features = [
+        *feature("elbow angle", "wrist 1 angle", unit="rad"),
+        *feature("elbow velocity", "wrist 1 velocity", unit="rad/s"),
+        *feature("hip position − home", unit="rad"),
+        *feature("hand x", "hand y", unit="m"),
+        *feature("left foot angle", unit="rad"),
+    ]
+    numbers = list(range(len(features)))
+    entry = {"name": "robot", "dtype": "float32", "shape": ["batch", 8], "features": features}
+    terms = input_terms({**entry, "low": numbers, "high": numbers})
+    assert [(x["name"], x.get("kind"), x["element_names"][0], x["low"]) for x in terms] == [
+        ("robot.angle", "state/joint/position", ["elbow", "wrist 1"], [0, 1]),
+        ("robot.velocity", "state/joint/velocity", ["elbow", "wrist 1"], [2, 3]),
+        ("robot.position_home", None, ["hip"], [4]),
+        ("robot.hand", None, ["x", "y"], [5, 6]),
+        ("robot.angle_7", "state/joint/position", ["left foot"], [7]),
+    ]
+
+
+def written(folder: Path) -> dict[str, Any]:
+    """Write a bundle of ``action = 2·obs``, with a memory that counts the rows; return ``leapp.yaml``."""
+    shapes = {"obs": 3, "memory": 1, "action": 3, "mean": 3, "next_memory": 1}
+    values = {
+        name: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", n]) for name, n in shapes.items()
+    }
+    nodes = [
+        ("Add", ["obs", "obs"], "action"),
+        ("Identity", ["obs"], "mean"),
+        ("Add", ["memory", "one"], "next_memory"),
+    ]
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    made = [helper.make_node(kind, inputs, [output]) for kind, inputs, output in nodes]
+    inputs, outputs = (
+        [values[name] for name in names] for names in (["obs", "memory"], ["action", "mean", "next_memory"])
+    )
+    model = helper.make_model(
+        helper.make_graph(made, "policy", inputs, outputs, [one]),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=8,
+    )
+    (folder / "policy.onnx").write_bytes(model.SerializeToString())
+    entries = [{"name": name, "shape": ["batch", n], "dtype": "float32"} for name, n in shapes.items()]
+    angles = {"features": feature("elbow angle", "wrist angle", unit="rad") + feature("grip", unit="1")}
+    acted = feature("elbow angle change / action_scale", "wrist target velocity", unit="rad") + feature(
+        "grip", unit="N"
+    )
+    contract = {
+        "env": {"id": "Arm", "cfg": {}, "parameters": {"action_scale": 0.1}},
+        "control_rate_hz": 50.0,
+        "observation": [{**entries[0], **angles, "low": [-1.0, -2.0, 0.0], "high": [1.0, 2.0, 1.0]}, entries[1]],
+        "outputs": entries[2:],
+        "action": {"head": "normal", "features": acted, "low": [-1.0] * 3, "high": [1.0, 1.0, None], "clipped": True},
+    }
+    (folder / "contract.json").write_text(json.dumps(contract))
+    write_bundle(folder, "none", {"ejax": "0"})
+    return yaml.safe_load((folder / "leapp.yaml").read_text())
+
+
+def test_a_bundle_says_what_each_number_is(tmp_path: Path) -> None:
+    described = written(tmp_path)
+    model, pipeline = described["models"]["policy"], described["pipeline"]
+    angle, grip, memory = model["inputs"]
+    assert (angle["name"], angle["shape"], angle["units"]) == ("obs.angle", [1, 2], "rad")
+    assert (angle["kind"], angle["element_names"]) == ("state/joint/position", [["elbow", "wrist"]])
+    assert (angle["low"], angle["normalization"], grip["low"]) == ([-1.0, -2.0], "none", [0.0])
+    assert memory["shape"] == [1, 1] and [x["name"] for x in model["outputs"]] == ["action", "next_memory"]
+    action = model["outputs"][0]
+    assert action["drive_mode"] == ["position change", "position", "effort"] and action["high"] == [1.0, 1.0, None]
+    assert pipeline["inputs"] == {"policy": ["obs.angle", "obs.grip"]} and pipeline["outputs"] == {"policy": ["action"]}
+    assert pipeline["feedback_flow"] == {"policy/next_memory": ["policy/memory"]}
+    assert pipeline["configs"]["frequency"] == 50.0
+    assert pipeline["configs"]["environment"]["parameters"] == {"action_scale": 0.1}
+    digest = hashlib.sha256((tmp_path / "leapp.onnx").read_bytes()).hexdigest()
+    assert (model["parameters"]["model_path"], model["parameters"]["sha256sum"]) == ("leapp.onnx", digest)
+    if importlib.util.find_spec("safetensors"):
+        from safetensors.numpy import load_file
+
+        start = load_file(tmp_path / pipeline["initial_values"])
+        assert start.keys() == {"policy/memory"} and start["policy/memory"].tolist() == [[0.0]]
+
+
+def test_a_bundle_answers_as_the_policy(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    written(tmp_path)
+    obs, memory = np.arange(12, dtype=np.float32).reshape(4, 3), np.zeros((4, 1), np.float32)
+    action, after = load_bundle(tmp_path)([obs, memory])
+    np.testing.assert_array_equal(action, 2.0 * obs)
+    np.testing.assert_array_equal(after, memory + 1.0)
