@@ -56,7 +56,7 @@ def convert(function: Callable[..., Any], spec: Spec) -> onnx.ModelProto:
         jax.ShapeDtypeStruct((batch, *spec.input_shape(name)), np.dtype(spec.input_dtype(name))) for name in spec.inputs
     ]
     try:
-        with _silence("jax2onnx"):
+        with _silence("jax2onnx"), _silence("onnx_ir"):
             model = jax2onnx.to_onnx(function, inputs, opset=_OPSET, input_names=spec.inputs)
         for value, name in zip(model.graph.output, spec.outputs, strict=True):  # it gives each value one name alone
             model.graph.node.append(helper.make_node("Identity", [value.name], [name]))
