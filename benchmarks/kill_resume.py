@@ -183,10 +183,19 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
     replay = {"capacity": 300, "n_step": 3}
     sac = {"name": "sac", "cfg": {"batch_size": 16, "gradient_steps": 2, "learning_starts": 64, "replay": replay}}
     host, beside = ({"collector": {"mode": mode, "num_groups": 2, "max_staleness": 0}} for mode in ("host", "async"))
+    kept = {
+        f"sac_{storage}_rows": {**sac, "cfg": {**sac["cfg"], "replay": {**replay, "storage": storage}}}
+        for storage in ("host", "shared")
+    }
     off_policy = {
-        name: _config(sac, updates, changes, policy="actor_q")
+        name: _config(kept.get(name, sac), updates, changes, policy="actor_q")
         | {"env": {"id": _SMALL_SEGMENTS, "cfg": {"max_episode_steps": 20}}}
-        for name, updates, changes in (("sac", 40, {}), ("sac_host", 24, host), ("sac_async", 24, beside))
+        for name, updates, changes in (
+            ("sac", 40, {}),
+            ("sac_host", 24, host),
+            ("sac_async", 24, beside),
+            *((name, 40, {}) for name in kept),
+        )
     }
     for each in off_policy.values():
         each["policy"]["squash_actions"] = True
@@ -254,7 +263,8 @@ def _parser() -> argparse.ArgumentParser:
         "--modes",
         nargs="+",
         metavar="MODE",
-        help="of ppo grpo apg host async cloning gru devices pbt dagger sac sac_host sac_async vla",
+        help="of ppo grpo apg host async cloning gru devices pbt dagger sac sac_host sac_async sac_host_rows "
+        "sac_shared_rows vla",
     )
     return parser
 

@@ -71,9 +71,9 @@ def add_demonstrations(options: Any, own: Any, rollout: Rollout) -> Any:
             not ``valid``.
     """
     kept: Replay = own.demonstrations
-    num_strata, capacity = kept.rows.discount.shape
+    num_strata, capacity = kept.shapes.discount.shape
     form = jax.tree.map(lambda x: x[0], (rollout.obs, rollout.action))
-    made = init_replay(options.replay.replace(capacity=len(rollout.reward)), *form)
+    made = init_replay(options.replay.replace(capacity=len(rollout.reward), storage="device"), *form)
     made = jax.jit(partial(add_rollout, gamma=options.gamma))(made, rollout)
 
     def part(page: Array) -> Array:
@@ -84,18 +84,29 @@ def add_demonstrations(options: Any, own: Any, rollout: Rollout) -> Any:
     return replace(own, demonstrations=replace(kept, rows=rows, size=size, added=added))
 
 
+def sample_own(replay: Replay, key: Key, batch_size: int, wanted: DemonstrationConfig | None) -> Array:
+    """Draw the rows of a minibatch that are not demonstrated, as ``sample_rows``."""
+    if wanted is None:
+        return sample_rows(replay, key, batch_size)
+    return sample_rows(replay, jax.random.split(key)[0], batch_size - wanted.num_rows(batch_size))
+
+
 def draw_minibatch(
-    replay: Replay, demonstrations: Replay | None, key: Key, batch_size: int, wanted: DemonstrationConfig | None
+    replay: Replay,
+    demonstrations: Replay | None,
+    key: Key,
+    batch_size: int,
+    wanted: DemonstrationConfig | None,
+    rows: Array | None = None,
 ) -> Transition:
-    """Draw a minibatch, leaves [B, ...]: the demonstrated rows are the last of each stratum."""
+    """Draw a minibatch, leaves [B, ...]: the demonstrated rows are the last of each stratum. ``rows``: numbers of the
+    others, where they were drawn before."""
+    own = take_rows(replay, sample_own(replay, key, batch_size, wanted) if rows is None else rows)
     if demonstrations is None or wanted is None:
-        return take_rows(replay, sample_rows(replay, key, batch_size))
+        return own
     num_strata, num_rows = replay.size.shape[0], wanted.num_rows(batch_size)
-    key_own, key_demonstrated = jax.random.split(key)
-    parts = (
-        take_rows(replay, sample_rows(replay, key_own, batch_size - num_rows)),
-        take_rows(demonstrations, sample_rows(demonstrations, key_demonstrated, num_rows)),
-    )
+    key_demonstrated = jax.random.split(key)[1]
+    parts = own, take_rows(demonstrations, sample_rows(demonstrations, key_demonstrated, num_rows))
 
     def join(*x: Array) -> Array:
         both = jnp.concatenate([each.reshape(num_strata, -1, *each.shape[1:]) for each in x], axis=1)

@@ -21,10 +21,12 @@ from ejax.algorithms.demonstrations import (
     add_demonstrations,
     demonstration_problems,
     draw_minibatch,
+    sample_own,
 )
 from ejax.algorithms.options import GradientOptions, indivisible
 from ejax.algorithms.record import RunShape, refuse_memory
-from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_rollout, init_replay
+from ejax.collectors.host_rows import HostRows
+from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_and_take, add_rollout, init_replay
 from ejax.envs.spaces import obs_forms
 from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedules
 from ejax.policies.normalize import update_normalizer
@@ -33,6 +35,7 @@ from ejax.schema.frozen import with_value
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import (
     ActionValuePolicy,
+    Array,
     Env,
     HostEnv,
     Key,
@@ -108,24 +111,23 @@ def off_policy_update(
     """
     train, own = state
     extra = own.extra if see is None else see(own.extra, rollout, config)
-    replay = add_rollout(own.replay, rollout, gamma=config.gamma)
+    replay, drawn_from, rows = _add(own.replay, rollout, key, config)
     make_step = partial(learn, policy=policy, optimizer=optimizer, config=config)
 
-    def one_delay(carry: tuple[TrainState, PyTree], keys: Key) -> tuple[tuple[TrainState, PyTree], Metrics]:
-        logs = []
+    def one_delay(carry: tuple[TrainState, PyTree], given: Any) -> tuple[tuple[TrainState, PyTree], Metrics]:
+        (keys, rows), logs = given, []
         for i in range(config.policy_delay):  # known when it is traced: a GPU would wait for the host at a condition
             key_rows, key_learn = jax.random.split(keys[i])
-            batch = draw_minibatch(replay, own.demonstrations, key_rows, config.batch_size, config.demonstrations)
-            batch = constrain_split(batch)
+            given = key_rows, config.batch_size, config.demonstrations, None if rows is None else rows[i]
+            batch = constrain_split(draw_minibatch(drawn_from, own.demonstrations, *given))
             train, extra, metrics = make_step(*carry, batch, key_learn, i == 0)
             carry = train, extra
             logs.append(metrics)
         return carry, {name: jnp.stack([log[name] for log in logs if name in log]).mean() for name in logs[0]}
 
     def learn_all(carry: tuple[TrainState, PyTree]) -> tuple[tuple[TrainState, PyTree], Metrics]:
-        keys = jax.random.split(key, (config.gradient_steps // config.policy_delay, config.policy_delay))
         with jax.named_scope("gradient_steps"):
-            carry, log = jax.lax.scan(one_delay, carry, keys)
+            carry, log = jax.lax.scan(one_delay, carry, (_step_keys(key, config), rows))
         return carry, {name: x.mean() for name, x in log.items()}
 
     def wait(carry: tuple[TrainState, PyTree]) -> tuple[tuple[TrainState, PyTree], Metrics]:
@@ -147,12 +149,31 @@ def off_policy_update(
     return (train, replace(own, replay=replay, extra=extra)), metrics
 
 
+def _add(replay: Replay, rollout: Rollout, key: Key, config: Any) -> tuple[Replay, Replay, Array | None]:
+    """Add a rollout. Of rows on the host, all that the gradient steps learn from come by the same call: the replay
+    buffer, what they take rows from, and the numbers of these, where they are drawn."""
+    if not isinstance(replay.rows, HostRows):
+        replay = add_rollout(replay, rollout, gamma=config.gamma)
+        return replay, replay, None
+
+    def draw(ring: Replay, key: Key) -> Array:
+        return sample_own(ring, jax.random.split(key)[0], config.batch_size, config.demonstrations)
+
+    keys = _step_keys(key, config)
+    return add_and_take(replay, rollout, lambda ring: jax.vmap(jax.vmap(partial(draw, ring)))(keys), gamma=config.gamma)
+
+
+def _step_keys(key: Key, config: Any) -> Key:
+    return jax.random.split(key, (config.gradient_steps // config.policy_delay, config.policy_delay))
+
+
 def make_own(options: Any, policy: Policy, env: Env | HostEnv, num_envs: int) -> OffPolicyState:
     """Make an empty buffer for the environments of a run, and one for its demonstrations, if it has any. ConfigError:
     strata that do not divide them."""
     del policy
     strata, wanted = options.replay.strata or 1, options.demonstrations
-    problems = [*indivisible("replay.strata", strata, num_envs, "the environments of all devices")]
+    problems = [*_storage_problems(options.replay)]
+    problems += indivisible("replay.strata", strata, num_envs, "the environments of all devices")
     problems += indivisible("replay.strata", strata, options.batch_size, "algorithm.cfg.batch_size")
     if wanted is not None:
         rows = wanted.num_rows(options.batch_size)
@@ -177,8 +198,18 @@ def rescale_for_devices(options: Any, was: int, now: int) -> Any:
     return with_value(options, "replay.strata", strata)
 
 
+def _storage_problems(replay: ReplayConfig, shared_by: str | None = None) -> Iterator[Problem]:
+    """Find rings that only a device's memory can have."""
+    shared_by = shared_by or (f"replay.strata {replay.strata}" if (replay.strata or 1) > 1 else None)
+    if replay.storage != "device" and shared_by is not None:
+        remedy = "population.separate_runs: true" if shared_by == "population" else f"leave out {shared_by}"
+        text = f"got '{replay.storage}', one ring for one device, with {shared_by}; give 'device', or {remedy}"
+        yield Problem("algorithm.cfg.replay.storage", text)
+
+
 def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem]:
     """Find options that contradict each other or the run's sizes."""
+    yield from _storage_problems(options.replay, run.shared_by)
     if run.rows > options.replay.capacity:
         text = f"got {options.replay.capacity}, but {run.rows_text}: raise algorithm.cfg.replay.capacity"
         yield Problem("algorithm.cfg.replay.capacity", text)

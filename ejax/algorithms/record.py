@@ -27,6 +27,8 @@ class RunShape:
     """The policy's registered name."""
     distributed: bool = False
     """Several devices have ``num_envs`` each."""
+    shared_by: str | None = None
+    """The key by which several devices, processes or members share the program. None: it is for one device."""
 
     @property
     def rows(self) -> int:

@@ -4,18 +4,20 @@ A row is an n-step transition, made once, when its last step is there. With D st
 rings side by side: each keeps the transitions of its share of the environments, and gives as many rows of a minibatch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from pydantic import PositiveInt
 
+from ejax.collectors.host_rows import HostRows
 from ejax.numerics.finite import finite_rows
 from ejax.runtime.sharding import by_device
-from ejax.schema.frozen import StrictModel
+from ejax.schema.frozen import MayChange, StrictModel
 from ejax.types import Array, Key, PyTree, Rollout
 
 T = TypeVar("T")
@@ -31,6 +33,12 @@ class ReplayConfig(StrictModel):
     strata: PositiveInt | None = None
     """Rings of equally many environments, which give equally many rows of a minibatch. None: one for each device. D
     devices compute what one does with D strata."""
+    storage: MayChange[Literal["device", "host", "shared"]] = "device"
+    """Memory that has the rows: the device's; the host's, for GPUs whose own is too small; or mapped files, which
+    may be larger than it, and which other processes can read. The last two are for one device."""
+    folder: MayChange[str] = "replay"
+    """Folder of the files of ``shared``, ``<field>.npy``, which are there while the run trains: in the run's own. In an
+    absolute one, such as /dev/shm, the run has a folder of its own."""
 
 
 @struct.dataclass(kw_only=True)
@@ -51,7 +59,7 @@ class Transition:
 class Replay:
     """D rings of C rows. Leaves [D, ...]."""
 
-    rows: Transition
+    rows: Transition | HostRows
     """[D, C, ...]; those from ``size`` on were never written."""
     head: Array
     """[D] int32: the row that is written next."""
@@ -61,6 +69,11 @@ class Replay:
     """[D] uint32: rows written since the beginning, modulo 2³²."""
     tail: "Steps"
     """The last n_step − 1 steps, [D, n_step − 1, N/D, ...]: their transitions still lack steps."""
+
+    @property
+    def shapes(self) -> Transition:
+        """Rows, or their shapes where they are on the host."""
+        return self.rows.shapes if isinstance(self.rows, HostRows) else self.rows
 
 
 @struct.dataclass(kw_only=True)
@@ -90,8 +103,17 @@ def init_replay(config: ReplayConfig, obs: PyTree, action: Array, *, num_strata:
 
     steps = (config.n_step - 1, num_envs // num_strata)
     flags = {name: jnp.zeros((num_strata, *steps), bool) for name in ("terminated", "done", "valid")}
+
+    def rows() -> Transition:
+        return Transition(**tables(capacity), discount=jnp.zeros((num_strata, capacity)))
+
+    def on_host() -> HostRows:
+        forms, structure = jax.tree.flatten(jax.eval_shape(rows))
+        folder = config.folder if config.storage == "shared" else None
+        return HostRows(token=jnp.zeros(2, jnp.int32), forms=tuple(forms), structure=structure, folder=folder)
+
     return Replay(
-        rows=Transition(**tables(capacity), discount=jnp.zeros((num_strata, capacity))),
+        rows=rows() if config.storage == "device" else on_host(),
         head=jnp.zeros(num_strata, jnp.int32),  # arrays of their own: a program overwrites each
         size=jnp.zeros(num_strata, jnp.int32),
         added=jnp.zeros(num_strata, jnp.uint32),
@@ -115,7 +137,28 @@ def add_rollout(replay: Replay, rollout: Rollout, *, gamma: float) -> Replay:
 
     Steps that are not ``valid``, and those with a number that is not finite, are left out and end those before them.
     """
-    num_strata, capacity = replay.rows.discount.shape
+    write = jax.vmap(lambda ring, steps: _write(ring, steps, gamma))
+    return by_device(write, len(replay.size))(replay, _steps_of(replay, rollout))
+
+
+def add_and_take(
+    replay: Replay, rollout: Rollout, draw: Callable[[Replay], Array], *, gamma: float
+) -> tuple[Replay, Replay, Array]:
+    """Do ``add_rollout`` to rows on the host, then take those that ``draw`` gives, [..., 1, M] as ``sample_rows``.
+
+    Returns:
+        The replay buffer, one of the taken rows alone, and their numbers in that, [..., 1, M].
+    """
+    host = cast(HostRows, replay.rows)
+    complete = jax.vmap(partial(_complete, gamma=gamma, capacity=host.shapes.discount.shape[1]))
+    ring, made, places = complete(with_rows(replay, [None]), _steps_of(replay, rollout))
+    drawn = draw(ring)
+    host, taken = host.exchange(places[0], jax.tree.map(lambda x: x[0], made), drawn.reshape(1, -1))
+    return replace(ring, rows=host), replace(ring, rows=taken), jnp.arange(drawn.size).reshape(drawn.shape)
+
+
+def _steps_of(replay: Replay, rollout: Rollout) -> Steps:
+    num_strata, capacity = replay.shapes.discount.shape
     num_steps, num_envs = rollout.reward.shape
     if num_steps * num_envs // num_strata > capacity:
         text = f"a rollout of {num_steps} x {num_envs} steps does not fit a ring of {capacity} rows"
@@ -132,9 +175,7 @@ def add_rollout(replay: Replay, rollout: Rollout, *, gamma: float) -> Replay:
         done=rollout.done,
         valid=finite if rollout.valid is None else finite & rollout.valid,
     )
-    strata = jax.tree.map(lambda x: _in_strata(x, num_strata), steps)
-    write = jax.vmap(lambda ring, steps: _write(ring, steps, gamma))
-    return by_device(write, num_strata)(replay, strata)
+    return jax.tree.map(lambda x: _in_strata(x, num_strata), steps)
 
 
 def sample_rows(replay: Replay, key: Key, num_rows: int) -> Array:
@@ -190,8 +231,8 @@ def _is_replay(x: Any) -> bool:
 
 def row_bytes(replay: Replay) -> int:
     """Count the bytes of one row; shapes will do."""
-    num_rows = replay.rows.discount.size
-    return sum(x.dtype.itemsize * x.size // num_rows for x in jax.tree.leaves(replay.rows))
+    num_rows = replay.shapes.discount.size
+    return sum(x.dtype.itemsize * x.size // num_rows for x in jax.tree.leaves(replay.shapes))
 
 
 def _in_strata(x: Array, num_strata: int) -> Array:
@@ -201,22 +242,28 @@ def _in_strata(x: Array, num_strata: int) -> Array:
 
 def _write(ring: Replay, steps: Steps, gamma: float) -> Replay:
     """Write the transitions that ``steps``, [T, N, ...], complete into one stratum's ring."""
+    after, made, places = _complete(ring, steps, gamma, ring.shapes.discount.shape[0])
+    return replace(after, rows=jax.tree.map(lambda page, x: page.at[places].set(x, mode="drop"), ring.rows, made))
+
+
+def _complete(ring: Replay, steps: Steps, gamma: float, capacity: int) -> tuple[Replay, Transition, Array]:
+    """Count the transitions that ``steps``, [T, N, ...], complete: the ring, them, and the rows that they get."""
     num_held, num_steps = ring.tail.reward.shape[0], steps.reward.shape[0]
     steps = jax.tree.map(lambda held, new: jnp.concatenate([held, new]), ring.tail, steps)
     made, valid = _transitions(steps, num_steps, num_held + 1, gamma)
     made = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), made)
     counts = valid.reshape(-1)
-    capacity, added = ring.rows.discount.shape[0], counts.sum()
+    added = counts.sum()
     # rows that do not count have a place outside, where nothing is written
     places = jnp.where(counts, (ring.head + jnp.cumsum(counts) - 1) % capacity, capacity)
-    return replace(
+    after = replace(
         ring,
-        rows=jax.tree.map(lambda page, x: page.at[places].set(x, mode="drop"), ring.rows, made),
         head=(ring.head + added) % capacity,
         size=jnp.minimum(ring.size + added, capacity),
         added=ring.added + added.astype(jnp.uint32),
         tail=jax.tree.map(lambda x: x[num_steps:], steps),
     )
+    return after, made, places
 
 
 def _transitions(steps: Steps, num_starts: int, n_step: int, gamma: float) -> tuple[Transition, Array]:

@@ -94,7 +94,13 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         text = f"means {trainer.num_updates} updates; at most {INT32_MAX} are counted"
         yield Problem("trainer.iterations" if trainer.total_timesteps is None else "trainer.total_timesteps", text)
     facts = trainer.model_dump(include={"num_envs", "buffer_size", "distributed"})
-    shape = RunShape(policy=config.policy.name, **facts)
+    several = {
+        "population": config.population is not None and not config.population.separate_runs,
+        "trainer.distributed": trainer.distributed,
+        "trainer.collector.learner_devices": len(trainer.collector.learner_devices) > 1,
+    }
+    shared_by = next((key for key, applies in several.items() if applies), None)
+    shape = RunShape(policy=config.policy.name, shared_by=shared_by, **facts)
     if shape.rows > INT32_MAX and max(trainer.buffer_size, trainer.num_envs) <= INT32_MAX:
         yield Problem("trainer.buffer_size", f"{shape.rows_text}; at most {INT32_MAX} are counted")
     record = config.algorithm.record

@@ -8,6 +8,7 @@ import jax
 from jax.experimental import topologies
 
 from ejax.preflight.targets import Card
+from ejax.runtime.host_call import FOR_ABSENT_DEVICES
 from ejax.schema.problems import ConfigError, Problem
 
 _PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
@@ -40,12 +41,15 @@ def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]
 
 @contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """Keep JAX from writing what it compiles for absent devices into its cache, which it cannot read again."""
+    """Keep JAX from writing what it compiles for absent devices into its cache, which it cannot read again, and have no
+    device asked for a call of the host."""
     kept: bool = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]  # jax defines it at run time
     jax.config.update("jax_enable_compilation_cache", False)
+    token = FOR_ABSENT_DEVICES.set(True)
     try:
         yield
     finally:
+        FOR_ABSENT_DEVICES.reset(token)
         jax.config.update("jax_enable_compilation_cache", kept)
 
 

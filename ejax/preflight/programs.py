@@ -44,6 +44,8 @@ class Memory:
     """Parameters, optimizer and other state of a training that does not grow with the environments."""
     replay: int = 0
     """Rows of replay buffers, which are written where they are."""
+    replay_on_host: int = 0
+    """Rows that are on no device."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evalua
         parts = _parts(config, devices)
         fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
         name = "train" if isinstance(parts.stepper, DeviceStepper) else "learn"
-        rows = replay_bytes(parts.state) // len(devices)
-        running = [pool.submit(_compile, name, _training(config, parts, devices), fixed, rows)]
+        rows = replay_bytes(parts.state) // len(devices), replay_bytes(parts.state, on_host=True)
+        running = [pool.submit(_compile, name, _training(config, parts, devices), fixed, *rows)]
         if evaluation and config.trainer.enable_eval:
             running.append(pool.submit(_compile, "evaluate", _evaluation(config, parts, devices), fixed))
         return [each.result() for each in running]
@@ -148,7 +150,7 @@ def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) 
     return evaluator.lower(shapes_on(place, parts.state.train.params))
 
 
-def _compile(name: str, lowered: jax.stages.Lowered, fixed: int, replay: int = 0) -> Compiled:
+def _compile(name: str, lowered: jax.stages.Lowered, fixed: int, replay: int = 0, replay_on_host: int = 0) -> Compiled:
     began = time.monotonic()
     with TemporaryDirectory(prefix="ejax-preflight-") as folder:
         compiled, library_products = _compile_products(lowered, Path(folder))
@@ -164,6 +166,7 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int, replay: int = 0
         peak=arguments + outputs + plan.temp_size_in_bytes,
         fixed=fixed,
         replay=replay,
+        replay_on_host=replay_on_host,
     )
     return Compiled(name, module, memory, time.monotonic() - began, launches, library_products)
 

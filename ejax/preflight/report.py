@@ -141,9 +141,11 @@ def show(found: dict[str, Any], console: Console) -> None:
     if fit := found["largest_num_envs"]:
         console.print(f"\nLargest num_envs on each GPU: {fit['num_envs']:,} ({fit['method']})")
     if replay := found.get("replay"):
+        place = {"host": "in the memory of the host", "shared": "in files"}.get(replay["storage"])
+        place = place or f"on each GPU; the largest that fits: {replay['largest_capacity']:,}"
         console.print(
             f"\nReplay buffer: {replay['capacity']:,} transitions of {replay['row_bytes']:,} bytes, "
-            f"{_size(replay['bytes'])} on each GPU; the largest that fits: {replay['largest_capacity']:,}; "
+            f"{_size(replay['bytes'])} {place}; "
             f"{replay['gathers_per_update']:,} minibatches of {replay['rows_per_gather']:,} rows an update"
         )
     for title, key in (("Assumed", "assumptions"), ("Not known", "not_known")):

@@ -80,20 +80,21 @@ def _memory_at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) 
 
 
 def replay_facts(config: RunConfig, memory: Memory, num_devices: int, card_memory: int) -> dict[str, Any] | None:
-    """Describe a run's replay buffer: bytes on each GPU, the largest that fits there, and what an update reads of it.
-    None: it has none."""
+    """Describe a run's replay buffer: bytes on each GPU, or those on the host; the largest that fits the GPUs; and what
+    an update reads of it. None: it has none."""
     options: Any = config.algorithm.cfg
-    if not memory.replay:
+    if not memory.replay + memory.replay_on_host:
         return None
     beside = getattr(options, "demonstrations", None)
     demonstrated = beside.num_transitions if beside else 0
-    row = memory.replay * num_devices // (options.replay.capacity + demonstrated)
+    row = (memory.replay * num_devices + memory.replay_on_host) // (options.replay.capacity + demonstrated)
     room = max(int(USABLE * card_memory) - memory.peak + memory.replay, 0)
     return {
         "capacity": options.replay.capacity,
         "row_bytes": row,
-        "bytes": memory.replay,
-        "largest_capacity": max(room * num_devices // row - demonstrated, 0),
+        "bytes": memory.replay_on_host or memory.replay,
+        "storage": options.replay.storage,
+        "largest_capacity": None if memory.replay_on_host else max(room * num_devices // row - demonstrated, 0),
         "gathers_per_update": options.gradient_steps,
         "rows_per_gather": options.batch_size,
     }

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
+from ejax.collectors.host_rows import HostRows
 from ejax.collectors.replay_buffer import Replay, Transition
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.runtime.processes import leads
@@ -118,8 +119,8 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
         (folder / _INDEX).write_text(json.dumps({"buffers": [buffer.model_dump() for buffer in buffers]}))
 
 
-def load_rows(path: Path, like: Sequence[Replay]) -> list[Transition]:
-    """Read the rows of a checkpoint's replay buffers, of the forms of ``like``.
+def load_rows(path: Path, like: Sequence[Replay]) -> list[Transition | HostRows]:
+    """Read the rows of a checkpoint's replay buffers, of the forms of ``like``, and to where its rows are.
 
     Raises:
         CheckpointError: of other forms, or a file has another length than the index says.
@@ -139,16 +140,18 @@ def link_file(source: str | Path, target: str | Path) -> str | Path:
     return target
 
 
-def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition:
+def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition | HostRows:
     wanted = _forms(like)
     if (there := buffer.form) != (here := wanted.form):
         text = "; ".join(
             f"{name} {there[name]}, this run needs {here[name]}" for name in here if there[name] != here[name]
         )
         raise CheckpointError(f"checkpoint {path} has a replay buffer of {text}. Use the config it was made with.")
-    pages = [
-        np.zeros((len(buffer.rings), buffer.capacity, *each.shape), jnp.dtype(each.dtype)) for each in buffer.fields
-    ]
+    if isinstance(like.rows, HostRows):
+        pages = like.rows.pages()
+    else:
+        shape = (len(buffer.rings), buffer.capacity)
+        pages = [np.zeros((*shape, *each.shape), jnp.dtype(each.dtype)) for each in buffer.fields]
     for ring in range(len(buffer.rings)):
         for start, count in buffer.segments(ring):
             file = path / FOLDER / _name(number, ring, start // buffer.segment)
@@ -160,6 +163,8 @@ def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition:
             rows = np.frombuffer(content, buffer.record)
             for page, field in zip(pages, buffer.fields, strict=True):
                 page[ring, start : start + count] = rows[field.name]
+    if isinstance(like.rows, HostRows):
+        return like.rows
     leaves, structure = jax.tree.flatten(like.rows)
     # copies: an array that NumPy has as well cannot be overwritten by a program
     read = [jnp.array(pages.pop(0).reshape(leaf.shape), copy=True) for leaf in leaves]
@@ -188,15 +193,18 @@ def _forms(replay: Replay) -> Buffer:
             dtype=x.dtype.name,
             shape=list(x.shape[num_axes + 1 :]),
         )
-        for path, x in jax.tree_util.tree_flatten_with_path(replay.rows)[0]
+        for path, x in jax.tree_util.tree_flatten_with_path(replay.shapes)[0]
     ]
-    capacity, rings = replay.rows.discount.shape[num_axes], replay.head.size
+    capacity, rings = replay.shapes.discount.shape[num_axes], replay.head.size
     form = Buffer(capacity=capacity, segment=1, fields=fields, rings=[Ring(head=0, size=0, added=0)] * rings)
     return form.model_copy(update={"segment": max(1, SEGMENT_BYTES // form.record.itemsize)})
 
 
 def _own_rings(replay: Replay, buffer: Buffer) -> Iterator[tuple[int, ReadRows]]:
     """Give the rings that this process writes."""
+    if isinstance(replay.rows, HostRows):
+        yield 0, partial(_read, replay.rows.pages(), buffer, 0)
+        return
     leaves = jax.tree.leaves(replay.rows)
     for shards in zip(*(x.addressable_shards for x in leaves), strict=True):
         if shards[0].replica_id == 0:
@@ -209,16 +217,19 @@ def _own_rings(replay: Replay, buffer: Buffer) -> Iterator[tuple[int, ReadRows]]
                 yield first + i, partial(_read, pages, buffer, i)
 
 
-def _read(pages: list[jax.Array], buffer: Buffer, ring: int, start: int, count: int) -> NDArray[Any]:
+def _read(pages: Sequence[Any], buffer: Buffer, ring: int, start: int, count: int) -> NDArray[Any]:
     packed = np.empty(count, buffer.record)
-    taken = _cut(pages, ring, start, count=min(buffer.segment, buffer.capacity - start))
-    for field, page in zip(buffer.fields, taken, strict=True):
+    if isinstance(pages[0], jax.Array):
+        pages = _cut(pages, ring, start, count=min(buffer.segment, buffer.capacity - start))
+    else:
+        pages = [page[ring, start : start + count] for page in pages]
+    for field, page in zip(buffer.fields, pages, strict=True):
         packed[field.name] = np.asarray(page)[:count]
     return packed
 
 
 @partial(jax.jit, static_argnames="count")  # on the device, so that no more than these rows leave it
-def _cut(pages: list[jax.Array], ring: int, start: int, *, count: int) -> list[jax.Array]:
+def _cut(pages: Sequence[jax.Array], ring: int, start: int, *, count: int) -> list[jax.Array]:
     return [jax.lax.dynamic_slice_in_dim(page[ring], start, count) for page in pages]
 
 

@@ -4,18 +4,19 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from ejax.config import RunConfig, TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts, replace_text
-from ejax.schema.frozen import RESUMABLE
+from ejax.schema.frozen import RESUMABLE, with_value
 from ejax.schema.plain_files import read_bytes, read_json
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.digests import LISTING, render_digests, sha256
 from ejax.store.run_dir import CHANGES, NEXT_LISTING, VERSIONS
 
+M = TypeVar("M", bound=BaseModel)
 _OF_ONE_CALL = ("device", "distributed", "shard_parameters", "profile")
 """Keys of ``trainer`` for this call alone; the record keeps those of the start."""
 
@@ -29,25 +30,28 @@ def check_same_run(config: RunConfig, saved: RunConfig) -> None:
     differ = [
         f"{key} is {json.dumps(there)} in the run and {json.dumps(here)} now"
         for key, there, here in differences(saved.to_dict(), config.to_dict(), "")
-        if not may_change(key)
+        if not may_change(config, key)
     ]
     if differ:
         raise CheckpointError("this config is not the one that the run was started with: " + "; ".join(differ))
 
 
-def may_change(key: str) -> bool:
-    """Recognize a dotted key that is marked ``MayChange``, or is in such a section."""
-    model: Any = RunConfig
+def may_change(config: BaseModel, key: str) -> bool:
+    """Recognize a dotted key of a config that is marked ``MayChange``, or is in such a section."""
+    section: Any = config
     for name in key.split("."):
-        field = getattr(model, "model_fields", {}).get(name)
-        if field is None:
-            return False
-        if RESUMABLE in field.metadata:
-            return True
-        model = next(
-            (each for each in (field.annotation, *get_args(field.annotation)) if hasattr(each, "model_fields")), None
-        )
+        field = type(section).model_fields.get(name) if isinstance(section, BaseModel) else None
+        if field is None or RESUMABLE in field.metadata:
+            return field is not None
+        section = getattr(section, name)
     return False
+
+
+def with_changes(saved: M, config: BaseModel) -> M:
+    """Give a checkpoint's section those values of this config's that may change."""
+    for key, _, here in differences(saved.model_dump(mode="json"), config.model_dump(mode="json"), ""):
+        saved = with_value(saved, key, here) if may_change(config, key) else saved
+    return saved
 
 
 def differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:

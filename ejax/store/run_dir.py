@@ -12,6 +12,7 @@
                                 the population's folder; a killed one has none
     videos/
     quarantine/                 what broke environments, for python -m ejax.replay
+    replay/                     while it trains, with replay.storage: shared: <field>.npy, the rows of the replay buffer
     members/<i>/                of a population: the folder of each member, as of a run by itself
     population.json             of a population: its members, and which is the best (``ejax.population.leaderboard``)
     exploits.jsonl              of a population: who went on from whom

@@ -18,7 +18,7 @@ from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Ingredients, Parts, with_own
 from ejax.training.policies import check_own_policy, make_policy
-from ejax.training.replay_memory import replay_notes
+from ejax.training.replay_memory import place_rows, replay_notes
 from ejax.training.steppers import DeviceStepper, Layout, shared_environments
 from ejax.training.warm_start import load_teacher
 from ejax.types import Env, HostEnv
@@ -29,7 +29,7 @@ _MAX_UPDATES_PER_DISPATCH = 64
 def build(
     config: RunConfig,
     *,
-    quarantine: Path = Path("quarantine"),
+    run: Path = Path(),
     absent: Sequence[jax.Device] | None = None,
     given: Given | None = None,
 ) -> Parts:
@@ -37,6 +37,7 @@ def build(
 
     Args:
         config: bound, or as it was read.
+        run: the folder of the run.
         absent: devices that are not here, to compile for. Several share the environments, without regard to
             ``trainer.distributed``; the state on devices is shapes only.
         given: objects of the caller's, instead of those that the config names.
@@ -56,6 +57,7 @@ def build(
         raise ConfigError([Problem("trainer.shard_parameters", text)])
 
     size = group_size(config, len(devices or [None]))
+    quarantine = run / "quarantine"
     made, eval_env, notes = _ingredients(config, given, size, quarantine)
 
     # where the observations come from decides what steps the run: demonstrations, the program itself, a collector
@@ -69,7 +71,11 @@ def build(
         parts = _device_parts(made, devices, shapes_only=absent is not None)
     else:
         parts = host_parts(made, devices, quarantine)
-    return replace(parts, notes=notes + replay_notes(parts.state, parts.num_devices), eval_env=eval_env)
+    notes += replay_notes(parts.state, parts.num_devices, run)
+    if absent is None:
+        state, memories = place_rows(parts.state, run)
+        parts = replace(parts, state=state, memories=memories)
+    return replace(parts, notes=notes, eval_env=eval_env)
 
 
 def _ingredients(

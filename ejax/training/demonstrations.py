@@ -78,7 +78,7 @@ def _empty_ring(replay: Replay, num_transitions: int) -> Replay:
         return jax.ShapeDtypeStruct((len(x), num_transitions // len(x), *x.shape[2:]), x.dtype)
 
     no_tail = jax.tree.map(lambda x: x[:, :0], replay.tail)
-    return replace(replay, rows=jax.tree.map(form, replay.rows), tail=no_tail)
+    return replace(replay, rows=jax.tree.map(form, replay.shapes), tail=no_tail)
 
 
 def read_rollout(

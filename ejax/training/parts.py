@@ -8,6 +8,7 @@ import optax
 
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState
+from ejax.collectors.host_rows import RowMemory
 from ejax.config import RunConfig
 from ejax.policies.heads import uses_dropout
 from ejax.training.replay_memory import check_fits
@@ -50,6 +51,8 @@ class Parts:
     eval_env: Env | HostEnv | None = None
     """The caller's own to evaluate in. None: the config's."""
     notes: tuple[str, ...] = ()
+    memories: tuple[RowMemory, ...] = ()
+    """Rows of replay buffers on the host, which has them as long as these parts are there."""
 
 
 def with_own(state: RunState, made: Ingredients, num_envs: int) -> RunState:

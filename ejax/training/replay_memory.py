@@ -1,43 +1,87 @@
 """Memory of replay buffers: their bytes in the notes of a start, and a refusal of those that do not fit."""
 
 import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
-from ejax.collectors.replay_buffer import replays_in, row_bytes
+from ejax.collectors.host_rows import HostRows, RowMemory
+from ejax.collectors.replay_buffer import Replay, put_back, replays_in, row_bytes, take_out
 from ejax.config import ConfigError, Problem
 from ejax.schema.plain_files import read_text
 from ejax.types import PyTree
 
-
-def replay_bytes(state: PyTree) -> int:
-    """Count the bytes of the rows of a state's replay buffers, on all devices together."""
-    return sum(row_bytes(each) * each.rows.discount.size for each in replays_in(state))
+T = TypeVar("T")
 
 
-def replay_notes(state: PyTree, num_devices: int) -> tuple[str, ...]:
+def replay_bytes(state: PyTree, *, on_host: bool = False) -> int:
+    """Count the bytes of the rows of a state's replay buffers on all devices together, or of those on the host."""
+    return sum(_bytes(each) for each in replays_in(state) if isinstance(each.rows, HostRows) == on_host)
+
+
+def replay_notes(state: PyTree, num_devices: int, run: Path) -> tuple[str, ...]:
     """Describe the replay buffers of a state: ``1,000,000 transitions x 196 B = 187 MiB on the device``."""
-    where = "the device" if num_devices == 1 else f"{num_devices} devices together"
-    sizes = [(each.rows.discount.size, row_bytes(each)) for each in replays_in(state)]
+    device = "on the device" if num_devices == 1 else f"on {num_devices} devices together"
     return tuple(
-        f"replay buffer: {rows:,} transitions x {size} B = {rows * size / 2**20:,.0f} MiB on {where}"
-        for rows, size in sizes
+        f"replay buffer: {each.shapes.discount.size:,} transitions x {row_bytes(each)} B = "
+        f"{_bytes(each) / 2**20:,.0f} MiB {_place(each.rows, run) if isinstance(each.rows, HostRows) else device}"
+        for each in replays_in(state)
     )
 
 
 def check_fits(forms: PyTree, num_devices: int) -> None:
     """Raise a ConfigError for replay buffers of these forms that do not fit the memory of the devices."""
     device = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]  # jax defines it at run time
-    free, needed = free_bytes(device), replay_bytes(forms)
-    # devices of a CPU share its memory
-    if free is None or needed <= (free := free if device.platform == "cpu" else free * num_devices):
+    free, replays = free_bytes(device), replays_in(forms)
+    if free is not None and device.platform != "cpu":  # devices of a CPU share its memory
+        free *= num_devices
+    there = [each for each in replays if not isinstance(each.rows, HostRows)]
+    key = "replay.capacity" if len(there) == len(replays) else "demonstrations.num_transitions"
+    _refuse_more_than(free, there, f"on {device.platform}", key)
+
+
+def place_rows(state: T, run: Path) -> tuple[T, tuple[RowMemory, ...]]:
+    """Give rows on the host their memory, and return what holds it. ConfigError: there is no room."""
+    rest, replays = take_out(state)
+    memories = []
+    for i, replay in enumerate(replays):
+        if not isinstance(replay.rows, HostRows):
+            continue
+        free, files = free_bytes(jax.local_devices(backend="cpu")[0]), replay.rows.files(run)
+        try:
+            for file in files:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.unlink(missing_ok=True)  # a killed run's; a process that still maps it keeps it
+                free = shutil.disk_usage(file.parent).free
+            _refuse_more_than(free, [replay], _place(replay.rows, run))
+            memories.append(RowMemory(replay.rows.forms, files))
+        except OSError as error:
+            text = f"got '{replay.rows.folder}': {error}; give a folder with room that can be written"
+            raise ConfigError([Problem("algorithm.cfg.replay.folder", text)]) from error
+        replays[i] = replace(replay, rows=replace(replay.rows, token=jnp.asarray(memories[-1].token)))
+    return put_back(rest, replays), tuple(memories)
+
+
+def _place(rows: HostRows, run: Path) -> str:
+    return "in the memory of the host" if rows.folder is None else f"in files in {rows.files(run)[0].parent}"
+
+
+def _bytes(replay: Replay) -> int:
+    return row_bytes(replay) * replay.shapes.discount.size
+
+
+def _refuse_more_than(free: int | None, replays: Sequence[Replay], where: str, key: str = "replay.capacity") -> None:
+    if free is None or (needed := sum(map(_bytes, replays))) <= free:
         return
-    size, rows = row_bytes(own := replays_in(forms)[0]), own.rows.discount.size
+    size, rows = row_bytes(replays[0]), replays[0].shapes.discount.size
     largest = max(free - (needed - rows * size), 0) // size  # demonstrations keep their rows
-    text = f"got {rows}: transitions of {size} bytes make {needed} bytes, and {free} are free on {device.platform}"
-    raise ConfigError([Problem("algorithm.cfg.replay.capacity", f"{text}; the largest that fits is {largest}")])
+    text = f"got {rows}: transitions of {size} bytes make {needed} bytes, and {free} are free {where}"
+    raise ConfigError([Problem(f"algorithm.cfg.{key}", f"{text}; the largest that fits is {largest}")])
 
 
 def free_bytes(device: jax.Device) -> int | None:

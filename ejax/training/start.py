@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from ejax.algorithms.step import RunState
+from ejax.collectors.host_rows import HostRows
 from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.logs.json_records import read_facts
@@ -19,7 +20,7 @@ from ejax.runtime.stopwatch import Stopwatch
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
-from ejax.store.resume_rules import check_same_run, record_changes, started_for
+from ejax.store.resume_rules import check_same_run, record_changes, started_for, with_changes
 from ejax.store.run_dir import (
     RunDirectory,
     RunMeta,
@@ -168,7 +169,7 @@ def build_start(location: RunLocation, given: Given | None = None) -> StartState
     """Build the run's parts, of ``given`` objects if any, and first state."""
     config = location.config
     with location.building():
-        parts = build(config, quarantine=location.directory.path / "quarantine", given=given)
+        parts = build(config, run=location.directory.path, given=given)
         state, meta, notes = _first_state(location, parts)
         parts = replace(parts, state=state)  # the one that was made would stay in memory, with its replay buffer
         check_best_metric(config, parts)
@@ -218,7 +219,8 @@ def open_log(call: Call, start: StartState) -> MetricWriter:
 def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[str, Any], Sequence[str]]:
     directory, config = location.directory, location.config
     if location.checkpoint is not None or (location.file and not is_foreign_checkpoint(location.file)):
-        for x in jax.tree.leaves([each.rows for each in replays_in(parts.state)]):
+        rows = [each.rows for each in replays_in(parts.state) if not isinstance(each.rows, HostRows)]
+        for x in jax.tree.leaves(rows):
             x.delete()  # of empty buffers: memory for those that are read, of which these still have the shapes
     if location.checkpoint is not None:
         state, meta = load_checkpoint(location.checkpoint, parts.state)
@@ -261,7 +263,7 @@ def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -
     if rest and config.data is None:
         text = f"the run has {was} x {before} environments, of which {num_devices} devices would leave {rest}"
         raise ConfigError([Problem("trainer.num_envs", f"{text}; give a number of devices that divides them")])
-    options = record.rescale_for_devices(saved, was, num_devices)
+    options = record.rescale_for_devices(with_changes(saved, config.algorithm.cfg), was, num_devices)
     if config.data is None:
         sizes = {"num_envs": num_envs}
         note = f"{num_devices} devices, {num_envs} environments on each; the checkpoint was made on {was} with {before}"

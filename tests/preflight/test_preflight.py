@@ -352,6 +352,15 @@ def test_a_replay_buffer_does_not_grow_with_the_environments_and_fills_what_they
     assert (facts["gathers_per_update"], facts["rows_per_gather"]) == (8, 32)
 
 
+def test_rows_on_the_host_are_counted_and_take_none_of_the_cards_memory() -> None:
+    config = parse_config(tiny_sac(sac={"replay": {"capacity": 1000, "storage": "host"}}))
+    memory = Memory(arguments=0, outputs=0, temporaries=0, peak=30_000, fixed=1_000, replay_on_host=128_000)
+    facts = replay_facts(config, memory, 1, 100_000)
+    assert facts is not None
+    assert (facts["row_bytes"], facts["bytes"], facts["storage"]) == (128, 128_000, "host")
+    assert facts["largest_capacity"] is None
+
+
 def test_demonstrations_beside_a_replay_buffer_take_their_part_of_the_memory() -> None:
     beside = {"num_transitions": 600, "task": "PushCubeExpert"}
     config = parse_config(tiny_sac(sac={"replay": {"capacity": 400}, "demonstrations": beside}))

@@ -1,6 +1,8 @@
 """Replay buffers in a run: written where they are, kept over a resume, and shared by devices."""
 
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -171,25 +173,32 @@ def test_new_episodes_after_a_resume_leave_no_transition_that_crosses_them() -> 
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("whole")
-    return train(parse_config(saving()), run_dir=folder / "run").run_dir
+    return cache(lambda storage: train(parse_config(saving(storage)), run_dir=folder / storage).run_dir)
 
 
-def saving() -> dict[str, Any]:
-    return tiny_sac(save_frequency_updates=1, iterations=4)
+def saving(storage: str) -> dict[str, Any]:
+    return tiny_sac(sac={"replay": {"capacity": 80, "storage": storage}}, save_frequency_updates=1, iterations=4)
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "count"),
+    ("owner", "name", "count", "storage"),
     [
-        (checkpoint, "without_rows", 2),  # the rows are there, and nothing else
-        (replay_rows, "link_file", 5),  # in the middle of the rows
-        (checkpoint, "_complete", 3),  # all is written, and not yet in place
+        (checkpoint, "without_rows", 2, "device"),  # the rows are there, and nothing else
+        (replay_rows, "link_file", 5, "device"),  # in the middle of the rows
+        (replay_rows, "link_file", 5, "host"),
+        (checkpoint, "_complete", 3, "device"),  # all is written, and not yet in place
     ],
 )
 def test_a_kill_while_rows_are_saved_changes_nothing(
-    owner: Any, name: str, count: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any,
+    name: str,
+    count: int,
+    storage: str,
+    whole: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Killed(BaseException):
         """In place of a SIGKILL."""
@@ -205,10 +214,10 @@ def test_a_kill_while_rows_are_saved_changes_nothing(
     monkeypatch.setattr(replay_rows, "SEGMENT_BYTES", 1024)  # eight rows
     monkeypatch.setattr(owner, name, call)
     with pytest.raises(Killed):
-        train(parse_config(saving()), run_dir=tmp_path / "run")
+        train(parse_config(saving(storage)), run_dir=tmp_path / "run")
     monkeypatch.undo()
-    train(parse_config(saving()), resume="latest", run_dir=tmp_path / "run")
-    left = [what_is_left(each, "tiny") for each in (tmp_path / "run", whole)]
+    train(parse_config(saving(storage)), resume="latest", run_dir=tmp_path / "run")
+    left = [what_is_left(each, "tiny") for each in (tmp_path / "run", whole(storage))]
     for each in left:  # the same rows in files of another length
         names = sorted(name for name in each["arrays"] if name.endswith(".rows"))
         each["arrays"] = {**each["arrays"], "rows": np.concatenate([each["arrays"].pop(name) for name in names])}
