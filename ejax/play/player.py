@@ -39,6 +39,9 @@ class Moment(NamedTuple):
     finite: bool = True
     facts: Mapping[str, float] = {}
     """``success`` and ``metrics/<name>``, where the environment reports them."""
+    obs: PyTree = None
+    """Observation of a pure environment before the decision, and ``action``, which it was given then. NumPy."""
+    action: PyTree = None
 
 
 def play_pure(
@@ -59,11 +62,12 @@ def play_pure(
         key = jax.random.fold_in(key_steps, t)
         obs, envs = envs.obs, replace(envs, state=patch(envs.state))
         action, states, envs, timestep = _decide(policy, env, params, envs, key, samples=samples)
-        states, timestep = jax.device_get((states, timestep))
+        states, timestep, seen = jax.device_get((states, timestep, (obs, action)))
         ended = bool((timestep.terminated | timestep.truncated)[0])
         finite = bool(finite_rows(obs, action, timestep.reward, timestep.obs)[0])
         sights = tuple(jax.tree.map(lambda x, i=i: x[i], states) for i in range(len(jax.tree.leaves(states)[0])))
-        yield Moment(sights, float(timestep.reward[0]), ended=ended, finite=finite, facts=_facts(timestep.info))
+        acted = jax.tree.map(lambda x: x[0], seen)
+        yield Moment(sights, float(timestep.reward[0]), False, ended, finite, _facts(timestep.info), *acted)
         if ended:
             # the other half of the key went to the step
             envs = _next_episode(env, envs, jax.random.split(key)[1])
@@ -145,7 +149,7 @@ class Score:
             self._moments = []
         if not moment.starts:
             # without the states, which would fill the memory in a long episode
-            self._moments.append(moment._replace(sights=()))
+            self._moments.append(moment._replace(sights=(), obs=None, action=None))
         if moment.ended:
             self._end(moment.facts)
 
