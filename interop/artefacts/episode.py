@@ -1,6 +1,7 @@
 """One episode of a policy by JAX: its start and its end, so that the task can be replayed without JAX."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 from ejax.evaluation import evaluate
 from ejax.rollout import reset
-from ejax.types import Env, Params, Policy
+from ejax.types import Env, Params, Policy, PyTree
 
 
 def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> dict[str, Any] | None:
@@ -27,12 +28,17 @@ def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> di
     if math.isnan(result["return"]):
         return None
     key_reset, _ = jax.random.split(key)  # as ``evaluate`` does
-    start = jax.tree_util.tree_flatten_with_path(reset(env, key_reset, 1).state)[0]
+    return as_document(seed, jax.tree.map(lambda x: x[0], reset(env, key_reset, 1).state), result)
+
+
+def as_document(seed: int, start: PyTree, result: Mapping[str, float]) -> dict[str, Any]:
+    """Write down an episode, from the state that it starts in; see ``reference_episode``."""
+    leaves = jax.tree_util.tree_flatten_with_path(start)[0]
     return {
         "schema_version": 1,
         "about": "one episode by JAX with the policy's most probable actions; floats are float32, in the units of env",
         "seed": seed,
-        "start": {jax.tree_util.keystr(path, simple=True, separator="."): _plain(x[0]) for path, x in start},
+        "start": {jax.tree_util.keystr(path, simple=True, separator="."): _plain(x) for path, x in leaves},
         "result": {name: None if math.isnan(x) else x for name, x in result.items()},
     }
 
