@@ -8,9 +8,13 @@ if __name__ == "__main__":
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, whole
+
+_NOT_SHOWN = ("run", "overrides", "trust", "web", "wasm")
+"""Arguments that are no option of a ``Show``."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,8 +32,13 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.store.checkpoint import CheckpointError
 
     trust_words([*args.trust, *args.overrides], remember=True)
-    options = {name: value for name, value in vars(args).items() if name not in ("run", "overrides", "trust")}
+    options = {name: value for name, value in vars(args).items() if name not in _NOT_SHOWN}
     try:
+        if args.web is not None:
+            summary(_write_page(args, options))
+            return 0
+        if args.wasm is not None:
+            raise ValueError("--wasm goes with --web FILE.html")
         facts = play_run(args.run, args.overrides, Show(**options), lambda text: print(text, flush=True))
     except (ConfigError, CheckpointError, HostEnvError, ImportError, OSError, RuntimeError, ValueError) as error:
         print(f"ejax.play: {error}", file=sys.stderr)
@@ -38,11 +47,23 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _write_page(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, object]:
+    taken = {name: options.pop(name) for name in ("member", "checkpoint", "device", "seed")}
+    unheeded = [f"--{name.replace('_', '-')}" for name, x in options.items() if x != _parser().get_default(name)]
+    if unheeded:
+        raise ValueError(f"--web takes no {', '.join(unheeded)}: who opens the page has the keys and the mouse")
+    page = import_late("interop.web.page")  # by its name: ejax imports nothing of interop
+    facts: dict[str, object] = page.write_page(args.run, args.web, args.wasm, args.overrides, taken)
+    return facts
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.play", description="Watch a trained policy: docs/play.md.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
     parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="play elsewhere, as in ejax.evaluate")
     parser.add_argument("--video", type=Path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
+    parser.add_argument("--web", type=Path, metavar="FILE", help="a page that plays it in a browser, e.g. walk.html")
+    parser.add_argument("--wasm", type=Path, metavar="FOLDER", help="of npm's @mujoco/mujoco, which --web embeds")
     parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")

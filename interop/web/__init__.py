@@ -1,0 +1,1 @@
+"""Policies on a page: ``ejax play RUN --web FILE``."""
