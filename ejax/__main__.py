@@ -19,6 +19,7 @@ COMMANDS = {
     "config": ("ejax.config.__main__", "check a config file, or print the schema"),
     "record": ("ejax.data.record", "keep demonstrations as a LeRobot data set"),
     "export": ("interop.export", "export a policy for torch, ONNX or StableHLO, with proof"),
+    "serve": ("interop.serving.__main__", "serve a policy over WebSocket, to openpi's client among others"),
     "verify": ("interop.verify", "check an export against its proof"),
     "embodichain": ("interop.embodichain", "convert EmbodiChain's checkpoints, both ways"),
 }

@@ -82,6 +82,7 @@ def test_a_training_imports_no_torch(modules_of_a_training: set[str]) -> None:
         ("ejax.report.__main__", {"jax", "numpy", "pydantic"}),
         ("ejax.config", {"mujoco", "orbax"}),
         ("ejax.run", {"mujoco", "orbax", "pyarrow", "torch"}),
+        ("interop.serving.server", {"jax", "torch"}),
     ],
 )
 def test_what_takes_long_to_import_is_imported_where_it_is_used(module: str, heavy: set[str]) -> None:

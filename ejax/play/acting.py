@@ -16,25 +16,26 @@ from ejax.runtime.device import prepare_jax
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.watchdog import guarded_calls
-from ejax.types import Env, HostEnv, Params, Policy, PyTree
+from ejax.types import Env, HostEnv, Key, Params, Policy, PyTree
 
 
 class Actor:
     """A policy with its parameters, called with NumPy arrays. It keeps the memory of a policy with memory.
 
-    Attributes: ``config``, ``env`` (of evaluations), ``policy`` and ``params``.
+    Attributes: ``config``, ``env`` (of evaluations), ``policy`` and ``params``; ``example``, zeros in the form of one
+    row; ``bounds`` of the actions, None where the environment does not clip them.
     """
 
     def __init__(
         self, config: RunConfig, env: Env | HostEnv, policy: Policy, params: Params, *, checkpoint: Path
     ) -> None:
         self.config, self.env, self.policy, self.params, self.checkpoint = config, env, policy, params, checkpoint
-        self._like = jax.tree.map(np.asarray, sample_obs(env, 1))
+        self.example = jax.tree.map(np.asarray, sample_obs(env, 1))
         self._key = jax.random.key(config.trainer.seed)
         self._memory: tuple[int, PyTree] | None = None
         space: Any = env.action_space
         # where the environment acts on what is beyond the bounds, clipping would make another policy
-        self._bounds = (space.low, space.high) if describe(env).clips_actions else None
+        self.bounds = (space.low, space.high) if describe(env).clips_actions else None
 
     def act(
         self, obs: PyTree, *, deterministic: bool = True, starts: NDArray[np.bool_] | None = None
@@ -52,8 +53,7 @@ class Actor:
             ValueError: an observation of another form than the environment's, with values that are not finite or do not
                 fit its type, or an instruction that cannot be read.
         """
-        rows, single = self._rows(obs)
-        check_obs(self.policy, rows)
+        rows, single = self.rows(obs)
         count = len(jax.tree.leaves(rows)[0])
         # another number of rows: other episodes
         if self._memory is None or self._memory[0] != count:
@@ -65,22 +65,33 @@ class Actor:
             memory = forget_outside(self.policy, memory, np.broadcast_to(flags, (count,)))
         # also for the mode, so that a later sample does not depend on which calls were deterministic
         self._key, key = jax.random.split(self._key)
-        action, memory = act(self.policy, self.params, rows, memory, key, samples=not deterministic)
+        action, memory = self.answer(rows, memory, None if deterministic else key)
         self._memory = count, memory
-        given = np.asarray(action) if self._bounds is None else np.clip(action, *self._bounds)
-        return given[0] if single else given
+        return action[0] if single else action
+
+    def answer(self, rows: PyTree, memory: PyTree, key: Key | None = None) -> tuple[NDArray[np.generic], PyTree]:
+        """Choose actions [N, A] for checked ``rows``: ``(actions, memory after them)``; nothing is kept.
+
+        Args:
+            key: to sample with. None: the mode of the distribution.
+        """
+        action, after = act(
+            self.policy, self.params, rows, memory, self._key if key is None else key, samples=key is not None
+        )
+        return np.asarray(action) if self.bounds is None else np.clip(action, *self.bounds), after
 
     def reset(self) -> None:
         """Start new episodes: a policy with memory forgets."""
         self._memory = None
 
-    def _rows(self, obs: PyTree) -> tuple[PyTree, bool]:
+    def rows(self, obs: PyTree) -> tuple[PyTree, bool]:
+        """Check an observation, as ``act`` does: ``(rows [N, ...], whether it was a single one)``."""
         given: Any = jax.tree.structure(obs)
-        wanted: Any = jax.tree.structure(self._like)
+        wanted: Any = jax.tree.structure(self.example)
         if given != wanted:
             raise ValueError(f"got an observation of the form {given}; {self.config.env.id} gives {wanted}")
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(obs)]
-        leaves, like = [np.asarray(x) for x in jax.tree.leaves(obs)], jax.tree.leaves(self._like)
+        leaves, like = [np.asarray(x) for x in jax.tree.leaves(obs)], jax.tree.leaves(self.example)
         # one observation lacks the rows' axis
         single = leaves[0].ndim == like[0].ndim - 1
         leaves = [x[None] for x in leaves] if single else leaves
@@ -92,7 +103,9 @@ class Actor:
                 f"{self.config.env.id} is {text}, or N of them along a first axis"
             )
         rows = [_in_type(x, one.dtype, f"obs{path}") for x, one, path in zip(leaves, like, paths, strict=True)]
-        return jax.tree.unflatten(wanted, rows), single
+        checked = jax.tree.unflatten(wanted, rows)
+        check_obs(self.policy, checked)
+        return checked, single
 
 
 def _in_type(x: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 
-from ejax.envs.description import Feature, describe
+from ejax.envs.description import WHOLE, Feature, describe
+from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv
 from interop.artefacts.cases import feature_ranges
 from interop.artefacts.parity import Arrays
@@ -27,7 +29,7 @@ def make_contract(
         clipping: the reason that the action is clipped, or is not.
     """
     description = describe(env)
-    period, chunk = description.control_period, description.actions_per_decision
+    chunk = description.actions_per_decision
     ranges = feature_ranges(seen, env.observation_space, spec)
     observation = [
         *(_image(name, spec) for name in spec.images),
@@ -55,23 +57,46 @@ def make_contract(
         "schema_version": 1,
         "call": "every artefact takes the arrays of 'observation' in this order and returns those of 'outputs'; "
         "all have the batch axis: a single observation is a batch of one",
-        "env": {
-            **env_config,
-            "parameters": description.parameters,
-            "max_episode_steps": env.max_episode_steps,
-        },
-        "control_rate_hz": None if period is None else round(1.0 / period, 6),
+        **_env_facts(env_config, env),
         "observation": observation,
         "outputs": outputs,
         "action": {
             "head": spec.head,
-            "features": _features(description.action),
-            **_chunk(env.action_space, chunk, period),
-            **_action_bounds(env.action_space),
+            **_action_facts(env, chunk),
             "clipped": spec.clip is not None,
             "clipping": clipping,
         },
     }
+
+
+def run_contract(env_config: dict[str, Any], env: Env | HostEnv, clipped: bool) -> dict[str, Any]:
+    """Describe a policy that is not exported, by the facts of its environment alone."""
+    description = describe(env)
+    observation = []
+    for path, x in jax.tree_util.tree_leaves_with_path(sample_obs(env, 1)):
+        name = jax.tree_util.keystr(path, simple=True, separator=".") or WHOLE
+        features = _features(description.observation.get(name))
+        text = _text(x.shape[1]) if name in description.text else {}
+        observation.append({"name": name, "shape": ["batch", *x.shape[1:]], "features": features, **text})
+    return {
+        "schema_version": 1,
+        **_env_facts(env_config, env),
+        "observation": observation,
+        "action": {**_action_facts(env, description.actions_per_decision), "clipped": clipped},
+    }
+
+
+def _env_facts(env_config: dict[str, Any], env: Env | HostEnv) -> dict[str, Any]:
+    description = describe(env)
+    period = description.control_period
+    facts = {"parameters": description.parameters, "max_episode_steps": env.max_episode_steps}
+    return {"env": {**env_config, **facts}, "control_rate_hz": None if period is None else round(1.0 / period, 6)}
+
+
+def _action_facts(env: Env | HostEnv, chunk: int) -> dict[str, Any]:
+    space, description = env.action_space, describe(env)
+    chunks = _chunk(space, chunk, description.control_period)
+    return {"features": _features(description.action), **chunks, **_action_bounds(space)}
 
 
 _MEANING = {

@@ -25,6 +25,7 @@ from interop.checkpoints.weights import params_from_state_dict, state_dict_from_
 from interop.embodichain import export_pt
 from interop.export import export_run
 from interop.policy import deployed, load_policy, load_state_dict, make_policy
+from interop.serving.policies import load_served
 from interop.twin.kinds import load_spec
 from interop.verify import verify
 
@@ -111,6 +112,23 @@ def test_a_loaded_policy_remembers_by_itself_until_it_is_reset(module: str, expo
     assert np.abs(first - second).max() > 1e-3  # the other row remembers
     with pytest.raises(ValueError, match=r"remembers a batch of \[2\], but got \[3\]; call reset\(\)"):
         policy.act(np.stack([steps[0]] * 3))
+
+
+def test_a_run_and_its_export_are_served_alike(exported: Any) -> None:
+    _, run, directory = exported
+    if not (directory / "policy.onnx").exists():
+        pytest.skip("needs onnx: pip install -e '.[export]'")
+    served = load_served(directory), load_served(run)
+    memories = [policy.first_memory for policy in served]
+    for obs in next(case for case in load_cases(directory / "observations.npz")).observation["obs"][:10]:
+        answers = [policy.act(policy.leaves({"obs": obs}), memories[i]) for i, policy in enumerate(served)]
+        memories = [memory for _, memory in answers]
+        # the export clips, and the environment of the run
+        np.testing.assert_allclose(answers[0][0], np.clip(answers[1][0], -1.0, 1.0), atol=1e-5)
+    of_export, of_run = (policy.contract for policy in served)
+    assert all(of_run[name] == of_export[name] for name in ("env", "control_rate_hz"))
+    assert all(of_run["action"][name] == of_export["action"][name] for name in ("features", "low", "high"))
+    assert of_run["observation"][0].items() <= of_export["observation"][0].items()
 
 
 @pytest.mark.parametrize("script", ["deploy_torch", "deploy_onnx"])

@@ -428,6 +428,17 @@ def test_a_wrong_observation_is_an_error_that_says_so(
 
 
 @needs("onnx")
+def test_a_served_policy_reads_openpis_prompt_and_answers_a_chunk(keypoints: Path) -> None:
+    from interop.serving.policies import load_served
+
+    policy, obs = load_by("onnx", keypoints), spoken(observations(Talk()))
+    served, row, text = load_served(keypoints), {x: obs[x][0] for x in ("image", "state")}, obs["instruction"][0]
+    action, _ = served.act(served.leaves({**row, "prompt": text}), [])
+    np.testing.assert_allclose(action[0], policy.act({**row, "instruction": text}), atol=1e-5)
+    assert served.contract["action"]["chunk"]["shape"][0] > 1
+
+
+@needs("onnx")
 def test_onnx_runtime_gives_equal_bits_for_equal_noise_and_takes_none(keypoints: Path) -> None:
     import onnxruntime
 

@@ -1,0 +1,1 @@
+"""A policy server over WebSocket, with the protocol of openpi's client."""

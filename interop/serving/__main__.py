@@ -1,0 +1,91 @@
+"""``python -m interop.serving RUN-or-EXPORT``: serve a policy over WebSocket, with the protocol of openpi's client."""
+
+from ejax.runtime.process_exit import exit_on_signal, exit_with
+
+if __name__ == "__main__":
+    exit_on_signal()  # before the imports, which take seconds
+
+import argparse
+import asyncio
+import ipaddress
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ejax import __version__
+from ejax.schema.trust import add_trust_option, trust_words
+from ejax.schema.values import whole
+
+_LEAST_TOKEN = 16
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: 0 after a signal, 2 for what cannot be served."""
+    args = _parser().parse_args(argv)
+    trust_words(args.trust, remember=True)
+    try:
+        _check(args)
+        asyncio.run(_serve(args))
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
+        print(f"ejax.serve: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    try:
+        from interop.serving.server import serving
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed: pip install -e '.[serve]' in ejax's folder") from None
+    from interop.serving.policies import load_served
+
+    policy = load_served(args.policy, checkpoint=args.checkpoint, member=args.member, device=args.device)
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    options: dict[str, Any] = {"host": args.host, "port": args.port, "token": args.token, "max_clients": args.clients}
+    facts = {"policy": args.policy.resolve().name, "ejax": __version__}
+    async with serving(policy, facts, report=partial(print, flush=True), **options) as server:
+        for host, port in {each.getsockname()[:2] for each in server.sockets}:
+            print(f"serving {args.policy} by {policy.runtime} on ws://{host}:{port}", flush=True)
+        await stopped.wait()
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what would be unsafe, by ValueError."""
+    if args.token is not None and not (len(args.token) >= _LEAST_TOKEN and args.token.isascii()):
+        raise ValueError(f"the token must have {_LEAST_TOKEN} ASCII characters or more, such as: openssl rand -hex 16")
+    if args.token is None and not _is_loopback(args.host):
+        raise ValueError(f"got --host {args.host}, which other machines may reach: it needs --token")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m interop.serving", description="Serve a policy.")
+    parser.add_argument("policy", type=Path, metavar="RUN-or-EXPORT", help="a run's folder, or an export's")
+    parser.add_argument("--host", default="127.0.0.1", help="any but the loopback's needs --token")
+    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any that is free")
+    parser.add_argument(
+        "--token", default=os.environ.get("EJAX_SERVE_TOKEN"), help="that clients must send (default: EJAX_SERVE_TOKEN)"
+    )
+    parser.add_argument(
+        "--clients", type=whole(1, 1024), default=16, metavar="N", help="that may be connected at a time"
+    )
+    parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
+    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N", help="that a run's policy acts on")
+    add_trust_option(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    exit_with(main)

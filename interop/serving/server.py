@@ -1,0 +1,142 @@
+"""The policy server: openpi's protocol over WebSocket, health and metadata over HTTP, on one port.
+
+On connection the server sends its metadata. Then each binary message is an observation, answered by ``{"actions": [K,
+A], "server_timing": …}``: K actions in a row, 1 of most policies. A client's fault is answered by a text, and closes
+its connection with 1011. A client's memory is its connection's: ``reset: true`` in an observation begins an episode.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from interop.serving.batches import Batches
+from interop.serving.policies import Leaves, Served
+from interop.serving.wire import pack, unpack
+
+RESET = "reset"
+_KEPT = 10_000  # requests that the percentiles are of
+_REPORT_EVERY_S = 10.0
+_QUIET = logging.getLogger("interop.serving.connections")
+_QUIET.setLevel(logging.CRITICAL + 1)  # whoever connects could fill the log
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    policy: Served,
+    facts: Mapping[str, Any],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    max_clients: int = 16,
+    report: Callable[[str], None] = print,
+) -> AsyncIterator[Server]:
+    """Serve a policy until the end of the context.
+
+    Args:
+        facts: for the metadata beside those of the policy.
+        port: 0: any that is free.
+        token: that clients must send. None: all are served.
+        max_clients: connections at a time; others are refused with status 503.
+        report: takes a line about the requests, every 10 s that has some.
+    """
+    batches, latencies, counts = Batches(policy, max_clients), deque[float](maxlen=_KEPT), Counter[str]()
+    chunk = policy.contract["action"].get("chunk", {"shape": [1]})["shape"][0]
+    metadata = {
+        **facts,
+        "runtime": policy.runtime,
+        "action_horizon": chunk,
+        "remembers": bool(policy.first_memory),
+        "max_message_bytes": policy.max_bytes,
+        "max_clients": max_clients,
+        "contract": policy.contract,
+    }
+
+    def percentiles() -> dict[str, float]:
+        times = list(latencies)
+        return {f"p{q}": round(float(np.percentile(times, q)), 2) for q in (50, 90, 99)} if times else {}
+
+    def answer_http(connection: ServerConnection, request: Request) -> Response | None:
+        """Answer plain HTTP, and refuse clients; None: let the WebSocket open."""
+        if request.path == "/healthz":
+            return connection.respond(HTTPStatus.OK, "OK\n")
+        num_clients = len(server.connections)
+        if token is not None and not _has_token(request, token):
+            status, text = HTTPStatus.UNAUTHORIZED, "send the server's --token as Authorization: Bearer TOKEN\n"
+        elif request.path == "/metadata":
+            now = {"latency_ms": percentiles(), "clients": num_clients, **counts}
+            response = connection.respond(HTTPStatus.OK, json.dumps({**metadata, **now}, indent=2) + "\n")
+            del response.headers["Content-Type"]
+            response.headers["Content-Type"] = "application/json"
+            return response
+        elif num_clients >= max_clients:
+            status, text = (
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"there are {num_clients} clients, all that --clients allows\n",
+            )
+        else:
+            return None
+        counts["refused"] += 1
+        return connection.respond(status, text)
+
+    async def handle(connection: ServerConnection) -> None:
+        memory = policy.first_memory
+        with contextlib.suppress(ConnectionClosed):
+            await connection.send(pack(metadata))
+            async for message in connection:
+                start = time.perf_counter()
+                try:
+                    packed, memory = await answer(message, memory)
+                except (ValueError, RuntimeError) as error:
+                    counts["errors"] += 1
+                    await connection.send(str(error))
+                    await connection.close(1011, "an error, which the text before this names")
+                    return
+                latencies.append(1e3 * (time.perf_counter() - start))
+                counts["requests"] += 1
+                await connection.send(packed)
+
+    async def answer(message: bytes | str, memory: Leaves) -> tuple[bytes, Leaves]:
+        parts = unpack(message)
+        starts = parts.pop(RESET, False) if RESET not in policy.shapes else False
+        if np.shape(starts) != () or np.asarray(starts).dtype != bool:
+            raise ValueError(f"'{RESET}' must be true or false")
+        action, after, infer_ms = await batches.ask(policy.leaves(parts), policy.first_memory if starts else memory)
+        actions = action[None] if chunk == 1 else action.reshape(chunk, -1)
+        return pack({"actions": np.asarray(actions), "server_timing": {"infer_ms": infer_ms}}), after
+
+    async def report_now_and_then() -> None:
+        while True:
+            before = counts["requests"]
+            await asyncio.sleep(_REPORT_EVERY_S)
+            if rate := (counts["requests"] - before) / _REPORT_EVERY_S:
+                times = ", ".join(f"{name} {value} ms" for name, value in percentiles().items())
+                report(f"{rate:.1f} requests/s of {len(server.connections)} clients: {times}")
+
+    limits: dict[str, Any] = {"max_size": policy.max_bytes, "max_queue": 1, "compression": None, "logger": _QUIET}
+    # no page of a browser may connect: those send an origin
+    listening = serve(handle, host, port, process_request=answer_http, origins=[None], **limits)
+    async with batches.running(), listening as server:
+        reporting = asyncio.create_task(report_now_and_then())
+        try:
+            yield server
+        finally:
+            reporting.cancel()
+
+
+def _has_token(request: Request, token: str) -> bool:
+    """Recognize ``Bearer TOKEN``, and ``Api-Key TOKEN`` as openpi's client sends it."""
+    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    return kind.lower() in ("bearer", "api-key") and hmac.compare_digest(given.encode(), token.encode())
