@@ -1,8 +1,12 @@
-"""``python -m ejax.replay FILE``: play again what led an environment to a NaN or an infinity."""
+"""``python -m ejax.replay FILE``: play again what led an environment to a NaN or an infinity, or what a robot did.
+
+A file of ``examples/robot_loop.py`` has the robot's observations too: they are compared with the environment's.
+"""
 
 import argparse
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 from zipfile import BadZipFile
@@ -13,8 +17,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from ejax.collectors.config import CollectorConfig
+from ejax.envs.description import WHOLE
 from ejax.envs.host.calls import HostEnvError, call_env
 from ejax.logs.json_records import check_facts
+from ejax.rollout import reset
+from ejax.rollout import step as rollout_step
 from ejax.runtime.process_exit import exit_with
 from ejax.schema.plain_files import open_plain, parse_json
 from ejax.schema.trust import add_trust_option, trust_words
@@ -23,6 +30,10 @@ from ejax.training.watchdog import guarded_calls
 from ejax.types import HostEnv, HostTimestep
 
 _MAX_UNPACKED = 1 << 30
+_OBSERVED = "observation:"
+"""Before the dotted path of an array in a robot's file."""
+_TOLERANCE = 1e-3
+"""Largest difference |x − y|/(1 + |y|) from an observation of a robot."""
 _DAMAGED = (BadZipFile, EOFError, MemoryError, NotImplementedError, RuntimeError, zlib.error)
 """Errors of an archive with odd headers: sizes beyond memory, other ways to pack, encryption."""
 
@@ -40,14 +51,17 @@ class _Quarantined(BaseModel):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0 where the recorded step is not finite again, 1 where it is."""
+    """Run the command line. Returns the exit code: 0 where it plays as recorded, a NaN in the last step included."""
     args = _parser().parse_args(argv)
     trust_words(args.trust, remember=True)
     try:
-        facts, actions = read(args.file)
+        facts, actions, seen = read(args.file)
         recorded = len(actions)
-        print(f"{facts['recipe']['id']}, seed {facts['seed']}: {recorded} recorded steps, the last not finite")
+        ending = "of a robot" if seen else "the last not finite"
+        print(f"{facts['recipe']['id']}, seed {facts['seed']}: {recorded} recorded steps, {ending}")
         with guarded_calls(facts["recipe"]["id"], CollectorConfig()):
+            if seen:
+                return _compare(facts, actions, seen)
             found = replay(facts, actions)
     except (OSError, ValueError, TypeError, ImportError, HostEnvError) as error:
         print(f"ejax.replay: {error}", file=sys.stderr)
@@ -61,8 +75,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if step == recorded else 1
 
 
-def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
-    """Read the facts of a quarantined episode, and its actions [T, ...]; ValueError if it cannot be played again."""
+def read(file: Path) -> tuple[dict[str, Any], NDArray[Any], dict[str, NDArray[Any]]]:
+    """Read an episode's facts, its actions [T, ...], and a robot's observations [T, ...] after them, by dotted path.
+
+    Raises:
+        ValueError: it cannot be played again.
+    """
     if not file.is_file():
         raise ValueError(f"{file} is no file; give <run>/quarantine/….npz")
     try:
@@ -74,6 +92,9 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
                 raise ValueError(f"unpacked it has {size} bytes; at most {_MAX_UNPACKED} are read")
             facts = check_facts(parse_json(str(archive["facts"])), _Quarantined)
             actions = np.atleast_1d(archive["actions"])
+            seen = {x.removeprefix(_OBSERVED): archive[x] for x in archive.files if x.startswith(_OBSERVED)}
+            if odd := [x for x, each in seen.items() if each.dtype.kind not in "biuf" or len(each) != len(actions)]:
+                raise ValueError(f"'{odd[0]}' is no array of numbers for each of the {len(actions)} actions")
     except (*_DAMAGED, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is no file of ejax's quarantine: {error}") from None
     if not facts["seeded"]:  # its start is not known
@@ -82,7 +103,7 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
         )
     if not facts["complete"]:
         raise ValueError(f"{file} cannot be played again: its episode began before what it holds")
-    return facts, actions
+    return facts, actions, seen
 
 
 def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | None:
@@ -95,23 +116,54 @@ def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | No
         UntrustedCodeError: an environment named as ``package.module:Name``, which nobody trusted.
         ValueError: no host environment, or actions of another shape.
     """
+    for step, timestep in enumerate(_play(facts, actions, host_only=True), 1):
+        if what := _not_finite(timestep):
+            return step, what
+    return None
+
+
+def _compare(facts: dict[str, Any], actions: NDArray[Any], seen: dict[str, NDArray[Any]]) -> int:
+    """Print the largest difference from a robot's observations, within an episode. Returns the exit code."""
+    worst, step = (0.0, "none"), 0
+    for step, timestep in enumerate(_play(facts, actions), 1):
+        leaves = jax.tree_util.tree_leaves_with_path(timestep.final_obs)
+        played = {jax.tree_util.keystr(path, simple=True, separator=".") or WHOLE: x[0] for path, x in leaves}
+        for name, recorded in seen.items():
+            if name not in played or recorded[step - 1].shape != played[name].shape:
+                raise ValueError(f"'{name}' is {list(recorded.shape[1:])}, which {facts['recipe']['id']} does not give")
+            error = np.abs(recorded[step - 1] - played[name]) / (1.0 + np.abs(played[name]))
+            worst = max(worst, (float(np.nan_to_num(error, nan=np.inf).max()), f"'{name}' at step {step}"))
+        if timestep.done[0]:
+            break
+    end = f"the episode ends there, of {len(actions)} steps" if step < len(actions) else "all"
+    print(f"{step} steps played, {end}; the largest difference |x − y|/(1 + |y|) is {worst[0]:.2g}, of {worst[1]}")
+    return int(worst[0] > _TOLERANCE)
+
+
+def _play(facts: dict[str, Any], actions: NDArray[Any], *, host_only: bool = False) -> Iterator[Any]:
+    """Yield the time step of each action in one row; a pure environment plays as ``ejax.evaluate --episodes 1``."""
     name = facts["recipe"]["id"]
     # guarded, as in training: it is known to misbehave
     env = call_env(name, "make", make_env, name, facts["recipe"]["cfg"], num_envs=1)
-    if not isinstance(env, HostEnv):
+    if host_only and not isinstance(env, HostEnv):
         raise ValueError(f"{name} is no host environment")
     try:
         shape = tuple(env.action_space.shape or ())
         if actions.dtype.kind not in "biuf" or actions.shape[1:] != shape:
             text = f"{name} takes numbers of shape {list(shape)}; record the episode with this environment"
             raise ValueError(f"the actions are {actions.dtype} of shape {list(actions.shape[1:])}, {text}")
-        call_env(name, "reset", env.reset, np.array([facts["seed"]], np.uint32))
-        for step, action in enumerate(actions, 1):
-            if what := _not_finite(call_env(name, "step", env.step, action[None])):
-                return step, what
+        if isinstance(env, HostEnv):
+            call_env(name, "reset", env.reset, np.array([facts["seed"]], np.uint32))
+            yield from (call_env(name, "step", env.step, action[None]) for action in actions)
+            return
+        key_reset, key_steps = jax.random.split(jax.random.key(facts["seed"]))
+        carry, one_step = reset(env, key_reset, 1), jax.jit(rollout_step, static_argnames="env")
+        for i, action in enumerate(actions):
+            carry, timestep = one_step(env, carry, action[None], jax.random.fold_in(key_steps, i))
+            yield jax.device_get(timestep)
     finally:
-        call_env(name, "close", env.close)  # also after an error
-    return None
+        if isinstance(env, HostEnv):
+            call_env(name, "close", env.close)  # also after an error
 
 
 def _not_finite(timestep: HostTimestep) -> str:

@@ -85,7 +85,7 @@ def test_the_file_plays_again_to_the_recorded_step(tmp_path: Path, capsys: pytes
     assert "4 recorded steps" in out
     assert "not finite at step 4: reward nan" in out and "this is the recorded step" in out
 
-    facts, actions = replay.read(second)
+    facts, actions, _ = replay.read(second)
     assert replay.replay(facts, 0 * actions) is None
     assert replay.replay(facts, actions + 1.0) == (2, "reward nan")
 

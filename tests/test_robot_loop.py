@@ -1,0 +1,113 @@
+"""The parts of ``examples/robot_loop.py`` and of its ROS 2 node, by a clock of their own."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from ejax import replay
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.rollout import reset, step
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from robot_loop import ACT, DAMP, HOLD, STOP, Limits, Log, Step, Watchdog, control, limits_of
+
+PERIOD = 0.02
+
+
+def limits() -> Limits:
+    return Limits(np.array([-1.0, -1.0]), np.array([1.0, 1.0]), np.array([0.5, 0.5]), np.zeros(2))
+
+
+class Robot:
+    """A link whose robot sends in those steps that are true, and notes each command as ``(step, mode, action)``."""
+
+    def __init__(self, sends: list[bool]) -> None:
+        self.sends, self.now, self.commands = sends, 0, list[tuple[int, int, list[float]]]()
+
+    def clock(self) -> float:
+        return self.now * PERIOD
+
+    def poll(self, timeout: float) -> bool:
+        if timeout == 0.0:
+            return False
+        if self.now == len(self.sends):
+            raise EOFError
+        self.now += 1
+        return self.sends[self.now - 1]
+
+    def recv_bytes(self) -> bytes:
+        return Step(self.now - 1, ACT, True, np.zeros(2), np.array([0.25, -0.25])).pack()
+
+    def send_bytes(self, data: bytes) -> None:
+        number, mode, *action = np.frombuffer(data).tolist()
+        self.commands.append((int(number), int(mode), action))
+
+
+def run(robot: Robot, hold: str, policy: Any = lambda obs: obs, stopped: Any = lambda: False) -> dict[str, int]:
+    watchdog = Watchdog(2.5 * PERIOD, 4.5 * PERIOD, 0.0)
+    options = {"hold": hold, "period": PERIOD, "stopped": stopped, "clock": robot.clock}
+    return control(robot, policy, limits(), watchdog, Log(), **options)
+
+
+@pytest.mark.parametrize(("hold", "held"), [("last", [0.25, -0.25]), ("zero", [0.0, 0.0])])
+def test_without_observations_it_holds_then_damps_until_they_come_again(hold: str, held: list[float]) -> None:
+    robot = Robot([True] + 6 * [False] + [True])
+    sent = run(robot, hold)
+    assert [(mode, action) for _, mode, action in robot.commands] == [
+        (ACT, [0.25, -0.25]),
+        *[(HOLD, held)] * 2,
+        *[(DAMP, [0.0, 0.0])] * 2,
+        (ACT, [0.25, -0.25]),
+    ]
+    assert sent == {"act": 2, "hold": 2, "damp": 2, "stop": 0} and robot.commands[-1][0] == 7
+
+
+def test_a_stop_is_the_last_command_and_so_it_is_where_the_policy_fails() -> None:
+    robot = Robot(5 * [True])
+    run(robot, "zero", stopped=lambda: robot.now == 3)
+    assert [mode for _, mode, _ in robot.commands] == [ACT, ACT, ACT, STOP]
+    robot = Robot(5 * [True])
+    with pytest.raises(ValueError, match="the policy's action is not finite"):
+        run(robot, "zero", policy=lambda obs: obs * np.nan)
+    assert robot.commands == [(0, STOP, [0.0, 0.0])]
+
+
+def test_an_action_and_its_change_stay_within_the_contracts_limits() -> None:
+    limit = limits_of({"action": {"low": [-1.0, 0.0], "high": [1.0, 4.0]}}, change_rate=12.5, hz=50.0)
+    np.testing.assert_allclose(
+        [limit(np.array(x)) for x in ([9.0, 1.0], [9.0, 1.5], [0.9, 0.0])], [[0.5, 1], [1, 1.5], [0.9, 0.5]]
+    )
+    assert (limit.clamped, limit.slowed) == (2, 2)
+    for action in ({"low": [None], "high": [1.0]}, {"num_choices": [3]}):
+        with pytest.raises(ValueError, match="needs single actions with finite bounds"):
+            limits_of({"action": action}, 1.0, 50.0)
+
+
+def test_a_log_is_replayed_and_a_robot_that_moved_otherwise_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env, cfg = PointMassRL(max_episode_steps=11), {"max_episode_steps": 11}
+    width = env.observation_space.shape[0]
+    contract = {
+        "env": {"id": "PointMassRL", "cfg": cfg},
+        "observation": [{"name": "obs", "shape": ["batch", width], "dtype": "float32"}],
+    }
+    key_reset, key_steps = jax.random.split(jax.random.key(3))
+    carry, log, one_step = reset(env, key_reset, 1), Log(), jax.jit(step, static_argnames="env")
+    log.add(Step(0, ACT, True, np.zeros(2), np.asarray(carry.obs[0], float)), 0.0)
+    for i in range(1, 9):
+        action = np.array([0.1 * i, -0.05])
+        carry, timestep = one_step(env, carry, action.astype(np.float32)[None], jax.random.fold_in(key_steps, i - 1))
+        mode = DAMP if i == 7 else ACT  # nothing is replayed from there on
+        log.add(Step(i, mode, True, action, np.asarray(timestep.final_obs[0], float)), i * PERIOD)
+    assert log.write(tmp_path / "robot.npz", contract, seed=3) == 6
+    assert replay.main([str(tmp_path / "robot.npz")]) == 0
+    assert "6 steps played, all; the largest difference |x − y|/(1 + |y|) is" in capsys.readouterr().out
+    log.steps[4] = log.steps[4]._replace(obs=log.steps[4].obs + 0.01)
+    log.write(tmp_path / "other.npz", contract, seed=3)
+    assert replay.main([str(tmp_path / "other.npz")]) == 1
+    assert "of 'obs' at step 4" in capsys.readouterr().out
