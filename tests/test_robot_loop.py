@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from ejax.rollout import reset, step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from robot_loop import ACT, DAMP, HOLD, STOP, Limits, Log, Step, Watchdog, control, limits_of
+from robot_node import Controller, Observation, feature_names
 
 PERIOD = 0.02
 
@@ -111,3 +113,29 @@ def test_a_log_is_replayed_and_a_robot_that_moved_otherwise_is_found(
     log.write(tmp_path / "other.npz", contract, seed=3)
     assert replay.main([str(tmp_path / "other.npz")]) == 1
     assert "of 'obs' at step 4" in capsys.readouterr().out
+
+
+def test_the_ros_nodes_observation_is_put_together_by_names_and_its_older_topic_feeds_the_watchdog() -> None:
+    """``SimpleNamespace`` stands in for sensor_msgs/JointState and std_msgs/Float64MultiArray."""
+    features = [{"name": name} for name in ("elbow angle", "cube x", "wrist angle", "wrist velocity")]
+    observation = Observation(feature_names({"observation": [{"name": "obs", "features": features}]}))
+    sent: list[tuple[str, list[float]]] = []
+    watchdog = Watchdog(0.1, 0.5, 0.0)
+    controller = Controller(
+        observation, lambda obs: obs[:2], limits(), watchdog, "last", lambda *command: sent.append(command)
+    )
+    observation.take_joints(
+        SimpleNamespace(name=["wrist", "other", "elbow"], position=[1.0, 9.0, 0.2], velocity=[3.0], effort=[]), 0.0
+    )
+    controller.tick(0.0)  # the cube has not been seen
+    observation.take_features(SimpleNamespace(data=[0.4]), 0.01)
+    np.testing.assert_array_equal(observation.read()[0], [0.2, 0.4, 1.0, 3.0])
+    for now in (0.02, 0.2, 0.6):
+        controller.tick(now)
+    assert sent == [("act", [0.2, 0.4]), ("hold", [0.2, 0.4]), ("damp", [0.0, 0.0])]
+    observation.take_features(SimpleNamespace(data=[0.4, 0.5]), 0.7)
+    with pytest.raises(ValueError, match="'features' has 2 numbers; joint_states lacks cube x"):
+        controller.tick(0.7)
+    controller.stop()
+    controller.tick(0.8)
+    assert sent[3:] == [("stop", [0.0, 0.0])] * 2
