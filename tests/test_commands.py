@@ -124,6 +124,7 @@ def test_the_script_finds_a_trusted_module_of_the_working_directory_and_no_other
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_verbose_run_lists_what_is_registered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps(tiny(tmp_path)))

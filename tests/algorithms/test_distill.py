@@ -210,6 +210,7 @@ def state_of(run: Path, config: Any) -> RunState:
     return load_checkpoint(RunDirectory(run, "tiny").periodic()[0], build(parse_config(config)).state)[0]
 
 
+@pytest.mark.slow
 def test_a_student_with_memory_learns_what_the_teacher_does(taught: Any) -> None:
     first, second, third = (row["train/kl"] for row in taught.train_history)
     assert first > second > third
@@ -237,6 +238,7 @@ def test_a_teacher_that_changed_is_noticed(taught: Any, teacher: Path, tmp_path:
         aside.rename(teacher)
 
 
+@pytest.mark.slow
 def test_a_student_may_see_pictures_where_its_teacher_reads_numbers(tmp_path: Path) -> None:
     teacher = make_run(tmp_path / "teacher", tiny(env="CartPoleRL"))
     raw = config_of(teacher, teacher_obs="state")

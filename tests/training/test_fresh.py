@@ -38,6 +38,7 @@ def played(run: Path, facts: dict[str, Any], member: int | None = None) -> dict[
     return {tag: again[tag] for tag in MEASURED if tag in again}
 
 
+@pytest.mark.slow_cases("Pendulum")
 @pytest.mark.parametrize("env", ["PointMassRL", "gymnasium:Pendulum-v1"])
 def test_best_and_last_are_played_in_episodes_of_their_own(env: str, tmp_path: Path) -> None:
     result = trained(tmp_path, env=env)

@@ -43,6 +43,7 @@ def test_an_update_writes_into_the_replay_buffer_of_the_state_before_it(mode: st
         assert not any(x.is_deleted() for x in jax.tree.leaves(state))
 
 
+@pytest.mark.slow_cases("host")
 @pytest.mark.parametrize("mode", MODES)
 def test_after_a_resume_the_ratio_of_updates_to_steps_goes_on_and_the_buffer_is_the_same_bits(
     mode: str, tmp_path: Path
@@ -95,7 +96,8 @@ def updates(raw: dict[str, Any], count: int = 4) -> Any:
     return state
 
 
-@pytest.mark.parametrize("mode", [pytest.param("device", marks=pytest.mark.slow), "host"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["device", "host"])
 def test_several_devices_compute_what_one_does_with_their_strata(mode: str) -> None:
     shared, alone = updates(sharing(distributed=True, **MODES[mode])), updates(sharing(**ALONE, **MODES[mode]))
     for name in ("head", "size", "added"):
