@@ -265,7 +265,7 @@ def test_a_sentence_without_an_embedding_is_refused_outside_programs() -> None:
     with pytest.raises(ValueError, match=r"no embedding of 'fetch the red cube'.*give one of them"):
         policy.check_obs({**obs, "instruction": other})
     actor: Any = object.__new__(Actor)
-    actor.policy, actor._rows = policy, lambda obs: (obs, False)
+    actor.policy, actor.example = policy, obs
     with pytest.raises(ValueError, match="no embedding of 'fetch the red cube'"):
         actor.act({**obs, "instruction": other})
     small().check_obs({**obs, "instruction": other})
