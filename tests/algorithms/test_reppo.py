@@ -355,6 +355,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: list[str]
     assert_refused(raw_run(tmp_path), changes, key, text)
 
 
+@pytest.mark.slow
 def test_it_learns_the_action_that_pays_and_keeps_its_entropy() -> None:
     """In one step of reward 4 − 4·(a − 1)², a in ±2: the mode comes near 1, the entropy near −½·A of a/2."""
     policy = replace(make_policy(num_critics=1), action_spec=ActionSpec("tanh_normal", (1,), (-2.0,), (2.0,)))

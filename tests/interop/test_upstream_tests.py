@@ -90,6 +90,7 @@ def run(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, SCRIPT, path.parents[2]], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_each_test_counts_once_with_its_reason(clone: Path) -> None:
     lines = run(clone).stdout.splitlines()
     assert "| tests/data_pipeline/test_online_data.py | 3 | 0 | 3 | 0 |" in lines
@@ -97,6 +98,7 @@ def test_each_test_counts_once_with_its_reason(clone: Path) -> None:
     assert "  1 in test_online_data: EmbodiChain skips it: no GPU" in lines
 
 
+@pytest.mark.slow
 def test_torch_differentiates_through_jax(clone: Path) -> None:
     clone.write_text(GRADIENT)
     assert "| all | 1 | 0 | 0 | 0 |" in run(clone).stdout

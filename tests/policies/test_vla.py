@@ -318,7 +318,7 @@ def test_a_policy_with_adapters_starts_as_the_policy_that_it_adopts() -> None:
 
 def test_only_adapters_and_what_is_outside_the_trunk_are_trained() -> None:
     policy = small(lora={"rank": 2})
-    params = variables_of(policy)
+    params = jax.eval_shape(policy.init, jax.random.key(0), observations())
     trained = {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params["params"]["blocks_0"])}
     assert trained == {"lora_a", "lora_b", "scale", "bias"}
     kernels = {path[-2].key for path, _ in jax.tree_util.tree_leaves_with_path(params["frozen"]["blocks_0"])}

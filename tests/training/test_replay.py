@@ -108,6 +108,7 @@ def test_several_devices_compute_what_one_does_with_their_strata(mode: str) -> N
         assert [shard.data.shape[0] for shard in x.addressable_shards] == [1] * 4
 
 
+@pytest.mark.slow
 def test_devices_send_no_rows_of_a_replay_buffer() -> None:
     parts = build(parse_config(sharing(distributed=True)))
     parts.stepper.start(parts.state)
