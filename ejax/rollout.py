@@ -96,7 +96,7 @@ def step(
 
     On a CPU the reset is under one ``lax.cond`` for the batch, so that it costs nothing while no episode ends. (Under
     ``vmap`` the cond becomes a select: batch environments inside, not outside.) A GPU resets all rows. Where the
-    environment says that its reset is long (``long_reset``), both reset only the rows that ended.
+    environment says that its reset is long (``long_reset``), both reset only rows that ended, a few at a time.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_step, key_reset = jax.random.split(key)
@@ -250,7 +250,11 @@ def _collect(
     policy: Policy, env: Env, params: Params, carry: _Carry, xs: Xs, *, first_episodes: bool, few_kernels: bool = False
 ) -> tuple[_Carry, _Step]:
     """Make T steps, leaves [T, N, ...]. ``few_kernels``: the form for a GPU, with the same bits: new episodes are drawn
-    beforehand, a step stores one table, and steps that are not to count are made and zeroed."""
+    beforehand, a step stores one table, and steps that are not to count are made and zeroed.
+
+    Of an environment whose reset is long a GPU draws one new episode for each row, not one for each step: other bits,
+    and a row that ends twice within the T steps begins the same one again.
+    """
     num_envs = carry[1].shape[0]
 
     def one_step(envs: EnvCarry, key: Key, row: dict[str, Array], start: EnvCarry | None) -> tuple[EnvCarry, _Step]:
@@ -277,7 +281,7 @@ def _collect(
     def packed(envs: PackedRows, xs: tuple[Key, dict[str, Array], PackedRows | None]) -> tuple[PackedRows, PackedRows]:
         key, row, start = xs
         # packed, since every array that a scan carries or stores is a kernel of its own
-        after, made = one_step(envs.tree(), key, row, None if start is None else start.tree())
+        after, made = one_step(envs.tree(), key, row, (of_all_steps if start is None else start).tree())
         return pack_rows(after), pack_rows(made)
 
     if not few_kernels:
@@ -285,11 +289,12 @@ def _collect(
             return jax.lax.scan(plain_or_skipped if first_episodes else plain, carry, xs)
     # all resets of the rollout in one batch: drawn within the scan, they would add their kernels to every step
     (envs, ended), (keys, rows) = carry, xs
-    starts = None
-    if not _has_long_reset(env):
-        starts = jax.vmap(pack_rows)(starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs))
+    drawn = keys[:1] if _has_long_reset(env) else keys
+    starts = jax.vmap(pack_rows)(starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(drawn), num_envs))
+    of_all_steps = jax.tree.map(lambda x: x[0], starts)
     with jax.named_scope("env_steps"):
-        after, log = jax.lax.scan(packed, pack_rows(envs), (keys, rows, starts))
+        given = (keys, rows, None if _has_long_reset(env) else starts)
+        after, log = jax.lax.scan(packed, pack_rows(envs), given)
     made = log.tree()
     done = made.timestep.done
     if first_episodes:

@@ -138,6 +138,16 @@ def test_a_long_reset_of_the_rows_that_ended_is_that_of_all_rows() -> None:
     np.testing.assert_array_equal(few.obs[~ended, 0], np.arange(21)[~ended])
 
 
+def test_a_gpu_draws_one_long_reset_for_each_row_of_a_rollout() -> None:
+    form = partial(_collect, POLICY, LongCounter(), first_episodes=False, few_kernels=True)
+    traced = jax.make_jaxpr(form)(PARAMS, (at([5, 6], [0, 1]), jnp.zeros(2, bool)), (jax.random.split(KEY, 8), {}))
+    assert "while" not in str(traced)
+    (_, _), made = jax.jit(form)(PARAMS, (at([5, 6], [0, 1]), jnp.zeros(2, bool)), (jax.random.split(KEY, 8), {}))
+    tags, steps = made.obs[..., 0], made.obs[..., 1]
+    assert steps[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1] and steps[:, 1].tolist() == [1, 2, 0, 1, 2, 0, 1, 2]
+    assert tags[3, 0] == tags[6, 0] != tags[2, 1] and (tags[3:] < 2.0).all()
+
+
 def test_environments_reset_independently() -> None:
     carry = reset(ENV, KEY, 50)
     assert len(np.unique(carry.obs[:, 0])) == 50
