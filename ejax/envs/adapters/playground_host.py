@@ -1,7 +1,7 @@
 """MuJoCo Playground's environments with the physics steps of MuJoCo's C engine, for CPUs.
 
-Their own code runs in JAX as it is; its calls of ``mjx_env.step`` become one call of the host for a batch. As in MJX,
-what depends on positions (``xpos``, ``sensordata``) is of the state before the last physics step.
+Their own code runs in JAX as it is; its calls of ``mjx_env.step`` and ``mjx.forward`` become one call of the host for a
+batch. As in MJX, what depends on positions (``xpos``, ``sensordata``) is of the state before the last physics step.
 """
 
 import dataclasses
@@ -54,7 +54,8 @@ class HostPhysicsEnv:
             return self._public(self.env.reset(key))
 
     def step(self, state: Any, action: Any) -> Any:
-        blank = jax.eval_shape(self.env.reset, jax.random.PRNGKey(0)).data
+        with self._host_steps():
+            blank = jax.eval_shape(self.env.reset, jax.random.PRNGKey(0)).data
 
         def unknown(x: Any) -> Any:
             return jnp.full(x.shape, jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0, x.dtype)
@@ -69,15 +70,19 @@ class HostPhysicsEnv:
     @contextmanager
     def _host_steps(self) -> Iterator[None]:
         """Put host steps in the place of MJX's while the environment is traced."""
-        library = import_library("mujoco_playground._src.mjx_env", "playground")
-        stepped = functools.partial(_step, self.name, self.env.mj_model)
-        # threads trace too, and the library has one ``step`` for all
-        with _tracing, mock.patch.object(library, "step", stepped):
+        library, mjx = (import_library(name, "playground") for name in ("mujoco_playground._src.mjx_env", "mujoco.mjx"))
+        step = functools.partial(_step, self.name, self.env.mj_model)
+
+        def forward(model: Any, data: Any) -> Any:
+            return step(model, data, data.ctrl, 0)
+
+        # threads trace too, and the libraries have one function for all
+        with _tracing, mock.patch.object(library, "step", step), mock.patch.object(mjx, "forward", forward):
             yield
 
 
 def _step(name: str, mj_model: mujoco.MjModel, model: Any, data: Any, action: Any, n_substeps: int = 1) -> Any:
-    """Do ``mujoco_playground._src.mjx_env.step``."""
+    """Do ``mujoco_playground._src.mjx_env.step``; with 0 substeps ``mjx.forward``."""
     name = f"{name} {n_substeps}"
     if name not in _steppers:  # one for each name: a program that is loaded from a cache finds it by that
         fields = [field.name for field in dataclasses.fields(data) if field.name != "_impl"]
@@ -130,7 +135,10 @@ class _Stepper:
             data.time = _START
             for view, part in read:
                 view[:] = row[part]
-            mujoco.mj_step(self._model, data, self._num_substeps)
+            if self._num_substeps:
+                mujoco.mj_step(self._model, data, self._num_substeps)
+            else:
+                mujoco.mj_forward(self._model, data)
             np.concatenate(written, out=out)
             if data.time < _START or not np.isfinite(row).all():
                 out[:] = np.nan
