@@ -67,6 +67,8 @@ class Batches:
                 actions, memory = [failure] * len(batch), []
             infer_ms = 1e3 * (time.perf_counter() - start)
             for i, (request, action) in enumerate(zip(batch, actions, strict=False)):
+                if request.answer.done():  # cancelled: who asked is gone
+                    continue
                 if isinstance(action, np.ndarray | np.generic) and not np.isfinite(action).all():
                     action = RuntimeError("the policy's action is not finite")
                 if isinstance(action, RuntimeError):
