@@ -95,8 +95,71 @@ class EncoderSpec:
         return height, width
 
 
+class DeployedForms:
+    """Inputs and outputs of a deployed policy that reads numbers and images; the fields are its subclasses'."""
+
+    observation: Mapping[str, int]
+    images: Mapping[str, tuple[int, int, int]]
+    memory: MemorySpec | None
+    unread: Mapping[str, tuple[int, ...]]
+    head: str
+    sizes: tuple[int, ...]
+    pixels_round = True
+    """The value x/127.5 − 1 of a pixel is rounded."""
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def continuous(self) -> bool:
+        return "categorical" not in self.head
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The parts of an observation that the inputs are made of."""
+        return (*self.images, *self.numbers)
+
+    def read(self, name: str) -> tuple[int, ...]:
+        """Entries of an array of numbers that the actor reads."""
+        unread = self.unread.get(name, ())
+        return tuple(i for i in range(self.observation[name]) if i not in unread)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs, in order: images, the numbers that the actor reads, its memory."""
+        return self.reads if self.memory is None else (*self.reads, MEMORY)
+
+    @property
+    def remembers(self) -> bool:
+        """True: an input and an output are its memory."""
+        return self.memory is not None
+
+    @property
+    def bytes_read(self) -> tuple[str, ...]:
+        """The parts of an observation that are bytes."""
+        return tuple(self.images)
+
+    def input_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one row of that input."""
+        if self.memory is not None and name == MEMORY:
+            return (self.memory.size,)
+        return tuple(self.images[name]) if name in self.images else (len(self.read(name)),)
+
+    def input_dtype(self, name: str) -> str:
+        return "uint8" if name in self.images else "float32"
+
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one row of that output."""
+        if self.memory is not None and name == NEXT_MEMORY:
+            return (self.memory.size,)
+        if name == "action" and not self.continuous:
+            return () if self.head == "categorical" else (len(self.sizes),)
+        return (sum(self.sizes),)
+
+
 @dataclass(frozen=True, kw_only=True)
-class PolicySpec:
+class PolicySpec(DeployedForms):
     """``sizes``: (A,) for the normals, the number of choices of each dimension for the categoricals."""
 
     observation: Mapping[str, int]
@@ -126,10 +189,6 @@ class PolicySpec:
     """(low, high) that a deployed action is clipped to; the distribution itself knows nothing of it."""
 
     @property
-    def continuous(self) -> bool:
-        return self.head in ("normal", "tanh_normal")
-
-    @property
     def num_outputs(self) -> int:
         """Outputs of the actor's network."""
         return sum(self.sizes) * (2 if self.continuous and self.log_std == "network" else 1)
@@ -141,48 +200,9 @@ class PolicySpec:
         return outputs if self.memory is None else (*outputs, NEXT_MEMORY)
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The inputs of a deployed policy, in order: images, the numbers that the actor reads, its memory."""
-        return self.reads if self.memory is None else (*self.reads, MEMORY)
-
-    @property
     def numbers(self) -> tuple[str, ...]:
         """The arrays of numbers among the inputs."""
         return self.actor.inputs
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The parts of an observation that the inputs are made of."""
-        return (*self.images, *self.actor.inputs)
-
-    @property
-    def remembers(self) -> bool:
-        """True: an input and an output are its memory."""
-        return self.memory is not None
-
-    @property
-    def bytes_read(self) -> tuple[str, ...]:
-        """The parts of an observation that are bytes."""
-        return tuple(self.images)
-
-    @property
-    def pixels_round(self) -> bool:
-        """True: the value x/127.5 − 1 of a pixel is rounded."""
-        return True
-
-    def input_shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one row of that input."""
-        if self.memory is not None and name == MEMORY:
-            return (self.memory.size,)
-        return tuple(self.images[name]) if name in self.images else (len(self.read(name)),)
-
-    def input_dtype(self, name: str) -> str:
-        return "uint8" if name in self.images else "float32"
-
-    def read(self, name: str) -> tuple[int, ...]:
-        """Entries of an array of numbers that the actor reads."""
-        unread = self.unread.get(name, ())
-        return tuple(i for i in range(self.observation[name]) if i not in unread)
 
     @property
     def read_of_all(self) -> tuple[int, ...]:
@@ -202,14 +222,6 @@ class PolicySpec:
     def features(self) -> int:
         """Number of the encoders' features of all images."""
         return self.encoder.width * len(self.images) if self.encoder else 0
-
-    def output_shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one row of that output."""
-        if self.memory is not None and name == NEXT_MEMORY:
-            return (self.memory.size,)
-        if name == "action" and not self.continuous:
-            return () if self.head == "categorical" else (len(self.sizes),)
-        return (sum(self.sizes),)
 
     def width(self, network: NetworkSpec) -> int:
         """Input width of the network's first Linear."""
