@@ -12,6 +12,7 @@ COMMANDS = {
     "distill": ("ejax.distill", "teach a policy what another one does"),
     "evaluate": ("ejax.evaluate", "play a trained policy, print its metrics, record a video"),
     "play": ("ejax.play.__main__", "watch a trained policy, in MuJoCo's viewer or a video; push it, command it"),
+    "transfer": ("ejax.transfer.__main__", "try a policy on each physics engine, and late, noisy, with other masses"),
     "report": ("ejax.report.__main__", "one HTML page about runs: curves, tables, videos"),
     "replay": ("ejax.replay", "play a quarantined episode again"),
     "preflight": ("ejax.preflight.__main__", "compile a config for GPUs that are not here, and count what it would do"),

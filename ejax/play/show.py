@@ -13,6 +13,7 @@ import jax
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.description import caption_of
 from ejax.envs.host.guarded import GuardedEnv
+from ejax.envs.mujoco.drawing import asset_of
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.viewer import Window
 from ejax.envs.terms.commands import Command
@@ -114,7 +115,7 @@ def _play_outside(
 def _play_pure(
     config: RunConfig, env: Env, policy: Policy, params: Params, show: Show, score: Score
 ) -> dict[str, object]:
-    asset = _asset(env)
+    asset = asset_of(env)
     if not isinstance(env, RenderableEnv) or (asset is None and show.video is None):
         raise ValueError(f"{config.env.id} cannot be shown: it has no MuJoCo model; ejax.evaluate gives its numbers")
     command, patches = HeldCommand(show.command), _patches(config, env, asset, show)
@@ -182,11 +183,3 @@ def _until(moments: Iterator[Moment], score: Score, show: Show, period: float) -
 def _text(env: RenderableEnv, sight: PyTree, score: Score) -> str:
     caption = caption_of(env, sight)
     return f"{caption}   {score.text}" if caption else score.text
-
-
-def _asset(env: Any) -> str | None:
-    # traced, not run: only the path of the MJCF is needed
-    try:
-        return jax.eval_shape(lambda key: env.appearance(env.reset(key)[0]), jax.random.key(0)).asset
-    except AttributeError:
-        return None

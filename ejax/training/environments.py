@@ -176,10 +176,18 @@ def resolve_physics(
         raise ConfigError([Problem(f"env.cfg.{'.'.join(path)}", f"{text}, which is not installed: {how}")])
     if engine == "warp" and platform is None and config.trainer.device.startswith("cuda"):
         notes += (f"XLA_FLAGS: {os.environ.get('XLA_FLAGS', 'none')}",)  # ``device_problem`` adds Warp's
-    if given != "auto":
-        return config, notes
+    return (config if given != "auto" else with_engine(config, engine)), notes
+
+
+def with_engine(config: RunConfig, engine: Engine) -> RunConfig:
+    """Name another physics engine in a config. ConfigError: its environment does not choose one by ``physics``."""
+    env = config.env
+    path, given = _find_engine(env.id, env.cfg)
+    if given is None:
+        text = f"{env.id} has no argument physics: ejax does not step it by a MuJoCo engine of its own"
+        raise ConfigError([Problem("env.id", text)])
     cfg = freeze(with_value(thaw(env.cfg), ".".join(path), engine))
-    return config.model_copy(update={"env": env.model_copy(update={"cfg": cfg})}), notes
+    return config.model_copy(update={"env": env.model_copy(update={"cfg": cfg})})
 
 
 def engine_of(checkpoint: Path) -> Engine | None:

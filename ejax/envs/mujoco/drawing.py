@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any, Protocol, cast, runtime_checkable
 
+import jax
 import mujoco
 import numpy as np
 from flax import struct
@@ -40,6 +41,15 @@ class AppearingEnv(Protocol):
     def appearance(self, state: PyTree) -> Appearance:
         """Return the look of one environment's state; pure."""
         ...
+
+
+def asset_of(env: Any) -> str | None:
+    """Find the model that an environment's states are drawn by; None: there is none."""
+    # traced, not run: only the path of the MJCF is needed
+    try:
+        return cast(str, jax.eval_shape(lambda key: env.appearance(env.reset(key)[0]), jax.random.key(0)).asset)
+    except AttributeError:
+        return None
 
 
 def render(

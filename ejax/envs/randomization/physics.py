@@ -22,7 +22,15 @@ from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.randomization.changes import Change, write_drawn, write_parameters
 from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.envs.randomization.names import PHYSICS_EVENTS
-from ejax.envs.task.entities import Entity, drives_of_joints, joint_dofs, matching_names, object_body, robot_links
+from ejax.envs.task.entities import (
+    Entity,
+    bodies_of,
+    drives_of_joints,
+    joint_dofs,
+    matching_names,
+    object_body,
+    robot_links,
+)
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, Key
 
@@ -153,10 +161,10 @@ def randomize_rigid_object_friction(
     operation: str = "abs",
     distribution: str = "uniform",
 ) -> Change:
-    """Draw the coefficient of sliding friction of an object, one for all its contacts."""
-    body = object_body(model, entity_cfg)
+    """Draw the coefficient of sliding friction of an object, or of a robot's links, one for all its contacts."""
+    bodies = bodies_of(model, entity_cfg)
     draw = read_draw("friction_range", friction_range, operation, distribution)
-    geoms = np.flatnonzero(model.geom_bodyid == body)
+    geoms = np.flatnonzero(np.isin(model.geom_bodyid, bodies))
     pairs = np.flatnonzero(np.isin(model.pair_geom1, geoms) | np.isin(model.pair_geom2, geoms))
     if not len(pairs) and not (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
         raise ValueError(f"{entity_cfg['uid']} touches nothing in this model: it has no friction")

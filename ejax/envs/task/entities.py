@@ -65,7 +65,12 @@ def per_joint(joints: tuple[str, ...], values: Mapping[str, float]) -> tuple[flo
 
 def object_body(model: mujoco.MjModel, entity: Any) -> int:
     """Find the body of an object that moves freely."""
-    return look_up("object that moves", _uid(entity), _free_bodies(model), "entity_cfg: ")
+    return look_up("object that moves", _uid(entity), free_bodies(model), "entity_cfg: ")
+
+
+def free_bodies(model: mujoco.MjModel) -> dict[str, int]:
+    """Name -> number of every body that moves freely, a legged robot's base among them."""
+    return {model.body(i).name: i for i in range(1, model.nbody) if model.body_dofnum[i] == 6}
 
 
 def robot_links(model: mujoco.MjModel, entity: Any) -> list[int]:
@@ -76,10 +81,15 @@ def robot_links(model: mujoco.MjModel, entity: Any) -> list[int]:
     return [i for i in range(1, model.nbody) if model.body_rootid[i] in roots and model.body_mass[i] > 0.0]
 
 
+def bodies_of(model: mujoco.MjModel, entity: Any) -> list[int]:
+    """List an entity's bodies: an object, or the robot's links."""
+    is_object = _uid(entity) in free_bodies(model)
+    return [object_body(model, entity)] if is_object else robot_links(model, entity)
+
+
 def joint_dofs(model: mujoco.MjModel, entity: Any, joint_names: Any) -> NDArray[np.int_]:
     """List the numbers in qvel of an entity's joints of these names."""
-    is_object = _uid(entity) in _free_bodies(model)
-    bodies = [object_body(model, entity)] if is_object else robot_links(model, entity)
+    bodies = bodies_of(model, entity)
     joints = {model.joint(j).name: j for j in range(model.njnt) if model.jnt_bodyid[j] in bodies}
     chosen = {joints[name] for name in matching_names("joint", joint_names, joints)}
     return np.array([dof for dof in range(model.nv) if model.dof_jntid[dof] in chosen], int)
@@ -139,10 +149,6 @@ def _uid(entity: Any) -> str:
     if not isinstance(entity, Mapping) or set(entity) != {"uid"} or not isinstance(entity["uid"], str):
         raise ValueError(f"entity_cfg: got {entity!r}; must be {{uid: name}}")
     return entity["uid"]
-
-
-def _free_bodies(model: mujoco.MjModel) -> dict[str, int]:
-    return {model.body(i).name: i for i in range(1, model.nbody) if model.body_dofnum[i] == 6}
 
 
 def _driven(model: mujoco.MjModel) -> Iterator[int]:

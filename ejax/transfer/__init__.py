@@ -1,0 +1,1 @@
+"""One policy on several physics engines, and under shifted physics: ``ejax transfer``, docs/transfer.md."""
