@@ -46,7 +46,7 @@ def words() -> set[str]:
         path
         for top in ("ejax", "interop", "benchmarks", "tests", "examples", "configs")
         for path in (ROOT / top).rglob("*")
-        if path.suffix in (".py", ".yaml", ".json", ".toml", ".xml") and path != Path(__file__)
+        if path.suffix in (".py", ".yaml", ".json", ".toml", ".xml", ".csv") and path != Path(__file__)
     )
     return {word for path in files for word in re.findall(r"\w+", f"{path.stem} {path.read_text(encoding='utf-8')}")}
 
