@@ -118,7 +118,9 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     """
     if config.algorithm.record.keeps_target and not policy_only:
         name = config.algorithm.name
-        raise ValueError(f"EmbodiChain has no {name}, so no file goes on with its training; start one: policy_only")
+        raise ValueError(
+            f"EmbodiChain has no {name}, so no file goes on with its training; start one: policy.init_from=FILE.pt"
+        )
     options: Any = config.algorithm.cfg
     notes = []
     if policy_only and isinstance(parts.policy, ActorQ):
@@ -242,7 +244,10 @@ def _normal_policy(policy: Policy) -> Any:
             "EmbodiChain's policies have no memory, and its files no place for one; interop.export takes this policy"
         )
     if not isinstance(policy, ActorCritic | ActorOnly):
-        raise TypeError(f"EmbodiChain's policies are ActorCritic and ActorOnly, got {type(policy).__name__}")
+        raise TypeError(
+            f"EmbodiChain's policies are actor_critic and actor_only, got {type(policy).__name__}; "
+            "interop.export takes this policy"
+        )
     if policy.action_spec.kind != "normal":
         raise ValueError(f"EmbodiChain's policies act by a normal distribution, this one by {policy.action_spec.kind}")
     return policy
