@@ -101,3 +101,25 @@ def test_the_gate_and_the_bounded_reader_need_the_standard_library_only(name: st
     path = Path(*name.removeprefix("ejax.").split(".")).with_suffix(".py")
     others = [name for name in imports(path) if not name.startswith(STANDARD)]
     assert not [name for name in others if name.split(".")[0] not in sys.stdlib_module_names]
+
+
+def imports_at_start(path: Path) -> Iterator[str]:
+    """List the modules a file imports where it is imported, up to ``importorskip``."""
+    for node in ast.parse(path.read_text()).body:
+        if "importorskip" in ast.dump(node):
+            return
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def test_tests_are_collected_without_torch() -> None:
+    files = {module(path.relative_to(ROOT)): path for path in (ROOT / "interop").rglob("*.py")}
+    needs, size = {"torch", "tensordict"}, 0
+    while size < len(needs):
+        size = len(needs)
+        needs |= {name for name, path in files.items() if needs.intersection(imports_at_start(path))}
+    assert "interop.policy" in needs
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if needs.intersection(imports_at_start(path))]
+    assert tests == []

@@ -26,7 +26,6 @@ from ejax.schema.trust import trust
 from ejax.store.run_dir import create_run_directory, open_run_directory
 from ejax.training.build import build
 from ejax.training.environments import build_env
-from interop import policy as torch_side
 from interop.artefacts import cases
 from interop.artefacts.formats import FORMATS, Trained
 from interop.checkpoints.exported import read_export
@@ -81,6 +80,8 @@ def test_a_run_is_exported_verified_and_acts_as_it_did(run: Path, capsys: pytest
     with pytest.raises(ValueError, match="of your own; give its run"):
         read_export(to, build_env(config))
     if importlib.util.find_spec("torch"):
+        from interop import policy as torch_side
+
         with pytest.raises(ValueError, match=r"no torch twin; interop\.onnx_policy"):
             torch_side.load_policy(to)
 
