@@ -73,7 +73,7 @@ def assert_same_update(one: Any, other: Any, rtol: float = 1e-4) -> None:
     ],
     ids=["default", "per minibatch", "vtrace"],
 )
-@pytest.mark.slow_cases("per minibatch")
+@pytest.mark.slow_cases("per minibatch", "vtrace")
 def test_an_update_with_masked_garbage_is_the_update_without_it(
     small: tuple[ActorCritic, Any, Any], options: dict[str, Any]
 ) -> None:

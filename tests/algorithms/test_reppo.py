@@ -88,6 +88,7 @@ def drawn(params: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.tanh(u), (log_normal - np.log(1 - np.tanh(u) ** 2)).sum(-1)
 
 
+@pytest.mark.slow_cases("0.0")
 @pytest.mark.parametrize("lmbda", [0.0, 0.7, 1.0])
 def test_the_returns_are_the_recursion_and_ends_are_told_apart(lmbda: float) -> None:
     policy, key = make_policy(), jax.random.key(5)

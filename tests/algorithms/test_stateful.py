@@ -67,6 +67,7 @@ def test_loops_and_objects_share_what_is_compiled() -> None:
     assert (ppo_update._cache_size(), unroll._cache_size()) == compiled
 
 
+@pytest.mark.slow
 def test_a_loop_learns_what_a_trainer_learns(tmp_path: Any) -> None:
     algorithm = build_algo("ppo", {**OPTIONS, "learning_rate": 0.01}, POLICY)
     trainer = Trainer(ENV, POLICY, algorithm, num_envs=NUM_ENVS, num_steps=NUM_STEPS, seed=0, console=False)

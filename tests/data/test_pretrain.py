@@ -627,6 +627,7 @@ def test_the_command_runs_and_tells_of_samples(
     assert "ejax.pretrain" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_the_first_update_compiles_is_booked_as_that(recorded: dict[str, Any]) -> None:
     parts = build(parse_config(tree(recorded)))
     with parts.stepper as stepper:

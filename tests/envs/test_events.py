@@ -240,6 +240,7 @@ def test_an_environment_without_physics_takes_events_of_ones_own(
     assert at_home == [False, False, True] * 2
 
 
+@pytest.mark.slow_cases("VelocityRL")
 @pytest.mark.parametrize("name", PURE)
 def test_events_happen_in_every_task_on_physics(name: str, tmp_path: Path) -> None:
     """After the second step, before its observation, as in manager form; not in the other phase."""

@@ -167,6 +167,7 @@ def test_a_robot_on_rough_ground_starts_above_it_and_ends_at_its_edge() -> None:
     assert outside.truncated
 
 
+@pytest.mark.slow
 def test_a_reward_of_ones_own_is_one_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TERMS, "rewards", dict(TERMS["rewards"]))
 

@@ -386,7 +386,7 @@ def test_shac_takes_and_gives_the_policy_alone(golden: dict[str, Any]) -> None:
     assert pt_state.pt_payload(plain, fresh, fresh.state, meta, layout="seed").keys() == {"global_step", "policy"}
     with pytest.raises(ValueError, match=r"EmbodiChain has no shac: layout '0\.3' has no place"):
         pt_state.pt_payload(config, parts, state, meta)
-    with pytest.raises(ValueError, match="start one: policy.init_from=FILE.pt"):
+    with pytest.raises(ValueError, match=r"start one: policy\.init_from=FILE\.pt"):
         pt_state.restore(saved, config, parts)
 
 

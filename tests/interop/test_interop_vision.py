@@ -507,6 +507,7 @@ def test_an_environment_outside_jax_shows_the_same_images() -> None:
     assert spec_of(policy, PureHostEnv(ENV, 4)) == spec_of(policy, ENV)
 
 
+@pytest.mark.slow
 def test_a_policy_of_images_alone_ignores_its_normalizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not HERE:
         pytest.skip("no format can be written here: pip install -e '.[export]'")

@@ -178,7 +178,7 @@ def certificate(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "parity.json").read_text())
 
 
-@pytest.mark.slow_cases("pretrained", "averaged")
+@pytest.mark.slow_cases("pretrained", "averaged", "keypoints")
 def test_every_format_answers_as_jax_does_with_adapters_beside_the_weights(exported: Path) -> None:
     report = certificate(exported)
     cases = {"environment", "edges", "zeros", "huge", "not_a_number", "noise", "texts"}

@@ -293,6 +293,7 @@ def test_an_export_is_told_from_a_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "it is an export: name the run that it was made from" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_video_that_fails_costs_the_video_and_not_the_metrics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -268,6 +268,7 @@ def collected(request: Any) -> Any:
     return policy, params, unroll(policy, ENV, params, carry, jax.random.key(1), num_steps=8)[0]
 
 
+@pytest.mark.slow_cases("lstm-2")
 @pytest.mark.parametrize("length", [2, 8])
 def test_sequences_see_what_the_policy_saw_when_it_acted(collected: Any, length: int) -> None:
     policy, params, rollout = collected

@@ -88,6 +88,7 @@ def test_a_fork_of_a_run_begins_with_its_best_checkpoint(parent: Path, tmp_path:
     assert "best" in Path(versions["origin"]).name
 
 
+@pytest.mark.slow_cases("changed0")
 @pytest.mark.parametrize(
     ("changed", "rate"),
     [

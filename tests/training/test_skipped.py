@@ -92,6 +92,7 @@ def test_a_run_that_hardly_learned_says_so_and_does_not_end_as_if_all_were_well(
     assert "[summary] skipped updates: 4 of 8, not finite" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sound_run_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(tmp_path, raw(tmp_path)) == 0
     assert "skipped updates" not in capsys.readouterr().out
