@@ -16,6 +16,8 @@ SMALL = "trainer.iterations=1 trainer.num_envs=4 trainer.buffer_size=16 trainer.
 RUN = f"ejax train point_mass/ppo {SMALL} algorithm.cfg.batch_size=16"
 EXPORT = f"{RUN} && ejax export outputs/point_mass_ppo --to policy"
 EXPERT = "ejax.experts.push_cube:make_task"
+URL = "http://127.0.0.1:18765/healthz"
+ASK = f"import time, urllib.request as r; time.sleep(20); assert r.urlopen('{URL}').read() == b'OK\\n'"
 SMOKE = {
     "mjx": f"ejax train cart_pole/ppo {SMALL} env.cfg.physics=mjx algorithm.cfg.batch_size=16",
     "warp": "python -c 'import warp; from mujoco.mjx.third_party import mujoco_warp'",
@@ -32,7 +34,8 @@ SMOKE = {
     "preflight": "ejax preflight --config point_mass/ppo",
     "onnx": "python -c 'import onnx, onnxruntime, onnxscript; import interop.onnx_policy'",
     "leapp": f"{EXPORT} --formats onnx --leapp && ejax verify policy",
-    "jax2onnx": "python -c 'import jax2onnx, onnxruntime'",
+    "serve": f'{RUN} && (timeout 60 ejax serve outputs/point_mass_ppo --port 18765 & python -c "{ASK}")',
+    "jax2onnx": "python -c 'import jax2onnx, onnxruntime, interop.artefacts.onnx_model'",
     "docs": "mkdocs --version",
     "dev": "ruff --version && mypy --version && pytest --version",
     # gigabytes, for machines with a GPU: that the resolver finds a set of versions is all that is tried
@@ -64,7 +67,7 @@ def works(wheel: Path, extra: str, python: str) -> bool:
         if shutil.which("uv"):  # links files from its cache instead of unpacking them for each environment
             pip = f"uv pip install --quiet --python {folder}/env/bin/python"
         # torch's build for the CPU, where the plain name would bring CUDA
-        torch = f"{pip} torch==2.13.0 && " if extra in ("torch", "export", "pretrained") else ""
+        torch = f"{pip} torch==2.13.0 && " if extra in ("torch", "export", "pretrained", "leapp") else ""
         install = f"{torch}{pip} '{wheel}[{extra}]'" + (" --dry-run" if smoke is None else "")
         command = install if smoke is None else f"{install} && export PATH={folder}/env/bin:$PATH && {smoke}"
         done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 from onnx import helper, numpy_helper
 
 from interop.artefacts.formats import ConversionError
@@ -19,11 +18,14 @@ _OPSET, _IR_VERSION = 18, 8
 """The oldest that torch's exporter writes, and the format of its time; ONNX Runtime reads them since 1.14."""
 
 
-def make_onnx(program: torch.export.ExportedProgram, spec: Spec) -> onnx.ModelProto:
-    """Make the deployed policy: inputs ``spec.inputs`` [batch, ...], outputs ``spec.outputs``, both by name.
+def make_onnx(program: Any, spec: Spec) -> onnx.ModelProto:
+    """Make the deployed policy of a ``torch.export.ExportedProgram``: inputs ``spec.inputs`` [batch, ...], outputs
+    ``spec.outputs``, both by name.
 
     The input ``noise`` of a flow may be left out: zeros.
     """
+    import torch  # jax2onnx does without
+
     names: Any = {"input_names": spec.inputs, "output_names": spec.outputs}
     with _silence("torch.onnx"):
         made: Any = torch.onnx.export(program, dynamo=True, opset_version=_OPSET, verbose=False, **names)
