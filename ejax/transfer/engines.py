@@ -74,7 +74,12 @@ def transfer_run(
         policy, params = load_policy(config, reference, path)
         # all are built before the first is played: what one refuses is found at once
         shifted = conditions(reference, shifts)
-        envs |= {(name, each): _build(configs[name], shifted[each]) for name in names for each in list(shifted)[1:]}
+        for shift in list(shifted)[1:]:
+            try:
+                envs |= {(name, shift): _build(configs[name], shifted[shift]) for name in names}
+            except ConfigError as error:  # its keys are none that the user wrote
+                texts = dict.fromkeys(problem.text for problem in error.problems)
+                raise ValueError(f"--{shift}: {'; '.join(texts)}") from error
         key, rows, differences = jax.random.key(seed), dict[tuple[str, str], Facts](), list[Facts]()
         for each in ((name, condition) for name in names for condition in shifted):
             print(f"{', '.join(each)} …", file=sys.stderr)

@@ -191,6 +191,8 @@ def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tm
     assert rows[0]["return"] != rows[1]["return"] and "| mujoco | as it is  | 0.000" in capsys.readouterr().out
     assert main([*words, "--friction", "2"]) == 2
     assert "touches nothing in this model" in capsys.readouterr().err
+    assert main([*words, "--latency", "-1"]) == 2
+    assert "ejax.transfer: --latency -1: got [-1.0, -1.0]; must be >= 0" in capsys.readouterr().err
 
 
 @pytest.mark.slow
