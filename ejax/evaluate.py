@@ -15,7 +15,7 @@ from ejax.schema.values import MAX_SEED, whole
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 if only the video could not be made."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_intermixed_args(argv)
     import_late("ejax.play.saved_policy")
     return until_signal("ejax.evaluate", lambda: _run(args))
 

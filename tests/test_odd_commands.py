@@ -60,6 +60,11 @@ def test_options_that_mean_nothing_are_refused(
     assert text in refused(capsys, command, str(run), *video, *words)
 
 
+@pytest.mark.parametrize("command", ["evaluate", "play", "transfer"])
+def test_keys_may_follow_options(command: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "env.cfg.oops" in refused(capsys, command, str(run), "--episodes", "2", "env.cfg.oops=1")
+
+
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 @pytest.mark.parametrize("command", ["evaluate", "play", "report", "replay", "train"])
 def test_a_name_that_no_folder_has_is_refused(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
