@@ -340,7 +340,6 @@ def test_recomputing_blocks_changes_no_gradient() -> None:
     assert jax.tree.all(both)
 
 
-@pytest.mark.slow
 def test_bfloat16_products_stay_near_float32() -> None:
     obs = observations()
     params = variables_of(small())
@@ -387,7 +386,6 @@ def test_a_config_that_does_not_fit_is_refused(model: dict[str, Any], horizon: i
         )
 
 
-@pytest.mark.slow
 def test_patches_that_do_not_fill_the_picture_are_refused() -> None:
     with pytest.raises(ValueError, match="patch_size 5 must divide"):
         small(image_encoder={"type": "patches", "patch_size": 5}).init(jax.random.key(0), observations())
@@ -395,7 +393,6 @@ def test_patches_that_do_not_fill_the_picture_are_refused() -> None:
     assert mode_of(policy, observations()).shape == (ROWS, K * A)
 
 
-@pytest.mark.slow
 def test_a_rollout_keeps_the_log_probability_of_a_flow() -> None:
     policy, obs = small(), observations(batch=(2, 2))
     params = variables_of(policy)
@@ -407,7 +404,6 @@ def test_a_rollout_keeps_the_log_probability_of_a_flow() -> None:
     assert np.allclose(rollout.log_prob, policy.apply(params, obs)[0].log_prob(decision), atol=1e-6)
 
 
-@pytest.mark.slow
 def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, obs = small(), observations(batch=(2, 2))
     params = variables_of(policy)
@@ -499,7 +495,6 @@ def test_the_first_frame_of_a_window_is_always_asked() -> None:
     assert set(chosen["frame"].ravel().tolist()) == set(range(8))
 
 
-@pytest.mark.slow
 def test_chunks_may_begin_at_some_frames_only() -> None:
     action = jnp.arange(2 * 5, dtype=jnp.float32).reshape(2, 5, 1)
     target, known = chunk_targets(action, 3, jnp.array([[0, 4], [1, 3]]))
