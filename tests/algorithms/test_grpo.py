@@ -63,7 +63,6 @@ def test_members_of_a_group_share_their_start() -> None:
     np.testing.assert_array_equal(position[:4], np.broadcast_to(position[0], (4, 2)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("shared_start", "starts"), [(True, 2), (False, 8)])
 def test_a_rollout_starts_its_groups_together_by_default(shared_start: bool, starts: int) -> None:
     parts = build(parse_config(RAW, [f"algorithm.cfg.shared_start={shared_start}"]))

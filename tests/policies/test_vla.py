@@ -404,7 +404,6 @@ def test_a_rollout_keeps_the_log_probability_of_a_flow() -> None:
     assert np.allclose(rollout.log_prob, policy.apply(params, obs)[0].log_prob(decision), atol=1e-6)
 
 
-@pytest.mark.slow
 def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, obs = small(), observations(batch=(2, 2))
     params = variables_of(policy)
