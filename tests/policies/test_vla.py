@@ -216,6 +216,11 @@ def variables_of(policy: VLAPolicy) -> Params:
     return jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), variables)
 
 
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return variables_of(small())
+
+
 def mode_of(policy: VLAPolicy, obs: PyTree, params: Params | None = None) -> np.ndarray:
     params = variables_of(policy) if params is None else params
     return np.asarray(jax.jit(lambda params, obs: policy.apply(params, obs)[0].mode())(params, obs))
@@ -340,9 +345,8 @@ def test_recomputing_blocks_changes_no_gradient() -> None:
     assert jax.tree.all(both)
 
 
-def test_bfloat16_products_stay_near_float32() -> None:
+def test_bfloat16_products_stay_near_float32(params: Params) -> None:
     obs = observations()
-    params = variables_of(small())
     near = mode_of(small(torch_dtype="bfloat16"), obs, params)
     assert near.dtype == np.float32
     assert 0.0 < np.abs(near - mode_of(small(), obs, params)).max() < 0.1
