@@ -397,15 +397,15 @@ def test_patches_that_do_not_fill_the_picture_are_refused() -> None:
     assert mode_of(policy, observations()).shape == (ROWS, K * A)
 
 
-def test_a_rollout_keeps_the_log_probability_of_a_flow() -> None:
+def test_a_rollout_keeps_the_log_probability_of_a_flow(params: Params) -> None:
     policy, obs = small(), observations(batch=(2, 2))
-    params = variables_of(policy)
-    decision = policy.apply(params, obs)[0].sample(jax.random.key(0))
+    distribution = jax.jit(lambda obs: policy.apply(params, obs)[0])(obs)
+    decision = distribution.sample(jax.random.key(0))
     flags = jnp.zeros((2, 2), bool)
     timestep = Timestep(obs=obs, reward=jnp.zeros((2, 2)), terminated=flags, truncated=flags, info={}, final_obs=obs)
     rollout = make_rollout(policy, params, obs, decision, timestep)
     assert sum(x.size for x in jax.tree.leaves(rollout.distribution)) == 4
-    assert np.allclose(rollout.log_prob, policy.apply(params, obs)[0].log_prob(decision), atol=1e-6)
+    assert np.allclose(rollout.log_prob, distribution.log_prob(decision), atol=1e-6)
 
 
 def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,13 +43,14 @@ def test_an_update_writes_into_the_replay_buffer_of_the_state_before_it(mode: st
         assert not any(x.is_deleted() for x in jax.tree.leaves(state))
 
 
-@pytest.mark.slow_cases("host")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.slow_cases("evaluated")  # seconds to compile
+@pytest.mark.parametrize("case", ["device", "host evaluated", "async", "async evaluated"])
 def test_after_a_resume_the_ratio_of_updates_to_steps_goes_on_and_the_buffer_is_the_same_bits(
-    mode: str, tmp_path: Path
+    case: str, tmp_path: Path
 ) -> None:
     """No burst of updates that makes up for steps of before, and no step forgotten."""
-    evaluated = {} if mode == "device" else EVALUATED | {"eval_freq": 2 * STEPS}  # seconds to compile
+    mode = case.split()[0]
+    evaluated = EVALUATED | {"eval_freq": 2 * STEPS} if "evaluated" in case else {}
     raw = tiny_sac(**evaluated, save_frequency_updates=2, iterations=4, **MODES[mode])
     whole = train(parse_config(raw), run_dir=tmp_path / "whole")
     train(parse_config(raw | {"trainer": raw["trainer"] | {"iterations": 2}}), run_dir=tmp_path / "run")
