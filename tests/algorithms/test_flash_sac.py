@@ -49,9 +49,10 @@ Z = np.linspace(-5.0, 5.0, 11)
 
 
 def make_state(policy: FlashQ = POLICY) -> TrainState:
-    state = init_train_state(policy, OPTIMIZER, jax.random.key(3), jnp.zeros((1, 3)), target=True)
+    begin = jax.jit(init_train_state, static_argnums=(0, 1), static_argnames="target")
+    state = begin(policy, OPTIMIZER, jax.random.key(3), jnp.zeros((1, 3)), target=True)
     rng = np.random.default_rng(1)
-    move = partial(jax.tree.map, lambda x: x + jnp.asarray(rng.uniform(0.0, 0.4, x.shape), jnp.float32))
+    move = partial(jax.tree.map, lambda x: x + rng.uniform(0.0, 0.4, x.shape).astype(np.float32))
     params = {**state.params, "params": move(state.params["params"]), "batch_stats": move(state.params["batch_stats"])}
     params["params"]["log_alpha"] = jnp.float32(-0.7)
     return replace(state, params=params, target={**params, "params": move(params["params"])})
@@ -72,6 +73,7 @@ def make_batch() -> Transition:
 STATE, BATCH, KEY = make_state(), make_batch(), jax.random.key(5)
 SCALE = ReturnScale(returns=replace(init_reward_scale(1), moments=(4.0, jnp.ones(1), jnp.full(1, 4.0))), largest=15.0)
 step = jax.jit(flash_sac_step, static_argnums=4, static_argnames=("policy", "optimizer", "config"))
+target_of = jax.jit(soft_target, static_argnames="policy")
 
 
 def stepped(moves_actor: bool = True, policy: FlashQ = POLICY, state: TrainState = STATE, **changes: Any) -> Any:
@@ -126,7 +128,7 @@ def target_in_numpy(state: TrainState, action: np.ndarray, log_prob: np.ndarray,
 
 
 def test_the_target_is_the_distribution_of_the_lesser_critic_on_the_joint_batch_shifted_by_the_entropy() -> None:
-    action, target = soft_target(STATE, BATCH, KEY, policy=POLICY)
+    action, target = target_of(STATE, BATCH, KEY, policy=POLICY)
     unit, log_prob = next_action_in_numpy(STATE.params["params"], STATE.params["batch_stats"]["actor"], KEY)
     np.testing.assert_allclose(action, 2.0 * unit, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(target, target_in_numpy(STATE, unit, log_prob, np.asarray(BATCH.reward)), atol=2e-4)
@@ -136,7 +138,7 @@ def test_the_target_is_the_distribution_of_the_lesser_critic_on_the_joint_batch_
 
 
 def test_after_a_termination_all_mass_lies_around_the_reward() -> None:
-    _, target = soft_target(STATE, BATCH, KEY, policy=POLICY)
+    _, target = target_of(STATE, BATCH, KEY, policy=POLICY)
     for i in np.flatnonzero(np.asarray(BATCH.discount) == 0.0):
         assert np.count_nonzero(np.asarray(target[i]) > 1e-6) == 2
         np.testing.assert_allclose(target[i] @ Z, BATCH.reward[i], atol=1e-5)
@@ -144,7 +146,7 @@ def test_after_a_termination_all_mass_lies_around_the_reward() -> None:
 
 def test_without_atoms_the_target_is_sacs() -> None:
     state = make_state(SCALAR)
-    _, target = soft_target(state, BATCH, KEY, policy=SCALAR)
+    _, target = target_of(state, BATCH, KEY, policy=SCALAR)
     unit, log_prob = next_action_in_numpy(state.params["params"], state.params["batch_stats"]["actor"], KEY)
     q = flash_in_numpy.critics(state.target["params"], None, *joint(unit))[:, ROWS:, 0].min(0)
     alpha = np.exp(float(state.params["params"]["log_alpha"]))

@@ -268,7 +268,7 @@ def test_events_of_a_start_come_before_the_first_observation(name: str, tmp_path
     events = {mode: {**SHOVE, "mode": mode} for mode in ("reset", "startup")}
     data = raw(tmp_path, {"train": events}) | {"env": {"id": name, "cfg": {"physics": "mujoco"}}}
     config = parse_config(data)
-    (state, obs), (plain, seen) = (build_env(config, phase=phase).reset(KEY) for phase in ("train", "eval"))
+    (state, obs), (plain, seen) = (jax.jit(build_env(config, phase=phase).reset)(KEY) for phase in ("train", "eval"))
     change = np.asarray(state.physics.qpos - plain.physics.qpos)
     assert change.max() == pytest.approx(0.2, abs=1e-5) and (np.abs(change) > 1e-4).sum() == 1
     assert not jax.tree.all(jax.tree.map(np.array_equal, obs, seen))
@@ -311,7 +311,7 @@ def test_events_happen_in_a_task_that_is_wrapped(name: str, tmp_path: Path) -> N
     config = parse_config(data)
     train, plain = (build_env(config, phase=phase) for phase in ("train", "eval"))
     seen = [
-        float(env.reset(KEY)[1][part][0])
+        float(jax.jit(env.reset)(KEY)[1][part][0])
         for env in (train, plain, add_events(plain, config.trainer.events.of("train")))
     ]
     assert seen[0] == pytest.approx(seen[1] + 0.1, abs=1e-5) and seen[2] == seen[0]

@@ -72,7 +72,7 @@ def train_state(
     policy: Policy, obs: Any, state_dict: Golden, optimizer: optax.GradientTransformation, *, reference: bool = False
 ) -> TrainState:
     """Before the first update; ``state_dict``: of the trained tensors at least."""
-    fresh = policy.init(KEY, obs)
+    fresh = jax.jit(policy.init)(KEY, obs)
     params: Params = params_from_state_dict(policy, {**state_dict_from_params(policy, fresh), **state_dict})
     params = jax.tree.map(jnp.asarray, params)
     return TrainState(

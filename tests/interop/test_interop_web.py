@@ -37,7 +37,7 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="there is n
 
 
 def weights(policy: Any) -> Any:
-    params = policy.init(jax.random.key(1), OBS[:1])
+    params = jax.jit(policy.init)(jax.random.key(1), OBS[:1])
     if "normalizer" in params:
         mean, variance = OBS.mean(axis=0), 4.0 * OBS.var(axis=0)
         params["normalizer"]["actor_obs_normalizer"] |= {"mean": mean, "variance": variance}

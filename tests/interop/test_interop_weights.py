@@ -40,10 +40,10 @@ def policy_with(**options: Any) -> ActorCritic:
 
 def init(policy: Policy) -> Any:
     """Parameters without a zero or a one that an exchange could hide behind."""
-    params = policy.init(KEY, jnp.zeros((1, OBS)))
+    params = jax.eval_shape(policy.init, KEY, jnp.zeros((1, OBS)))
     leaves, structure = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
-    return jax.tree.unflatten(structure, [jnp.asarray(rng.uniform(1, 9, x.shape), x.dtype).round(2) for x in leaves])
+    return jax.tree.unflatten(structure, [jnp.asarray(rng.uniform(1, 9, x.shape).round(2), x.dtype) for x in leaves])
 
 
 def assert_same(a: Any, b: Any) -> None:

@@ -22,11 +22,13 @@ NUM_OBS, ROWS = 3, 9
 def noisy(tree: Any, size: float = 0.3) -> Any:
     """Move every number, so that scales are not 1 and biases not 0."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: x + jnp.asarray(rng.uniform(0.0, size, x.shape), jnp.float32), tree)
+    return jax.tree.map(
+        lambda x: jnp.asarray(x + rng.uniform(0.0, size, x.shape).astype(np.float32)), jax.device_get(tree)
+    )
 
 
 def make_params(policy: FlashQ = POLICY) -> Any:
-    params = policy.init(jax.random.key(0), jnp.zeros((1, NUM_OBS)))
+    params = jax.jit(policy.init)(jax.random.key(0), jnp.zeros((1, NUM_OBS)))
     return {**params, "params": noisy(params["params"]), "batch_stats": noisy(params["batch_stats"])}
 
 

@@ -29,7 +29,7 @@ POLICIES = {
 
 
 def params_of(policy: ActorCritic) -> Any:
-    params = policy.init(jax.random.key(1), OBS)
+    params = jax.device_get(jax.jit(policy.init)(jax.random.key(1), OBS))
     # biases begin at 0, where a wrong one would not show
     return jax.tree.map(lambda x: x + 0.1, params)
 

@@ -272,7 +272,9 @@ def collected(request: Any) -> Any:
 @pytest.mark.parametrize("length", [2, 8])
 def test_sequences_see_what_the_policy_saw_when_it_acted(collected: Any, length: int) -> None:
     policy, params, rollout = collected
-    log_prob, value = evaluate_rollout(params, rollout, length, policy=policy)
+    log_prob, value = jax.jit(evaluate_rollout, static_argnums=2, static_argnames="policy")(
+        params, rollout, length, policy=policy
+    )
     np.testing.assert_allclose(log_prob, rollout.log_prob, atol=1e-5)
     np.testing.assert_allclose(value, rollout.value, atol=1e-5)
 

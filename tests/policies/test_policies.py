@@ -43,7 +43,7 @@ SEEDS = jnp.arange(5, dtype=jnp.uint32)
 
 
 def mlp_params(config: RunConfig, size: int = 3, output_dim: int = 2) -> Any:
-    return MLP(config, output_dim).init(KEY, jnp.zeros((1, size)))["params"]
+    return jax.jit(MLP(config, output_dim).init)(KEY, jnp.zeros((1, size)))["params"]
 
 
 def numpy_mlp(params: Params, x: Any, activation: str, *, layernorm: bool = False) -> np.ndarray:
@@ -173,7 +173,8 @@ def test_bf16_stores_hidden_layers_in_bfloat16_and_the_rest_in_float32(activatio
         return jnp.mean((output - target) ** 2), output
 
     def run() -> Any:  # a function of its own each time: a trace is of one precision
-        return jax.value_and_grad(lambda params, x: loss(params, x), argnums=(0, 1), has_aux=True)(params, x)
+        graded = jax.value_and_grad(lambda params, x: loss(params, x), argnums=(0, 1), has_aux=True)
+        return jax.jit(graded)(params, x)
 
     (_, output), gradients = run()
     with jax.default_matmul_precision("BF16_BF16_F32"):

@@ -22,7 +22,7 @@ from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.policy import VLAPolicy, make
 from ejax.policies.vla.words import Words, forget_words, split, vocabulary_of
 from ejax.rollout import make_rollout
-from ejax.types import Array, Params, PyTree, Timestep
+from ejax.types import Array, Params, PyTree, Rollout, Timestep
 
 TEXTS = ("put the red cube in the left zone", "Move the blue-block to the right, please!", "é 12cube", " .", "")
 K, A, ROWS = 2, 3, 4
@@ -213,7 +213,8 @@ def small(normalize: bool = False, **model: Any) -> VLAPolicy:
 def variables_of(policy: VLAPolicy) -> Params:
     """Fresh ones, moved: a fresh head is zero, and so is B of a fresh adapter."""
     variables = jax.jit(policy.init)(jax.random.key(0), observations(1))
-    return jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), variables)
+    move = partial(jax.tree.map, lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape))
+    return jax.jit(move)(variables)
 
 
 @pytest.fixture(scope="module")
@@ -399,13 +400,20 @@ def test_patches_that_do_not_fill_the_picture_are_refused() -> None:
 
 def test_a_rollout_keeps_the_log_probability_of_a_flow(params: Params) -> None:
     policy, obs = small(), observations(batch=(2, 2))
-    distribution = jax.jit(lambda obs: policy.apply(params, obs)[0])(obs)
-    decision = distribution.sample(jax.random.key(0))
-    flags = jnp.zeros((2, 2), bool)
-    timestep = Timestep(obs=obs, reward=jnp.zeros((2, 2)), terminated=flags, truncated=flags, info={}, final_obs=obs)
-    rollout = make_rollout(policy, params, obs, decision, timestep)
+    flags = np.zeros((2, 2), bool)
+    timestep = Timestep(
+        obs=obs, reward=np.zeros((2, 2), np.float32), terminated=flags, truncated=flags, info={}, final_obs=obs
+    )
+
+    @jax.jit
+    def act(obs: PyTree) -> tuple[Rollout, Array]:
+        distribution = policy.apply(params, obs)[0]
+        decision = distribution.sample(jax.random.key(0))
+        return make_rollout(policy, params, obs, decision, timestep), distribution.log_prob(decision)
+
+    rollout, log_prob = act(obs)
     assert sum(x.size for x in jax.tree.leaves(rollout.distribution)) == 4
-    assert np.allclose(rollout.log_prob, distribution.log_prob(decision), atol=1e-6)
+    assert np.allclose(rollout.log_prob, log_prob, atol=1e-6)
 
 
 def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
