@@ -102,6 +102,7 @@ def test_a_run_on_the_device_logs_where_its_seconds_went(tmp_path: Path) -> None
     assert sum(parts.values()) - parts["physics"] <= result.elapsed_time_sec
 
 
+@pytest.mark.slow
 def test_a_run_with_a_collector_tells_collecting_from_updating(tmp_path: Path) -> None:
     result = train(parse_config(tiny(tmp_path, collector={"mode": "host"})))
     first = rows(result)[0]
@@ -182,6 +183,7 @@ def test_a_profile_that_would_begin_after_the_run_is_refused() -> None:
         parse_config(tiny(profile={}))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_is_past_its_profile_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(parse_config(tiny(tmp_path, iterations=2))).run_dir
     train(parse_config(tiny(tmp_path, iterations=3, profile={"start": 1})), resume="latest", run_dir=run)

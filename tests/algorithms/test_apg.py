@@ -74,6 +74,7 @@ def update(env: Integrator, config: APGConfig, num_envs: int = 3) -> tuple[Train
     return state, after, metrics
 
 
+@pytest.mark.slow
 def test_the_form_for_gpus_learns_the_same_through_new_episodes(request: pytest.FixtureRequest) -> None:
     env, config = Integrator(length=3), APGConfig(segment_length=8, **BASE)
     _, expected, _ = update(env, config)
@@ -118,6 +119,7 @@ def test_the_gradient_is_the_central_difference_of_the_return() -> None:
     np.testing.assert_allclose(metrics["objective"], objective(before.params, policy_for(env), x, 0.9, 6), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_segments_change_the_gradient_but_not_the_objective() -> None:
     env = Integrator()
     _, whole, metrics = update(env, APGConfig(segment_length=4, **BASE))
@@ -176,6 +178,7 @@ def test_adjoints_are_clipped_row_by_row_and_broken_ones_dropped() -> None:
     np.testing.assert_allclose(stats, [5.5, 5.0, 1.0, 1.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_adjoint_metrics_are_reported() -> None:
     _, _, metrics = update(Integrator(), APGConfig(segment_length=3, action_adjoint_max_norm=1e-3, **BASE))
     assert metrics["action_adjoint_clipped_fraction"] == 1.0

@@ -126,6 +126,7 @@ def test_both_parts_of_minibatches_are_uniform() -> None:
     assert np.abs(counts - 800).max() < 5 * np.sqrt(800)
 
 
+@pytest.mark.slow
 def test_the_scale_of_flash_sacs_rewards_is_that_of_the_demonstrations() -> None:
     own, _ = first_state(name="flash_sac")
     returns = []
@@ -154,6 +155,7 @@ def with_config(wanted: dict[str, Any] | None, name: str = "sac") -> Any:
 OTHERS = POINTS | {"seed": 9}
 
 
+@pytest.mark.slow_cases("before2", "before3")
 @pytest.mark.parametrize(
     ("before", "now", "num_notes"),
     [(None, POINTS, 1), (POINTS, None, 1), (POINTS, OTHERS, 2), (POINTS, POINTS | {"num_transitions": 9}, 2)],
@@ -190,6 +192,7 @@ def test_a_fork_with_another_share_keeps_the_demonstrations(tmp_path: Path) -> N
     jax.tree.map(np.testing.assert_array_equal, forked.own.demonstrations, state.own.demonstrations)
 
 
+@pytest.mark.slow
 def test_a_fork_of_flash_sac_adds_their_returns_to_its_own(tmp_path: Path) -> None:
     theirs, _, state = with_config(None, "flash_sac")
     returns = replace(state.own.extra.returns, moments=(jnp.float32(5.0), jnp.full(1, -1.0), jnp.full(1, 2.0)))

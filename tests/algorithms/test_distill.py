@@ -104,6 +104,7 @@ def test_labels_are_the_teachers_of_the_part_that_it_reads(monkeypatch: MonkeyPa
     assert not np.isclose(seen["action"], seen["label"]).any()  # the student acted
 
 
+@pytest.mark.slow
 def test_with_beta_one_the_teacher_acts_and_with_a_half_every_other_time(monkeypatch: MonkeyPatch) -> None:
     (seen,) = play(GoesToTheGoal(), monkeypatch, beta=1.0)
     np.testing.assert_array_equal(seen["action"], seen["label"])
@@ -262,6 +263,7 @@ def test_devices_compute_what_one_does_with_as_many_strata(teacher: Path, tmp_pa
     chex.assert_trees_all_close(*results, rtol=1e-7, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_ppo_goes_on_from_the_student(taught: Any) -> None:
     raw = config_of("", actor=GRU)
     raw["algorithm"] = tiny()["algorithm"]

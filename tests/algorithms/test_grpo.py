@@ -83,6 +83,7 @@ def test_normalizers_take_in_each_rollout_but_under_embodichains_rule(overrides:
     assert bool((after["mean"] == before["mean"]).all()) == (count == 0.0)
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("truncate", [True, False])
 def test_a_forced_reset_leaves_no_trace_in_the_episode_statistics(truncate: bool) -> None:
     overrides = ["env.cfg.max_episode_steps=4", f"algorithm.cfg.truncate_at_first_done={truncate}"]

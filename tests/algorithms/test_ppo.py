@@ -364,6 +364,7 @@ def test_probe_the_action_that_the_observation_asks_for_is_chosen(trained: Any) 
     assert trained("matched", bit=0.0)[1] < 0.05
 
 
+@pytest.mark.slow
 def test_dropout_leaves_the_ratio_at_one_before_the_first_step() -> None:
     env, network = Probes(), NetworkConfig(hidden_sizes=(32,), dropout_p=0.5)
     policy = ActorCritic(action_spec(env.action_space), network, network)

@@ -275,6 +275,7 @@ def test_one_update_is_a_step_along_the_losses_gradient_clipped_for_each_network
     assert int(state.step) == 1
 
 
+@pytest.mark.slow
 def test_the_weight_of_the_divergence_falls_while_it_is_within_its_bound_and_grows_beyond() -> None:
     policy = make_policy()
     params = make_params(policy)
@@ -284,6 +285,7 @@ def test_the_weight_of_the_divergence_falls_while_it_is_within_its_bound_and_gro
     assert near < np.log(0.2) < beyond
 
 
+@pytest.mark.slow
 def test_rows_that_are_no_transitions_change_nothing() -> None:
     policy = make_policy()
     params = make_params(policy)

@@ -105,6 +105,7 @@ def test_the_targets_action_is_td3s_with_clipped_noise() -> None:
     np.testing.assert_allclose(y, batch.reward + batch.discount * q, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_step_does_not_depend_on_the_units_of_actions() -> None:
     steps = []
     for half_width in (1.0, 4.0):
@@ -211,6 +212,7 @@ def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     return raw, folder / "run"
 
 
+@pytest.mark.slow
 def test_the_actor_of_a_run_of_ppo_is_taken_over(ppo_run: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     """Its actions are not squashed: tanh bends them, and leaves small ones as they are."""
     ppo, run = ppo_run
@@ -230,6 +232,7 @@ def test_the_actor_of_a_run_of_ppo_is_taken_over(ppo_run: tuple[dict[str, Any], 
     np.testing.assert_allclose(one.base.log_std, other.log_std, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_another_actor_is_not_taken_over_in_part(ppo_run: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     raw = raw_run(tmp_path, iterations=1)
     raw["policy"] |= {"init_from": str(ppo_run[1]), "actor": {"type": "mlp", "network_cfg": {"hidden_sizes": [9]}}}

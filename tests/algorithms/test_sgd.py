@@ -115,6 +115,7 @@ def test_accumulated_chunks_give_the_gradient_of_the_whole_minibatch(request: py
         np.testing.assert_allclose(parts_metrics[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow_cases("[5]", "[12]")
 @pytest.mark.parametrize("counting", [0, 5, 12])
 def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_skipped(
     counting: int, request: pytest.FixtureRequest
@@ -291,6 +292,7 @@ def critic_loss(params: Params, batch: dict[str, Any]) -> tuple[Any, dict[str, A
     return jnp.sum(batch["weight"] * jnp.square(error - 1.0)), {}
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("clip_per_network", [False, True])
 def test_parameters_in_one_vector_learn_what_separate_ones_do(
@@ -316,6 +318,7 @@ def test_parameters_in_one_vector_learn_what_separate_ones_do(
     assert float(metrics["grad_norm"]) == pytest.approx(float(other_metrics["grad_norm"]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_every_minibatch_has_equally_many_rows_of_each_stratum() -> None:
     stratum = jnp.repeat(jnp.eye(4), 6, axis=0)  # 24 rows, six of each of four strata
     state, _ = run({"x": stratum}, batch_size=8, num_strata=4, n_epochs=1)

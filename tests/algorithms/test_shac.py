@@ -248,6 +248,7 @@ def test_the_critic_descends_on_td_lambda_targets_of_the_target_critic() -> None
     chex.assert_trees_all_close(after.params["params"]["critic"], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow_cases("0.9")
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.9])
 def test_the_target_critic_keeps_alpha_of_itself(alpha: float) -> None:
     before, after, _ = update(SHACConfig(**BASE, target_critic_alpha=alpha))
@@ -266,6 +267,7 @@ def test_actor_and_critic_have_their_own_optimizers() -> None:
         assert not np.allclose(old[moving]["linear_0"]["kernel"], new[moving]["linear_0"]["kernel"], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_each_optimizer_counts_its_own_steps() -> None:
     adam = OptimizerConfig(name="adam")
     config = SHACConfig(
@@ -276,6 +278,7 @@ def test_each_optimizer_counts_its_own_steps() -> None:
     assert counts == {"actor": 1, "critic": 6}
 
 
+@pytest.mark.slow
 def test_a_schedule_moves_both_learning_rates_from_their_own_start() -> None:
     schedule = {"name": "step", "kwargs": {"step_size": 1, "gamma": 0.5}}
     slow = OptimizerConfig(name="sgd", learning_rate=0.1)
@@ -292,6 +295,7 @@ def test_a_nonfinite_update_is_skipped_and_counted() -> None:
     assert np.isnan(metrics["grad_norm"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["optimizer", "critic_optimizer"])
 def test_a_step_that_is_not_finite_is_skipped_though_its_gradient_was(which: str) -> None:
     overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs={"weight_decay": 1e38})
@@ -305,6 +309,7 @@ def test_a_step_that_is_not_finite_is_skipped_though_its_gradient_was(which: str
         chex.assert_trees_all_equal(before, after)
 
 
+@pytest.mark.slow
 def test_observation_statistics_move_after_the_update_and_the_target_has_the_same() -> None:
     policy = POLICY.clone(actor_obs_normalization=True, critic_obs_normalization=True)
     _, after, metrics = update(SHACConfig(**BASE), policy=policy)
@@ -314,6 +319,7 @@ def test_observation_statistics_move_after_the_update_and_the_target_has_the_sam
     chex.assert_trees_all_equal(after.target["normalizer"], after.params["normalizer"])
 
 
+@pytest.mark.slow
 def test_adjoints_are_clipped_and_reported() -> None:
     _, _, metrics = update(SHACConfig(**BASE, action_adjoint_max_norm=1e-3))
     assert metrics["action_adjoint_clipped_fraction"] == 1.0

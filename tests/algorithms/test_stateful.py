@@ -103,6 +103,7 @@ def test_grpo_begins_each_rollout_with_groups_from_one_start() -> None:
     assert algorithm.state is not None and algorithm.state.reference is not None
 
 
+@pytest.mark.slow
 def test_host_environments_are_collected_step_by_step() -> None:
     env, steps = PureHostEnv(ENV, NUM_ENVS), []
     algorithm = PPO(CFG, POLICY)

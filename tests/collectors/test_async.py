@@ -159,6 +159,7 @@ def test_several_groups_and_timings_give_the_same_bits() -> None:
     chex.assert_trees_all_equal(*runs)
 
 
+@pytest.mark.slow
 def test_actor_and_learner_on_different_devices() -> None:
     device = jax.devices()[2]
     expected, _ = learn_beside(background(), 4, Linear())
@@ -406,6 +407,7 @@ def test_an_async_run_repeats_itself_and_tells_its_versions(tmp_path: Path) -> N
     assert staleness == [0.0] + [1.0] * 7
 
 
+@pytest.mark.slow
 def test_a_resumed_async_run_says_what_is_not_exact_and_its_schedule_repeats_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -423,6 +425,7 @@ def test_a_resumed_async_run_says_what_is_not_exact_and_its_schedule_repeats_it(
     chex.assert_trees_all_equal(*(final_state(each, parse_config(raw)).train for each in (resumed, repeated)))
 
 
+@pytest.mark.slow
 def test_environments_that_cannot_be_saved_start_anew_and_are_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

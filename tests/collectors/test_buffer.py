@@ -248,6 +248,7 @@ def test_flattened_rows_are_taken_by_no_update_and_no_queue() -> None:
         waiting.add_rollout(rollout.replace(truncated=rollout.reward))
 
 
+@pytest.mark.slow
 def test_the_code_of_the_manuals_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "rollouts.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}

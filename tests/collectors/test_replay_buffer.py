@@ -118,6 +118,7 @@ def test_every_row_is_drawn_equally_often_and_no_row_that_was_never_written() ->
     assert np.abs(counts[:24] - 1000).max() < 5 * np.sqrt(1000)
 
 
+@pytest.mark.slow
 def test_each_stratum_has_its_environments_and_gives_equally_many_rows() -> None:
     rollouts = [make_rollout(seed) for seed in range(3)]
     replay = empty(80, n_step=2, num_strata=2)

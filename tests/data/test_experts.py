@@ -162,6 +162,7 @@ def test_a_goal_out_of_reach_is_a_failure_and_no_sample() -> None:
     assert outcomes[1].reason.startswith("environment 1: no success in 12 steps; the last segment was 'approach'")
 
 
+@pytest.mark.slow
 def test_pictures_show_the_steps_they_belong_to() -> None:
     task = push_cube.make_task(num_envs=2, image_size=(24, 32))
     attempts, outcomes = task.attempt(3), task.generate(3)
@@ -198,6 +199,7 @@ def test_variety_is_the_part_of_each_range_that_is_drawn_from(name: str) -> None
         assert np.ptp(drawn[2][each]) == pytest.approx(0.0, abs=1e-12) and low < drawn[2][each].mean() < high
 
 
+@pytest.mark.slow_cases("pick_place")
 def test_a_maker_travels_to_a_worker(name: str) -> None:
     made = pickle.loads(pickle.dumps(MAKERS[name]))(num_envs=2)
     assert type(made._expert) is type(MAKERS[name](num_envs=2)._expert)

@@ -80,6 +80,7 @@ def test_recorded_actions_replay_the_episode(task: ScriptedTask, attempts: Attem
     )
 
 
+@pytest.mark.slow_cases("of the limits", "arm and gripper")
 @pytest.mark.parametrize(
     "actions",
     [

@@ -41,6 +41,7 @@ def outcomes(task: ScriptedTask) -> list[Episode | Failure]:
     return task.generate(SEED)
 
 
+@pytest.mark.slow
 def test_the_expert_succeeds_with_and_without_noise(
     task: ScriptedTask, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def around_a_frame(width: int, padding: float) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow_cases("[3]")
 @pytest.mark.parametrize("num_actions", [1, 3])
 def test_a_masked_window_is_taught_where_its_mask_says_and_each_action_counts_alike(num_actions: int) -> None:
     policy, config = linear_policy(num_actions), BCConfig(loss="mse", batch_size=4, updates_per_step=1)
@@ -180,6 +181,7 @@ def test_padding_has_no_part_in_parameters_or_statistics() -> None:
     np.testing.assert_allclose(statistics["mean"], seen.mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_memory_begins_behind_the_padding_and_remembers_what_is_not_taught() -> None:
     policy = ActorCriticWithMemory(
         action_spec=ActionSpec("normal", (2,)),
@@ -491,6 +493,7 @@ def test_patches_times_a_matrix_are_a_convolution(kernel: int, stride: int) -> N
     np.testing.assert_allclose(given, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
     policy = VisionPolicy(
         action_spec=ActionSpec("normal", (2,)),
@@ -615,6 +618,7 @@ def test_a_file_alone_cannot_start_a_task_of_its_own(tmp_path: Path) -> None:
     assert set(notes.values()) == {"used"}
 
 
+@pytest.mark.slow
 def test_the_command_runs_and_tells_of_samples(
     recorded: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

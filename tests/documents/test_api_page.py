@@ -111,6 +111,7 @@ def test_a_buffer_is_filled_finalized_and_cut_into_minibatches() -> None:
     assert buffer.is_full() and len(buffer) == T and buffer.get_stats()["total_transitions"] == T * N
 
 
+@pytest.mark.slow_cases("GRPO")
 @pytest.mark.parametrize("Algorithm", [PPO, GRPO])
 def test_an_algorithm_initializes_collects_and_updates(Algorithm: Any) -> None:
     env = PointMassRL(max_episode_steps=5)

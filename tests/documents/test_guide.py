@@ -170,6 +170,7 @@ class MyVLAModel(nn.Module):
         return Normal(mean, jnp.zeros_like(mean)), nn.Dense(1)(x)[..., 0]
 
 
+@pytest.mark.slow
 def test_a_vla_model_is_named_loaded_and_trained(tmp_path: Path) -> None:
     trust(f"{__name__}:MyVLAModel")
 
@@ -184,6 +185,7 @@ def test_a_vla_model_is_named_loaded_and_trained(tmp_path: Path) -> None:
     assert run("second", model_path=str(first.latest_checkpoint_path)).finished
 
 
+@pytest.mark.slow
 def test_the_grpo_config_of_the_review_trains(tmp_path: Path) -> None:
     cfg = {
         "learning_rate": 1e-5,

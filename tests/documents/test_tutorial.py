@@ -120,6 +120,7 @@ class Writer:
     def close(self) -> None: ...
 
 
+@pytest.mark.slow
 def test_the_script_runs_with_objects(tmp_path: Path) -> None:
     trainer_cfg, algo_block = {"rollout_steps": 8}, {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 1}}
     policy_block: dict[str, Any] = {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK}
@@ -181,6 +182,7 @@ def test_adding_an_algorithm(tmp_path: Path) -> None:
         del registry.ALGORITHMS["my_algo"]
 
 
+@pytest.mark.slow
 def test_adding_a_policy(tmp_path: Path) -> None:
     @ejax.register_policy("my_policy")
     class MyPolicy(nn.Module):
@@ -199,6 +201,7 @@ def test_adding_a_policy(tmp_path: Path) -> None:
         del registry.POLICIES["my_policy"]
 
 
+@pytest.mark.slow
 def test_adding_an_environment(tmp_path: Path) -> None:
     @ejax.register_env("MyTaskRL", max_episode_steps=100, override=True)
     class MyTaskEnv(PointMassRL):

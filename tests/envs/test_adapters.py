@@ -222,6 +222,7 @@ def test_gradients_pass_through_a_gymnax_transition_if_asked() -> None:
     assert jax.grad(speed)(jnp.zeros(1), gymnax.make("Pendulum-v1")) == 0.0
 
 
+@pytest.mark.slow
 @with_gymnax
 def test_ppo_updates_on_a_discrete_gymnax_environment() -> None:
     env = resolve("env", "gymnax:CartPole-v1")()

@@ -105,6 +105,7 @@ def test_a_camera_that_goes_with_the_arm_sees_what_one_placed_there_does(rendere
         assert near(obs["sensor"]["cam"]["color"][i], theirs) > (0.99 if renderer == "mujoco" else 0.85)
 
 
+@pytest.mark.slow
 def test_a_config_with_a_camera_observes_the_same_numbers() -> None:
     _, plain = EmbodiedEnv(CART_POLE, physics="mujoco").reset(KEY)
     _, seen = EmbodiedEnv(seeing(CART_POLE, camera()), physics="mujoco", renderer="raycast").reset(KEY)
@@ -143,6 +144,7 @@ def test_a_pinhole_of_known_numbers_is_the_view_that_it_was_made_of() -> None:
     np.testing.assert_allclose(made.eye, view.eye, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stereo_camera_has_two_pictures_of_lenses_apart() -> None:
     stereo = camera(sensor_type="StereoCamera", left_to_right_pos=[0.3, 0.0, 0.0], intrinsics_right=[30, 30, 12, 8])
     env = EmbodiedEnv(seeing(CART_POLE, stereo), physics="mujoco", renderer="raycast")

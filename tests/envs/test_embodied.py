@@ -92,6 +92,7 @@ def test_push_cube_has_59_observations_and_8_actions() -> None:
     assert gymnasium.spaces.flatdim(ENV.observation_space) == 59
 
 
+@pytest.mark.slow
 def test_the_newer_push_cube_drives_the_arm_only_and_is_the_same_scene() -> None:
     env = EmbodiedEnv(newer(PUSH_CUBE), physics="mujoco")
     assert env.action_space.shape == (6,)

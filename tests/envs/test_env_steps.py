@@ -17,6 +17,10 @@ MARKED = [pytest.param(name, marks=[pytest.mark.slow] if case.slow else []) for 
 
 
 @pytest.mark.slow_cases(
+    "[gymnax]",
+    "gym config push_cube@mujoco",
+    "anymal_c of sticks@mujoco",
+    "randomized cart_pole@mujoco",
     "cart_pole@mjx",
     "gym config of many terms@mujoco",
     "go1 of sticks@mujoco",

@@ -240,7 +240,7 @@ def test_an_environment_without_physics_takes_events_of_ones_own(
     assert at_home == [False, False, True] * 2
 
 
-@pytest.mark.slow_cases("VelocityRL")
+@pytest.mark.slow_cases("VelocityRL", "InstructedPlaceRL")
 @pytest.mark.parametrize("name", PURE)
 def test_events_happen_in_every_task_on_physics(name: str, tmp_path: Path) -> None:
     """After the second step, before its observation, as in manager form; not in the other phase."""
@@ -262,6 +262,7 @@ def test_events_happen_in_every_task_on_physics(name: str, tmp_path: Path) -> No
     assert not jax.tree.all(jax.tree.map(np.array_equal, seen["train"], seen["eval"]))
 
 
+@pytest.mark.slow_cases("VelocityRL")
 @pytest.mark.parametrize("name", PURE)
 def test_events_of_a_start_come_before_the_first_observation(name: str, tmp_path: Path) -> None:
     """In every task on physics, one after the other: startup, then reset."""
@@ -303,6 +304,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.slow_cases("RenderedEnv")
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_events_happen_in_a_task_that_is_wrapped(name: str, tmp_path: Path) -> None:
     part = {"RenderedEnv": "state", "AsymmetricEnv": "critic"}[name]

@@ -179,6 +179,7 @@ def test_the_splits_are_drawn_as_named(split: Any) -> None:
     assert len({as_text(data) for data in obs["instruction"]}) == len(texts)
 
 
+@pytest.mark.slow
 def test_a_shuffled_instruction_is_right_in_one_of_six_episodes(drawn: Any) -> None:
     state, obs = draw(instruction="shuffled")
     plain, _ = drawn
@@ -243,6 +244,7 @@ def test_success_is_the_cube_that_is_meant_in_the_zone_that_is_meant_and_failure
     np.testing.assert_array_equal(timestep.obs["instruction"], states.instruction)  # for the whole episode
 
 
+@pytest.mark.slow
 def test_weights_shape_the_reward_of_the_cube_that_is_meant() -> None:
     env = InstructedPlaceRL(physics="mujoco", reaching_weight=1.0, lifting_weight=2.0, placing_weight=3.0)
     state = standing(cube=0, zone=2)
@@ -294,6 +296,7 @@ def test_it_is_registered_and_hashable() -> None:
     assert env == InstructedPlaceRL(pairs="all") and hash(env) != hash(InstructedPlaceRL())
 
 
+@pytest.mark.slow
 def test_a_picture_has_the_colours_of_its_episode_and_of_no_other() -> None:
     above = CameraView(eye=(-0.57, -0.16, 1.0), target=(-0.57, -0.15, 0.0), fovy=40.0, effects=False)
     first, _ = ENV.reset(KEY)

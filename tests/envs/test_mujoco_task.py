@@ -114,6 +114,7 @@ def test_it_is_filmed(run: RunResult, tmp_path: Path) -> None:
     assert path.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_it_is_drawn_for_a_policy_that_sees_and_its_marker_moves_in_the_picture() -> None:
     env = RenderedEnv(NAME, width=32, height=24, renderer="raycast")
     state, obs = jax.jit(env.reset)(KEY)

@@ -172,7 +172,7 @@ def test_a_motor_has_no_stiffness_to_randomize() -> None:
         randomize_drive_gains(load_model(DRIVEN), {"uid": "robot"}, stiffness_range=(0.5, 2.0))
 
 
-@pytest.mark.slow_cases("two")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env", [PickPlaceRL(physics="mujoco"), InstructedPlaceRL(physics="mujoco")], ids=["one", "two"]
 )
@@ -224,6 +224,7 @@ def test_starts_that_are_drawn_beforehand_are_carried_over_alike() -> None:
     assert_same(here, there)
 
 
+@pytest.mark.slow
 def test_a_host_environment_carries_over_too() -> None:
     env = PureHostEnv(push_cube(mass={**MASS, "mode": "startup"}, friction=FRICTION), 2)
     env.reset(np.arange(2))
@@ -283,6 +284,7 @@ def test_a_heavier_cube_is_pushed_less_far_by_the_same_blow() -> None:
 # --- sensors, actions, delays -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_noise_and_bias_have_the_size_that_is_asked_for() -> None:
     env = point_mass(noise=of("add_observation_noise", noise=0.1, bias_range=[0.5, 0.5]))
     keys = jax.random.split(KEY, 2000)
@@ -291,6 +293,7 @@ def test_noise_and_bias_have_the_size_that_is_asked_for() -> None:
     np.testing.assert_allclose((seen - true).std(axis=0), 0.1, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_the_first_noise_is_not_made_of_the_numbers_that_made_the_bias() -> None:
     both = {"noise": 1.0, "bias_range": [-1.0, 1.0], "distribution": "uniform"}
     env, plain = point_mass(noise=of("add_observation_noise", **both)), PointMassRL()
@@ -339,6 +342,7 @@ def test_whole_delays_are_whole_and_each_as_likely() -> None:
     assert values.tolist() == [0.0, 1.0, 2.0] and (np.abs(counts - 1000) < 120).all()
 
 
+@pytest.mark.slow
 def test_text_in_an_observation_is_not_delayed_nor_noised() -> None:
     late = of("delay_observation", steps_range=[1, 1])
     noise = of("add_observation_noise", noise=0.1, part="state")
@@ -400,6 +404,7 @@ def test_a_curriculum_by_success_follows_the_rows_own_episodes() -> None:
 # --- wrapped, configured ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_chunks_and_pictures_carry_over_what_is_inside() -> None:
     startup = {"mass": {**MASS, "mode": "startup"}}
     chunked = ActionChunk(push_cube(**startup), 3)
@@ -551,6 +556,7 @@ def test_a_config_refuses_before_anything_is_compiled(env: str, event: dict[str,
         parse_config(raw(env=env, train={"one": event}))
 
 
+@pytest.mark.slow
 def test_environments_outside_jax_and_pictures_of_scaled_things_are_refused() -> None:
     with pytest.raises(ConfigError, match="is stepped outside JAX: it takes no events"):
         build_env(parse_config(raw(env="gymnasium:Pendulum-v1", train={"one": NOISE})))

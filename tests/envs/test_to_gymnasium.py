@@ -131,6 +131,7 @@ def test_what_lasts_lasts_over_episodes() -> None:
     assert masses[0] == masses[1] == masses[2] != masses[3]
 
 
+@pytest.mark.slow
 def test_observations_that_are_dicts_and_pictures() -> None:
     cfg = {"env": "PushCubeRL", "env_cfg": {"physics": "mujoco"}, "renderer": "raycast", "width": 8, "height": 6}
     vector = gymnasium.make_vec("ejax/RenderedEnv-v0", num_envs=2, **cfg)

@@ -54,6 +54,7 @@ def node(program: str, **given: Any) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow_cases("layernorm", "squashed")
 @needs_node
 @pytest.mark.parametrize(
     "policy",

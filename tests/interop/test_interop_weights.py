@@ -187,6 +187,7 @@ def trained_opt_state(config: RunConfig, params: Params, steps: int = 2) -> Any:
     return state
 
 
+@pytest.mark.slow_cases("2-config0")
 @pytest.mark.parametrize("config", OPTIMIZERS)
 @pytest.mark.parametrize("steps", [0, 2])
 def test_the_optimizers_state_comes_back_as_it_was(config: OptimizerConfig, steps: int) -> None:
@@ -355,6 +356,7 @@ def torch_ppo_update(
     scheduler.step()
 
 
+@pytest.mark.slow
 def test_training_goes_on_in_torch_and_comes_back() -> None:
     """One update in ejax; the second in both; torch's result taken back."""
     torch = pytest.importorskip("torch", reason=NO_TORCH)

@@ -109,7 +109,7 @@ def test_every_registered_environment_is_here() -> None:
     assert {name.split(",")[0] for name in SUCCESSES} | WRAPS | {"VelocityRL"} == set(ENVS)  # which has no success
 
 
-@pytest.mark.slow_cases("InstructedPlaceRL", "PickPlaceRL")
+@pytest.mark.slow_cases("InstructedPlaceRL", "PickPlaceRL", "EmbodiedEnv")
 @pytest.mark.parametrize("name", SUCCESSES)
 def test_no_state_that_is_not_finite_is_a_success(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number of the state and of the action, one at a time. Such an episode is over."""
@@ -163,6 +163,7 @@ def test_a_simulation_that_breaks_is_nan_and_not_put_back_to_its_start(
     np.testing.assert_array_equal(np.asarray(after.physics.qpos)[[0, 2]], np.tile(alone.physics.qpos, (2, 1)))
 
 
+@pytest.mark.slow
 def test_brax_environments_are_not_believed_either() -> None:
     def reset(key: Any) -> Any:
         del key

@@ -151,6 +151,7 @@ def sequence() -> tuple[Any, Any]:
     return obs, first.at[5, 3].set(True)
 
 
+@pytest.mark.slow_cases("'critic_memory'")
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -173,6 +174,7 @@ def test_a_sequence_is_its_steps_one_after_the_other(kind: str, fields: dict[str
     chex.assert_trees_all_close(after, memory, rtol=1e-7, atol=1e-6)
 
 
+@pytest.mark.slow_cases("[lstm]")
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_what_was_before_an_episodes_start_has_no_effect_nor_gradient(kind: str, sequence: Any) -> None:
     policy, (obs, _) = policy_of(kind), sequence
@@ -268,7 +270,7 @@ def collected(request: Any) -> Any:
     return policy, params, unroll(policy, ENV, params, carry, jax.random.key(1), num_steps=8)[0]
 
 
-@pytest.mark.slow_cases("lstm-2")
+@pytest.mark.slow_cases("lstm", "gru-8")
 @pytest.mark.parametrize("length", [2, 8])
 def test_sequences_see_what_the_policy_saw_when_it_acted(collected: Any, length: int) -> None:
     policy, params, rollout = collected
@@ -279,6 +281,7 @@ def test_sequences_see_what_the_policy_saw_when_it_acted(collected: Any, length:
     np.testing.assert_allclose(value, rollout.value, atol=1e-5)
 
 
+@pytest.mark.slow_cases("lstm", "gru-2")
 @pytest.mark.parametrize("strata", [1, 2])
 def test_sequences_stay_whole_and_weigh_what_their_steps_do(collected: Any, strata: int) -> None:
     policy, params, rollout = collected
@@ -301,7 +304,7 @@ def ratio_of_first_step(policy: Any, params: Any, rollout: Any, **options: Any) 
     return ppo_update(state, rollout, KEY, policy=policy, optimizer=optimizer, config=config)[1]
 
 
-@pytest.mark.slow_cases("gru-{'", "lstm-{}", "lstm-{'schedule", "history-{}", "history-{'stale")
+@pytest.mark.slow_cases("gru-{'", "lstm", "history")
 @pytest.mark.parametrize(
     "options", [{}, {"staleness_correction": "vtrace"}, {"schedule": "adaptive", "desired_kl": 0.01}], ids=str
 )
@@ -358,7 +361,7 @@ def test_the_length_of_sequences_divides_rollouts_and_minibatches(collected: Any
         length(batch_size=64, sequence_length=3)
 
 
-@pytest.mark.slow_cases("gru", "lstm")
+@pytest.mark.slow
 def test_gradients_in_chunks_add_up(collected: Any) -> None:
     policy, params, rollout = collected
     advantage, target = jax.random.normal(KEY, (2, 8, 8))
@@ -510,7 +513,7 @@ def test_options_that_do_not_go_together_are_refused_before_anything_is_built(tm
         parse_config(raw)
 
 
-@pytest.mark.slow_cases("nll")
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["nll", "mse"])
 def test_cloning_reads_windows_frame_by_frame_from_an_episodes_start(loss: Any) -> None:
     policy = policy_of("gru", critic=None)

@@ -79,6 +79,7 @@ def test_a_run_is_resumed_forked_evaluated_loaded_and_taken_on_from(framework: s
     chex.assert_trees_all_close(taken_on["params"], whole.params["params"])
 
 
+@pytest.mark.slow_cases("nnx")
 @FRAMEWORKS
 def test_dropout_is_the_rows_own_and_off_without_a_seed(framework: str) -> None:
     policy = own_policies.make(framework, "dropout")
@@ -99,6 +100,7 @@ def test_dropout_is_the_rows_own_and_off_without_a_seed(framework: str) -> None:
     np.testing.assert_allclose(many, mean(ROWS[:1, :1])[0], atol=0.05)  # what is kept is scaled up
 
 
+@pytest.mark.slow_cases("nnx")
 @FRAMEWORKS
 def test_an_update_drops_what_was_dropped_in_acting(framework: str) -> None:
     policy, env = own_policies.make(framework, "dropout"), PointMassRL()
@@ -113,6 +115,7 @@ def test_an_update_drops_what_was_dropped_in_acting(framework: str) -> None:
     assert loss(params, batch)[1]["approx_kl"] > 1e-3
 
 
+@pytest.mark.slow_cases("normalizer", "memory")
 @FRAMEWORKS
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_drops_where_the_policy_has_dropout(framework: str, kind: str, tmp_path: Path) -> None:
@@ -344,6 +347,7 @@ def test_a_check_of_the_config_names_the_formats_of_an_export(tmp_path: Path) ->
     assert note.status == "used" and note.text.startswith("interop.export writes stablehlo, and onnx by jax2onnx;")
 
 
+@pytest.mark.slow
 @FRAMEWORKS
 @pytest.mark.parametrize("kind", ["normalizer", "batch_norm"])
 def test_statistics_of_rows_on_several_devices_are_those_of_one(framework: str, kind: str) -> None:

@@ -145,6 +145,7 @@ class Learned:
         return jnp.tanh(x * variables["w"][None] + context[:, None, None] + tau[:, None, None]) @ variables["m"]
 
 
+@pytest.mark.slow_cases("[all]")
 @pytest.mark.parametrize("stochastic_steps", ["one", "all"])
 def test_the_gradient_of_a_log_probability_is_that_of_finite_differences(stochastic_steps: str) -> None:
     with jax.enable_x64(True):
@@ -391,6 +392,7 @@ def test_a_config_that_does_not_fit_is_refused(model: dict[str, Any], horizon: i
         )
 
 
+@pytest.mark.slow
 def test_patches_that_do_not_fill_the_picture_are_refused() -> None:
     with pytest.raises(ValueError, match="patch_size 5 must divide"):
         small(image_encoder={"type": "patches", "patch_size": 5}).init(jax.random.key(0), observations())
@@ -416,6 +418,7 @@ def test_a_rollout_keeps_the_log_probability_of_a_flow(params: Params) -> None:
     assert np.allclose(rollout.log_prob, log_prob, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, obs = small(), observations(batch=(2, 2))
     params = variables_of(policy)
@@ -445,6 +448,7 @@ def test_cloning_a_flow_makes_its_velocity_the_difference_of_action_and_noise() 
     assert float(chunk.matching_loss(target, jax.random.key(0)).mean()) < 1e-2
 
 
+@pytest.mark.slow_cases("gaussian-flow")
 @pytest.mark.parametrize(("head", "wrong"), [("flow", "nll"), ("gaussian", "flow")])
 def test_a_loss_of_another_head_is_refused(head: str, wrong: Any) -> None:
     policy, obs = small(head={"type": head}), observations(batch=(2, 2))
@@ -507,6 +511,7 @@ def test_the_first_frame_of_a_window_is_always_asked() -> None:
     assert set(chosen["frame"].ravel().tolist()) == set(range(8))
 
 
+@pytest.mark.slow
 def test_chunks_may_begin_at_some_frames_only() -> None:
     action = jnp.arange(2 * 5, dtype=jnp.float32).reshape(2, 5, 1)
     target, known = chunk_targets(action, 3, jnp.array([[0, 4], [1, 3]]))

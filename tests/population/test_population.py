@@ -194,6 +194,7 @@ def test_a_member_that_breaks_is_held_and_the_others_do_not_notice() -> None:
     assert np.isnan(metrics["train/loss"][2:, 1]).all()
 
 
+@pytest.mark.slow
 def test_on_several_devices_members_are_the_same() -> None:
     alone, on_four = (toy_run(RATES, 4, lanes, EXPLOIT) for lanes in (ONE_BY_ONE, replace(ONE_BY_ONE, mesh=FOUR)))
     assert equal(on_four, alone)
@@ -448,6 +449,7 @@ def test_an_option_that_cannot_be_an_array_is_named() -> None:
     assert [problem.key for problem in refused.value.problems] == ["population.algorithm.cfg.action_adjoint_max_norm"]
 
 
+@pytest.mark.slow
 def test_optimizers_whose_zeros_differ_have_one_form() -> None:
     given = {"algorithm.cfg.optimizer.kwargs.weight_decay": [0.0, 0.1]}
     build_population(population(given))
@@ -492,6 +494,7 @@ def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(t
     assert again.best_eval_values == result.best_eval_values
 
 
+@pytest.mark.slow
 def test_members_apart_can_be_trained_by_whoever_gets_the_job(tmp_path: Path) -> None:
     trained: list[str] = []
 

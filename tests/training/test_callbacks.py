@@ -116,6 +116,7 @@ class Killed(BaseException):
     """In place of a SIGKILL."""
 
 
+@pytest.mark.slow_cases("[5]")
 @pytest.mark.parametrize("update", [3, 5])
 def test_the_state_of_a_callback_survives_a_kill_bit_for_bit(update: int, tmp_path: Path) -> None:
     class Killer(Callback):
@@ -160,6 +161,7 @@ def test_a_state_that_cannot_be_saved_is_refused_before_anything_is_trained(tmp_
     assert seen.events == [("start", 0)]
 
 
+@pytest.mark.slow_cases("async")
 @pytest.mark.parametrize("mode", ["host", "async"])
 def test_steps_of_host_environments_are_seen(mode: str, tmp_path: Path) -> None:
     class Changes(Recorder):

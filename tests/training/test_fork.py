@@ -123,6 +123,7 @@ def test_the_command_line_forks_by_the_runs_own_config(parent: Path, tmp_path: P
     assert (run / "checkpoints" / "branch_step_160").is_dir()
 
 
+@pytest.mark.slow
 def test_a_fork_without_a_name_of_its_own_is_named_after_its_source(parent: Path, tmp_path: Path) -> None:
     options = [f"trainer.output_dir={tmp_path}", "trainer.iterations=5"]
     assert main(["--fork", str(checkpoint(parent, 96)), *options]) == 0
@@ -150,6 +151,7 @@ def test_fork_and_resume_are_two_things(parent: Path, tmp_path: Path) -> None:
     assert main(["--fork", str(parent), "--resume", "latest"]) == 2
 
 
+@pytest.mark.slow
 def test_on_log_sees_each_line_and_stops_the_run_by_false(tmp_path: Path) -> None:
     seen: list[int] = []
 

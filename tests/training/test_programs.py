@@ -88,6 +88,7 @@ def test_a_run_of_another_seed_compiles_nothing_and_has_its_own_bits(tmp_path: P
     assert alone.last_eval_metrics == after.last_eval_metrics
 
 
+@pytest.mark.slow_cases("async")
 @pytest.mark.parametrize("mode", ["host", "async"])
 def test_a_host_run_of_another_seed_traces_no_update(tmp_path: Path, mode: str) -> None:
     def run(folder: str, seed: int) -> Any:

@@ -29,6 +29,7 @@ MODES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow_cases("[host]")
 @pytest.mark.parametrize("mode", MODES)
 def test_an_update_writes_into_the_replay_buffer_of_the_state_before_it(mode: str) -> None:
     parts = build(parse_config(tiny_sac(**MODES[mode])))
@@ -43,7 +44,7 @@ def test_an_update_writes_into_the_replay_buffer_of_the_state_before_it(mode: st
         assert not any(x.is_deleted() for x in jax.tree.leaves(state))
 
 
-@pytest.mark.slow_cases("evaluated")  # seconds to compile
+@pytest.mark.slow_cases("evaluated")  # seconds to compile, "async")
 @pytest.mark.parametrize("case", ["device", "host evaluated", "async", "async evaluated"])
 def test_after_a_resume_the_ratio_of_updates_to_steps_goes_on_and_the_buffer_is_the_same_bits(
     case: str, tmp_path: Path
@@ -186,6 +187,7 @@ def saving(storage: str) -> dict[str, Any]:
     return tiny_sac(sac={"replay": {"capacity": 80, "storage": storage}}, save_frequency_updates=1, iterations=4)
 
 
+@pytest.mark.slow_cases("link_file-5-host")
 @pytest.mark.parametrize(
     ("owner", "name", "count", "storage"),
     [

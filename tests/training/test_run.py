@@ -98,6 +98,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {n: train(parse_config(config(folder, updates=n)), run_dir=folder / str(n)).run_dir for n in (14, 15)}
 
 
+@pytest.mark.slow_cases(
+    "14-RunDirectory-save_best-1",
+    "14-RunSink-_record_evaluation-3",
+    "14-ejax.training.saver-rewrite_meta",
+    "14-RunSink-_record_evaluation-4",
+)
 @pytest.mark.parametrize(
     ("updates", "owner", "name", "count"),
     [
@@ -159,6 +165,7 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(
             train(run_config, resume=resume, run_dir=empty)
 
 
+@pytest.mark.slow_cases("along the way")
 @pytest.mark.parametrize(("number", "saved_at"), [(2, 8), (4, 14)], ids=["along the way", "at the end"])
 def test_what_was_trained_before_an_evaluation_that_fails_is_kept(
     number: int, saved_at: int, whole: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -354,6 +361,7 @@ def test_a_new_run_does_not_overwrite_an_old_one(tmp_path: Path) -> None:
         train(parse_config(raw), run_dir=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_saves(tmp_path: Path) -> None:
     raw = config(tmp_path, updates=12, keep_checkpoints=2)
     train(parse_config(raw), run_dir=tmp_path / "run")

@@ -56,6 +56,7 @@ class Counter:
         return Normal(mean, jnp.full_like(mean, -2.0)), count[..., 0], {"count": count + 1.0}
 
 
+@pytest.mark.slow
 def test_a_policys_memory_goes_with_the_environments_and_starts_again_with_each_episode() -> None:
     env, policy = PointMassRL(max_episode_steps=3), Counter()
     params = policy.init(KEY, None)

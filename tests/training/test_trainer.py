@@ -110,6 +110,7 @@ def test_an_environment_of_ones_own_needs_no_name(tmp_path: Path) -> None:
     assert trainer_of(config, env).train(run_dir=tmp_path / "mine", resume="latest").finished
 
 
+@pytest.mark.slow
 def test_host_environments_are_objects_too(tmp_path: Path) -> None:
     config = tiny(tmp_path, env="gymnasium:Pendulum-v1", **EVALUATED)
 

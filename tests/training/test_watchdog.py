@@ -273,6 +273,7 @@ def test_a_close_that_hangs_while_the_run_is_built_is_named(tmp_path: Path) -> N
         train(config(tmp_path, *limits, name="rude_tasks:Miscounted"))
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_while_it_is_made_is_named_by_whatever_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
