@@ -44,7 +44,7 @@ def test_an_update_writes_into_the_replay_buffer_of_the_state_before_it(mode: st
         assert not any(x.is_deleted() for x in jax.tree.leaves(state))
 
 
-@pytest.mark.slow_cases("evaluated")  # seconds to compile, "async")
+@pytest.mark.slow_cases("evaluated", "async")  # seconds to compile
 @pytest.mark.parametrize("case", ["device", "host evaluated", "async", "async evaluated"])
 def test_after_a_resume_the_ratio_of_updates_to_steps_goes_on_and_the_buffer_is_the_same_bits(
     case: str, tmp_path: Path
