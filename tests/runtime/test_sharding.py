@@ -78,8 +78,18 @@ def test_several_devices_compute_what_one_does(raw: dict[str, dict[str, Any]], o
     assert int(state.episodes.num_episodes) == int(expected.episodes.num_episodes)
 
 
-def test_environments_are_split_and_parameters_are_the_same_on_each_device() -> None:
-    state, _ = updates(PPO, ["trainer.distributed=true"])
+WIDE = ["trainer.distributed=true", "policy.actor.network_cfg.hidden_sizes=[128,128]"]
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[Any, Any]:
+    return updates(PPO, WIDE)
+
+
+def test_environments_are_split_and_parameters_are_the_same_on_each_device(
+    whole: tuple[Any, Any],
+) -> None:
+    state, _ = whole
     for leaf in jax.tree.leaves(state.envs):
         assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [4] * NUM_DEVICES
         assert len({shard.index[0].start for shard in leaf.addressable_shards}) == NUM_DEVICES
@@ -88,14 +98,6 @@ def test_environments_are_split_and_parameters_are_the_same_on_each_device() -> 
         assert len(others) == NUM_DEVICES - 1
         for other in others:
             np.testing.assert_array_equal(first, other)
-
-
-WIDE = ["trainer.distributed=true", "policy.actor.network_cfg.hidden_sizes=[128,128]"]
-
-
-@pytest.fixture(scope="module")
-def whole() -> tuple[Any, Any]:
-    return updates(PPO, WIDE)
 
 
 @pytest.mark.slow
