@@ -118,6 +118,7 @@ def test_a_step_that_is_no_transition_cuts_what_is_before_it_from_what_is_after_
     np.testing.assert_allclose(before[2], last, rtol=1e-5)
 
 
+@pytest.mark.slow_cases("decoupled")
 @pytest.mark.parametrize("correction", ["decoupled", "vtrace"])
 def test_without_staleness_a_correction_changes_nothing(small: tuple[ActorCritic, Any, Any], correction: str) -> None:
     policy, params, rollout = small

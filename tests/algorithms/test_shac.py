@@ -388,6 +388,7 @@ def test_configs_that_cannot_train_are_refused(overrides: list[str], message: st
         parse_config(RAW, overrides)
 
 
+@pytest.mark.slow
 def test_a_rollout_is_a_segment_and_not_the_buffer_size() -> None:
     assert parse_config(RAW).trainer.buffer_size == 8
     config = parse_config(RAW, ["trainer.buffer_size=7"])

@@ -135,6 +135,7 @@ def meta(folder: Path, num_devices: int, config: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_another_number_of_devices_has_the_same_minibatches(recorded: dict[str, Any], tmp_path: Path) -> None:
     config = parse_config(tree(recorded))
     alone, notes = rescale_for_devices(config, meta(tmp_path, 4, config), 1)

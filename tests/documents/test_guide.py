@@ -55,6 +55,7 @@ def quick_start(mode: str, **changes: Any) -> RunConfig:
     return parse_config({**raw, **changes})
 
 
+@pytest.mark.slow_cases("vla")
 @pytest.mark.parametrize("mode", ["standard", "vla"])
 def test_the_quick_start_trains_in_both_modes(mode: str, tmp_path: Path) -> None:
     result = train(quick_start(mode), run_dir=tmp_path / "run")

@@ -106,6 +106,7 @@ def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(mo
 # Gymnax
 
 
+@pytest.mark.slow_cases("CartPole-v1")
 @with_gymnax
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
 def test_gymnax_trajectories_are_those_of_the_library(name: str) -> None:

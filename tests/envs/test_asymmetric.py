@@ -34,6 +34,7 @@ def test_parts_are_numbers_of_the_tasks_own_observation() -> None:
     assert [feature.name for feature in named["policy"]] == ["goal x", "position x"] and len(named["critic"]) == 14
 
 
+@pytest.mark.slow
 def test_noise_of_the_policys_part_leaves_the_other_as_it_is() -> None:
     noise = {"camera": {"func": "add_observation_noise", "params": {"part": "policy", "noise": 0.1}}}
     for seen, true in zip(first_two(RandomizedEnv(ENV, noise)), first_two(ENV), strict=True):

@@ -59,6 +59,7 @@ def test_h1_2_may_stray_from_home_as_its_task_says() -> None:
     np.testing.assert_allclose(per_joint(H1_2.joints, pose["std_running"]), running)
 
 
+@pytest.mark.slow
 def test_h1_2_observes_the_velocities_of_its_torsos_imu(h1_2: VelocityRL) -> None:
     legged, rng = h1_2.legged, np.random.default_rng(0)
     model, data = legged.model, mujoco.MjData(legged.model)

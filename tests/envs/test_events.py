@@ -262,7 +262,7 @@ def test_events_happen_in_every_task_on_physics(name: str, tmp_path: Path) -> No
     assert not jax.tree.all(jax.tree.map(np.array_equal, seen["train"], seen["eval"]))
 
 
-@pytest.mark.slow_cases("VelocityRL")
+@pytest.mark.slow_cases("VelocityRL", "InstructedPlaceRL")
 @pytest.mark.parametrize("name", PURE)
 def test_events_of_a_start_come_before_the_first_observation(name: str, tmp_path: Path) -> None:
     """In every task on physics, one after the other: startup, then reset."""

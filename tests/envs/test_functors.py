@@ -409,6 +409,7 @@ def test_a_relative_pose_is_of_the_measured_tool_in_the_axes_of_the_arena() -> N
     np.testing.assert_allclose(moved[6:], HOME[6:], atol=1e-7)  # where the fingers' targets were
 
 
+@pytest.mark.slow
 def test_relative_poses_of_many_rows_are_those_of_each() -> None:
     term = find_functor("actions", "RelativeEefPoseAction")(SPEC.scene, SPEC.active, part_name="arm", ik_method="dls")
     asked = jnp.stack([ASKED, -ASKED])

@@ -265,6 +265,7 @@ def test_weights_shape_the_reward_of_the_cube_that_is_meant() -> None:
     assert abs(float(timestep.reward)) > 0.05
 
 
+@pytest.mark.slow
 def test_time_is_up_after_episode_length_steps() -> None:
     state = ENV.reset(KEY)[0]
     states = jax.tree.map(lambda x: jnp.stack([x] * len(CASES)), state)  # as many as above: one program

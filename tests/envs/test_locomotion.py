@@ -48,6 +48,7 @@ def at_home(robot: LeggedRobot, legged: LeggedModel) -> mujoco.MjData:
     return data
 
 
+@pytest.mark.slow_cases("quadruped")
 @pytest.mark.parametrize("name", ROBOTS)
 def test_motion_is_what_mujoco_computes_from_jacobians(name: str) -> None:
     robot = ROBOTS[name]

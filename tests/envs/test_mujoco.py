@@ -236,6 +236,7 @@ def test_a_model_without_a_camera_main_is_seen_whole() -> None:
     assert default_view("push_cube.xml") is None
 
 
+@pytest.mark.slow
 def test_a_camera_that_tracks_a_body_goes_with_it() -> None:
     xml = """<mujoco><option><flag warmstart="disable"/></option><worldbody>
         <body name="box"><freejoint/><geom type="box" size="0.1 0.1 0.1" rgba="1 0 0 1"/>

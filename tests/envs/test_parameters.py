@@ -168,7 +168,7 @@ def test_friction_slows_a_sliding_ball_by_mu_g_until_it_rolls() -> None:
 # --- MJX --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_cases("<mujoco")
+@pytest.mark.slow_cases("<mujoco", "push_cube.xml")
 @pytest.mark.parametrize("asset", [SCENE, "push_cube.xml", "cart_pole.xml", make_model()], ids=lambda x: x[:13])
 def test_mjx_derives_what_mj_set_const_does(asset: str) -> None:
     mjx = pytest.importorskip("mujoco.mjx")

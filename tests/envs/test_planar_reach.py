@@ -90,6 +90,7 @@ def rewards(env: PlanarReachRL, carry: EnvCarry, actions: Array) -> tuple[Array,
     return reward.sum(), done
 
 
+@pytest.mark.slow_cases("[100]")
 @pytest.mark.parametrize("length", [100, 3])
 def test_gradients_are_finite_differences_also_across_resets(length: int) -> None:
     with jax.enable_x64(True):

@@ -50,7 +50,7 @@ def test_permute_scatters_neighbours_evenly(permutations: int) -> None:
 @pytest.mark.parametrize(("num_rows", "size", "num_strata"), [(24, 8, 4), (24, 8, 1), (20, 8, 2), (12, 12, 3)])
 def test_an_epoch_takes_every_row_of_every_stratum_once(num_rows: int, size: int, num_strata: int) -> None:
     stratum = num_rows // num_strata
-    orders = np.asarray(minibatch_rows(KEY, num_rows, size, num_strata))
+    orders = np.asarray(jax.jit(minibatch_rows, static_argnums=(1, 2, 3))(KEY, num_rows, size, num_strata))
     assert orders.shape == (-(-num_rows // size), num_strata, size // num_strata)
     for each in orders.swapaxes(0, 1).reshape(num_strata, -1):
         assert sorted(each[each < stratum]) == list(range(stratum))

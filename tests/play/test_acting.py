@@ -75,6 +75,7 @@ def test_numbers_of_other_types_act_as_they_are(actor: Actor, right: np.ndarray)
     np.testing.assert_array_equal(actor.act(right), actor.act(np.ones(14, np.float32)))
 
 
+@pytest.mark.slow_cases("PickPlaceRL-options2")
 @pytest.mark.parametrize(
     ("env", "options", "clips"),
     [

@@ -42,7 +42,7 @@ def gradient(policy: ActorCritic, params: Any, **form: bool) -> Any:
     return jax.value_and_grad(loss)(params["params"])
 
 
-@pytest.mark.slow_cases("dropout", "discrete", "other parts", "normalized")
+@pytest.mark.slow_cases("dropout", "discrete", "other parts", "normalized", "linear")
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("name", POLICIES)
 def test_outputs_and_gradients_are_those_of_each_by_itself(name: str) -> None:

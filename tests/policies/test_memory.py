@@ -326,6 +326,7 @@ def test_dropped_units_are_those_of_when_the_policy_acted() -> None:
     assert ratio_of_first_step(policy, params, replace(rollout, dropout_seed=None))["approx_kl"] > 1e-4
 
 
+@pytest.mark.slow_cases("lstm")
 def test_steps_that_are_no_transitions_have_no_part_and_end_what_is_remembered(collected: Any) -> None:
     policy, params, rollout = collected
     valid = jnp.ones((8, 8), bool).at[3].set(False)

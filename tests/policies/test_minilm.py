@@ -66,11 +66,13 @@ def test_an_embedding_has_length_one(params: Params) -> None:
     np.testing.assert_allclose(jnp.linalg.norm(TINY.apply(params, TOKEN, VALID), axis=-1), 1.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_leading_axes_are_kept(params: Params) -> None:
     got = TINY.apply(params, TOKEN.reshape(2, 1, 6), VALID.reshape(2, 1, 6))
     np.testing.assert_allclose(got[:, 0], TINY.apply(params, TOKEN, VALID), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sentence_without_tokens_gives_numbers(params: Params) -> None:
     assert np.array_equal(TINY.apply(params, TOKEN[:1], np.zeros((1, 6), bool)), np.zeros((1, 8)))
 
@@ -80,6 +82,7 @@ def test_a_sentence_longer_than_the_positions_is_refused() -> None:
         jax.eval_shape(TINY.init, jax.random.key(0), np.zeros(7, int), np.ones(7, bool))
 
 
+@pytest.mark.slow
 def test_the_model_has_as_many_parameters_as_published() -> None:
     shapes = jax.eval_shape(MiniLM().init, jax.random.key(0), TOKEN, VALID)
     assert sum(x.size for x in jax.tree.leaves(shapes)) == 22_713_216 - (384 * 384 + 384)  # without the pooler

@@ -500,6 +500,7 @@ def test_what_a_policy_predicts_depends_on_picture_and_instruction() -> None:
     assert not np.allclose(predicted(obs)[2]["state"], predicted(other)[2]["state"])
 
 
+@pytest.mark.slow
 def test_the_first_frame_of_a_window_is_always_asked() -> None:
     action = jnp.zeros((64, 8, 1))
     chosen = _choose_frames(

@@ -60,6 +60,7 @@ def test_training_and_evaluation_are_compiled(programs: list[Compiled]) -> None:
     assert [each.name for each in programs] == ["train", "evaluate"]
 
 
+@pytest.mark.slow
 def test_without_evaluation_there_is_no_program_for_it() -> None:
     config = parse_config(tiny(collector={"mode": "host"}))
     assert [each.name for each in compile_programs(config, jax.devices()[:1])] == ["learn"]

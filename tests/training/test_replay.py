@@ -29,7 +29,7 @@ MODES: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow_cases("[host]")
+@pytest.mark.slow_cases("[host]", "[async]")
 @pytest.mark.parametrize("mode", MODES)
 def test_an_update_writes_into_the_replay_buffer_of_the_state_before_it(mode: str) -> None:
     parts = build(parse_config(tiny_sac(**MODES[mode])))
