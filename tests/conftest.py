@@ -117,7 +117,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Trace the form that is lowered for a GPU from here on, and compute it on the CPU."""
     monkeypatch.setattr("jax.lax.platform_dependent", lambda *args, default, **others: default(*args))
     monkeypatch.setattr("ejax.training.programs._kept", OrderedDict())
-    # a setting that traces are told apart by: those of the other form stay where they are, for tests to come
+    # JAX keeps traces by this setting: those of the other form stay, for the tests to come
     jax.config.update("jax_numpy_rank_promotion", "warn")  # which is an error again, by filterwarnings
     yield
     jax.config.update("jax_numpy_rank_promotion", "raise")
