@@ -204,6 +204,7 @@ def test_action_spec_refuses_a_space_it_cannot_act_in(
         action_spec(space, squash=squash)
 
 
+@pytest.mark.slow
 def test_a_normal_without_log_std_is_refused() -> None:
     with pytest.raises(ValueError, match="log_std"):
         ActionSpec("normal", (2,)).distribution(jnp.zeros((1, 2)), None)

@@ -216,6 +216,7 @@ class Poisoned(Positive):
         return replace(distribution, mean=jnp.where(obs == 1.0, jnp.nan, distribution.mean)), value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["fixed", "first_finished"])
 def test_an_episode_that_was_not_finite_throughout_is_no_success_whatever_the_env_says(choice: str) -> None:
     env, count = Liar(breaks=tuple(BREAKS)), 200
@@ -247,6 +248,7 @@ def test_an_episode_that_never_ends_counts_too(monkeypatch: pytest.MonkeyPatch) 
     assert 0 < summarize(played)["eval/nonfinite_episodes"] < 12
 
 
+@pytest.mark.slow
 def test_a_quarantined_episode_counts_as_a_failure(tmp_path: Path) -> None:
     """Left out it would be a way to success: to break where it gets difficult."""
     make = lambda: PureHostEnv(Liar(breaks=(("obs", 4, NAN),)), 4)  # noqa: E731

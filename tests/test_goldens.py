@@ -10,7 +10,18 @@ from golden_pairs import GOLDEN, load
 
 
 @pytest.mark.slow_cases(
-    "sampled", "segmented", "adjoint", "complete", "grpo_adamw_linear", "ppo_adamw_linear", "ppo_layernorm"
+    "sampled",
+    "segmented",
+    "adjoint",
+    "complete",
+    "deterministic",
+    "per_mini_batch",
+    "adaptive",
+    "normalization",
+    "grpo_kl]",
+    "grpo_adamw_linear",
+    "ppo_adamw_linear",
+    "ppo_layernorm",
 )
 @pytest.mark.parametrize("compare", goldens.COMPARISONS.values(), ids=[" ".join(key) for key in goldens.COMPARISONS])
 def test_the_recorded_numbers_are_ours(compare: Callable[..., Any]) -> None:

@@ -38,6 +38,7 @@ def refused(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> st
     return told.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -133,6 +133,7 @@ def test_a_wrong_optimizer_is_refused(given: dict[str, Any], text: str) -> None:
         OptimizerConfig(**given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "text"),
     [

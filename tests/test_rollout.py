@@ -138,6 +138,7 @@ def test_a_long_reset_of_the_rows_that_ended_is_that_of_all_rows() -> None:
     np.testing.assert_array_equal(few.obs[~ended, 0], np.arange(21)[~ended])
 
 
+@pytest.mark.slow
 def test_a_gpu_draws_one_long_reset_for_each_row_of_a_rollout() -> None:
     form = partial(_collect, POLICY, LongCounter(), first_episodes=False, few_kernels=True)
     traced = jax.make_jaxpr(form)(PARAMS, (at([5, 6], [0, 1]), jnp.zeros(2, bool)), (jax.random.split(KEY, 8), {}))
@@ -195,6 +196,7 @@ def test_a_rollout_of_first_episodes_stops_when_all_have_ended(rollout: Rollout)
     np.testing.assert_array_equal(carry.obs, rollout.obs[3])  # nothing was simulated after it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_episodes", [False, True])
 def test_the_form_for_gpus_makes_the_same_bits(first_episodes: bool) -> None:
     xs = (jax.random.split(KEY, 8), {})
@@ -210,6 +212,7 @@ def test_the_form_for_gpus_makes_the_same_bits(first_episodes: bool) -> None:
         chex.assert_trees_all_equal(gpu_envs, envs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_episodes", [False, True])
 def test_large_observations_are_valued_a_few_steps_at_a_time_with_the_same_results(
     monkeypatch: pytest.MonkeyPatch, first_episodes: bool
@@ -246,6 +249,7 @@ def test_no_two_actions_share_their_noise(noisy: Callable[..., Any]) -> None:
     assert len(np.unique(noisy(KEY).action)) == 8
 
 
+@pytest.mark.slow
 def test_log_prob_and_extras_are_the_acting_distributions(noisy: Callable[..., Any]) -> None:
     rollout = noisy(KEY)
     z = np.asarray(rollout.action)[..., 0] / np.exp(-2.0)

@@ -13,7 +13,7 @@ NEEDS = {"07_export": ("torch", "onnxruntime", "onnxscript")}
 """Extras, without which a tutorial is left to ``tests/check.sh --torch``."""
 
 
-@pytest.mark.slow_cases("02_", "04_", "05_", "06_", "07_", "08_", "09_")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in TUTORIALS.glob("*.py")))
 def test_the_tutorial_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -161,11 +161,13 @@ def test_a_profile_has_the_updates_that_were_asked_for_and_says_what_they_took(p
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
 
 
+@pytest.mark.slow
 def test_a_profile_changes_no_number(profiled: RunResult, tmp_path: Path) -> None:
     plain = train(parse_config(tiny(tmp_path, iterations=6)))
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), plain.params, profiled.params))
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_within_its_profile_ends_the_trace(tmp_path: Path) -> None:
     train(parse_config(tiny(tmp_path, profile={"start": 1, "updates": 100})))
     with jax.profiler.trace(str(tmp_path / "another")):  # would be refused while one is under way

@@ -42,6 +42,7 @@ def test_it_is_exported_where_no_torch_is_needed(run: Path, tmp_path: Path) -> N
     assert (tmp_path / "made" / "policy.stablehlo").exists()
 
 
+@pytest.mark.slow
 def test_an_export_to_torch_names_what_it_needs(run: Path, tmp_path: Path) -> None:
     result = python("interop.export", run, "--to", tmp_path / "made", "--formats", "pt")
     assert result.returncode == 2 and "needed for pt: pip install torch" in result.stderr

@@ -94,6 +94,7 @@ def objective(params: Any, policy: ActorOnly, x: Array, gamma: float, num_steps:
     return total.mean()
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_central_difference_of_the_return() -> None:
     env = Integrator()
     before, after, metrics = update(env, APGConfig(segment_length=6, **BASE))
@@ -146,6 +147,7 @@ def test_a_nonfinite_update_is_skipped_and_counted() -> None:
     assert np.isnan(metrics["grad_norm"])
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_is_skipped_though_its_gradient_was() -> None:
     overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs={"weight_decay": 1e38})
     before, after, metrics = update(Integrator(), APGConfig(**(BASE | {"optimizer": overflows})))
@@ -233,6 +235,7 @@ def test_the_buffer_size_of_a_gym_config_is_not_for_those_with_a_horizon(name: s
     assert config.trainer.buffer_size == 4 and config.notices == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["apg", "shac"])
 def test_an_environment_without_gradients_is_refused_before_the_first_step(name: str) -> None:
     network = {"type": "mlp", "hidden_sizes": [8]}

@@ -43,6 +43,7 @@ def of_policy(state: Any, *, critic: bool = False) -> dict[str, bytes]:
     return {name: x for name, x in networks.items() if ("'critic" in name) == critic}
 
 
+@pytest.mark.slow
 def test_the_policy_stays_bit_for_bit_while_the_critic_learns(states: list[Any]) -> None:
     assert len(states) == 5 and any("mu" in name for name in of_policy(states[0]))
     assert of_policy(states[0]) == of_policy(states[1]) == of_policy(states[2])
@@ -59,6 +60,7 @@ def test_then_all_learn_and_the_optimizer_counts_anew(states: list[Any]) -> None
     assert counts == [0, 4, 8, 4, 8]  # two epochs of two minibatches
 
 
+@pytest.mark.slow
 def test_a_policy_without_a_critic_is_refused() -> None:
     raw = tiny(ppo={"critic_warmup_updates": 1})
     raw["policy"] = {"name": "actor_only", "actor": raw["policy"]["actor"]}

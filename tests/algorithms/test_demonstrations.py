@@ -70,6 +70,7 @@ def first_state(n_step: int = 1, name: str = "sac", **changes: Any) -> tuple[Off
     return state.own, notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_step", "broken_at"), [(1, None), (1, 2), (3, 2)])
 def test_the_rows_are_the_transitions_of_successful_episodes(n_step: int, broken_at: int | None) -> None:
     own, _ = first_state(n_step, task_cfg={} if broken_at is None else {"broken_at": broken_at})
@@ -105,6 +106,7 @@ def ring(first: float, num_strata: int) -> Replay:
     return replace(empty, rows=replace(empty.rows, reward=reward), size=jnp.full(num_strata, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "num_strata", "rows"), [(0.5, 1, 4), (0.25, 1, 2), (0.5, 2, 4), (0.7, 1, 6)])
 def test_the_share_of_each_stratums_rows_is_demonstrated(share: float, num_strata: int, rows: int) -> None:
     own, demonstrated = ring(0.0, num_strata), ring(100.0, num_strata)
@@ -155,7 +157,7 @@ def with_config(wanted: dict[str, Any] | None, name: str = "sac") -> Any:
 OTHERS = POINTS | {"seed": 9}
 
 
-@pytest.mark.slow_cases("before2", "before3")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "now", "num_notes"),
     [(None, POINTS, 1), (POINTS, None, 1), (POINTS, OTHERS, 2), (POINTS, POINTS | {"num_transitions": 9}, 2)],

@@ -97,6 +97,7 @@ def play(teacher: Any, monkeypatch: MonkeyPatch, *, num_updates: int = 1, **opti
     return log
 
 
+@pytest.mark.slow
 def test_labels_are_the_teachers_of_the_part_that_it_reads(monkeypatch: MonkeyPatch) -> None:
     (seen,) = play(GoesToTheGoal(), monkeypatch)
     assert seen["label"].shape == (NUM_STEPS, NUM_ENVS, 2) and seen["goal"].std() > 0.1
@@ -226,6 +227,7 @@ def test_a_resumed_run_ends_with_the_same_bits(taught: Any, teacher: Path, tmp_p
     chex.assert_trees_all_equal(*(jax.tree.leaves(state_of(run, whole)) for run in (taught.run_dir, tmp_path / "run")))
 
 
+@pytest.mark.slow
 def test_a_teacher_that_changed_is_noticed(taught: Any, teacher: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(taught.run_dir, run)
@@ -301,6 +303,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_compiled(
     assert re.search(text, refusal(raw))
 
 
+@pytest.mark.slow
 def test_two_kinds_of_distributions_have_no_divergence(teacher: Path) -> None:
     raw = config_of(teacher)
     raw["policy"]["squash_actions"] = True

@@ -165,6 +165,7 @@ def test_the_critics_loss_is_the_cross_entropy_on_the_joint_batch_of_scaled_rewa
     assert float(metrics["critic_loss"]) == pytest.approx(-(target * log_p).sum(-1).mean(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_actors_loss_is_of_the_first_half_of_its_joint_batch_by_running_statistics_of_the_critics() -> None:
     _, _, metrics = stepped()
     key, _ = jax.random.split(KEY)
@@ -181,6 +182,7 @@ def test_the_actors_loss_is_of_the_first_half_of_its_joint_batch_by_running_stat
     )
 
 
+@pytest.mark.slow
 def test_a_step_gives_weights_their_length_and_moves_the_target_by_tau() -> None:
     after, _, _ = stepped()
     jax.tree.map(
@@ -264,6 +266,7 @@ def updated(config: FlashSACConfig, num_updates: int) -> tuple[list[bool], Train
     return uniform, state
 
 
+@pytest.mark.slow
 def test_exploration_is_uniform_until_the_first_gradient_step_and_the_actor_steps_every_other_time() -> None:
     uniform, state = updated(CONFIG.replace(learning_starts=30, gradient_steps=4), 4)
     assert uniform == [True, True, False, False]

@@ -63,6 +63,7 @@ def test_members_of_a_group_share_their_start() -> None:
     np.testing.assert_array_equal(position[:4], np.broadcast_to(position[0], (4, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shared_start", "starts"), [(True, 2), (False, 8)])
 def test_a_rollout_starts_its_groups_together_by_default(shared_start: bool, starts: int) -> None:
     parts = build(parse_config(RAW, [f"algorithm.cfg.shared_start={shared_start}"]))
@@ -83,7 +84,7 @@ def test_normalizers_take_in_each_rollout_but_under_embodichains_rule(overrides:
     assert bool((after["mean"] == before["mean"]).all()) == (count == 0.0)
 
 
-@pytest.mark.slow_cases("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("truncate", [True, False])
 def test_a_forced_reset_leaves_no_trace_in_the_episode_statistics(truncate: bool) -> None:
     overrides = ["env.cfg.max_episode_steps=4", f"algorithm.cfg.truncate_at_first_done={truncate}"]

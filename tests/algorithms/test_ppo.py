@@ -341,6 +341,7 @@ def trained() -> Any:
     return ask
 
 
+@pytest.mark.slow
 def test_probe_a_constant_reward_is_the_value(trained: Any) -> None:
     assert trained("constant")[0] == pytest.approx(1.0, abs=0.1)
 
@@ -359,6 +360,7 @@ def test_probe_the_rewarded_action_is_chosen(trained: Any) -> None:
     assert trained("chosen")[1] > 0.95
 
 
+@pytest.mark.slow
 def test_probe_the_action_that_the_observation_asks_for_is_chosen(trained: Any) -> None:
     assert trained("matched", bit=1.0)[1] > 0.95
     assert trained("matched", bit=0.0)[1] < 0.05

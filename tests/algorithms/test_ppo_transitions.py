@@ -92,6 +92,7 @@ def test_an_update_with_masked_garbage_is_the_update_without_it(
     assert_same_update(one_update(policy, params, clean, **options), one_update(policy, params, dirty, **options))
 
 
+@pytest.mark.slow
 def test_advantages_are_normalized_over_transitions_whatever_the_rule(small: tuple[ActorCritic, Any, Any]) -> None:
     *_, rollout = small
     valid = jnp.ones_like(rollout.done).at[:, -1].set(False)
@@ -118,7 +119,7 @@ def test_a_step_that_is_no_transition_cuts_what_is_before_it_from_what_is_after_
     np.testing.assert_allclose(before[2], last, rtol=1e-5)
 
 
-@pytest.mark.slow_cases("decoupled")
+@pytest.mark.slow
 @pytest.mark.parametrize("correction", ["decoupled", "vtrace"])
 def test_without_staleness_a_correction_changes_nothing(small: tuple[ActorCritic, Any, Any], correction: str) -> None:
     policy, params, rollout = small
@@ -131,6 +132,7 @@ def test_without_staleness_a_correction_changes_nothing(small: tuple[ActorCritic
     assert_same_update(plain, corrected)
 
 
+@pytest.mark.slow
 def test_with_staleness_the_surrogate_is_clipped_around_the_start_of_the_update(
     small: tuple[ActorCritic, Any, Any],
 ) -> None:

@@ -88,7 +88,7 @@ def drawn(params: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.tanh(u), (log_normal - np.log(1 - np.tanh(u) ** 2)).sum(-1)
 
 
-@pytest.mark.slow_cases("0.0")
+@pytest.mark.slow
 @pytest.mark.parametrize("lmbda", [0.0, 0.7, 1.0])
 def test_the_returns_are_the_recursion_and_ends_are_told_apart(lmbda: float) -> None:
     policy, key = make_policy(), jax.random.key(5)
@@ -201,6 +201,7 @@ def test_each_loss_moves_its_own_parameters_alone() -> None:
     jax.tree.map(partial(np.testing.assert_allclose, **CLOSE), gradient["critic"], expected)
 
 
+@pytest.mark.slow
 def test_the_actors_gradient_is_that_of_finite_differences_through_the_critic() -> None:
     policy = make_policy()
     acted = make_params(policy)
@@ -246,6 +247,7 @@ def update(rollout: Rollout, params: Params, policy: ActorQ, **options: Any) -> 
 SGD: Any = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "n_epochs": 1, "batch_size": T * N}
 
 
+@pytest.mark.slow
 def test_one_update_is_a_step_along_the_losses_gradient_clipped_for_each_network() -> None:
     """All rows are one state and one action, so that their order does not matter; the entropy's weight is small, so
     that the noise does not either."""
@@ -299,6 +301,7 @@ def test_rows_that_are_no_transitions_change_nothing() -> None:
     jax.tree.map(np.testing.assert_array_equal, one, two)
 
 
+@pytest.mark.slow
 def test_a_minibatch_that_is_not_finite_is_skipped_and_counted() -> None:
     policy = make_policy()
     params = make_params(policy)

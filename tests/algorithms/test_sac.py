@@ -75,6 +75,7 @@ def drawn_in_numpy(params: Any, obs: Any, key: Any) -> tuple[np.ndarray, np.ndar
     return np.tanh(u), (log_normal - np.log(1 - np.tanh(u) ** 2)).sum(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ent_coef", ["auto", 0.3])
 def test_the_target_is_the_formulas_and_termination_has_no_value(ent_coef: Any) -> None:
     policy, batch, key = make_policy(), make_batch(), jax.random.key(5)
@@ -116,6 +117,7 @@ def test_the_step_does_not_depend_on_the_units_of_actions() -> None:
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *steps)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted() -> None:
     policy = make_policy()
     state, batch = make_state(policy), make_batch()
@@ -145,6 +147,7 @@ def updated(config: SACConfig, num_updates: int) -> tuple[TrainState, OffPolicyS
     return state, own, logs
 
 
+@pytest.mark.slow
 def test_nothing_is_learned_before_learning_starts_and_nothing_is_caught_up_after() -> None:
     config = CONFIG.replace(learning_starts=30)
     state, _, logs = updated(config, 4)
@@ -155,6 +158,7 @@ def test_nothing_is_learned_before_learning_starts_and_nothing_is_caught_up_afte
     assert int(state.step) == 4
 
 
+@pytest.mark.slow
 def test_the_actor_steps_once_in_policy_delay_steps_of_the_critics() -> None:
     state, _, logs = updated(CONFIG.replace(gradient_steps=6, policy_delay=3), 1)
     assert int(state.opt_state["critic"][0].count) == 6
@@ -190,6 +194,7 @@ def test_the_shipped_config_is_read() -> None:
     assert load_config("gymnasium/sac").algorithm.cfg.gradient_steps == 16
 
 
+@pytest.mark.slow
 def test_the_actor_of_a_squashed_policy_is_taken_over_as_the_same_distribution() -> None:
     spec = ActionSpec("tanh_normal", (2,), (-3.0, -1.0), (1.0, 2.0))
     theirs = ActorCritic(spec, actor=NETWORK, critic=NETWORK, initial_log_std=-0.7)

@@ -115,7 +115,7 @@ def test_accumulated_chunks_give_the_gradient_of_the_whole_minibatch(request: py
         np.testing.assert_allclose(parts_metrics[name], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow_cases("[5]", "[12]")
+@pytest.mark.slow
 @pytest.mark.parametrize("counting", [0, 5, 12])
 def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_skipped(
     counting: int, request: pytest.FixtureRequest
@@ -152,6 +152,7 @@ def two_networks_loss(params: Params, batch: dict[str, Any]) -> tuple[jax.Array,
     return jnp.sum(batch["weight"] * batch["x"][:, 0]) * (3.0 * p["actor"] + 4.0 * p["critic"]), {}
 
 
+@pytest.mark.slow
 def test_networks_can_be_clipped_apart() -> None:
     params = {"params": {"actor": jnp.zeros(()), "critic": jnp.zeros(())}}
     state = make_train_state(params, SGD)
@@ -292,7 +293,7 @@ def critic_loss(params: Params, batch: dict[str, Any]) -> tuple[Any, dict[str, A
     return jnp.sum(batch["weight"] * jnp.square(error - 1.0)), {}
 
 
-@pytest.mark.slow_cases("True")
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("clip_per_network", [False, True])
 def test_parameters_in_one_vector_learn_what_separate_ones_do(

@@ -202,6 +202,7 @@ def test_a_value_that_does_not_count_may_be_anything() -> None:
     np.testing.assert_allclose(total, [1.5])
 
 
+@pytest.mark.slow
 def test_the_objective_is_that_of_an_explicit_loop() -> None:
     before, _, metrics = update(SHACConfig(**BASE))
     expected = objective_by_loop(before.params["params"]["actor"], before.target["params"]["critic"])
@@ -248,7 +249,7 @@ def test_the_critic_descends_on_td_lambda_targets_of_the_target_critic() -> None
     chex.assert_trees_all_close(after.params["params"]["critic"], expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow_cases("0.9")
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.9])
 def test_the_target_critic_keeps_alpha_of_itself(alpha: float) -> None:
     before, after, _ = update(SHACConfig(**BASE, target_critic_alpha=alpha))
@@ -258,6 +259,7 @@ def test_the_target_critic_keeps_alpha_of_itself(alpha: float) -> None:
     chex.assert_trees_all_equal(after.target["params"]["actor"], after.params["params"]["actor"])
 
 
+@pytest.mark.slow
 def test_actor_and_critic_have_their_own_optimizers() -> None:
     still = OptimizerConfig(name="sgd", learning_rate=0.0)
     for frozen, moving, key in (("critic", "actor", "critic_optimizer"), ("actor", "critic", "optimizer")):
@@ -287,6 +289,7 @@ def test_a_schedule_moves_both_learning_rates_from_their_own_start() -> None:
     np.testing.assert_allclose(metrics["critic_learning_rate"], 0.05)
 
 
+@pytest.mark.slow
 def test_a_nonfinite_update_is_skipped_and_counted() -> None:
     schedule = {"name": "step", "kwargs": {"step_size": 1}}
     before, after, metrics = update(SHACConfig(**BASE, lr_scheduler=schedule), env=Lanes(poison=True))

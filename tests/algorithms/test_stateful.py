@@ -86,6 +86,7 @@ def test_a_schedule_gets_its_horizon() -> None:
     assert rates == pytest.approx([1.5e-4, 0.0])
 
 
+@pytest.mark.slow
 def test_grpo_begins_each_rollout_with_groups_from_one_start() -> None:
     policy = Linear()
     algorithm = GRPO(GRPOConfig(batch_size=16, n_epochs=1, group_size=2), policy)
@@ -112,6 +113,7 @@ def test_host_environments_are_collected_step_by_step() -> None:
     assert np.isfinite(algorithm.update()["loss"])
 
 
+@pytest.mark.slow
 def test_a_policy_with_dropout_drops_in_training() -> None:
     dropping = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "dropout_p": 0.5}}
     policy = build_policy({"name": "actor_only", "actor": dropping}, ENV)

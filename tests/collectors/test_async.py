@@ -128,7 +128,7 @@ def in_turn(updates: int, lag: int) -> tuple[TrainState, list]:
     return state, rollouts
 
 
-@pytest.mark.slow_cases("0")
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1, 3])
 def test_a_run_is_the_synchronous_program_with_old_parameters_whatever_the_timing(lag: int) -> None:
     """D2, D3, D5, D37: two runs with random sleeps in environment, policy and learner, bit for bit."""
@@ -154,6 +154,7 @@ def test_a_recorded_schedule_repeats_a_free_run() -> None:
     assert again.versions == free.versions
 
 
+@pytest.mark.slow
 def test_several_groups_and_timings_give_the_same_bits() -> None:
     runs = [learn_beside(background(wrap=wrap, groups=2), 5, Linear(), 2e-3) for wrap in (Sleepy, as_it_is)]
     chex.assert_trees_all_equal(*runs)
@@ -394,6 +395,7 @@ def test_a_killed_host_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert resumed.finished and same(*(what_is_left(tmp_path / name, "tiny") for name in ("run", "whole")))
 
 
+@pytest.mark.slow
 def test_an_async_run_repeats_itself_and_tells_its_versions(tmp_path: Path) -> None:
     """D1, D9: chosen by the config; steps are those of all environments."""
     raw = config(tmp_path, "async", num_groups=2)

@@ -44,6 +44,7 @@ def filled(rollout: Rollout, buffer: Any = None) -> Any:
     return buffer
 
 
+@pytest.mark.slow
 def test_a_filled_buffer_is_the_rollout_and_trains_to_the_same_bits() -> None:
     rollout = collected()
     assert rollout.truncated.any()
@@ -72,6 +73,7 @@ def test_done_alone_is_the_end_of_the_task_and_truncation_still_has_a_value() ->
         ejax.RolloutBuffer(1, 1, 1, 1).add(ones[None], ones[None], ones, [True], ones, ones, truncated=[True])
 
 
+@pytest.mark.slow
 def test_minibatches_are_those_of_sgd_epochs() -> None:
     rollout = collected()
     buffer = filled(rollout)

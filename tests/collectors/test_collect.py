@@ -100,7 +100,7 @@ def begun_with(policy: Any, outside: bool) -> tuple[Any, Any, Any]:
     return env, start, policy.init(KEY, start if outside else start.obs)
 
 
-@pytest.mark.slow_cases("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("outside", [False, True])
 def test_a_policy_with_memory_remembers_over_calls_and_forgets_at_an_episodes_end(outside: bool) -> None:
     policy = make("linen", "memory")
@@ -112,6 +112,7 @@ def test_a_policy_with_memory_remembers_over_calls_and_forgets_at_an_episodes_en
     assert (second.memory[0] != 0.0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outside", [False, True])
 def test_dropout_is_kept_in_the_rollout(outside: bool) -> None:
     policy = make("linen", "dropout")

@@ -70,6 +70,7 @@ def assert_holds(replay: Any, wanted: list[tuple[Any, ...]]) -> None:
             np.testing.assert_allclose(getattr(stored, name), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("capacity", [200, 31])
 def test_rows_are_the_n_step_transitions_of_a_loop(n_step: int, capacity: int) -> None:
@@ -140,6 +141,7 @@ def test_broken_off_episodes_leave_no_transition_that_crosses_the_reset() -> Non
     assert_holds(replay, [*transitions([first], 3), *transitions([second], 3)])
 
 
+@pytest.mark.slow
 def test_a_rollout_that_the_ring_cannot_hold_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"rollout of 6 x 4 steps does not fit a ring of 23 rows.*raise replay.capacity"

@@ -18,6 +18,7 @@ def found() -> Any:
     return config_mutants.bases()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=[pytest.mark.slow] if part >= EVERYDAY else []) for part in range(SLICES)]
 )

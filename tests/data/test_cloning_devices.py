@@ -63,7 +63,7 @@ def check_close(arrays: Any, expected: Any) -> None:
         np.testing.assert_allclose(x, other, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.slow_cases("false")
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["false", "2"])
 def test_four_devices_clone_as_one_does(recorded: dict[str, Any], share: str) -> None:
     state, metrics = updates(tree(recorded), [DISTRIBUTED, f"trainer.shard_parameters={share}"])

@@ -843,6 +843,7 @@ def test_a_process_that_draws_imports_numpy_only(tmp_path: Path) -> None:
         assert process.communicate(timeout=BOUND_S) == ("(1, 1, 4) []\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
 def test_children_draw_each_its_own_chunks_and_cannot_stop(method: str) -> None:
@@ -885,6 +886,7 @@ def test_threads_share_an_engine() -> None:
     assert failures == []
 
 
+@pytest.mark.slow
 def test_an_engine_that_nobody_holds_ends_its_worker(left_behind: list[subprocess.Popen[bytes]]) -> None:
     """The monitor thread does not hold it."""
     engine = OnlineDataEngine(cfg())
@@ -1002,6 +1004,7 @@ def test_what_another_user_left_and_links_are_not_touched(tmp_path: Path, monkey
     link.unlink()
 
 
+@pytest.mark.slow
 def test_engines_that_start_at_once_clear_up_side_by_side(tmp_path: Path) -> None:
     place = tmp_path / "runs"
     for number in range(200):

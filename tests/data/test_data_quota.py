@@ -131,6 +131,7 @@ def draw_all(charged: Any, path: Path, results: Any) -> None:
     results.put(drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
 def test_processes_that_draw_at_once_share_one_budget(buffer: Any, charged: Any, path: Path) -> None:
     context = multiprocessing.get_context("fork")

@@ -44,6 +44,7 @@ def outcomes(task: ScriptedTask) -> list[Episode | Failure]:
     return task.generate(SEED)
 
 
+@pytest.mark.slow
 def test_the_expert_succeeds(name: str, task: ScriptedTask, attempts: Attempts) -> None:
     """With its noise, over 192 episodes."""
     rates = [attempts.success.mean(), *(task.attempt(seed).success.mean() for seed in (11, 12))]
@@ -85,6 +86,7 @@ def test_an_episode_is_its_row_of_the_attempt(
         assert outcome.frames["rewards"][-1] > 9.0  # the bonus for success
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_episodes_and_another_gives_others(task: ScriptedTask, attempts: Attempts) -> None:
     again, other = task.attempt(SEED), task.attempt(SEED + 1)
     for field in ("obs", "action", "intended", "reward", "segment", "length", "success"):

@@ -51,6 +51,7 @@ def nodding(gym_config: dict[str, Any], **action_config: Any) -> dict[str, Any]:
     return {"gym_config": {**gym_config, "id": "EmbodiedEnv-v1"}, "action_config": action_config, "num_envs": 2}
 
 
+@pytest.mark.slow
 def test_the_expert_succeeds_in_an_unchanged_scene_of_embodichain(task: ScriptedTask, attempts: Attempts) -> None:
     """The config draws goals within 0.3 m of the robot's own base, of which not all can be reached in 100 steps."""
     assert attempts.success.mean() > 0.6
@@ -80,7 +81,7 @@ def test_recorded_actions_replay_the_episode(task: ScriptedTask, attempts: Attem
     )
 
 
-@pytest.mark.slow_cases("of the limits", "arm and gripper")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "actions",
     [
@@ -135,6 +136,7 @@ def test_terms_that_do_not_take_joint_positions_are_refused(gym_config: dict[str
             make_task(gym_config=changed, action_config={})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planners_trusted")
 def test_a_function_of_ones_own_demonstrates_in_a_scene_without_a_task(gym_config: dict[str, Any]) -> None:
     config = {**gym_config, "env": {**gym_config["env"], "rewards": {}}}
@@ -168,6 +170,7 @@ def test_without_action_terms_actions_are_the_joints_targets(gym_config: dict[st
     assert abs(np.asarray(episode.frames["obs/robot/qpos"])[-1, 1:6]).max() < 0.2  # the start is at up to 1.57 rad
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planners_trusted")
 def test_a_plan_that_is_missing_is_a_failure_and_one_of_another_shape_an_error(gym_config: dict[str, Any]) -> None:
     config = {**gym_config, "env": {**gym_config["env"], "rewards": {}}}

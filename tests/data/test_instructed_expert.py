@@ -53,6 +53,7 @@ def test_the_expert_succeeds_with_and_without_noise(
     np.testing.assert_array_equal(quiet.action, quiet.intended)
 
 
+@pytest.mark.slow
 def test_the_cube_and_the_zone_that_are_named_come_together(attempts: Attempts) -> None:
     """The last step before the success; the other cube has hardly moved."""
     for row in np.flatnonzero(attempts.success):
@@ -102,6 +103,7 @@ def test_replaying_the_actions_gives_what_was_recorded(task: ScriptedTask, attem
         obs = timestep.obs
 
 
+@pytest.mark.slow
 def test_kept_episodes_have_the_sentence_as_task_and_its_bytes_in_every_frame(
     task: ScriptedTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -473,7 +473,7 @@ def test_a_file_that_is_cut_off_is_named_with_the_remedy(recorded: Path, tmp_pat
         (folder / name).write_bytes(whole)
 
 
-@pytest.mark.slow_cases("video")
+@pytest.mark.slow
 def test_every_flipped_bit_is_found_or_changes_nothing_that_is_read(recorded: Path, tmp_path: Path) -> None:
     folder, chance = copied(recorded, tmp_path), random.Random(0)
     whole, found, same = content(folder), 0, 0
@@ -528,7 +528,7 @@ def test_a_damaged_video_is_not_joined_to(tmp_path: Path) -> None:
             writer.append(camera_episode(1), "look")
 
 
-@pytest.mark.slow_cases("video")
+@pytest.mark.slow
 def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(recorded: Path, tmp_path: Path) -> None:
     """Without digests some of it goes unnoticed; the rest is reported."""
     folder, chance = without_digests(copied(recorded, tmp_path)), random.Random(1)
@@ -567,6 +567,7 @@ def test_a_folder_without_digests_is_read_with_one_notice_and_gets_them_by_an_ap
         assert check_numbers(kept) == 4
 
 
+@pytest.mark.slow
 def test_a_reader_reads_on_while_its_files_are_replaced(kept: Path) -> None:
     reader = EpisodeReader(kept, cache_mb=0)
     for number in range(3, 8):

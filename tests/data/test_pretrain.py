@@ -97,6 +97,7 @@ def test_the_gradient_of_the_likelihood_is_the_one_by_hand() -> None:
     np.testing.assert_allclose(grads["params"]["log_std"], (1.0 - z**2).mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_chunk_is_taught_the_frames_that_follow_and_none_beyond_the_window() -> None:
     action = jnp.arange(2 * 4 * 1, dtype=jnp.float32).reshape(2, 4, 1)
     target, known = chunk_targets(action, 3)
@@ -130,7 +131,7 @@ def around_a_frame(width: int, padding: float) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow_cases("[3]")
+@pytest.mark.slow
 @pytest.mark.parametrize("num_actions", [1, 3])
 def test_a_masked_window_is_taught_where_its_mask_says_and_each_action_counts_alike(num_actions: int) -> None:
     policy, config = linear_policy(num_actions), BCConfig(loss="mse", batch_size=4, updates_per_step=1)
@@ -157,6 +158,7 @@ def test_a_masked_window_is_taught_where_its_mask_says_and_each_action_counts_al
     np.testing.assert_allclose(metrics["mse"], np.mean(errors), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_padding_has_no_part_in_parameters_or_statistics() -> None:
     """A memory would read what is before an episode's start, and a normalizer all of it."""
     policy = ActorCriticWithMemory(
@@ -215,6 +217,7 @@ def test_masked_choices_are_taught_where_the_mask_says() -> None:
     np.testing.assert_allclose(metrics["nll"], wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_some_frames_of_a_masked_window_are_asked_and_weighted_by_what_they_teach() -> None:
     policy, batch = linear_policy(2), around_a_frame(1, padding=1e3)
     params = policy.init(jax.random.key(0), batch["obs"])
@@ -246,6 +249,7 @@ def test_windows_are_successive_frames_of_one_episode(recorded: dict[str, Any]) 
         np.testing.assert_array_equal(action, episode["actions"][start : start + 8])
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_bits_from_recorded_episodes(
     cloned: Any, recorded: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -353,6 +357,7 @@ def test_a_live_engine_is_learned_from_and_measured(tmp_path: Path) -> None:
     assert resumed.num_updates == 41
 
 
+@pytest.mark.slow
 def test_a_broken_task_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
     data = {**ENGINE, "task_cfg": {"broken_at": 20}, "refill_threshold": 1}
     with pytest.raises(ArithmeticError, match="the point left the plane"):
@@ -381,6 +386,7 @@ def test_a_worker_that_is_ended_with_the_run_is_no_error_and_one_that_ends_by_it
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "key", "text"),
     [
@@ -410,6 +416,7 @@ def test_a_cloned_policy_is_fine_tuned_near_itself(cloned: Any, recorded: dict[s
     assert all(row["train/approx_ref_kl"] > 0.0 for row in tuned.train_history)
 
 
+@pytest.mark.slow
 def test_ppo_adds_the_divergence_to_the_reference_that_is_its_weight() -> None:
     """e^Δ − Δ − 1 with Δ = log π_ref − log π; without a weight the loss does not look at the reference."""
     policy = linear_policy(2)
@@ -480,6 +487,7 @@ def test_an_environment_draws_the_state_that_it_is_in() -> None:
         RenderedEnv("PointMassRL")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride"), [(4, 2), (3, 2), (3, 1)])
 def test_patches_times_a_matrix_are_a_convolution(kernel: int, stride: int) -> None:
     rng = np.random.default_rng(0)
@@ -605,6 +613,7 @@ def test_a_gym_config_is_read_from_its_file_and_checked_key_by_key(tmp_path: Pat
         load_config(file)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_trusted")
 def test_a_file_alone_cannot_start_a_task_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "bc.json"

@@ -79,6 +79,7 @@ def test_actor_and_critic_may_be_modules() -> None:
     assert ejax.get_action(policy, params, jnp.ones((N, F)), KEY)[0].shape == (N, A)
 
 
+@pytest.mark.slow
 def test_an_mlp_reshapes_normalizes_and_begins_orthogonal() -> None:
     options = {"hidden_sizes": [8, 8], "activation": "elu", "last_activation": "tanh", "use_layernorm": True}
     mlp = MLP(NetworkConfig(**options, dropout_p=0.1, orthogonal_init=[1.0, 1.0, 0.01]), (2, 3), input_dim=F)
@@ -95,6 +96,7 @@ def test_observations_are_flattened_by_sorted_keys() -> None:
     np.testing.assert_array_equal(flatten_observation(obs)[0], [2.0, 0.0, 0.0, 0.0, 1.0, 1.0])
 
 
+@pytest.mark.slow
 def test_a_buffer_is_filled_finalized_and_cut_into_minibatches() -> None:
     buffer = ejax.RolloutBuffer(num_steps=T, num_envs=N, obs_dim=F, action_dim=A)
     for t in range(T):
@@ -111,7 +113,7 @@ def test_a_buffer_is_filled_finalized_and_cut_into_minibatches() -> None:
     assert buffer.is_full() and len(buffer) == T and buffer.get_stats()["total_transitions"] == T * N
 
 
-@pytest.mark.slow_cases("GRPO")
+@pytest.mark.slow
 @pytest.mark.parametrize("Algorithm", [PPO, GRPO])
 def test_an_algorithm_initializes_collects_and_updates(Algorithm: Any) -> None:
     env = PointMassRL(max_episode_steps=5)

@@ -55,7 +55,7 @@ def quick_start(mode: str, **changes: Any) -> RunConfig:
     return parse_config({**raw, **changes})
 
 
-@pytest.mark.slow_cases("vla")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["standard", "vla"])
 def test_the_quick_start_trains_in_both_modes(mode: str, tmp_path: Path) -> None:
     result = train(quick_start(mode), run_dir=tmp_path / "run")
@@ -104,6 +104,7 @@ def test_a_rollout_is_a_tensordict_of_the_guide() -> None:
     assert observed["observation", "robot"].shape == (N, 2)
 
 
+@pytest.mark.slow
 def test_the_vla_workflow() -> None:
     state, versions = first_state(), []
     collector = HostCollector(POLICY, [PureHostEnv(ENV, N)], num_steps=T, seed=3)

@@ -159,6 +159,7 @@ def test_the_script_runs_with_objects(tmp_path: Path) -> None:
     writer.close()
 
 
+@pytest.mark.slow
 def test_adding_an_algorithm(tmp_path: Path) -> None:
     @ejax.register_algo("my_algo")
     class MyAlgorithm(ejax.BaseAlgorithm):

@@ -106,7 +106,7 @@ def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(mo
 # Gymnax
 
 
-@pytest.mark.slow_cases("CartPole-v1")
+@pytest.mark.slow
 @with_gymnax
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
 def test_gymnax_trajectories_are_those_of_the_library(name: str) -> None:
@@ -155,6 +155,7 @@ def test_gymnax_time_limit_truncates_and_does_not_terminate() -> None:
     assert flags == [(False, False)] * 3 + [(False, True)]
 
 
+@pytest.mark.slow
 @with_gymnax
 def test_final_obs_is_the_observation_before_the_reset() -> None:
     env = gymnax.make("CartPole-v1", max_episode_steps=2)
@@ -212,6 +213,7 @@ def test_gymnax_refuses_unknown_names_and_parameters() -> None:
         env.step(env.reset(jax.random.key(0))[0], jnp.zeros(()), jax.random.key(0))
 
 
+@pytest.mark.slow
 @with_gymnax
 def test_gradients_pass_through_a_gymnax_transition_if_asked() -> None:
     def speed(action: jax.Array, env: gymnax.GymnaxEnv) -> jax.Array:

@@ -25,6 +25,7 @@ def first_two(env: Any) -> list[Any]:
     return [carry.obs, step(env, carry, action, KEY)[1].obs]
 
 
+@pytest.mark.slow
 def test_parts_are_numbers_of_the_tasks_own_observation() -> None:
     for obs, whole in zip(first_two(ENV), first_two(PointMassRL()), strict=True):
         np.testing.assert_array_equal(obs["critic"], whole)

@@ -103,6 +103,7 @@ def test_microduck_falls_when_its_trunk_is_low_or_its_body_drags(tmp_path: Path)
     assert fell(0.085, **legs_up, neck_pitch=np.pi), "the head on the ground"
 
 
+@pytest.mark.slow
 def test_microduck_has_its_task() -> None:
     rewards, pose = MICRODUCK_TASK.rewards, MICRODUCK_TASK.rewards["pose"]
     leg = ["left_hip_yaw", "left_hip_roll", "left_hip_pitch", "left_knee", "left_ankle"]

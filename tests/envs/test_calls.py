@@ -234,6 +234,7 @@ def test_a_worker_that_exits_ends_the_training_with_its_name_and_is_gone(tmp_pat
 # In a run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["host", "async"])
 @pytest.mark.parametrize("where", ["make", "reset", "step", "close"])
 def test_an_exit_is_the_error_of_a_run(tmp_path: Path, mode: str, where: str) -> None:

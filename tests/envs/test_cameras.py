@@ -80,7 +80,7 @@ def test_each_row_of_the_observation_has_its_own_picture(renderer: Any) -> None:
     assert min(far(mine[0], theirs[1]), far(mine[1], theirs[0])) > max(far(mine[0], theirs[0]), far(mine[1], theirs[1]))
 
 
-@pytest.mark.slow_cases("raycast")
+@pytest.mark.slow
 @pytest.mark.parametrize("renderer", ["mujoco", "raycast"])
 def test_a_camera_that_goes_with_the_arm_sees_what_one_placed_there_does(renderer: Any) -> None:
     at = {"parent": "Manipulator/ee_link", "pos": [0.0, 0.3, 0.1], "quat": [0.0, 2.0, 0.0, 0.0]}
@@ -227,6 +227,7 @@ def train_file(folder: Path, policy: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_policy_of_vectors_is_told_to_leave_pictures_out(tmp_path: Path) -> None:
     plain = {"name": "actor_critic", "critic": {"type": "mlp", "network_cfg": {"hidden_sizes": [4]}}}
     with pytest.raises(ConfigError, match=r"obs_groups.actor: actor_critic reads vectors, and sensor.cam.color is a"):
@@ -266,6 +267,7 @@ def test_sizes_that_pictures_would_not_show_are_refused(inside: bool) -> None:
             RandomizedEnv(EmbodiedEnv(config), event)
 
 
+@pytest.mark.slow
 def test_what_changes_looks_is_named_with_where_it_is() -> None:
     config = seeing(CART_POLE, camera())
     config["env"]["events"] = {"light": {"func": "randomize_light", "params": {}}}

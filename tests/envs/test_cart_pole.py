@@ -98,6 +98,7 @@ def test_a_linear_controller_balances_the_pole_for_a_whole_episode() -> None:
     assert timestep.reward.sum() > 495.0
 
 
+@pytest.mark.slow
 def test_mjx_follows_the_c_engine() -> None:
     """No contacts here: float32 against float64 over 25 steps; measured 2e-6."""
     pytest.importorskip("mujoco.mjx")

@@ -55,6 +55,7 @@ def changed(**parts: Any) -> Any:
     return Odd()
 
 
+@pytest.mark.slow
 def test_what_fits_passes() -> None:
     assert "4 episodes of " in check_env(Walk())
     text = check_env(PointMassRL(max_episode_steps=5), num_steps=7)
@@ -178,6 +179,7 @@ def nothing_kept() -> Iterator[None]:
     KEPT.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "told"),
     [
@@ -185,7 +187,7 @@ def nothing_kept() -> Iterator[None]:
         (Diverges(), "reward: is not finite after 2 steps of random actions"),
         (Escapes(), r"obs\[0\]: got -?\d.*, (above|below) the -?0.1 of observation_space"),
         (Endless(), "truncated: no end after max_episode_steps, 6"),
-        pytest.param(Leaks(), "an array of one trace is kept outside the state", marks=pytest.mark.slow),
+        (Leaks(), "an array of one trace is kept outside the state"),
     ],
 )
 def test_what_only_playing_shows_is_told(env: Any, told: str) -> None:

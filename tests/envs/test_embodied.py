@@ -109,6 +109,7 @@ def test_cart_pole_has_6_observations_and_2_actions() -> None:
     np.testing.assert_allclose(obs["robot"]["qpos"], [14.8 / 30.0, (np.pi + 0.07) / (2 * np.pi)], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_control_parts_choose_what_is_observed_and_driven() -> None:
     config = changed(PUSH_CUBE, "env.control_parts", ["hand"])
     env = EmbodiedEnv(changed(config, "env.observations.robot_qpos.params.joint_ids", [0, 1]), physics="mujoco")
@@ -117,6 +118,7 @@ def test_control_parts_choose_what_is_observed_and_driven() -> None:
     np.testing.assert_allclose(obs["robot"]["qpos"], [1.0, 1.0], atol=1e-6)  # closed: 0.04 of 0.04 m
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["ur3", "ur3e", "ur5", "ur5e", "ur10e"])
 def test_every_arm_of_the_family_stands_and_holds_its_pose(model: str) -> None:
     config = changed(changed(PUSH_CUBE, "robot.robot_type", model), "env.rewards", {})
@@ -216,6 +218,7 @@ def test_an_observation_is_clipped_then_scaled_then_noisy() -> None:
     assert "got [1.0, 0.0]; must be [lowest, highest]" in refusal(changed(shaped, f"{key}.clip", [1.0, 0.0]))
 
 
+@pytest.mark.slow
 def test_an_observation_has_its_history_and_forgets_it_with_the_episode() -> None:
     config = changed(PUSH_CUBE, "env.observations.eef", {"func": "get_robot_eef_pose", "name": "robot/eef"})
     config["env"]["observations"]["eef"] |= {"mode": "add", "scale": 2.0, "params": {"position_only": True}}
@@ -238,6 +241,7 @@ def test_an_observation_has_its_history_and_forgets_it_with_the_episode() -> Non
     assert "got 0; must be an integer >= 1" in refusal(changed(config, "env.observations.eef.history_length", 0))
 
 
+@pytest.mark.slow
 def test_interval_events_fire_at_their_steps() -> None:
     push = {"func": "randomize_target_pose", "mode": "interval", "interval_step": 3}
     push["params"] = {"position_range": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], "store_key": "there"}
@@ -270,6 +274,7 @@ def test_resets_fill_the_configured_ranges() -> None:
     assert abs(np.corrcoef(cube[:, 0], goal[:, 0])[0, 1]) < 0.15
 
 
+@pytest.mark.slow
 def test_a_reset_leaves_other_environments_alone() -> None:
     """EmbodiChain stops the objects of all environments, and moves time on in all, when one resets."""
     carry = reset(ENV, KEY, 2)
@@ -475,6 +480,7 @@ def test_the_first_spelling_of_actions() -> None:
     assert float(state.target[0]) == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_a_contract_stands_for_its_functor_and_both_parts_move() -> None:
     arm = {"contract": "eef_pose.relative@1", "params": {"part_name": "arm"}}
     hand = {"contract": "gripper.parallel@1", "params": {"part_name": "hand", "use_joint_limits": True}}
@@ -600,6 +606,7 @@ def test_the_cart_pole_of_0_1_1_succeeds_in_any_step_and_later_ones_in_the_last(
         assert not judge_cart(env, 499).info["success"] and judge_cart(env, 500).info["success"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "uid"), [("PushBallRL", "soccer_ball"), ("PushTRL", "t")])
 def test_other_bodies_that_are_pushed(name: str, uid: str) -> None:
     config = json.loads(json.dumps(PUSH_CUBE).replace('"cube"', f'"{uid}"').replace("PushCubeRL", name))
@@ -893,6 +900,7 @@ def test_check_exits_with_2_where_something_is_unsupported(tmp_path: Path, capsy
     assert report["counts"]["unsupported"] == len(unsupported)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "num_actions"), [(1, 8), (2, 16)])
 def test_check_tells_an_action_dim_that_is_not_the_environments(tmp_path: Path, chunk: int, num_actions: int) -> None:
     overrides = [f"policy.action_dim={num_actions}", f"env.cfg.action_chunk={chunk}"]

@@ -35,6 +35,8 @@ MARKED = [pytest.param(name, marks=[pytest.mark.slow] if case.slow else []) for 
     "gym config cart_pole@mjx",
     "raycast@mujoco",
     "randomized push_cube@mujoco",
+    "own task@mujoco",
+    "asymmetric@mujoco",
 )
 @pytest.mark.parametrize("name", MARKED)
 def test_the_recorded_steps_are_ours(name: str) -> None:

@@ -121,6 +121,7 @@ def test_events_of_the_gym_config_draw_the_same_with_and_without_others() -> Non
 # --- where ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["train", "eval"])
 def test_an_event_happens_in_its_phase_only(phase: str, tmp_path: Path) -> None:
     config = parse_config(raw(tmp_path, {phase: {"tilt": TILT}}))
@@ -240,7 +241,7 @@ def test_an_environment_without_physics_takes_events_of_ones_own(
     assert at_home == [False, False, True] * 2
 
 
-@pytest.mark.slow_cases("VelocityRL", "InstructedPlaceRL")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PURE)
 def test_events_happen_in_every_task_on_physics(name: str, tmp_path: Path) -> None:
     """After the second step, before its observation, as in manager form; not in the other phase."""
@@ -262,7 +263,7 @@ def test_events_happen_in_every_task_on_physics(name: str, tmp_path: Path) -> No
     assert not jax.tree.all(jax.tree.map(np.array_equal, seen["train"], seen["eval"]))
 
 
-@pytest.mark.slow_cases("VelocityRL", "InstructedPlaceRL")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PURE)
 def test_events_of_a_start_come_before_the_first_observation(name: str, tmp_path: Path) -> None:
     """In every task on physics, one after the other: startup, then reset."""
@@ -275,6 +276,7 @@ def test_events_of_a_start_come_before_the_first_observation(name: str, tmp_path
     assert not jax.tree.all(jax.tree.map(np.array_equal, obs, seen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["PushCubeRL", "EmbodiedEnv"])
 def test_what_starts_once_is_the_same_in_every_episode_and_a_reset_differs(task: str, tmp_path: Path) -> None:
     shake = {"func": "randomize_robot_qpos", "params": {"qpos_range": [[-0.1], [0.1]]}}

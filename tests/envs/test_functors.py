@@ -249,6 +249,7 @@ def test_target_poses_fill_their_range() -> None:
     np.testing.assert_allclose(drawn[:, 2], 0.05, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_target_poses_relative_to_an_object() -> None:
     params = {"position_range": [[0.0, 0.0, 0.1], [0.0, 0.0, 0.1]], "reference_entity_cfg": POST}
     np.testing.assert_allclose(positions("a", relative_position=True, **params)[0, :3, 3], [0.5, 0.5, 0.2], atol=1e-6)
@@ -262,6 +263,7 @@ def test_target_poses_relative_to_an_object() -> None:
     np.testing.assert_allclose(positions("a", **turned)[0, :3, :3], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_object_is_put_within_its_range_and_comes_to_rest() -> None:
     moving = make_world()
     physics = moving.state.physics
@@ -368,6 +370,7 @@ def test_velocities_and_efforts_reach_the_drives() -> None:
     np.testing.assert_allclose(replace(world, state=state).qf, np.full(8, 3.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pose_dim", [6, 7])
 def test_the_tool_goes_to_a_pose(pose_dim: int) -> None:
     world = make_world()
@@ -472,6 +475,7 @@ def test_relative_poses_refuse_what_embodichain_does(params: dict, text: str) ->
 OPEN, CLOSED = {".*": 0.01}, {".*": 0.03}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "params", "expected"),
     [

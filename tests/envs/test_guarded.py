@@ -304,7 +304,7 @@ def test_guarded_environments_are_saved_where_those_inside_can_be(tmp_path: Path
     assert a.facts == {"collector/quarantined": 0.0, "collector/env_restarts": 0.0}
 
 
-@pytest.mark.slow_cases("async")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["host", "async"])
 def test_a_run_goes_on_through_nans_and_exceptions_and_counts_them(
     mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

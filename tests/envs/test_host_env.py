@@ -386,6 +386,7 @@ def test_envpool_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
         envpool.make("CartPole-v1", num_envs=1)
 
 
+@pytest.mark.slow
 def test_a_policy_is_shown_the_numbers_that_are_asked_for() -> None:
     whole = adapter.make("CartPole-v1", num_envs=2)
     part = adapter.make("CartPole-v1", num_envs=2, observation_indices=(2, 0))

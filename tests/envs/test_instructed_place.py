@@ -169,6 +169,7 @@ def test_a_picture_of_training_has_other_colours_with_every_pair(drawn: Any) -> 
     assert len(seen) == 9 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["held_out", "all"])
 def test_the_splits_are_drawn_as_named(split: Any) -> None:
     state, obs = draw(wordings=split, pairs=split)
@@ -192,6 +193,7 @@ def test_a_shuffled_instruction_is_right_in_one_of_six_episodes(drawn: Any) -> N
     np.testing.assert_allclose(shares, 1 / 3, atol=0.03)
 
 
+@pytest.mark.slow
 def test_what_a_row_draws_depends_on_its_own_key_only(drawn: Any) -> None:
     some = jnp.array([5, 3, 3, 1000])
     again = jax.jit(jax.vmap(ENV.reset))(KEYS[some])

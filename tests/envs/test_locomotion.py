@@ -48,7 +48,7 @@ def at_home(robot: LeggedRobot, legged: LeggedModel) -> mujoco.MjData:
     return data
 
 
-@pytest.mark.slow_cases("quadruped")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROBOTS)
 def test_motion_is_what_mujoco_computes_from_jacobians(name: str) -> None:
     robot = ROBOTS[name]
@@ -189,6 +189,7 @@ def test_self_contacts_count_physics_steps_above_the_threshold() -> None:
     assert contacts.self_contacts == 2.0
 
 
+@pytest.mark.slow
 def test_commands_are_drawn_within_their_ranges_and_shares() -> None:
     ranges = CommandRanges(lin_vel_x=(-1.0, 2.0), standing=0.1, heading=0.3, forward=0.2)
     draw = jax.vmap(lambda key: ranges.draw(key, 0.02))

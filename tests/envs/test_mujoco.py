@@ -41,6 +41,7 @@ def test_the_same_inputs_give_the_same_bits() -> None:
     assert_same_bits(trajectory(C_ENGINE, state, ctrl), trajectory(C_ENGINE, state, ctrl))
 
 
+@pytest.mark.slow
 def test_a_row_has_the_same_bits_wherever_it_stands_in_a_batch_of_any_size() -> None:
     state, ctrl = sweep(33)
     whole = trajectory(C_ENGINE, state, ctrl)

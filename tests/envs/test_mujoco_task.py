@@ -100,6 +100,7 @@ def test_the_task_passes_ejaxs_own_check() -> None:
     check_env(Reach(), num_steps=11)
 
 
+@pytest.mark.slow
 def test_it_trains_and_each_term_is_logged_with_its_weight(run: RunResult) -> None:
     assert {"rewards/near", "rewards/effort", "metrics/miss"} <= run.last_train_metrics.keys()
     state, _ = Reach().reset(KEY)
@@ -109,6 +110,7 @@ def test_it_trains_and_each_term_is_logged_with_its_weight(run: RunResult) -> No
     assert timestep.reward == pytest.approx(-2.0 * miss - 0.625)
 
 
+@pytest.mark.slow
 def test_it_is_filmed(run: RunResult, tmp_path: Path) -> None:
     path = record_video(run.policy, Reach(), run.params, KEY, tmp_path / "reach.mp4", num_envs=1)
     assert path.stat().st_size > 1000
@@ -187,6 +189,7 @@ def test_the_c_engine_and_mjx_agree() -> None:
     np.testing.assert_allclose(ends[0][1], ends[1][1], atol=8e-7)
 
 
+@pytest.mark.slow
 def test_an_episode_starts_at_the_keyframe_home_with_noise_in_the_joints_range() -> None:
     starts = jax.vmap(lambda key: Reach(start_noise=2.0).reset(key)[0].physics.qpos)(jax.random.split(KEY, 50))
     assert (jnp.abs(starts[:, 0]) <= 1.0).all() and (starts[:, 0] == 1.0).any()  # the rail's end

@@ -61,6 +61,7 @@ def rows_of(tree: PhysicsState, rows: object) -> PhysicsState:
 # --- the C engine -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_step_with_parameters_is_mj_step_of_a_model_with_them() -> None:
     state, ctrl = rolling(3, FIELDS)
     after = jax.vmap(BALL.step)(state, ctrl)
@@ -168,7 +169,7 @@ def test_friction_slows_a_sliding_ball_by_mu_g_until_it_rolls() -> None:
 # --- MJX --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_cases("<mujoco", "push_cube.xml")
+@pytest.mark.slow
 @pytest.mark.parametrize("asset", [SCENE, "push_cube.xml", "cart_pole.xml", make_model()], ids=lambda x: x[:13])
 def test_mjx_derives_what_mj_set_const_does(asset: str) -> None:
     mjx = pytest.importorskip("mujoco.mjx")

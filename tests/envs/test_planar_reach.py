@@ -68,6 +68,7 @@ def test_episodes_end_at_the_target_or_at_the_time_limit() -> None:
     assert late.truncated and not late.terminated
 
 
+@pytest.mark.slow
 def test_starts_and_targets_cover_their_ranges() -> None:
     state, obs = jax.vmap(ENV.reset)(jax.random.split(KEY, 4000))
     assert np.abs(state.joint_position).max() <= HALF_PI
@@ -90,7 +91,7 @@ def rewards(env: PlanarReachRL, carry: EnvCarry, actions: Array) -> tuple[Array,
     return reward.sum(), done
 
 
-@pytest.mark.slow_cases("[100]")
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [100, 3])
 def test_gradients_are_finite_differences_also_across_resets(length: int) -> None:
     with jax.enable_x64(True):
@@ -172,6 +173,7 @@ def test_wrong_settings_are_refused_by_name(given: Any, text: str) -> None:
         PlanarReachRL(**given)
 
 
+@pytest.mark.slow
 def test_an_action_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(2,\), got \(3,\)"):
         ENV.step(at((0.0, 0.0)), jnp.zeros(3), KEY)

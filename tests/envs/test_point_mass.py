@@ -102,6 +102,7 @@ def objective(fresh: tuple[Any, np.ndarray]) -> tuple[Callable[..., Any], Callab
     return jax.jit(total), jax.jit(jax.grad(total))
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_first_action_through_later_steps(
     objective: tuple[Callable[..., Any], Callable[..., Any]],
 ) -> None:
@@ -156,6 +157,7 @@ def test_an_action_of_another_shape_is_refused(one: Any) -> None:
         ENV.step(one, jnp.zeros(3), KEY)
 
 
+@pytest.mark.slow
 def test_obstacles_are_drawn_alike_on_a_gpu(request: pytest.FixtureRequest) -> None:
     env, keys = PointMassRL(obstacle_min_goal_distance=0.6), jax.random.split(jax.random.key(5), 200)  # many draws fail
     expected = jax.jit(lambda keys: jax.vmap(env.reset)(keys))(keys)

@@ -119,6 +119,7 @@ def test_a_cube_below_the_floor_truncates(monkeypatch: pytest.MonkeyPatch) -> No
     assert timestep.truncated and not timestep.terminated
 
 
+@pytest.mark.slow
 def test_reset_ranges_move_cube_and_goal() -> None:
     env = PushCubeRL(
         cube_position_range=[[-0.2, -0.2, 0.0], [0.2, 0.2, 0.0]],  # type: ignore[arg-type]  # lists, as from a file
@@ -147,6 +148,7 @@ def test_wrong_fields_are_named() -> None:
         ENV.step(ENV.reset(KEY)[0], jnp.zeros(8), KEY)
 
 
+@pytest.mark.slow
 def test_a_scan_of_a_batch_is_the_single_steps() -> None:
     action = jax.random.uniform(KEY, (5, 3, 6), minval=-0.5, maxval=0.5)
     keys = jax.random.split(KEY, 3)
@@ -205,6 +207,7 @@ def test_a_scripted_push_within_the_action_bounds_succeeds() -> None:
     assert score > 15.0  # 10 for success, about 5 for 0.26 m of way, about 2 for being near
 
 
+@pytest.mark.slow
 def test_reset_and_step_have_one_structure() -> None:
     state, obs = ENV.reset(KEY)
     next_state, timestep = STEP(state, jnp.zeros(6), KEY)

@@ -94,6 +94,7 @@ def test_a_row_draws_from_its_own_key_whatever_the_batch_and_the_other_events() 
     assert len(np.unique(many["body_mass"][:, CUBE_ID])) == 64
 
 
+@pytest.mark.slow
 def test_the_episode_itself_is_the_one_without_events() -> None:
     plain, randomized = PushCubeRL(physics="mujoco"), push_cube(mass=MASS)
     np.testing.assert_array_equal(plain.reset(KEY)[1], randomized.reset(KEY)[1])
@@ -195,6 +196,7 @@ def test_objects_of_other_tasks_are_found_by_name(env: Any) -> None:
 # --- when -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_repeated_resets_never_compound_and_startup_outlives_them() -> None:
     events = {"mass": {**MASS, "mode": "startup"}, "friction": FRICTION, "noise": {**NOISE, "mode": "startup"}}
     env = push_cube(**events)
@@ -237,6 +239,7 @@ def test_a_host_environment_carries_over_too() -> None:
     assert (before["pair_friction"][:, -1, 0] != after["pair_friction"][:, -1, 0]).all()
 
 
+@pytest.mark.slow
 def test_an_interval_event_acts_before_the_steps_after_each_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Physics, "step", lambda self, state, ctrl: state)
     push = of("push_rigid_object_by_setting_velocity", entity_cfg=CUBE, velocity_range={"x": [0.5, 0.5], "yaw": [1, 1]})
@@ -265,6 +268,7 @@ def test_joints_are_pushed_by_name() -> None:
     np.testing.assert_array_equal(change.apply(physics, KEY, None).qvel, jnp.zeros(12).at[2].set(1.0))
 
 
+@pytest.mark.slow
 def test_a_heavier_cube_is_pushed_less_far_by_the_same_blow() -> None:
     push = {
         **of("push_rigid_object_by_setting_velocity", entity_cfg=CUBE, velocity_range={"x": [1, 1]}),
@@ -304,6 +308,7 @@ def test_the_first_noise_is_not_made_of_the_numbers_that_made_the_bias() -> None
     assert abs(np.corrcoef(bias[:, 0], noise[:, 0])[0, 1]) < 0.2 and np.abs(noise).max() <= 1.0 + 1e-6
 
 
+@pytest.mark.slow
 def test_an_action_comes_as_late_as_was_drawn_and_a_broken_step_mixes_two() -> None:
     done = []
 
@@ -335,6 +340,7 @@ def test_an_observation_comes_late_and_the_first_one_stands_before_it() -> None:
         np.testing.assert_array_equal(seen.reward, timestep.reward)
 
 
+@pytest.mark.slow
 def test_whole_delays_are_whole_and_each_as_likely() -> None:
     env = point_mass(late=of("delay_action", steps_range=[0, 2], whole=True))
     steps = jax.vmap(env.reset)(jax.random.split(KEY, 3000))[0].drawn["late"]
@@ -357,6 +363,7 @@ def test_text_in_an_observation_is_not_delayed_nor_noised() -> None:
 # --- curriculum -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_curriculum_by_steps_widens_what_is_drawn_and_outlives_episodes() -> None:
     harder = of("curriculum", by="steps", num_steps=12)
     env = push_cube(mass=of("randomize_rigid_object_mass", entity_cfg=CUBE, mass_range=[4.0, 4.0]), harder=harder)
@@ -369,6 +376,7 @@ def test_a_curriculum_by_steps_widens_what_is_drawn_and_outlives_episodes() -> N
     assert levels == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_group_that_shares_its_start_shares_what_outlasts_episodes() -> None:
     env = point_mass(harder=of("curriculum", by="success"))
     start = reset(env, KEY, 4, 2)

@@ -124,6 +124,7 @@ def test_each_ray_meets_the_solid_that_mujocos_ray_meets() -> None:
     assert (np.asarray(numbers(seen_solids(), SIZE, VIEW)) == wanted).mean() > 0.998
 
 
+@pytest.mark.slow
 def test_each_kind_of_solid_is_lit_as_mujoco_lights_it() -> None:
     mine = np.asarray(picture(seen_solids())).astype(int)
     theirs = render(
@@ -133,6 +134,7 @@ def test_each_kind_of_solid_is_lit_as_mujoco_lights_it() -> None:
     assert np.abs(mine - theirs).mean() < 2.0 and inside > 0.97
 
 
+@pytest.mark.slow
 def test_camera_and_lights_may_be_arrays() -> None:
     fixed, traced = (np.asarray(picture(seen_solids(), traced=traced)).astype(int) for traced in (False, True))
     assert (np.abs(fixed - traced).max(axis=-1) <= 1).mean() > 0.995
@@ -150,6 +152,7 @@ def test_the_models_own_camera_is_the_default() -> None:
     np.testing.assert_allclose(lengths, [np.tan(np.pi / 8), np.tan(np.pi / 8), 1.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_colour_of_the_state_replaces_the_models_and_alpha_0_hides() -> None:
     none = {"box": jnp.array([0.0, 0.0, 0.0, 0.0]), "sphere": jnp.array([0.0, 0.0, 1.0, 1.0])}
     usual = {"box": jnp.array([0.8, 0.1, 0.1, 1.0]), "sphere": jnp.array([0.1, 0.8, 0.1, 1.0])}
@@ -166,6 +169,7 @@ def test_a_colour_of_the_state_replaces_the_models_and_alpha_0_hides() -> None:
         picture(seen_solids(rgba={"ball": jnp.ones(4)}))
 
 
+@pytest.mark.slow
 def test_what_is_no_primitive_is_refused_by_name() -> None:
     tetrahedron = '<asset><mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset><worldbody>'
     mesh = JOINTS.replace("<worldbody>", tetrahedron + '<geom name="bust" type="mesh" mesh="m"/>')

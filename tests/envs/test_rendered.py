@@ -173,6 +173,7 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
         RenderedEnv("CartPoleRL", **options)
 
 
+@pytest.mark.slow
 def test_a_light_or_geom_that_is_not_there_is_named() -> None:
     for randomizer, message in (
         (entry("randomize_light", "sun", color_range=[[0] * 3] * 2), "no light 'sun'; there is headlight, key"),

@@ -83,6 +83,7 @@ def test_a_step_gives_plain_numbers_and_the_terms() -> None:
     assert sum(info["rewards"].values()) == pytest.approx(reward, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_take_the_course_of_single_environments() -> None:
     """Past their ends: final_obs is the last observation, and the next episode the one that reset() begins."""
     num_envs, limit = 3, 4
@@ -118,6 +119,7 @@ def test_a_mask_resets_some_rows_and_the_others_go_on() -> None:
     np.testing.assert_array_equal(obs[0], EjaxEnv(PointMassRL()).reset(seed=9)[0])
 
 
+@pytest.mark.slow
 def test_what_lasts_lasts_over_episodes() -> None:
     """``startup``: the mass of a row is drawn once, and kept by the next reset()."""
     mass = {"func": "randomize_rigid_object_mass", "mode": "startup"}
@@ -140,6 +142,7 @@ def test_observations_that_are_dicts_and_pictures() -> None:
     assert obs["image"].dtype == np.uint8 and obs["state"].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_it_draws_what_can_be_drawn() -> None:
     env = gymnasium.make("ejax/PushCube-v0", physics="mujoco", render_mode="rgb_array")
     assert env.metadata["render_fps"] == 25

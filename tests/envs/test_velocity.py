@@ -39,6 +39,7 @@ def with_base(state: VelocityState, **changes: Any) -> VelocityState:
     return replace(state, physics=physics)
 
 
+@pytest.mark.slow
 def test_an_episode_starts_at_home_at_rest_above_the_ground() -> None:
     state, obs = RESET(KEY)
     legged, task = ENV.legged, ENV.task
@@ -51,6 +52,7 @@ def test_an_episode_starts_at_home_at_rest_above_the_ground() -> None:
     assert all(ENV.observation_space[name].shape == each.shape for name, each in obs.items())
 
 
+@pytest.mark.slow
 def test_the_sum_of_the_rewards_is_the_reward() -> None:
     _, timestep = act(start(), np.linspace(-1.0, 1.0, 12))
     np.testing.assert_allclose(sum(timestep.info["rewards"].values()), timestep.reward, rtol=1e-6)
@@ -66,6 +68,7 @@ def test_actions_are_clipped_to_their_space() -> None:
     np.testing.assert_array_equal(far.action, 1.0)
 
 
+@pytest.mark.slow
 def test_the_encoders_bias_shifts_the_joints_and_what_is_measured() -> None:
     """The drives bring the measured position to the target, so the true one is off by the bias; held in the air."""
     states = [with_base(replace(start(), encoder_bias=jnp.full(12, bias)), qpos=[0.0, 0.0, 5.0]) for bias in (0.0, 0.2)]
@@ -107,6 +110,7 @@ def test_a_push_is_due_after_its_interval_and_in_the_worlds_frame() -> None:
     assert state.push_in == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("angle", "fell"), [(69.0, False), (71.0, True)])
 def test_a_tilt_beyond_seventy_degrees_ends_the_episode(angle: float, fell: bool) -> None:
     half = np.radians(angle) / 2.0
@@ -217,6 +221,7 @@ def test_what_cannot_be_is_refused_when_the_environment_is_made(cfg: Mapping[str
         VelocityRL(**cfg)
 
 
+@pytest.mark.slow
 def test_the_camera_follows_the_robot() -> None:
     """The picture of a robot far away is that of one in the middle, but for the floor's pattern; it is in both."""
     pictures = [ENV.render(with_base(start(), qpos=[x, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0]), 64, 48) for x in (0.0, 40.0)]
@@ -238,6 +243,7 @@ def test_it_describes_every_number() -> None:
     assert described.control_period == 0.02
 
 
+@pytest.mark.slow
 def test_an_action_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"action of shape \(12,\), got \(3,\)"):
         ENV.step(start(), jnp.zeros(3), KEY)

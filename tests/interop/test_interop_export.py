@@ -325,6 +325,7 @@ def test_the_contract_says_which_input_is_text() -> None:
     assert "then zeros" in instruction["meaning"] and instruction["shape"] == ["batch", 64]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("space", "formats"),
     [
@@ -355,6 +356,7 @@ def test_each_head_with_a_nested_observation(
         np.testing.assert_allclose(action, case.expected["action"], atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_stablehlo
 @pytest.mark.parametrize(
     ("env_clips", "clipping", "clipped"), [(True, "auto", True), (False, "auto", False), (False, "space", True)]
@@ -387,6 +389,7 @@ def measured(run: Path) -> dict[str, Any]:
     return evaluate_run(run, num_episodes=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clips", [True, False])
 def test_an_environment_outside_jax_clips_if_and_only_if_it_does_inside(clips: bool) -> None:
     env = Toy(BOX, clips=clips)
@@ -405,6 +408,7 @@ class Unsteady(PureHostEnv):
         return super().reset(np.random.default_rng().integers(2**32, size=seed.shape).astype(np.uint32), rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clipping", "clipped"), [("auto", False), ("space", True)])
 def test_an_environment_that_does_not_repeat_itself_is_no_reason_to_clip(
     clipping: Any, clipped: bool, tmp_path: Path

@@ -98,6 +98,7 @@ def assert_same(a: Any, b: Any) -> None:
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), where
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(rollouts, st.sampled_from(LAYOUTS))
 def test_a_dict_and_back_changes_no_bit(made: Any, layout: Any) -> None:
@@ -459,6 +460,7 @@ def test_fields_that_are_no_dense_numbers_are_named(layout: str) -> None:
                     read({**data, "odd": {"field": odd}}, layout)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_arrays_of_an_observation_that_are_no_dense_numbers_are_refused() -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")

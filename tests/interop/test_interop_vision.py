@@ -365,6 +365,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_every_format_answers_as_jax(exported: Path) -> None:
     report = json.loads((exported / "parity.json").read_text())
     rows = {"environment": 64, "edges": 64, "zeros": 1, "huge": 64, "not_a_number": 64, "noise": 64}
@@ -497,6 +498,7 @@ def test_a_trace_refuses_a_wrong_image_too(exported: Path) -> None:
         run(leaves)
 
 
+@pytest.mark.slow
 def test_an_environment_outside_jax_shows_the_same_images() -> None:
     policy, params = make(ENV)
     bounds = ((-1.0,) * 4, (1.0,) * 4)

@@ -178,7 +178,7 @@ def certificate(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "parity.json").read_text())
 
 
-@pytest.mark.slow_cases("pretrained", "averaged", "keypoints")
+@pytest.mark.slow
 def test_every_format_answers_as_jax_does_with_adapters_beside_the_weights(exported: Path) -> None:
     report = certificate(exported)
     cases = {"environment", "edges", "zeros", "huge", "not_a_number", "noise", "texts"}
@@ -208,6 +208,7 @@ def test_products_of_bfloat16_are_exported_in_float32_and_the_certificate_says_s
     assert report["torch_dtype"] == {"training": "bfloat16", "proof": "float32"}
 
 
+@pytest.mark.slow
 def test_the_contract_tells_of_the_text_the_noise_and_the_chunk(keypoints: Path) -> None:
     contract = json.loads((keypoints / "contract.json").read_text())
     image, state, tokens, noise = contract["observation"]
@@ -519,6 +520,7 @@ def save_weights(name: str, to: Path) -> Path:
     return to
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_exports_weights_are_loaded_back_as_the_same_bits(name: str, tmp_path: Path) -> None:
     """Normalizer, critic, frozen encoders and all but what is predicted besides; of the one with adapters, merged."""

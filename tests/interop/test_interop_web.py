@@ -87,6 +87,7 @@ def test_velocities_and_gravity_are_seen_in_the_base_s_frame() -> None:
     np.testing.assert_allclose(rolled, [[1, 3, -2], [4, 5, 6], [0, -1, 0]], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_page_s_episode_is_that_of_the_export() -> None:
     params = weights(POLICY)
     shown, exported = page.page_data(POLICY, params, ENV, 5)["episode"], reference_episode(POLICY, ENV, params, 5)

@@ -70,6 +70,7 @@ def test_a_process_without_a_kernel_is_no_notebook() -> None:
     assert not in_notebook()
 
 
+@pytest.mark.slow
 def test_a_result_shows_its_curves_and_facts(tmp_path: Path) -> None:
     result = train(parse_config(tiny(tmp_path, iterations=6)))
     html = result._repr_html_()

@@ -109,7 +109,7 @@ def test_every_registered_environment_is_here() -> None:
     assert {name.split(",")[0] for name in SUCCESSES} | WRAPS | {"VelocityRL"} == set(ENVS)  # which has no success
 
 
-@pytest.mark.slow_cases("InstructedPlaceRL", "PickPlaceRL", "EmbodiedEnv", "PushCubeRL")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUCCESSES)
 def test_no_state_that_is_not_finite_is_a_success(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number of the state and of the action, one at a time. Such an episode is over."""
@@ -143,6 +143,7 @@ def expected_rows(expected: Any, like: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), expected, like)
 
 
+@pytest.mark.slow
 def test_a_simulation_that_breaks_is_nan_and_not_put_back_to_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

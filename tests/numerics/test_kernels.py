@@ -132,6 +132,7 @@ def test_a_critic_apart_needs_a_critic_and_something_else() -> None:
     assert flat_params({"critic": {"a": jnp.zeros(2), "b": jnp.zeros(2)}}, critic_apart=True) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 6])
 def test_a_small_system_is_solved_as_by_linalg(size: int) -> None:
     rng = np.random.default_rng(0)

@@ -18,6 +18,7 @@ def permutation() -> Callable[..., Any]:
     return jax.jit(lambda key, size: permute(jnp.arange(size, dtype=jnp.uint32), key, size), static_argnums=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 31, 64, 100, 1000])
 def test_permute_is_a_bijection(permutation: Callable[..., Any], size: int) -> None:
     for seed in range(5):
@@ -47,6 +48,7 @@ def test_permute_scatters_neighbours_evenly(permutations: int) -> None:
     np.testing.assert_allclose(share, 1.0 / (size - 1), rtol=0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_rows", "size", "num_strata"), [(24, 8, 4), (24, 8, 1), (20, 8, 2), (12, 12, 3)])
 def test_an_epoch_takes_every_row_of_every_stratum_once(num_rows: int, size: int, num_strata: int) -> None:
     stratum = num_rows // num_strata

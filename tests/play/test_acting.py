@@ -75,7 +75,7 @@ def test_numbers_of_other_types_act_as_they_are(actor: Actor, right: np.ndarray)
     np.testing.assert_array_equal(actor.act(right), actor.act(np.ones(14, np.float32)))
 
 
-@pytest.mark.slow_cases("PickPlaceRL-options2")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "options", "clips"),
     [
@@ -121,6 +121,7 @@ def test_a_policy_with_memory_remembers_until_it_is_reset(tmp_path: Path) -> Non
     np.testing.assert_array_equal(actor.act(np.asarray(envs.obs)), first)
 
 
+@pytest.mark.slow
 def test_what_is_loaded_can_be_unrolled(actor: Actor) -> None:
     carry = reset(actor.env, jax.random.key(0), 2)
     rollout, _ = unroll(actor.policy, actor.env, actor.params, carry, jax.random.key(1), num_steps=3)

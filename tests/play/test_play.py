@@ -213,6 +213,7 @@ def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     assert made.handle.closed
 
 
+@pytest.mark.slow
 def test_the_viewer_is_shown_every_step_and_the_numbers(run: Path, window: SimpleNamespace) -> None:
     lines: list[str] = []
     facts = play_run(run, show=Show(episodes=1), report=lines.append)

@@ -29,7 +29,7 @@ def loss_and_gradients(policy: Any, params: Any, memory: Any, obs: Any, first: A
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(params, memory, obs)
 
 
-@pytest.mark.slow_cases("gru-other", "lstm-other", "lstm-equal")
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", CRITICS)
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_a_gpus_form_has_the_values_and_gradients_of_autodiff(

@@ -81,6 +81,7 @@ def test_the_classifier_has_as_many_parameters_as_published() -> None:
     assert count + gains == 4_652_008
 
 
+@pytest.mark.slow
 def test_every_parameter_has_a_gradient() -> None:
     image = pictures(1, 16, 16)
     module = EfficientNetLite0(4)

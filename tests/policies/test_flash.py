@@ -77,6 +77,7 @@ def test_the_actor_is_the_formula_and_its_deviation_lies_in_its_range() -> None:
     assert (log_std > -10.0).all() and (log_std < 2.0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"post_norm": False}, {"num_bins": None}])
 def test_a_part_that_is_left_out_is_left_out_of_the_formula(change: dict[str, Any]) -> None:
     policy = POLICY.clone(**change)
@@ -106,6 +107,7 @@ def test_weights_of_an_output_get_length_1_and_scale_and_bias_together_root_d() 
     np.testing.assert_array_equal(made["log_alpha"], PARAMS["params"]["log_alpha"])
 
 
+@pytest.mark.slow
 def test_fresh_parameters_have_their_length() -> None:
     fresh = POLICY.init(jax.random.key(0), OBS)["params"]
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), unit_length(fresh), fresh)
@@ -120,6 +122,7 @@ starts_of = jax.jit(
 )
 
 
+@pytest.mark.slow
 def test_noise_is_held_for_lengths_of_the_zeta_distribution_up_to_16() -> None:
     steps = jnp.arange(12 * BLOCK)
     starts = np.asarray(starts_of(jax.random.key(3), steps, 2.0, 16))
@@ -135,6 +138,7 @@ def test_noise_is_held_for_lengths_of_the_zeta_distribution_up_to_16() -> None:
     np.testing.assert_allclose(found, expected, atol=0.026)
 
 
+@pytest.mark.slow
 def test_a_hold_depends_on_the_step_and_the_seed_alone() -> None:
     key = jax.random.key(3)
     together = np.asarray(starts_of(key, jnp.arange(3000), 2.0, 16))
@@ -157,6 +161,7 @@ def drawn(params: Any, step: Any, group: Any = 0) -> jax.Array:
 LEARNS = PARAMS | {"exploration": {**PARAMS["exploration"], "uniform": jnp.zeros((), bool)}}
 
 
+@pytest.mark.slow
 def test_actions_have_the_same_noise_while_it_is_held_and_other_noise_after() -> None:
     seed = jax.random.key(LEARNS["exploration"]["seed"])
     starts = np.asarray(starts_of(seed, jnp.arange(40), 2.0, 16))

@@ -115,6 +115,7 @@ def test_a_network_that_does_not_fit_is_named(actor: Any, error: type[Exception]
         ActorOnly(TWO, actor).init(KEY, ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_an_update_moves_every_parameter(name: str) -> None:
     algorithm, env = {"ppo": ppo, "grpo": grpo}[name].ALGORITHM, PointMassRL()
@@ -167,6 +168,7 @@ def test_a_resume_with_another_module_of_the_same_shapes_is_refused(tmp_path: Pa
         trainer_of(policy(nn.relu), tmp_path).train(2 * STEPS, run_dir=tmp_path / "run", resume="latest")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("critic", "message"),
     [

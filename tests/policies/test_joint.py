@@ -42,7 +42,7 @@ def gradient(policy: ActorCritic, params: Any, **form: bool) -> Any:
     return jax.value_and_grad(loss)(params["params"])
 
 
-@pytest.mark.slow_cases("dropout", "discrete", "other parts", "normalized", "linear")
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("name", POLICIES)
 def test_outputs_and_gradients_are_those_of_each_by_itself(name: str) -> None:
@@ -55,6 +55,7 @@ def test_outputs_and_gradients_are_those_of_each_by_itself(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_cpu_has_the_bits_of_each_by_itself() -> None:
     policy = POLICIES["tanh"]
     params = params_of(policy)

@@ -83,6 +83,7 @@ def numpy_steps(kind: str, xs: Any, params: Any, depth: int, width: int) -> Any:
     return xs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrences_follow_their_equations(kind: str) -> None:
     config = MEMORIES[kind]
@@ -113,6 +114,7 @@ def test_torch_loads_the_parameters_and_gives_the_same(kind: str) -> None:
     np.testing.assert_allclose(made, expected.numpy(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_torchs_init_is_uniform_and_the_other_orthogonal_gate_by_gate() -> None:
     _, params = layers_of(MEMORIES["gru"])
     bound = 1.0 / np.sqrt(MEMORIES["gru"].width)
@@ -151,7 +153,7 @@ def sequence() -> tuple[Any, Any]:
     return obs, first.at[5, 3].set(True)
 
 
-@pytest.mark.slow_cases("'critic_memory'")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -281,7 +283,7 @@ def test_sequences_see_what_the_policy_saw_when_it_acted(collected: Any, length:
     np.testing.assert_allclose(value, rollout.value, atol=1e-5)
 
 
-@pytest.mark.slow_cases("lstm", "gru-2")
+@pytest.mark.slow
 @pytest.mark.parametrize("strata", [1, 2])
 def test_sequences_stay_whole_and_weigh_what_their_steps_do(collected: Any, strata: int) -> None:
     policy, params, rollout = collected
@@ -304,7 +306,7 @@ def ratio_of_first_step(policy: Any, params: Any, rollout: Any, **options: Any) 
     return ppo_update(state, rollout, KEY, policy=policy, optimizer=optimizer, config=config)[1]
 
 
-@pytest.mark.slow_cases("gru-{'", "lstm", "history")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"staleness_correction": "vtrace"}, {"schedule": "adaptive", "desired_kl": 0.01}], ids=str
 )
@@ -326,7 +328,7 @@ def test_dropped_units_are_those_of_when_the_policy_acted() -> None:
     assert ratio_of_first_step(policy, params, replace(rollout, dropout_seed=None))["approx_kl"] > 1e-4
 
 
-@pytest.mark.slow_cases("lstm")
+@pytest.mark.slow
 def test_steps_that_are_no_transitions_have_no_part_and_end_what_is_remembered(collected: Any) -> None:
     policy, params, rollout = collected
     valid = jnp.ones((8, 8), bool).at[3].set(False)
@@ -339,6 +341,7 @@ def test_steps_that_are_no_transitions_have_no_part_and_end_what_is_remembered(c
     np.testing.assert_allclose(log_prob[:3], expected[:3], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_references_memory_begins_with_the_episode_or_the_rollout(collected: Any) -> None:
     policy, params, rollout = collected
     state = make_train_state(params, make_optimizer(PPOConfig().optimizer), reference=params)
@@ -483,6 +486,7 @@ def test_algorithms_of_single_steps_refuse_a_memory(name: str, tmp_path: Path) -
         build(parse_config(raw))
 
 
+@pytest.mark.slow
 def test_options_that_do_not_go_together_are_refused_before_anything_is_built(tmp_path: Path) -> None:
     for key, value, text in (
         ("algorithm.cfg.sequence_length", 3, r"got 3, which does not divide trainer.buffer_size 8"),

@@ -51,6 +51,7 @@ def reference(p: Params, tokens: np.ndarray) -> np.ndarray:
     return x.mean(0) / np.linalg.norm(x.mean(0))
 
 
+@pytest.mark.slow
 def test_an_embedding_is_that_of_berts_formulas(params: Params) -> None:
     got = TINY.apply(params, TOKEN, VALID)
     wanted = [reference(params["params"], tokens[valid].tolist()) for tokens, valid in zip(TOKEN, VALID, strict=True)]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
@@ -40,6 +41,7 @@ def test_the_adapter_computes_what_the_module_computes() -> None:
     np.testing.assert_allclose(value, expected_value, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_ppo_trains_an_nnx_module() -> None:
     policy, env, config = NnxPolicy(make), PointMassRL(), PPOConfig(batch_size=16, n_epochs=1)
     carry = reset(env, jax.random.key(0), 4)

@@ -79,7 +79,7 @@ def test_a_run_is_resumed_forked_evaluated_loaded_and_taken_on_from(framework: s
     chex.assert_trees_all_close(taken_on["params"], whole.params["params"])
 
 
-@pytest.mark.slow_cases("nnx")
+@pytest.mark.slow
 @FRAMEWORKS
 def test_dropout_is_the_rows_own_and_off_without_a_seed(framework: str) -> None:
     policy = own_policies.make(framework, "dropout")
@@ -115,7 +115,7 @@ def test_an_update_drops_what_was_dropped_in_acting(framework: str) -> None:
     assert loss(params, batch)[1]["approx_kl"] > 1e-3
 
 
-@pytest.mark.slow_cases("normalizer", "memory")
+@pytest.mark.slow
 @FRAMEWORKS
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_drops_where_the_policy_has_dropout(framework: str, kind: str, tmp_path: Path) -> None:
@@ -126,6 +126,7 @@ def test_a_run_drops_where_the_policy_has_dropout(framework: str, kind: str, tmp
     assert (jnp.dtype("uint32") in drawn) == (kind == "dropout")  # of each step's seed
 
 
+@pytest.mark.slow
 @FRAMEWORKS
 def test_running_averages_are_those_of_the_rows_that_count(framework: str) -> None:
     policy = own_policies.make(framework, "batch_norm")
@@ -272,6 +273,7 @@ def test_what_would_be_lost_or_repeated_is_refused_before_anything_runs(name: st
 BUILT_IN = {"network_cfg": {"hidden_sizes": [4], "dropout_p": 0.5}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["apg", "shac"])
 @pytest.mark.parametrize("framework", ["linen", "nnx", "built_in"])
 def test_an_algorithm_that_drops_nothing_refuses_dropout(algorithm: str, framework: str, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_the_precision_of_float32_products_does_not_widen_those_of_bfloat16() ->
     assert len(products) == 2 and all("tensor<4x4xf32>" not in line for line in products)
 
 
-@pytest.mark.slow_cases("tanh", "gelu")
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["tanh", "elu", "gelu"])
 def test_bf16_stores_hidden_layers_in_bfloat16_and_the_rest_in_float32(activation: Any) -> None:
     config = NetworkConfig(hidden_sizes=(128, 96), activation=activation)
@@ -327,6 +327,7 @@ def observed() -> tuple[ActorCritic, Any, np.ndarray]:
     return policy, params, np.concatenate([batch.reshape(-1, 3) for batch in batches])
 
 
+@pytest.mark.slow
 def test_normalizer_statistics_are_those_of_all_rows_seen(observed: tuple[ActorCritic, Any, np.ndarray]) -> None:
     _, params, rows = observed
     for name in ("actor_obs_normalizer", "critic_obs_normalizer"):
@@ -406,6 +407,7 @@ def normalizing() -> tuple[ActorCritic, Any]:
     return policy, update_normalizer(policy, params, OBS + 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("masked", [False, True])
 def test_rows_that_are_not_finite_do_not_enter_the_statistics(
@@ -465,7 +467,7 @@ def test_one_nan_in_a_rollout_does_not_end_a_training() -> None:
     assert skipped == [2.0, 0.0, 0.0]  # that environment started again at once
 
 
-@pytest.mark.slow_cases("sizes2", "sizes1")
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(), (8,), (16, 8)])
 def test_a_large_minibatch_is_computed_as_columns_with_the_same_numbers(
     sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def steps_of(chunk: FlowChunk) -> list[tuple[float, float, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_log_probability_of_a_path_is_that_of_a_linear_gaussian_process() -> None:
     chunk = flow(64, num_steps=5, stochastic_steps="all")
     decision = np.asarray(chunk.sample(jax.random.key(0)), np.float64).reshape(64, 6, K * A)
@@ -127,6 +128,7 @@ def test_the_log_probability_of_one_step_is_that_steps() -> None:
     assert np.allclose(chunk.log_prob(jnp.asarray(decision, jnp.float32)), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stochastic_steps", ["one", "all"])
 def test_samples_are_distributed_as_the_flow_is_made_for(stochastic_steps: str) -> None:
     chunk = flow(20_000, num_steps=50, stochastic_steps=stochastic_steps, noise_level=0.7)
@@ -145,7 +147,7 @@ class Learned:
         return jnp.tanh(x * variables["w"][None] + context[:, None, None] + tau[:, None, None]) @ variables["m"]
 
 
-@pytest.mark.slow_cases("[all]")
+@pytest.mark.slow
 @pytest.mark.parametrize("stochastic_steps", ["one", "all"])
 def test_the_gradient_of_a_log_probability_is_that_of_finite_differences(stochastic_steps: str) -> None:
     with jax.enable_x64(True):
@@ -165,6 +167,7 @@ def test_the_gradient_of_a_log_probability_is_that_of_finite_differences(stochas
                 assert float(gradient[name][index]) == pytest.approx((moved[0] - moved[1]) / 2e-5, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_given_to_the_environment_is_the_chunk() -> None:
     chunk = flow(ROWS)
     decision = chunk.sample(jax.random.key(0))
@@ -347,6 +350,7 @@ def test_recomputing_blocks_changes_no_gradient() -> None:
     assert jax.tree.all(both)
 
 
+@pytest.mark.slow
 def test_bfloat16_products_stay_near_float32(params: Params) -> None:
     obs = observations()
     near = mode_of(small(torch_dtype="bfloat16"), obs, params)
@@ -400,6 +404,7 @@ def test_patches_that_do_not_fill_the_picture_are_refused() -> None:
     assert mode_of(policy, observations()).shape == (ROWS, K * A)
 
 
+@pytest.mark.slow
 def test_a_rollout_keeps_the_log_probability_of_a_flow(params: Params) -> None:
     policy, obs = small(), observations(batch=(2, 2))
     flags = np.zeros((2, 2), bool)
@@ -448,7 +453,7 @@ def test_cloning_a_flow_makes_its_velocity_the_difference_of_action_and_noise() 
     assert float(chunk.matching_loss(target, jax.random.key(0)).mean()) < 1e-2
 
 
-@pytest.mark.slow_cases("gaussian-flow")
+@pytest.mark.slow
 @pytest.mark.parametrize(("head", "wrong"), [("flow", "nll"), ("gaussian", "flow")])
 def test_a_loss_of_another_head_is_refused(head: str, wrong: Any) -> None:
     policy, obs = small(head={"type": head}), observations(batch=(2, 2))
@@ -491,6 +496,7 @@ def test_what_is_padded_has_no_part_in_the_error_of_predictions() -> None:
     np.testing.assert_allclose(metrics["prediction"], 0.75 * error[0].mean() + 0.25 * error[1, 0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_policy_predicts_depends_on_picture_and_instruction() -> None:
     policy, obs = small(predicts=["state"]), observations()
     predicted = partial(policy.apply, variables_of(policy), predict=True)

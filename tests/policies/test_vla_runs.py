@@ -117,6 +117,7 @@ def test_an_adaptive_rate_is_refused_for_a_flow(tmp_path: Path) -> None:
         train(config(tmp_path, adaptive), run_dir=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_weights_of_a_file_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 

@@ -218,6 +218,7 @@ def test_exploit_copies_the_best_to_the_worst_at_its_updates_only() -> None:
     assert parents[2] == [best, 1, 2, 3]  # the slowest is the worst, and goes on from the best
 
 
+@pytest.mark.slow
 def test_what_is_copied_is_perturbed_within_bounds_and_the_rate_in_the_optimizer_too() -> None:
     state = toy_state([0.1, 0.2, 0.3, 0.3])
     fitness = jnp.asarray([0.0, 1.0, 2.0, 3.0])
@@ -324,6 +325,7 @@ def test_a_member_has_the_numbers_of_a_run_by_itself(tmp_path: Path) -> None:
         assert equal(there, load_checkpoint(alone / "checkpoints" / name, like)[0])
 
 
+@pytest.mark.slow
 def test_the_report_has_the_time_of_all_members_once(trained: PopulationResult, tmp_path: Path) -> None:
     root, *members = map(read_run, [trained.run_dir, *runs_in(trained.run_dir)])
     assert [each.together for each in members] == [trained.run_dir.resolve()] * M
@@ -364,6 +366,7 @@ def test_the_log_of_all_has_summaries_over_members(trained: PopulationResult) ->
     assert rows[-1]["eval/avg_reward/median"] == pytest.approx(np.median(last))
 
 
+@pytest.mark.slow
 def test_who_wants_a_policy_gets_the_best_member_or_the_one_it_names(trained: PopulationResult) -> None:
     values = [value for value in trained.best_eval_values if value is not None]
     assert trained.best_member == int(np.argmax(values))
@@ -441,6 +444,7 @@ def test_other_algorithms_have_the_numbers_of_runs_by_themselves(algorithm: dict
     assert not equal(first.params, second.params)
 
 
+@pytest.mark.slow
 def test_an_option_that_cannot_be_an_array_is_named() -> None:
     apg = {"name": "apg", "cfg": {"segment_length": 8}}
     given = {"algorithm.cfg.action_adjoint_max_norm": [0.5, 1.0], "algorithm.cfg.gamma": [0.9, 0.8]}

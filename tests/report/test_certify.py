@@ -41,6 +41,7 @@ def test_every_run_that_counts_was_evaluated_in_enough_fresh_episodes(certify: M
         assert "runs" in row or row["how"]
 
 
+@pytest.mark.slow
 def test_seeds_that_are_there_are_not_trained_again_unless_the_config_changed(
     certify: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -610,6 +610,7 @@ def test_a_run_that_cannot_be_read_is_left_out_of_the_others_page(
     assert not to.exists() and capsys.readouterr().err.count("left out: ") == 2
 
 
+@pytest.mark.slow
 def test_a_training_is_reported_as_it_ended(tmp_path: Path) -> None:
     result = train(parse_config(tiny(tmp_path, **EVALUATED)))
     page = report(result.run_dir)

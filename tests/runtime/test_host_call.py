@@ -55,6 +55,7 @@ def test_it_computes_what_a_pure_callback_does(rows: tuple[int, ...], width: int
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_the_next_process_finds_the_program_and_calls_its_own_function(tmp_path: Path) -> None:
     printed = []
     for factor in ("2.0", "3.0"):

@@ -120,6 +120,7 @@ def test_what_is_ignored_under_nohup_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, former)
 
 
+@pytest.mark.slow
 def test_two_quick_ctrl_c_say_where_the_last_checkpoint_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

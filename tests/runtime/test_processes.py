@@ -98,6 +98,7 @@ def test_a_coordinator_that_is_no_address_is_refused_at_once(
     assert told.err.count("\n") == 1 and not told.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_process_whose_others_do_not_come_says_so_and_waits_for_a_limited_time(process: int) -> None:
     with socket.socket() as free:

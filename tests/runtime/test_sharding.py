@@ -86,6 +86,7 @@ def whole() -> tuple[Any, Any]:
     return updates(PPO, WIDE)
 
 
+@pytest.mark.slow
 def test_environments_are_split_and_parameters_are_the_same_on_each_device(
     whole: tuple[Any, Any],
 ) -> None:
@@ -188,6 +189,7 @@ def test_devices_that_cannot_share_a_run_are_refused(tmp_path: Path, was: int, n
         rescale_for_devices(config, tmp_path, now)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_distributed_is_refused() -> None:
     hosted = ["trainer.distributed=true", "trainer.collector.mode=host"]
     with pytest.raises(ConfigError, match=r"learner_devices: are given beside trainer\.distributed: true"):

@@ -80,6 +80,7 @@ def test_rows_that_were_never_written_take_no_place(tmp_path: Path) -> None:
     assert not any("rows" in file.name for file in (path / "state").rglob("*"))
 
 
+@pytest.mark.slow
 def test_a_save_writes_the_segments_of_new_rows_and_links_all_others(tmp_path: Path) -> None:
     """Against a comparison of the rows themselves, over saves after any number of new rows."""
     rng, added, before, previous = np.random.default_rng(0), 0, None, None

@@ -80,6 +80,7 @@ class Counter(Callback):
         self.total, self.calls = state["total"], state["calls"]
 
 
+@pytest.mark.slow
 def test_the_events_of_a_run_come_in_their_order(tmp_path: Path) -> None:
     seen = Recorder()
     train(config(tmp_path), run_dir=tmp_path / "run", callbacks=[seen])
@@ -161,7 +162,7 @@ def test_a_state_that_cannot_be_saved_is_refused_before_anything_is_trained(tmp_
     assert seen.events == [("start", 0)]
 
 
-@pytest.mark.slow_cases("async")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["host", "async"])
 def test_steps_of_host_environments_are_seen(mode: str, tmp_path: Path) -> None:
     class Changes(Recorder):

@@ -88,7 +88,7 @@ def test_a_fork_of_a_run_begins_with_its_best_checkpoint(parent: Path, tmp_path:
     assert "best" in Path(versions["origin"]).name
 
 
-@pytest.mark.slow_cases("changed0")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "rate"),
     [
@@ -104,6 +104,7 @@ def test_another_learning_rate_is_the_forks_from_its_first_update(
     assert forked.last_train_metrics["train/learning_rate"] == pytest.approx(rate)
 
 
+@pytest.mark.slow
 def test_a_fork_that_was_killed_before_its_first_checkpoint_starts_from_its_origin_again(
     parent: Path, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_fork_that_was_killed_before_its_first_checkpoint_starts_from_its_orig
     assert same(whole, again)
 
 
+@pytest.mark.slow
 def test_the_command_line_forks_by_the_runs_own_config(parent: Path, tmp_path: Path) -> None:
     options = [f"trainer.output_dir={tmp_path}", "trainer.iterations=5", "trainer.exp_name=branch"]
     assert main(["--fork", str(checkpoint(parent, 96)), *options]) == 0
@@ -145,6 +147,7 @@ def test_a_state_with_other_arrays_is_refused(parent: Path, tmp_path: Path) -> N
         train(parse_config(raw), fork=checkpoint(parent, 64))
 
 
+@pytest.mark.slow
 def test_fork_and_resume_are_two_things(parent: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give one of them"):
         train(parse_config(tiny(tmp_path)), fork=parent, resume="latest")

@@ -38,7 +38,7 @@ def played(run: Path, facts: dict[str, Any], member: int | None = None) -> dict[
     return {tag: again[tag] for tag in MEASURED if tag in again}
 
 
-@pytest.mark.slow_cases("Pendulum")
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["PointMassRL", "gymnasium:Pendulum-v1"])
 def test_best_and_last_are_played_in_episodes_of_their_own(env: str, tmp_path: Path) -> None:
     result = trained(tmp_path, env=env)
@@ -51,6 +51,7 @@ def test_best_and_last_are_played_in_episodes_of_their_own(env: str, tmp_path: P
         assert facts["eval/avg_reward"] not in [row["eval/avg_reward"] for row in result.eval_history]
 
 
+@pytest.mark.slow
 def test_training_and_its_evaluations_have_the_same_numbers_with_and_without(tmp_path: Path) -> None:
     on, off = (trained(tmp_path / name, final_eval_episodes=count) for name, count in (("on", 4), ("off", None)))
     assert same_training(on.run_dir, off.run_dir) and on.best_eval_value == off.best_eval_value
@@ -69,6 +70,7 @@ def test_episodes_are_rounded_up_to_whole_evaluations_whose_mean_counts() -> Non
     assert found == {"eval/avg_reward": 3.0, NONFINITE_EPISODES: 3}
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_plays_them_plays_them_when_it_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_run_killed_while_it_plays_them_plays_them_when_it_is_resumed(
         }
 
 
+@pytest.mark.slow
 def test_a_damaged_best_checkpoint_is_told_and_the_last_one_stands_for_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

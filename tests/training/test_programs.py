@@ -75,6 +75,7 @@ def test_the_one_that_was_asked_for_longest_ago_goes_first(monkeypatch: pytest.M
     assert lower.count == 4
 
 
+@pytest.mark.slow
 def test_a_run_of_another_seed_compiles_nothing_and_has_its_own_bits(tmp_path: Path) -> None:
     def run(folder: str, seed: int) -> Any:
         return train(parse_config(tiny(tmp_path, seed=seed, **EVALUATED)), run_dir=tmp_path / folder)
@@ -88,7 +89,7 @@ def test_a_run_of_another_seed_compiles_nothing_and_has_its_own_bits(tmp_path: P
     assert alone.last_eval_metrics == after.last_eval_metrics
 
 
-@pytest.mark.slow_cases("async")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["host", "async"])
 def test_a_host_run_of_another_seed_traces_no_update(tmp_path: Path, mode: str) -> None:
     def run(folder: str, seed: int) -> Any:

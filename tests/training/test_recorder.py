@@ -313,6 +313,7 @@ def test_a_camera_may_look_straight_down() -> None:
     assert render(Appearance(asset=BALL, qpos=np.zeros(1)), width=160, height=120, camera=view)[60, 80, 0] > 100
 
 
+@pytest.mark.slow
 def test_a_camera_sees_from_where_it_stands() -> None:
     env = PushCubeRL()
     state, _ = env.reset(jax.random.key(0))
@@ -329,6 +330,7 @@ def test_without_cameras_nothing_is_made(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -29,7 +29,7 @@ MODES: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow_cases("[host]", "[async]")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_an_update_writes_into_the_replay_buffer_of_the_state_before_it(mode: str) -> None:
     parts = build(parse_config(tiny_sac(**MODES[mode])))
@@ -166,6 +166,7 @@ def test_a_buffer_larger_than_the_machine_is_refused_before_it_is_made() -> None
         build(parse_config(tiny_sac(sac={"replay": {"capacity": 2 * 10**9}})))
 
 
+@pytest.mark.slow
 def test_new_episodes_after_a_resume_leave_no_transition_that_crosses_them() -> None:
     """Environments that cannot be saved: the steps before have no transitions of steps after."""
     parts = build(parse_config(tiny_sac(sac={"replay": {"capacity": 80, "n_step": 3}}, **MODES["host"])))
@@ -187,7 +188,7 @@ def saving(storage: str) -> dict[str, Any]:
     return tiny_sac(sac={"replay": {"capacity": 80, "storage": storage}}, save_frequency_updates=1, iterations=4)
 
 
-@pytest.mark.slow_cases("link_file-5-host")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "count", "storage"),
     [

@@ -95,6 +95,7 @@ def rings(storage: str, folder: Path) -> Any:
     return place_rows(init_replay(config, first.obs, first.action), folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["host", "shared"])
 def test_each_call_takes_the_rows_of_the_ring_after_it_in_their_own_types(storage: str, tmp_path: Path) -> None:
     device, (host, memories) = rings("device", tmp_path)[0], rings(storage, tmp_path)
@@ -114,6 +115,7 @@ def draws(keys: Any) -> Any:
     return lambda ring: jax.vmap(lambda key: sample_rows(ring, key, 8))(keys)
 
 
+@pytest.mark.slow
 def test_other_processes_can_read_the_files_while_the_run_has_them(tmp_path: Path) -> None:
     ring, memories = rings("shared", tmp_path / "rows")
     ring, *_ = add_and_take(ring, pictures(0), draws(jax.random.split(jax.random.key(0), 1)), gamma=0.9)

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +94,10 @@ def left(run: Path) -> tuple[dict, list[tuple[str, object]]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Make runs that are evaluated where they save, elsewhere, and at the end; never interrupted. By their updates."""
     folder = tmp_path_factory.mktemp("whole")
-    return {n: train(parse_config(config(folder, updates=n)), run_dir=folder / str(n)).run_dir for n in (14, 15)}
+    return cache(lambda n: train(parse_config(config(folder, updates=n)), run_dir=folder / str(n)).run_dir)
 
 
 @pytest.mark.slow_cases(
@@ -103,6 +105,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     "14-RunSink-_record_evaluation-3",
     "14-ejax.training.saver-rewrite_meta",
     "14-RunSink-_record_evaluation-4",
+    "14-ejax.store.checkpoint-remove-3",
+    "15-",
 )
 @pytest.mark.parametrize(
     ("updates", "owner", "name", "count"),
@@ -124,7 +128,7 @@ def test_a_kill_at_any_step_of_saving_changes_nothing(
     owner: object,
     name: str,
     count: int,
-    whole: dict[int, Path],
+    whole: Callable[[int], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -134,7 +138,7 @@ def test_a_kill_at_any_step_of_saving_changes_nothing(
         train(run_config, run_dir=tmp_path / "run")
     monkeypatch.undo()
     result = train(run_config, resume="latest", run_dir=tmp_path / "run")
-    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole[updates])
+    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole(updates))
     assert same(arrays, expected_arrays, log=True) and facts == expected_facts
     assert result.best_eval_value == dict(expected_facts)["best_eval_value"]
 
@@ -165,10 +169,10 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(
             train(run_config, resume=resume, run_dir=empty)
 
 
-@pytest.mark.slow_cases("along the way")
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "saved_at"), [(2, 8), (4, 14)], ids=["along the way", "at the end"])
 def test_what_was_trained_before_an_evaluation_that_fails_is_kept(
-    number: int, saved_at: int, whole: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, saved_at: int, whole: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_config, begin, evaluations = parse_config(config(tmp_path, updates=14)), DeviceEvaluator.begin, []
 
@@ -186,7 +190,7 @@ def test_what_was_trained_before_an_evaluation_that_fails_is_kept(
     newest = RunDirectory(tmp_path / "run", "tiny").periodic()[0]
     assert verify_checkpoint(newest)["num_updates"] == saved_at
     train(run_config, resume="latest", run_dir=tmp_path / "run")
-    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole[14])
+    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole(14))
     assert same(arrays, expected_arrays, log=True) and facts == expected_facts
 
 
@@ -224,6 +228,7 @@ def to_damage(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dic
     return raw, train(parse_config(short), run_dir=folder / "run").run_dir, what_is_left(folder / "whole", "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how", "verdict"),
     [
@@ -261,6 +266,7 @@ def test_a_signal_saves_and_exits_cleanly(number: signal.Signals, tmp_path: Path
     assert newest.name == f"tiny_step_{steps[-1]}"  # the very last update is saved
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_how_updates_are_dispatched(tmp_path: Path) -> None:
     train(parse_config(config(tmp_path)), run_dir=tmp_path / "one")
     raw = config(tmp_path, updates_per_dispatch=7, save_frequency_updates=5, eval_freq=0, enable_eval=False)
@@ -332,6 +338,7 @@ def test_resume_refuses_another_config(tmp_path: Path) -> None:
         train(parse_config(raw), resume="latest", run_dir=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_extended_and_keeps_its_schedule(tmp_path: Path) -> None:
     raw = config(tmp_path, updates=6)
     raw["algorithm"]["cfg"]["lr_scheduler"] = {"name": "linear"}

@@ -101,6 +101,7 @@ def make_ring(options: RememberingConfig, policy: Policy, env: Env, num_envs: in
 REMEMBERING = Algorithm(Config=RememberingConfig, make_step=make_remembering_step, make_own=make_ring)
 
 
+@pytest.mark.slow
 def test_what_an_algorithm_keeps_is_part_of_the_run_and_of_its_checkpoints(tmp_path: Path) -> None:
     register_algorithm("remembering", REMEMBERING, override=True)
     raw = tiny(tmp_path, iterations=3) | {"algorithm": {"name": "remembering"}}
@@ -134,6 +135,7 @@ def test_members_of_a_population_are_one_step_under_vmap() -> None:
         chex.assert_trees_all_close(mine.train.params, alone.train.params, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_first_episodes_at_random_steps_end_apart_and_begin_as_others_do() -> None:
     config = tiny(init_at_random_ep_len=True, num_envs=64)
     parts, plain = build(parse_config(config)), build(parse_config(config, ["trainer.init_at_random_ep_len=false"]))

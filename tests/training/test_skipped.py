@@ -98,6 +98,7 @@ def test_a_sound_run_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert "skipped updates" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_training_that_does_not_skip_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first update is sound; with several minibatches a mean over the sound ones hid the others."""
     assert command(tmp_path, raw(tmp_path, env={"sound": NUM_STEPS + 1}, skip_nonfinite_updates=False)) == 3

@@ -77,6 +77,7 @@ def delivered(soak: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any,
     return kept[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", ["obs", "action", "reward", "value", "next_value", "log_prob"])
 def test_two_entries_of_any_array_that_change_places_are_found(soak: Any, delivered: Any, name: str, axis: int) -> None:

@@ -16,6 +16,7 @@ from ejax.training.build import build
 from ejax.training.host_steppers import HostStepper
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays read from a checkpoint are bound to its device. Lowered otherwise, the program would compile again."""
     texts = []

@@ -52,6 +52,7 @@ def test_objects_train_to_the_bits_of_the_config_that_names_them(tmp_path: Path)
     assert metrics[0]["eval/avg_reward"] == metrics[1]["eval/avg_reward"]
 
 
+@pytest.mark.slow
 def test_a_trainer_goes_on_with_its_run(tmp_path: Path) -> None:
     config = raw(tmp_path)
     trainer_of(config).train(2 * STEPS, run_dir=tmp_path / "run")
@@ -253,11 +254,13 @@ class Delayed(PointMassRL):
     randomization: Any = OWN
 
 
+@pytest.mark.slow
 def test_an_environments_own_events_happen() -> None:
     trainer = Trainer(Delayed(), policy_of(raw()), ALGORITHM, options={"batch_size": 16})
     assert build(trainer.config, given=trainer._given).env == build(trainer.config).env != Delayed()
 
 
+@pytest.mark.slow
 def test_events_of_environments_outside_jax_are_refused(tmp_path: Path) -> None:
     config = tiny(tmp_path, env="gymnasium:Pendulum-v1")
     env = gymnasium.make_vec("Pendulum-v1", NUM_ENVS, max_episode_steps=EPISODE)

@@ -50,6 +50,7 @@ def train_state(run: Path) -> Any:
     return load_checkpoint(newest(run), build(config_with()).state)[0].train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_run", [True, False])
 def test_parameters_and_statistics_are_taken_over_and_nothing_else(trained: Path, of_run: bool) -> None:
     config = config_with(init_from=str(trained if of_run else newest(trained)))
@@ -92,6 +93,7 @@ def test_a_run_starts_from_it_and_the_reference_is_that_policy(trained: Path, tm
     assert 0.0 < max(jax.tree.leaves(moved)) < 0.1  # three small steps away from it, not from a random policy
 
 
+@pytest.mark.slow
 def test_the_target_critic_of_shac_is_that_policys_too(trained: Path) -> None:
     shac = {"name": "shac", "cfg": {"segment_length": 4, "critic_epochs": 1, "num_mini_batches": 1}}
     config = config_with(shac, init_from=str(trained))
@@ -190,6 +192,7 @@ def test_converting_without_torch_names_the_remedy(
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 def test_the_key_is_used(tmp_path: Path) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps(config_with(init_from="outputs/first").to_dict()))

@@ -166,6 +166,7 @@ def saved(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").glob("tiny_step_*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_step_that_hangs_in_turn_ends_the_run_by_name(tmp_path: Path, groups: int) -> None:
     limits = [f"trainer.collector.env_timeout_s={SOON + 0.7}", f"trainer.collector.num_groups={groups}"]
@@ -192,6 +193,7 @@ def test_a_signal_while_a_step_hangs_saves_and_leaves(tmp_path: Path, groups: in
     assert saved(tmp_path / "run") == ["tiny_step_8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["host", "async"])
 def test_a_signal_while_an_evaluation_hangs_saves_and_leaves(tmp_path: Path, mode: str) -> None:
     mark = tmp_path / "hangs"
@@ -267,6 +269,7 @@ def test_workers_that_hang_are_gone_after_the_close(tmp_path: Path) -> None:
     assert not env.env.processes[0].is_alive()
 
 
+@pytest.mark.slow
 def test_a_close_that_hangs_while_the_run_is_built_is_named(tmp_path: Path) -> None:
     limits = [f"trainer.collector.stop_timeout_s={SOON}"]
     with bounded(), pytest.raises(HostEnvError, match=r"did not return from close within 0\.3 s .* and is left open"):

@@ -124,6 +124,7 @@ class Swing(Hard):
         return {"angle": world.joint("hinge").position}
 
 
+@pytest.mark.slow
 def test_a_pendulum_swings_alike_by_mjx_up_to_rounding() -> None:
     pytest.importorskip("mujoco.mjx")
     engines = Swing(physics="mujoco"), Swing(physics="mjx")
@@ -177,6 +178,7 @@ def test_noise_is_on_every_part_that_is_numbers_and_friction_on_a_robot_without_
 # --- A report ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
     config = parse_config(tiny(env="CartPoleRL", env_cfg={"max_episode_steps": 3}))
     monkeypatch.setattr("ejax.transfer.engines.open_policy_run", lambda *_: (None, config))
