@@ -139,6 +139,7 @@ def test_returns_restart_their_discount_after_done() -> None:
     np.testing.assert_allclose((total, discount), [[1.0 + 2.0 + 0.5 * 4.0], [0.25]])
 
 
+@pytest.mark.slow
 def test_a_nonfinite_update_is_skipped_and_counted() -> None:
     schedule = {"name": "step", "kwargs": {"step_size": 1}}
     before, after, metrics = update(Integrator(poison=True), APGConfig(lr_scheduler=schedule, **BASE))

@@ -53,6 +53,7 @@ def test_the_policy_stays_bit_for_bit_while_the_critic_learns(states: list[Any])
     )
 
 
+@pytest.mark.slow
 def test_then_all_learn_and_the_optimizer_counts_anew(states: list[Any]) -> None:
     before, after = of_policy(states[2]), of_policy(states[3])
     assert all(before[name] != after[name] for name in before if "kernel" in name or "log_std" in name)

@@ -82,6 +82,7 @@ def test_the_rows_are_the_transitions_of_successful_episodes(n_step: int, broken
     assert own.replay.size.tolist() == [0]
 
 
+@pytest.mark.slow
 def test_a_folder_gives_the_rows_of_the_task_that_was_recorded(tmp_path: Path) -> None:
     record(tmp_path / "kept")
     played, notes = first_state()

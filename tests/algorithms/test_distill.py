@@ -114,6 +114,7 @@ def test_with_beta_one_the_teacher_acts_and_with_a_half_every_other_time(monkeyp
     assert 0.2 < whole.mean() < 0.8 and seen["beta"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_teacher_remembers_over_updates_and_forgets_between_episodes(monkeypatch: MonkeyPatch) -> None:
     log = play(Counts(), monkeypatch, num_updates=3)
     label, done = (np.concatenate([each[name] for each in log]) for name in ("label", "done"))

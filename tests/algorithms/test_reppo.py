@@ -114,6 +114,7 @@ def test_the_returns_are_the_recursion_and_ends_are_told_apart(lmbda: float) -> 
     np.testing.assert_allclose(found, expected, **CLOSE)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_no_transition_cuts_the_return_before_it() -> None:
     policy, key = make_policy(), jax.random.key(5)
     params, never = make_params(policy), jnp.zeros((T, N), bool)

@@ -51,6 +51,7 @@ def test_the_expert_succeeds(name: str, task: ScriptedTask, attempts: Attempts) 
     assert np.mean(rates) >= {"push_cube": 0.95, "pick_place": 0.95}[name]
 
 
+@pytest.mark.slow
 def test_replaying_the_actions_gives_what_was_recorded(task: ScriptedTask, attempts: Attempts) -> None:
     """From ``start(seed)`` through the environment's own step."""
     state, obs = task.start(SEED)
@@ -69,6 +70,7 @@ def test_replaying_the_actions_gives_what_was_recorded(task: ScriptedTask, attem
     assert not going.any()
 
 
+@pytest.mark.slow
 def test_an_episode_is_its_row_of_the_attempt(
     attempts: Attempts, outcomes: list[Episode | Failure], task: ScriptedTask
 ) -> None:
@@ -95,11 +97,13 @@ def test_a_seed_gives_the_same_episodes_and_another_gives_others(task: ScriptedT
     assert not np.array_equal(other.obs[0], attempts.obs[0]) and other.instruction != attempts.instruction
 
 
+@pytest.mark.slow
 def test_episodes_of_a_batch_differ(attempts: Attempts) -> None:
     lengths = attempts.length[attempts.success]
     assert len(np.unique(lengths)) > 10 and len(np.unique(attempts.obs[0], axis=0)) == NUM_ENVS
 
 
+@pytest.mark.slow
 def test_segments_follow_their_order_without_gaps(
     task: ScriptedTask, outcomes: list[Episode | Failure], name: str
 ) -> None:
@@ -112,6 +116,7 @@ def test_segments_follow_their_order_without_gaps(
             assert outcome.segment_id[-1] == count - 1
 
 
+@pytest.mark.slow
 def test_actions_are_the_intended_ones_and_noise_within_the_bounds(
     attempts: Attempts, task: ScriptedTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +129,7 @@ def test_actions_are_the_intended_ones_and_noise_within_the_bounds(
     np.testing.assert_array_equal(quiet.action, quiet.intended)
 
 
+@pytest.mark.slow
 def test_the_expert_brings_a_disturbed_tool_back(name: str, task: ScriptedTask, attempts: Attempts) -> None:
     """The expert goes less far along x, or back, if the tool is 5 cm further along x on the approach."""
     expert, obs = task._expert, attempts.obs[0]
@@ -140,6 +146,7 @@ def test_the_expert_brings_a_disturbed_tool_back(name: str, task: ScriptedTask, 
     assert np.all(way_back <= way + 1e-4) and np.mean(way_back < way - 1e-3) > 0.9
 
 
+@pytest.mark.slow
 def test_the_instruction_names_the_side_of_the_goal(name: str, attempts: Attempts) -> None:
     assert len(set(attempts.instruction)) > 8
     for row, text in enumerate(attempts.instruction):

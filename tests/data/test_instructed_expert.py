@@ -66,6 +66,7 @@ def test_the_cube_and_the_zone_that_are_named_come_together(attempts: Attempts) 
         assert np.linalg.norm(last[other:][:3] - first[other:][:3]) < 0.01
 
 
+@pytest.mark.slow
 def test_the_expert_goes_by_the_scene_and_not_by_the_words(task: ScriptedTask, attempts: Attempts) -> None:
     expert, obs = task._expert, jax.tree.map(lambda x: x[0], attempts.obs)
     variation, start = expert.vary(np.random.default_rng(0), NUM_ENVS), np.zeros(NUM_ENVS, np.int64)
@@ -77,6 +78,7 @@ def test_the_expert_goes_by_the_scene_and_not_by_the_words(task: ScriptedTask, a
     assert np.all(np.any(expert.act({**obs, "scene": scene}, start, variation)[0] != action, axis=1))
 
 
+@pytest.mark.slow
 def test_a_frame_has_every_part_of_the_observation_under_its_name(
     task: ScriptedTask, attempts: Attempts, outcomes: list[Episode | Failure]
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_frame_has_every_part_of_the_observation_under_its_name(
                 np.testing.assert_array_equal(outcome.frames[f"obs/{name}"], part[: attempts.length[row], row])
 
 
+@pytest.mark.slow
 def test_replaying_the_actions_gives_what_was_recorded(task: ScriptedTask, attempts: Attempts) -> None:
     state, obs = task.start(SEED)
     keys = jax.random.split(jax.random.key(0), NUM_ENVS)

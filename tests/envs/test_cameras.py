@@ -238,6 +238,7 @@ def test_a_policy_of_vectors_is_told_to_leave_pictures_out(tmp_path: Path) -> No
         load_config(train_file(tmp_path, plain | {"obs_groups": {"actor": ["robot"], "critic": ["robot", "sensor"]}}))
 
 
+@pytest.mark.slow
 def test_the_vision_policy_sees_a_camera_by_its_path(tmp_path: Path) -> None:
     config = load_config(train_file(tmp_path, {"name": "vision", "cfg": {"images": ["sensor.cam.color"]}}))
     env = EmbodiedEnv(**config.env.cfg)

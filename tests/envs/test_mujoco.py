@@ -224,6 +224,7 @@ def test_a_thread_that_draws_many_sizes_leaves_the_canvas_of_another_alone() -> 
     gc.collect()
 
 
+@pytest.mark.slow
 def test_a_model_without_a_camera_main_is_seen_whole() -> None:
     xml = """<mujoco><option><flag warmstart="disable"/></option><worldbody><light pos="5 0 3"/>
         <body pos="5 0 0"><freejoint/><geom type="box" size="0.1 0.1 0.1" rgba="1 0 0 1"/></body>

@@ -159,6 +159,7 @@ def test_its_numbers_are_described_from_the_model() -> None:
     assert "warm start is off" in description.notes[0]
 
 
+@pytest.mark.slow
 def test_its_contract_is_complete(run: RunResult) -> None:
     contract = pytest.importorskip("interop.artefacts.contract")
     spec_of = pytest.importorskip("interop.exporters.record").spec_of

@@ -203,6 +203,7 @@ sys.exit(main([{str(keypoints)!r}, "--trust"]))
     assert done.stdout.count("skipped") == HERE.count("stablehlo")
 
 
+@pytest.mark.slow
 def test_products_of_bfloat16_are_exported_in_float32_and_the_certificate_says_so(tmp_path_factory: Any) -> None:
     report = certificate(export("gaussian", tmp_path_factory.getbasetemp()))
     assert report["torch_dtype"] == {"training": "bfloat16", "proof": "float32"}
@@ -288,6 +289,7 @@ def changed(exported: Path, to: Path, name: str, content: str) -> Path:
     return to
 
 
+@pytest.mark.slow
 def test_another_tokenizer_is_found_even_under_a_new_hash(keypoints: Path, tmp_path: Path) -> None:
     raw = json.loads((keypoints / "tokenizer.json").read_text())
     raw["vocabulary"] = raw["vocabulary"][::-1]
@@ -300,6 +302,7 @@ def test_another_tokenizer_is_found_even_under_a_new_hash(keypoints: Path, tmp_p
         verify(changed(keypoints, tmp_path / "untold", "texts.json", '{"texts": []}'))
 
 
+@pytest.mark.slow
 def test_a_missing_tokenizer_is_found(keypoints: Path, tmp_path: Path) -> None:
     shutil.copytree(keypoints, tmp_path / "copy")
     (tmp_path / "copy" / "tokenizer.json").unlink()
@@ -307,6 +310,7 @@ def test_a_missing_tokenizer_is_found(keypoints: Path, tmp_path: Path) -> None:
         verify(tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_an_artefact_whose_noise_is_its_own_is_a_mismatch(keypoints: Path) -> None:
     """It would give other bits the second time."""
     spec, rng = load_spec(keypoints / "policy.json"), np.random.default_rng(0)
@@ -403,6 +407,7 @@ def load_by(runtime: str, directory: Path) -> Any:
 RUNTIMES = [pytest.param("torch", marks=needs("pt")), pytest.param("onnx", marks=needs("onnx"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -428,6 +433,7 @@ def test_a_wrong_observation_is_an_error_that_says_so(
         load_by(runtime, keypoints).act(obs, noise)
 
 
+@pytest.mark.slow
 @needs("onnx")
 def test_a_served_policy_reads_openpis_prompt_and_answers_a_chunk(keypoints: Path) -> None:
     from interop.serving.policies import load_served
@@ -439,6 +445,7 @@ def test_a_served_policy_reads_openpis_prompt_and_answers_a_chunk(keypoints: Pat
     assert served.contract["action"]["chunk"]["shape"][0] > 1
 
 
+@pytest.mark.slow
 @needs("onnx")
 def test_onnx_runtime_gives_equal_bits_for_equal_noise_and_takes_none(keypoints: Path) -> None:
     import onnxruntime
@@ -557,7 +564,7 @@ def test_statistics_without_a_place_are_told(tmp_path: Path) -> None:
 BLOCKED = {"torch": ("jax", "jaxlib", "flax", "ejax"), "onnx": ("jax", "jaxlib", "flax", "ejax", "torch")}
 
 
-@pytest.mark.slow_cases("torch")
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_process_without_jax_drives_the_task_from_text(
     keypoints: Path, runtime: str, monkeypatch: pytest.MonkeyPatch

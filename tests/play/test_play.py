@@ -76,6 +76,7 @@ class Halving:
         return Normal(-0.5 * obs, jnp.zeros_like(obs)), obs[..., 0]
 
 
+@pytest.mark.slow
 def test_the_episodes_are_those_of_an_evaluation_in_one_slot() -> None:
     lines: list[str] = []
     score = Score(lines.append)
@@ -231,6 +232,7 @@ def test_the_viewer_goes_with_a_robot_that_walks(window: SimpleNamespace) -> Non
         assert model.body(camera.trackbodyid).name == model.body(1).name
 
 
+@pytest.mark.slow
 def test_a_force_of_the_mouse_reaches_the_physics(run: Path, window: SimpleNamespace) -> None:
     heights = []
     for window.Fake in (FakeHandle, Pulling):
@@ -239,6 +241,7 @@ def test_a_force_of_the_mouse_reaches_the_physics(run: Path, window: SimpleNames
     assert heights[1] > heights[0] + 0.01
 
 
+@pytest.mark.slow
 def test_closing_the_window_ends_it(run: Path, window: SimpleNamespace) -> None:
     class Closing(FakeHandle):
         def sync(self) -> None:
@@ -249,6 +252,7 @@ def test_closing_the_window_ends_it(run: Path, window: SimpleNamespace) -> None:
     assert play_run(run)["episodes"] == 0 and len(window.handle.seen) == 3
 
 
+@pytest.mark.slow
 def test_without_a_display_the_remedy_is_a_video(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +276,7 @@ def test_a_video_is_written_with_blows_and_a_summary(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -58,11 +58,13 @@ def test_an_embedding_is_that_of_berts_formulas(params: Params) -> None:
     np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_padding_is_not_read(params: Params) -> None:
     other = np.where(VALID, TOKEN, 7)
     assert np.array_equal(TINY.apply(params, TOKEN, VALID), TINY.apply(params, other, VALID))
 
 
+@pytest.mark.slow
 def test_an_embedding_has_length_one(params: Params) -> None:
     np.testing.assert_allclose(jnp.linalg.norm(TINY.apply(params, TOKEN, VALID), axis=-1), 1.0, rtol=1e-5)
 

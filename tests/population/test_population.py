@@ -336,6 +336,7 @@ def test_the_report_has_the_time_of_all_members_once(trained: PopulationResult, 
     assert (tmp_path / "page.html").read_text().count("time/compile_s, sum of what is logged") == 1
 
 
+@pytest.mark.slow
 def test_a_member_that_is_trained_by_itself_is_not_written_beside_it(trained: PopulationResult, tmp_path: Path) -> None:
     run = shutil.copytree(trained.run_dir, tmp_path / "run")
     member = run / "members" / "2"
@@ -357,6 +358,7 @@ def test_a_resumed_population_ends_bit_for_bit_as_one_that_went_on(trained: Popu
     assert again.best_eval_values == trained.best_eval_values
 
 
+@pytest.mark.slow
 def test_the_log_of_all_has_summaries_over_members(trained: PopulationResult) -> None:
     rows = [line for line in lines(trained.run_dir) if "eval/avg_reward/iqm" in line]
     members = [line for i in range(M) for line in lines(trained.run_dir / "members" / str(i))]
@@ -375,6 +377,7 @@ def test_who_wants_a_policy_gets_the_best_member_or_the_one_it_names(trained: Po
     assert Path(str(metrics["checkpoint"])).parts[-4:-2] == ("members", "2")
 
 
+@pytest.mark.slow
 def test_a_member_that_is_not_there_is_refused(trained: PopulationResult) -> None:
     with pytest.raises(ValueError, match=r"got member 4; .* has 0 to 3"):
         open_policy_run(trained.run_dir, 4)

@@ -135,6 +135,7 @@ def test_the_tables_show_each_program_and_what_is_not_known(found: dict[str, Any
         assert words in text
 
 
+@pytest.mark.slow
 def test_the_host_s_updates_are_a_program_too() -> None:
     programs = compile_programs(parse_config(tiny(collector={"mode": "host"})), jax.devices()[:1])
     units = describe(settings(), H100, programs, None, SECONDS)["programs"]["learn"]["units"]

@@ -117,7 +117,7 @@ class Killed(BaseException):
     """In place of a SIGKILL."""
 
 
-@pytest.mark.slow_cases("[5]")
+@pytest.mark.slow
 @pytest.mark.parametrize("update", [3, 5])
 def test_the_state_of_a_callback_survives_a_kill_bit_for_bit(update: int, tmp_path: Path) -> None:
     class Killer(Callback):

@@ -63,6 +63,7 @@ def test_after_a_resume_the_ratio_of_updates_to_steps_goes_on_and_the_buffer_is_
     assert losses == [True] * 2
 
 
+@pytest.mark.slow
 def test_two_updates_of_one_dispatch_have_the_bits_of_two_dispatches() -> None:
     left = []
     for counts in ((4,), (1, 3)):

@@ -174,6 +174,7 @@ def test_a_step_that_hangs_in_turn_ends_the_run_by_name(tmp_path: Path, groups: 
         train(config(tmp_path, *limits, where="step", how="sleep", at=6))
 
 
+@pytest.mark.slow
 def test_one_that_hangs_in_turn_is_made_anew_where_that_is_allowed(tmp_path: Path) -> None:
     limits = ["trainer.collector.env_timeout_s=1.0", "trainer.collector.max_env_restarts=5"]
     with bounded():
