@@ -256,6 +256,7 @@ def test_resume_refuses_a_file_that_does_not_fit(
         assert not (tmp_path / "next").exists()
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_goes_on_from_embodichains_file(golden: dict[str, Any], tmp_path: Path) -> None:
     """Its schedule of versions begins with the file's updates, each of which used the newest parameters."""
     raw = options(golden)
@@ -273,6 +274,7 @@ def test_an_asynchronous_run_goes_on_from_embodichains_file(golden: dict[str, An
         assert open_run_directory(run)[0].find("latest", print).name == "point_mass_step_256"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_the_file_again(
     golden: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,6 +290,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_the_file_
     assert resumed.num_updates == 4 and len(resumed.train_history) == 2
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_config_starts_from_embodichains_policy(steps: int, golden: dict[str, Any], tmp_path: Path) -> None:
     """``policy.init_from`` names its file, or a run made of it: here with another optimizer and batch size."""
@@ -330,6 +333,7 @@ def for_sac(golden: dict[str, Any], **network: Any) -> RunConfig:
     return parse_config(raw)
 
 
+@pytest.mark.slow
 def test_sac_starts_from_the_actor_of_the_file(golden: dict[str, Any], parts: Parts) -> None:
     """Its actions are not squashed: tanh bends them, of the same normal distribution."""
     ours = build(for_sac(golden))
@@ -438,6 +442,7 @@ def test_ranks_with_normalizers_of_their_own_are_told(
     assert notes == ["the normalizers of the file's 2 ranks differ; taken are those of its policy"] * (moved > 0.0)
 
 
+@pytest.mark.slow
 def test_a_run_on_several_devices_is_written_and_its_folder_is_not_made_from_a_file(
     golden: dict[str, Any], tmp_path: Path
 ) -> None:

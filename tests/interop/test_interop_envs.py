@@ -445,6 +445,7 @@ def test_options_that_the_factory_refuses_are_a_config_error() -> None:
         build_env(config)
 
 
+@pytest.mark.slow
 def test_training_runs_evaluates_and_resumes(tmp_path: Path) -> None:
     config = parse_config(config_for("torch_tasks:Counting", length=5))
     result = train(config, run_dir=tmp_path / "run")

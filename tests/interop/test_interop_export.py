@@ -276,6 +276,7 @@ def test_a_folder_with_files_is_not_overwritten(run: Path, tmp_path: Path, capsy
 
 
 @needs_onnx
+@pytest.mark.slow_cases("relu", "silu", "swish", "none", "tanh")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_onnx_of_each_activation(activation: str, tmp_path: Path) -> None:
     env = PointMassRL()

@@ -33,6 +33,7 @@ def exported(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return run, folder / "exported"
 
 
+@pytest.mark.slow
 def test_an_export_remembers_and_acts_as_its_run_does(exported: tuple[Path, Path]) -> None:
     directory, config = open_run_directory(exported[0])
     env = build_env(config)
@@ -68,6 +69,7 @@ def test_an_export_for_other_observations_or_a_changed_one_is_refused(exported: 
     spec.write_text(text)
 
 
+@pytest.mark.slow
 def test_embodichains_file_is_a_teacher_of_the_networks_that_it_is_said_to_have(tmp_path: Path) -> None:
     raw = tiny(tmp_path)
     raw["policy"] |= {"actor_obs_normalization": False, "log_std_range": [-13.8, 13.8]}

@@ -33,7 +33,9 @@ ROOT = Path(__file__).parents[2]
 HERE = [name for name, form in FORMATS.items() if not form.missing(to_write=True)]
 
 
-@pytest.fixture(scope="module", params=MEMORIES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(kind, marks=[pytest.mark.slow] if kind != "gru" else []) for kind in MEMORIES]
+)
 def exported(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """``(kind, run, export)``: of one kind in all formats that can be written here, of the others in those that are
     spelt out for each kind."""

@@ -133,6 +133,7 @@ def test_steps_are_torchs_with_adams_moments() -> None:
     assert_same(moments.nu["log_alpha"], peer.of_alpha.state[peer.log_alpha]["exp_avg_sq"])
 
 
+@pytest.mark.slow
 def test_the_actor_is_exported_as_an_mlp_of_the_same_actions(tmp_path: Path) -> None:
     """In float64 on the host: the means of the whole actor, squashed, and the exported policy's answers."""
     env, normalized = PointMassRL(), POLICY.clone(actor_obs_normalization=True, critic_obs_normalization=True)

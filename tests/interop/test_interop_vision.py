@@ -388,6 +388,7 @@ def test_it_is_checked_on_1024_small_pictures_and_on_fewer_large_ones() -> None:
         assert 16 * steps_to_observe(spec_of(policy, env), env.observation_space) == rows
 
 
+@pytest.mark.slow
 def test_the_contract_asks_for_what_the_actor_reads_and_no_more(exported: Path) -> None:
     contract = json.loads((exported / "contract.json").read_text())
     image, q, v = contract["observation"]
@@ -397,6 +398,7 @@ def test_the_contract_asks_for_what_the_actor_reads_and_no_more(exported: Path) 
     assert (q["low"], q["high"]) == ([-9.0], [9.0])
 
 
+@pytest.mark.slow
 @needs("onnx")
 def test_onnx_runtime_sees_as_the_contract_or_the_environment_gives_it(exported: Path) -> None:
     policy = onnx_policy.load_policy(exported)
@@ -424,6 +426,7 @@ def mean_of(image: jax.Array, q: jax.Array, v: jax.Array) -> jax.Array:
     return policy.apply(params, {"image": image, "cube": jnp.zeros((len(q), 2)), "robot": robot})[0].mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "passes"),
     [
@@ -452,6 +455,7 @@ def test_what_treats_images_otherwise_is_a_mismatch(exported: Path, wrong: Any, 
     assert (error <= case.allowed["mean"][:64]).all() == passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -488,6 +492,7 @@ def test_one_changed_weight_of_a_convolution_is_found(exported: Path, tmp_path: 
         verify(directory)
 
 
+@pytest.mark.slow
 @needs("torchscript")
 def test_a_trace_refuses_a_wrong_image_too(exported: Path) -> None:
     import torch

@@ -349,6 +349,7 @@ def spoken(obs: Any) -> Any:
     return {**obs, "instruction": said}
 
 
+@pytest.mark.slow
 @needs("pt")
 @pytest.mark.parametrize("name", ["keypoints", "gaussian"])
 def test_the_twin_acts_on_text_as_jax(name: str) -> None:
