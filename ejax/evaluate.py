@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import MAX_SEED, whole
+from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,8 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="env.KEY=VALUE", help="evaluate elsewhere, e.g. env.cfg.episode_length=50"
     )
-    parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
-    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    add_policy_options(parser)
     parser.add_argument("--episodes", type=whole(1), default=100, metavar="N")
     parser.add_argument("--num-envs", type=whole(1), default=32, metavar="N", help="episodes played at a time")
     parser.add_argument(

@@ -37,6 +37,7 @@ from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with
 from ejax.schema.trust import add_trust_option, trust_words
+from ejax.schema.values import add_policy_options
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
@@ -341,8 +342,7 @@ def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m interop.export", description="Export a trained policy, with proof.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
-    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    add_policy_options(parser)
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--formats", metavar="A,B", help=f"of {','.join(FORMATS)}; default: all that can be made")
     parser.add_argument(

@@ -25,6 +25,10 @@ OPTION = re.compile(
     r"(?:python -m (?P<command>[\w.]+)|(?P<foreign>docker|pip|embodichain)\b)|(?<![\w-])(?P<option>--[a-z][a-z-]*)"
 )
 """A command, of which the options behind it in the text are, or an option."""
+ADDED = {
+    "add_trust_option": ("ejax.schema.trust", {"--trust"}),
+    "add_policy_options": ("ejax.schema.values", {"--member", "--checkpoint"}),
+}
 NOT_ASKED = {("ejax.report.__main__", "ejax.schema.trust")}
 """A command and a module that it imports by way of others and never calls: a report reads configs as JSON."""
 
@@ -56,29 +60,35 @@ def is_command(module: str) -> bool:
     return 'if __name__ == "__main__"' in FILES[module].read_text() and bool(options_of(module))
 
 
-@functools.cache
-def options_of(module: str) -> frozenset[str]:
-    """List the options of the parser that is made in this module; of another's, where it has none."""
-    made = {
-        argument.value
+def declared(module: str) -> list[ast.Constant]:
+    """Collect the names of options where parsers get them."""
+    return [
+        argument
         for node in ast.walk(tree_of(module))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
         for argument in node.args
         if isinstance(argument, ast.Constant) and str(argument.value).startswith("--")
-    }
-    if "add_trust_option(" in FILES[module].read_text() and module != "ejax.schema.trust":
-        made.add("--trust")
+    ]
+
+
+@functools.cache
+def options_of(module: str) -> frozenset[str]:
+    """List the options of the parser that is made in this module; of another's, where it has none."""
+    made = {name.value for name in declared(module)}
+    for adder, (owner, options) in ADDED.items():
+        if f"{adder}(" in FILES[module].read_text() and module != owner:
+            made |= options
     if not made and module in ("ejax.pretrain", "ejax.distill"):
         return options_of("ejax.train")
-    return frozenset(made)
+    return frozenset(map(str, made))
 
 
 def texts(module: str) -> Iterator[tuple[int, str]]:
-    """Lines and texts of a module, but for docstrings; placeholders in them are empty."""
+    """Lines and texts of a module, but for docstrings and options' names; placeholders in them are empty."""
     tree = tree_of(module)
     documented = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
+    } | {id(name) for name in declared(module)}
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import MAX_SEED, whole
+from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
 _NOT_SHOWN = ("run", "overrides", "trust", "web", "wasm")
 """Arguments that are no option of a ``Show``."""
@@ -64,8 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--video", type=Path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
     parser.add_argument("--web", type=Path, metavar="FILE", help="a page that plays it in a browser, e.g. walk.html")
     parser.add_argument("--wasm", type=Path, metavar="FOLDER", help="of npm's @mujoco/mujoco, which --web embeds")
-    parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
-    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    add_policy_options(parser)
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument(
         "--seed", type=whole(0, MAX_SEED), help="of start states and what happens (default: the run's eval_seed)"

@@ -38,6 +38,12 @@ def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
     return read
 
 
+def add_policy_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the policy of a run: of which member, at which checkpoint."""
+    parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
+    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+
+
 def is_positive(value: Any) -> bool:
     """Recognize a finite number above 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import MAX_SEED, whole
+from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,8 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-envs", type=whole(1), default=32, metavar="N", help="episodes played at a time")
     parser.add_argument("--explain", action="store_true", help="name the first difference even where results agree")
     parser.add_argument("--tolerance", type=float, default=0.01, metavar="X", help="over a number's range (0.01)")
-    parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
-    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    add_policy_options(parser)
     parser.add_argument("--seed", type=whole(0, MAX_SEED), help="of the start states (default: the run's eval_seed)")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything, for programs")

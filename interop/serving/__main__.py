@@ -17,7 +17,7 @@ from typing import Any
 
 from ejax import __version__
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import whole
+from ejax.schema.values import add_policy_options, whole
 
 _LEAST_TOKEN = 16
 
@@ -80,8 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--clients", type=whole(1, 1024), default=16, metavar="N", help="that may be connected at a time"
     )
-    parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
-    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    add_policy_options(parser)
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N", help="that a run's policy acts on")
     add_trust_option(parser)
     return parser
