@@ -74,13 +74,13 @@ def declared(module: str) -> list[ast.Constant]:
 @functools.cache
 def options_of(module: str) -> frozenset[str]:
     """List the options of the parser that is made in this module; of another's, where it has none."""
-    made = {name.value for name in declared(module)}
+    made = {str(name.value) for name in declared(module)}
     for adder, (owner, options) in ADDED.items():
         if f"{adder}(" in FILES[module].read_text() and module != owner:
             made |= options
     if not made and module in ("ejax.pretrain", "ejax.distill"):
         return options_of("ejax.train")
-    return frozenset(map(str, made))
+    return frozenset(made)
 
 
 def texts(module: str) -> Iterator[tuple[int, str]]:

@@ -613,7 +613,6 @@ def test_a_gym_config_is_read_from_its_file_and_checked_key_by_key(tmp_path: Pat
         load_config(file)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_trusted")
 def test_a_file_alone_cannot_start_a_task_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "bc.json"
