@@ -22,6 +22,7 @@ from golden_pairs import GOLDEN, load
     "grpo_adamw_linear",
     "ppo_adamw_linear",
     "ppo_layernorm",
+    "FlashSAC",
 )
 @pytest.mark.parametrize("compare", goldens.COMPARISONS.values(), ids=[" ".join(key) for key in goldens.COMPARISONS])
 def test_the_recorded_numbers_are_ours(compare: Callable[..., Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import golden_flash_sac
 import golden_point_mass
 import golden_updates
 import jax
@@ -66,6 +67,7 @@ COMPARISONS: dict[tuple[str, str], Callable[[], Iterator[Pair]]] = {
     **_each("embodichain_0_3_ppo.npz", golden_updates.options_of_0_3),
     **_each("embodichain_0_3_updates.npz", golden_updates.updates_of_0_3),
     **_each("embodichain_0_3_apg.npz", golden_point_mass.apg),
+    ("flash_sac.npz", "FlashSAC"): golden_flash_sac.steps,
     ("seed_ppo.npz", "PPO"): golden_updates.seed_ppo,
     **_each("torch_optim.npz", torch_optimizer),
     **{("torch_optim.npz", f"clip {norm}"): partial(torch_clipping, norm) for norm in (0.5, 100.0)},
