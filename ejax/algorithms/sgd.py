@@ -237,7 +237,7 @@ def _take(batch: Batch, rows: Array, count: Array, num_rows: int) -> tuple[Batch
 
     def rows_of_stratum(part: Array, rows: Array) -> Array:
         # padding wraps around to rows that exist, and has the weight 0; no row is negative, which would cost a kernel
-        rows = jax.lax.rem(rows, stratum)
+        rows = jax.lax.rem(rows, jnp.asarray(stratum, rows.dtype))
         return part.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
     def take(x: Array) -> Array:

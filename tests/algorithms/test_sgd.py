@@ -64,6 +64,13 @@ def test_every_row_is_used_once_in_every_epoch() -> None:
     np.testing.assert_allclose(state.params["params"]["w"], np.full(12, 3 * 0.1 / 4), rtol=1e-5)
 
 
+def test_every_row_is_used_once_in_double_precision() -> None:
+    with jax.enable_x64(True):
+        state, _ = run({"x": jnp.eye(6)})
+        assert state.params["params"]["w"].dtype == jnp.float64
+        assert sorted(10 * np.asarray(state.params["params"]["w"])) == pytest.approx([1 / 4] * 4 + [1 / 2] * 2)
+
+
 def test_the_rows_of_the_smaller_last_minibatch_weigh_as_much_as_its_size_says() -> None:
     state, metrics = run({"x": jnp.eye(10)}, n_epochs=2)
     moved = np.asarray(state.params["params"]["w"]) / 0.1
