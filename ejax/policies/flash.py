@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ejax.distributions import ActionSpec
 from ejax.policies.held_noise import hold_start
-from ejax.policies.mlp import dense_product, widen
+from ejax.policies.mlp import dense_product, orthogonal, widen
 from ejax.policies.observations import select_observation
 from ejax.policies.record import PolicyKind
 from ejax.schema.problems import Problem
@@ -211,7 +211,7 @@ class _Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         def init(key: Key, shape: tuple[int, int]) -> Array:
-            return _unit_columns(nn.initializers.orthogonal()(key, shape))
+            return _unit_columns(orthogonal()(key, shape))
 
         y = dense_product(x, self.param("kernel", init, (x.shape[-1], self.size)))
         return y + widen(self.param("bias", nn.initializers.zeros, (self.size,)), y) if self.bias else y

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from ejax.numerics.kernels import by_platform
@@ -123,7 +124,7 @@ class _Linear(nn.Module):
     @nn.compact
     def __call__(self, num_inputs: int) -> tuple[Array, Array]:
         uniform, zeros = uniform_init(num_inputs), jax.nn.initializers.zeros
-        kernel_init = uniform if self.gain is None else jax.nn.initializers.orthogonal(self.gain)
+        kernel_init = uniform if self.gain is None else orthogonal(self.gain)
         kernel = self.param("kernel", kernel_init, (num_inputs, self.size))
         return kernel, self.param("bias", uniform if self.gain is None else zeros, (self.size,))
 
@@ -139,6 +140,20 @@ def build_mlp_from_cfg(module_cfg: Mapping[str, Any], in_dim: int, out_dim: int 
     if fields is not None and block:
         raise ValueError(f"got {', '.join(map(str, block))} beside network_cfg; allowed: type")
     return MLP(NetworkConfig.model_validate_json(json.dumps(block if fields is None else fields)), out_dim, in_dim)
+
+
+def orthogonal(scale: float = 1.0) -> Callable[..., Array]:
+    """Initialize as ``jax.nn.initializers.orthogonal`` does, under ``vmap`` one matrix at a time.
+
+    jaxlib 0.10 factorizes a batch of matrices in the CPU client's thread pool, and waits for it in a thread of that
+    pool: a program with as many batches as cores, which are two layers of several critics or members, never ends there.
+    """
+
+    def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        make = jax.nn.initializers.orthogonal(scale)
+        return sequential_vmap(lambda one: make(one, shape, dtype))(key)
+
+    return init
 
 
 def uniform_init(size: int) -> Callable[..., Array]:

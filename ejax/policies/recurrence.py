@@ -15,7 +15,7 @@ from pydantic import PositiveInt, model_validator
 
 from ejax.numerics.kernels import by_platform
 from ejax.policies.cells import State, fused_sequence, gru_cell, lstm_cell, sequence, step
-from ejax.policies.mlp import MLP, NetworkConfig, dense_product, uniform_init, widen
+from ejax.policies.mlp import MLP, NetworkConfig, dense_product, orthogonal, uniform_init, widen
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key
 
@@ -194,6 +194,6 @@ def in_sequence(
 
 
 def _orthogonal_gates(key: Key, shape: tuple[int, int], dtype: Any = jnp.float32, *, num_gates: int) -> Array:
-    make = jax.nn.initializers.orthogonal()
+    make = orthogonal()
     each = (shape[0], shape[1] // num_gates)
     return jnp.concatenate([make(part, each, dtype) for part in jax.random.split(key, num_gates)], axis=-1)

@@ -1,6 +1,7 @@
 """Networks start as torch's do and compute what torch's compute; policies work with the functions around them."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,11 @@ from ejax.policies import (
     get_action,
     get_value,
 )
-from ejax.policies.mlp import dense_product
+from ejax.policies.flash import FlashQ
+from ejax.policies.mlp import dense_product, orthogonal
 from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import flatten_observation, select_observation
+from ejax.policies.recurrence import MemoryConfig, Recurrence
 from ejax.rollout import reset, unroll
 from ejax.runtime.device import matmul_precision
 from ejax.types import Params, make_train_state
@@ -81,6 +84,32 @@ def test_orthogonal_init_takes_a_gain_for_each_layer() -> None:
 def test_orthogonal_init_needs_as_many_gains_as_layers() -> None:
     with pytest.raises(ValueError, match=r"3 Linear layers.*got 2"):
         NetworkConfig(hidden_sizes=(8, 6), orthogonal_init=(1.0, 0.1))
+
+
+ORTHOGONAL: dict[str, nn.Module] = {
+    "mlp": MLP(NetworkConfig(hidden_sizes=(8, 6), orthogonal_init=1.0), 2),
+    "flash_q": FlashQ(ActionSpec("tanh_normal", (2,), (-1.0, -1.0), (1.0, 1.0)), actor_width=6, critic_width=5),
+    "lstm": Recurrence(MemoryConfig(type="lstm", hidden_size=4, orthogonal_init=True)),
+}
+
+
+@pytest.mark.parametrize("kind", ORTHOGONAL)
+def test_orthogonal_weights_of_members_are_factorized_one_by_one(kind: str) -> None:
+    # as many batches as cores, in one program, wait for each other for ever in jaxlib 0.10
+    init, x = ORTHOGONAL[kind].init, jnp.zeros((1, 3))
+    given = (x, jnp.zeros((1, 8))) if kind == "lstm" else (x,)
+    program = jax.jit(jax.vmap(lambda key: init(key, *given))).lower(jax.random.split(KEY, 2)).as_text()
+    shapes = re.findall(r"custom_call @lapack_sgeqrf_ffi\(.*: \(tensor<([0-9x]+)xf32>\)", program)
+    assert shapes and all(shape.count("x") == 1 for shape in shapes), shapes
+
+
+def test_orthogonal_weights_are_those_of_jax_for_one_and_for_members() -> None:
+    made, expected = orthogonal(1.4), jax.nn.initializers.orthogonal(1.4)
+    keys = jax.random.split(KEY, 6)
+    each = [np.asarray(expected(key, (7, 4))) for key in keys]
+    np.testing.assert_array_equal(made(keys[0], (7, 4)), each[0])
+    members = jax.jit(jax.vmap(jax.vmap(lambda key: made(key, (7, 4)))))(keys.reshape(3, 2))
+    np.testing.assert_array_equal(members.reshape(6, 7, 4), each)
 
 
 @pytest.mark.parametrize("layernorm", [False, True])
