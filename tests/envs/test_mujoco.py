@@ -225,6 +225,19 @@ def test_a_thread_that_draws_many_sizes_leaves_the_canvas_of_another_alone() -> 
 
 
 @pytest.mark.slow
+def test_a_picture_does_not_depend_on_the_one_before() -> None:
+    """Of an endless floor, which MuJoCo lays around the camera of the last scene."""
+    xml = """<mujoco><option><flag warmstart="disable"/></option><asset>
+        <texture name="grid" type="2d" builtin="checker" rgb1="1 1 1" rgb2="0 0 0" width="64" height="64"/>
+        <material name="grid" texture="grid" texrepeat="3 3"/></asset><worldbody><light pos="0 0 3"/>
+        <geom type="plane" size="0 0 1" material="grid"/><camera name="main" pos="7 5 2"/>
+        <body><freejoint/><geom type="box" size="0.1 0.1 0.1" rgba="1 0 0 1"/></body></worldbody></mujoco>"""
+    seen = Appearance(asset=xml, qpos=np.array([7.0, 5, 0, 1, 0, 0, 0]))
+    first, again = (render(seen, width=64, height=48) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+
+
+@pytest.mark.slow
 def test_a_model_without_a_camera_main_is_seen_whole() -> None:
     xml = """<mujoco><option><flag warmstart="disable"/></option><worldbody><light pos="5 0 3"/>
         <body pos="5 0 0"><freejoint/><geom type="box" size="0.1 0.1 0.1" rgba="1 0 0 1"/></body>

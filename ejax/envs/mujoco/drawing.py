@@ -65,11 +65,11 @@ def render(
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)  # for cameras that go with a body
     mujoco.mj_camlight(model, data)
-    if camera is None:
-        renderer.update_scene(data, camera="main")
-    else:
+    if camera is not None:
         model.vis.global_.fovy = camera.fovy  # for a free camera; ``main`` has its own
-        renderer.update_scene(data, camera=_free_camera(camera))
+    for _ in range(2):  # an endless floor is laid around the camera of the scene before
+        renderer.update_scene(data, camera="main" if camera is None else _free_camera(camera))
+    if camera is not None:
         for eye in renderer.scene.camera:
             _aim(eye, camera, width / height)
     for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
