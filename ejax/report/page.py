@@ -103,10 +103,14 @@ def _named(runs: Sequence[Run]) -> list[Run]:
 
 
 def _values(runs: Sequence[Run]) -> dict[Path, str]:
-    """Give the values in which a population's members differ, as a suffix of their names; empty for other runs."""
+    """Give the values in which a population's members differ, as a suffix of their names; empty for other runs.
+
+    Values that exploits change are left out: a name would show those at the start.
+    """
     texts = dict.fromkeys((run.path for run in runs), "")
     for members in _populations(runs):
         unnamed = NAMES | {"trainer.eval_seed"}  # which follows the seed
+        unnamed |= {key for run in members for each in run.exploits for key in each.values}
         found = [(key, values) for key, values in differing([run.config for run in members]) if key not in unnamed]
         if 0 < len(found) <= _MAX_KEYS_OF_A_NAME:
             for i, run in enumerate(members):
