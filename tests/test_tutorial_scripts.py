@@ -29,6 +29,6 @@ def test_the_tutorial_runs(
         returns = [row["charts/episode_reward_avg_100"] for row in ran["result"].train_history[9:]]
         assert returns[-1] > returns[0] + 10.0
     if name == "09_ppo_plus_a_term":  # which changes what is learned, and refuses what it leaves out
-        assert ran["change"][0.1] < 0.5 * ran["change"][0.0]
+        assert ran["change"][0.3] < 0.5 * ran["change"][0.0]
         with pytest.raises(ConfigError, match=r"algorithm\.cfg\.target_kl"):
             parse_config(ran["CONFIG"], ["algorithm.cfg.target_kl=0.01"])

@@ -130,7 +130,7 @@ def test_what_a_collector_compiles_is_neither_collecting_nor_updating(
     monkeypatch.setattr("ejax.training.programs._kept", OrderedDict())
     for place in ("collectors.player.apply_policy", "collectors.host.make_rollout", "algorithms.step.finish"):
         monkeypatch.setattr(f"ejax.{place}", slow(place, 10.0, attrgetter(place)(ejax)))
-    monkeypatch.setattr("ejax.envs.host.pure_host._fresh", slow("fresh", 10.0, pure_host._fresh))
+    monkeypatch.setattr("ejax.envs.host.pure_host.begin", slow("begin", 10.0, pure_host.begin))
     monkeypatch.setattr(PureHostEnv, "step", slow("step", 1.0, PureHostEnv.step))
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)

@@ -84,7 +84,7 @@ register_algorithm("ppo_smooth", ALGORITHM, override=True)
 # %% [markdown]
 # ## Train with it
 #
-# From a config, with what is above in `smooth.py`: `algorithm.name=smooth:ALGORITHM algorithm.cfg.smooth_coef=0.1` on
+# From a config, with what is above in `smooth.py`: `algorithm.name=smooth:ALGORITHM algorithm.cfg.smooth_coef=0.3` on
 # the command line, or these keys in the file and `--trust smooth:ALGORITHM`.
 
 # %%
@@ -97,7 +97,7 @@ CONFIG = {
 }
 change = {}
 print("smooth_coef  change of the mean action  return")
-for coefficient in (0.0, 0.1):
+for coefficient in (0.0, 0.3):
     row = train(parse_config(CONFIG, [f"algorithm.cfg.smooth_coef={coefficient}"])).train_history[-1]
     change[coefficient] = row["train/action_change"]
     print(f"{coefficient:11}  {change[coefficient]:25.4f}  {row['charts/episode_reward_avg_100']:6.1f}")
