@@ -226,7 +226,7 @@ def test_a_thread_that_draws_many_sizes_leaves_the_canvas_of_another_alone() -> 
 
 @pytest.mark.slow
 def test_a_picture_does_not_depend_on_the_one_before() -> None:
-    """Of an endless floor, which MuJoCo lays around the camera of the last scene."""
+    """MuJoCo lays an endless floor around the camera of the last scene."""
     xml = """<mujoco><option><flag warmstart="disable"/></option><asset>
         <texture name="grid" type="2d" builtin="checker" rgb1="1 1 1" rgb2="0 0 0" width="64" height="64"/>
         <material name="grid" texture="grid" texrepeat="3 3"/></asset><worldbody><light pos="0 0 3"/>
