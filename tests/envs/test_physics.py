@@ -130,3 +130,7 @@ def test_a_run_keeps_the_engine_it_was_begun_with_and_says_so(monkeypatch: pytes
     note = "physics: mujoco, as the run was begun; auto means warp here, since JAX computes on CUDA, and"
     place = place_of(config(), "latest", run)
     assert place.config.env.cfg["physics"] == "mujoco" and place.notes[0].startswith(note)
+
+    assert place.checkpoint is not None
+    meta = json.loads((place.checkpoint / "meta.json").read_text())
+    assert meta["config"]["env"]["cfg"]["physics"] == "mujoco"
