@@ -3,33 +3,35 @@
 Research code imports names from here; each is resolved at its first use. ``__init__.pyi`` has them for type checkers.
 """
 
-import importlib
 import warnings
 from typing import Any
+
+from ejax.schema.lazy_names import lazy_names
 
 __version__ = "0.1.0rc1"
 
 _PLACES = {
     "ejax.algorithms.apg": ("APGConfig", "apg_update"),
     "ejax.algorithms.bc": ("BCConfig", "bc_update"),
-    "ejax.algorithms.grpo": ("GRPO", "GRPOConfig", "grpo_update"),
+    "ejax.algorithms.grpo": ("GRPOConfig", "grpo_update"),
     "ejax.algorithms.options": ("GradientOptions", "MinibatchOptions"),
-    "ejax.algorithms.ppo": ("PPO", "PPOConfig", "ppo_update"),
+    "ejax.algorithms.ppo": ("PPOConfig", "ppo_update"),
     "ejax.algorithms.record": ("Algorithm",),
     "ejax.algorithms.flash_sac": ("FlashSACConfig", "flash_sac_update"),
     "ejax.algorithms.reppo": ("REPPOConfig", "reppo_update"),
     "ejax.algorithms.sac": ("SACConfig", "sac_update"),
     "ejax.algorithms.sgd": ("MinibatchConfig", "sgd_epochs"),
     "ejax.algorithms.shac": ("SHACConfig", "shac_update"),
-    "ejax.collectors": ("RolloutBuffer", "RolloutQueue", "collect_rollout"),
-    "ejax.algorithms.stateful": ("BaseAlgorithm", "build_algo"),
+    "ejax.collectors.buffer": ("RolloutBuffer", "RolloutQueue"),
+    "ejax.collectors.collect": ("collect_rollout",),
+    "ejax.algorithms.stateful": ("GRPO", "PPO", "BaseAlgorithm", "build_algo"),
     "ejax.config": ("RunConfig", "load_config", "parse_config"),
     "ejax.envs.check": ("check_env",),
     "ejax.envs.task.world": ("World",),
     "ejax.envs.task.mujoco_task": ("MuJoCoTask",),
     "ejax.evaluation": ("summarize",),
     "ejax.optim": ("OptimizerConfig", "ScheduleConfig", "make_optimizer"),
-    "ejax.policies": ("evaluate_actions", "get_action", "get_value"),
+    "ejax.policies.calls": ("evaluate_actions", "get_action", "get_value"),
     "ejax.schema.registry": (
         *("register_algorithm", "register_env", "register_policy"),
         *("get_registered_algo_names", "get_registered_policy_names"),
@@ -52,9 +54,9 @@ _EMBODICHAINS = {
 """EmbodiChain's name -> ours."""
 _DEPRECATED: dict[str, tuple[str, str]] = {}
 """Former name -> its successor here, and the release that ends it: one minor release later (docs/stability.md)."""
-_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
+_named = lazy_names("ejax", _PLACES)
 
-__all__ = sorted([*_MODULE_OF, *_EMBODICHAINS])
+__all__ = sorted([*(name for names in _PLACES.values() for name in names), *_EMBODICHAINS])
 
 
 def __getattr__(name: str) -> Any:
@@ -62,9 +64,7 @@ def __getattr__(name: str) -> Any:
     if name in _DEPRECATED:
         former, (name, end) = name, _DEPRECATED[name]
         warnings.warn(f"ejax.{former} is ejax.{name} now, and ends with {end}", DeprecationWarning, stacklevel=2)
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'ejax' has no attribute '{name}'")
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    return _named(name)
 
 
 def __dir__() -> list[str]:

@@ -3,20 +3,17 @@
 from ejax.algorithms.apg import APGConfig as APGConfig, apg_update as apg_update
 from ejax.algorithms.bc import BCConfig as BCConfig, bc_update as bc_update
 from ejax.algorithms.flash_sac import FlashSACConfig as FlashSACConfig, flash_sac_update as flash_sac_update
-from ejax.algorithms.grpo import GRPO as GRPO, GRPOConfig as GRPOConfig, grpo_update as grpo_update
+from ejax.algorithms.grpo import GRPOConfig as GRPOConfig, grpo_update as grpo_update
 from ejax.algorithms.options import GradientOptions as GradientOptions, MinibatchOptions as MinibatchOptions
-from ejax.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig, ppo_update as ppo_update
+from ejax.algorithms.ppo import PPOConfig as PPOConfig, ppo_update as ppo_update
 from ejax.algorithms.record import Algorithm as Algorithm
 from ejax.algorithms.reppo import REPPOConfig as REPPOConfig, reppo_update as reppo_update
 from ejax.algorithms.sac import SACConfig as SACConfig, sac_update as sac_update
 from ejax.algorithms.sgd import MinibatchConfig as MinibatchConfig, sgd_epochs as sgd_epochs
 from ejax.algorithms.shac import SHACConfig as SHACConfig, shac_update as shac_update
-from ejax.collectors import (
-    RolloutBuffer as RolloutBuffer,
-    RolloutQueue as RolloutQueue,
-    collect_rollout as collect_rollout,
-)
-from ejax.algorithms.stateful import BaseAlgorithm as BaseAlgorithm, build_algo as build_algo
+from ejax.algorithms.stateful import GRPO as GRPO, PPO as PPO, BaseAlgorithm as BaseAlgorithm, build_algo as build_algo
+from ejax.collectors.buffer import RolloutBuffer as RolloutBuffer, RolloutQueue as RolloutQueue
+from ejax.collectors.collect import collect_rollout as collect_rollout
 from ejax.config import RunConfig as RunConfig, load_config as load_config, parse_config as parse_config
 from ejax.envs.check import check_env as check_env
 from ejax.envs.task.world import World as World
@@ -28,7 +25,7 @@ from ejax.optim import (
     make_optimizer as make_optimizer,
 )
 from ejax.play.acting import load as load
-from ejax.policies import evaluate_actions as evaluate_actions, get_action as get_action, get_value as get_value
+from ejax.policies.calls import evaluate_actions as evaluate_actions, get_action as get_action, get_value as get_value
 from ejax.returns import gae as gae, group_advantages as group_advantages, vtrace as vtrace
 from ejax.rollout import make_rollout as make_rollout, reset as reset, unroll as unroll
 from ejax.run import Trainer as Trainer

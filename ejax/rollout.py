@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.numerics.checks import check_rollout
-from ejax.numerics.kernels import PackedRows, by_platform, pack_rows
+from ejax.numerics.kernels import PackedRows, by_platform, has_large_rows, pack_rows
 from ejax.policies.calls import apply_policy, first_memory, forget, rows_like
 from ejax.returns import first_episode_mask
 from ejax.runtime.sharding import by_device
@@ -57,7 +57,6 @@ class _Step:
 
 
 _Carry: TypeAlias = tuple[EnvCarry, Array]  # the environments, and which of them have ended an episode, [N] bool
-_LARGE_OBS = 4096  # bytes of one environment's observation
 _STEPS_OF_LARGE_OBS = 16
 _ROWS_OF_LONG_RESET = 8
 
@@ -231,11 +230,6 @@ def unroll(
         simulated = first_episode_mask(rollout.done).any(axis=1, keepdims=True)
         rollout = replace(rollout, valid=jnp.broadcast_to(simulated, rollout.done.shape))
     return rollout, carry
-
-
-def has_large_rows(obs: PyTree) -> bool:
-    """Test that one environment's observation, of leaves [N, ...], is large, as pictures are."""
-    return sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(obs)) >= _LARGE_OBS
 
 
 def _steps_at_once(num_steps: int, obs: PyTree) -> int:

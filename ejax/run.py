@@ -14,7 +14,8 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.runtime.device import matmul_precision
 from ejax.runtime.process_exit import owns_process
-from ejax.runtime.processes import failing_together, leads
+from ejax.runtime.processes import failing_together
+from ejax.runtime.sharding import is_main_process
 from ejax.runtime.stopwatch import Stopwatch
 from ejax.training.callbacks import Callback, RunResult, TrainingRun
 from ejax.training.given import Events, Given, config_of, section_of
@@ -196,7 +197,7 @@ def run_training(
     ):
         group = group_of(config)  # first of all: the others wait for this one
         location = locate_together(group, partial(find, config, locks=stack))
-        if trainer.console and leads():  # building and compiling take from seconds to minutes
+        if trainer.console and is_main_process():  # building and compiling take from seconds to minutes
             print(f"run folder {location.directory.path}; building the environment {config.env.id} …", flush=True)
         try:
             start, sink = begin(Call(location, started, clock, stack, watchdog, group))
@@ -207,7 +208,7 @@ def run_training(
                 clock,
                 first=start.update,
                 started=started,
-                profiler=Profiler(trainer.profile if leads() else None, location.directory.path / "profile"),
+                profiler=Profiler(trainer.profile if is_main_process() else None, location.directory.path / "profile"),
                 group=group,
             ).run(start.state)
         except KeyboardInterrupt as error:
@@ -221,7 +222,7 @@ def _begin(
     start = build_start(call.location, given)
     call = saving_all_envs(call, start)
     sink: RunSink | FollowerSink
-    if call.group is None or leads():
+    if call.group is None or is_main_process():
         sink = RunSink(call, start, callbacks, on_log)
     else:
         sink = FollowerSink(call, start, call.group)

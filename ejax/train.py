@@ -142,11 +142,11 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     """Print the facts of a run that has ended. Returns the exit code."""
     from ejax.logs.console import what_moved
     from ejax.logs.usage import breakdown
-    from ejax.runtime.processes import leads
+    from ejax.runtime.sharding import is_main_process
     from ejax.training.fresh import fresh_facts
     from ejax.training.skipped import mostly_skipped_text
 
-    if not leads():
+    if not is_main_process():
         return 0
     skipped = f"{result.skipped_updates:.4g} of {result.num_updates}, not finite"
     facts = {

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -74,6 +75,19 @@ def test_the_data_wing_needs_numpy_only(path: Path) -> None:
         known = name.split(".")[0] in sys.stdlib_module_names | {"numpy"} | files
         assert known or name.startswith(("ejax.data", *STANDARD, *extra)), name
         assert keeps or not name.startswith("ejax.data.lerobot"), "needs the extra data"
+
+
+CLOSURES = {"ejax.algorithms.ppo": 4000, "ejax.rollout": 2200, "ejax.algorithms.sac": 4500}
+"""Module -> the most lines of ejax that importing it may bring: who calls an update gets the algorithm alone."""
+
+
+@pytest.mark.parametrize("name", CLOSURES)
+def test_the_core_stands_alone(name: str) -> None:
+    code = f"import sys, {name}; print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'ejax'))"
+    files = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    sizes = {file: Path(file).read_text().count("\n") for file in files.split()}
+    assert f"{name.replace('.', '/')}.py" in "".join(sizes)
+    assert sum(sizes.values()) <= CLOSURES[name], sizes
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)

@@ -14,9 +14,9 @@ from ejax.algorithms.options import MinibatchOptions
 from ejax.algorithms.sgd import Batch, MinibatchConfig
 from ejax.losses import kl_k3
 from ejax.numerics.checks import value_errors
+from ejax.numerics.kernels import has_large_rows
 from ejax.numerics.traced_options import is_active
-from ejax.policies.actor_critic import ActorCritic
-from ejax.rollout import has_large_rows
+from ejax.policies.calls import takes
 from ejax.runtime.sharding import num_shards
 from ejax.types import Array, Metrics, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
@@ -100,7 +100,7 @@ def apply_to_batch(policy: Policy, params: Params, batch: Batch, *, joint: bool 
     ...]; of sequences [L, B, ...], weights included. ``joint``: the loss reads both, which a GPU may compute as one."""
     seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
     if "memory" not in batch:
-        form: Any = {"joint": True} if joint and type(policy) is ActorCritic else {}
+        form: Any = {"joint": True} if joint and takes(type(policy), "joint") else {}
         return *policy.apply(params, batch["obs"], **seed, **form), batch
     weight = step_weight(batch)
     steps = {name: x for name, x in batch.items() if name not in ("memory", "weight", "share")}

@@ -19,10 +19,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from ejax.algorithms.batch import apply_to_batch, make_batch, reference_log_prob
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
-from ejax.algorithms.record import Algorithm, RunShape
+from ejax.algorithms.record import Algorithm, ResetPolicy, RunShape
 from ejax.algorithms.sgd import Batch, sgd_epochs
-from ejax.algorithms.stateful import BaseAlgorithm
-from ejax.algorithms.step import ResetPolicy
 from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
 from ejax.numerics.checks import check_rollout
 from ejax.numerics.traced_options import is_active, unjit_for_traced
@@ -183,9 +181,3 @@ ALGORITHM = Algorithm(
         "embodichain-seed": _EMBODICHAIN,
     },
 )
-
-
-class GRPO(BaseAlgorithm):
-    """GRPO with its state: ``GRPO(cfg, policy)``."""
-
-    record = ALGORITHM

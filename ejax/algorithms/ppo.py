@@ -31,7 +31,6 @@ from ejax.algorithms.embodichain_rules import ADVANTAGE_RULES, PPO_COMPAT, TIMEO
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
-from ejax.algorithms.stateful import BaseAlgorithm
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
 from ejax.numerics.checks import check_rollout
 from ejax.numerics.traced_options import is_active, unjit_for_traced
@@ -324,9 +323,3 @@ ALGORITHM = Algorithm(
     **MINIBATCH_FIELDS,
     compat=PPO_COMPAT,
 )
-
-
-class PPO(BaseAlgorithm):
-    """PPO with its state: ``PPO(cfg, policy)``."""
-
-    record = ALGORITHM

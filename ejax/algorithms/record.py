@@ -9,10 +9,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import optax
 from pydantic import BaseModel
 
-from ejax.algorithms.step import ResetPolicy, Step
 from ejax.optim import bind_schedule, make_optimizer
 from ejax.schema.problems import Problem
-from ejax.schema.registry import resolve
 from ejax.types import Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree, Rollout
 
 
@@ -54,8 +52,21 @@ class Teacher(NamedTuple):
     """Dotted path of the part of the observation that it sees. None: all of it."""
 
 
-MakeStep: TypeAlias = Callable[..., Step]
-"""``(policy, env, optimizer, config, *, num_steps, dropout) -> Step``, whose environments are part of the program."""
+@dataclass(frozen=True, kw_only=True)
+class ResetPolicy:
+    """The starts of a rollout's episodes, where an algorithm chooses them."""
+
+    restart: bool = False
+    """New episodes in every rollout."""
+    group_size: int = 1
+    """Consecutive environments that then start from the same state."""
+    first_only: bool = False
+    """Only first episodes count: with ``restart``, nothing is simulated after them."""
+
+
+MakeStep: TypeAlias = Callable[..., Any]
+"""``(policy, env, optimizer, config, *, num_steps, dropout) -> Step`` of ``ejax.algorithms.step``, whose environments
+are part of the program."""
 
 
 def _bind_schedule(options: Any, num_updates: int) -> Any:
@@ -126,16 +137,3 @@ class Algorithm:
     def __post_init__(self) -> None:
         if self.update is None and self.make_step is None and self.with_teacher is None:
             raise ValueError("an Algorithm needs update, make_step, or both; got neither")
-
-
-def find_algorithm(name: str) -> Algorithm:
-    """Find the record of a registered name, or of ``package.module:ALGORITHM``. ValueError: it is no record.
-    Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``."""
-    found = resolve("algorithm", name)
-    record = getattr(found, "record", found)  # of a class of ``ejax.algorithms.stateful``
-    if not isinstance(record, Algorithm):
-        raise ValueError(
-            f"'{name}' is a {type(found).__name__}, no ejax.algorithms.record.Algorithm: name the record that the "
-            "algorithm's file ends in, such as package.module:ALGORITHM"
-        )
-    return record

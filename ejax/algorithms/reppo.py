@@ -33,14 +33,14 @@ from ejax.algorithms.sac import log_volume
 from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
 from ejax.losses import weighted_sums
 from ejax.numerics.checks import check_rollout
+from ejax.numerics.kernels import has_large_rows
 from ejax.numerics.traced_options import unjit_for_traced
 from ejax.numerics.value_bins import expected_value, hl_gauss
 from ejax.optim import get_learning_rate, step_schedule
 from ejax.policies.actor_q import ActorQ
-from ejax.policies.flash import FlashQ
+from ejax.policies.calls import BatchStatisticsPolicy
 from ejax.policies.normalize import update_normalizer
 from ejax.returns import gae
-from ejax.rollout import has_large_rows
 from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
@@ -200,7 +200,7 @@ def _logits(policy: Any, params: Params, obs: PyTree, action: Array, config: REP
 
 def _policy_problems(options: REPPOConfig, policy: Policy) -> Iterator[Problem]:
     yield from policy_problems(options, policy)
-    if isinstance(policy, FlashQ):
+    if isinstance(policy, BatchStatisticsPolicy):
         yield Problem("policy.name", "got flash_q, whose statistics only flash_sac moves; give actor_q")
     if isinstance(policy, ActorQ):
         for name, use, example in (

@@ -32,8 +32,7 @@ from ejax.algorithms.off_policy import (
 from ejax.algorithms.record import Algorithm
 from ejax.collectors.replay_buffer import Transition
 from ejax.optim import apply_gradient, clip_by_global_norm, follow_critic
-from ejax.policies.actor_q import ActorQ
-from ejax.policies.flash import FlashQ
+from ejax.policies.calls import BatchStatisticsPolicy, BinnedPolicy
 from ejax.schema.problems import Problem
 from ejax.types import (
     Array,
@@ -190,10 +189,10 @@ def log_volume(distribution: Any) -> Array:
 
 def _policy_problems(options: SACConfig, policy: Policy) -> Iterator[Problem]:
     yield from policy_problems(options, policy)
-    if isinstance(policy, FlashQ):
+    if isinstance(policy, BatchStatisticsPolicy):
         text = "got flash_q, whose statistics only flash_sac moves; give actor_q, or algorithm.name: flash_sac"
         yield Problem("policy.name", text)
-    if isinstance(policy, ActorQ) and policy.num_bins is not None:
+    elif isinstance(policy, BinnedPolicy) and policy.num_bins is not None:
         text = f"got {policy.num_bins}, but sac's critics give one value, not a distribution; leave it out"
         yield Problem("policy.cfg.num_bins", text)
 

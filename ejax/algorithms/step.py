@@ -1,7 +1,7 @@
 """Training steps, ``RunState -> (RunState, metrics)``: what a run carries, and what surrounds an algorithm's update."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from ejax.algorithms.record import ResetPolicy
 from ejax.collectors.replay_buffer import Replay, drop_tails, put_back
 from ejax.numerics.episodes import (
     EpisodeStats,
@@ -58,18 +59,6 @@ Learn: TypeAlias = Callable[[RunState, Rollout, Key], tuple[RunState, Metrics]]
 Update: TypeAlias = Callable[..., tuple[TrainState, Metrics]]
 """``(state, rollout, key, *, policy, optimizer, config) -> (state, metrics)``: ``ppo_update``, ``grpo_update``, or one
 of your own. The state of an algorithm with ``make_own`` is ``(TrainState, own)``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResetPolicy:
-    """The starts of a rollout's episodes, where an algorithm chooses them."""
-
-    restart: bool = False
-    """New episodes in every rollout."""
-    group_size: int = 1
-    """Consecutive environments that then start from the same state."""
-    first_only: bool = False
-    """Only first episodes count: with ``restart``, nothing is simulated after them."""
 
 
 def drop_episodes(state: RunState) -> RunState:

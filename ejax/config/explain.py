@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ejax.algorithms.record import find_algorithm
+from ejax.algorithms.lookup import find_algorithm
 from ejax.config.embodichain.spellings import SCIENTIFIC
 from ejax.config.schema import allowed_keys
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS

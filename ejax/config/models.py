@@ -25,7 +25,8 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.algorithms.record import Algorithm, find_algorithm
+from ejax.algorithms.lookup import find_algorithm
+from ejax.algorithms.record import Algorithm
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of

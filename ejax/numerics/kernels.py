@@ -16,6 +16,7 @@ from ejax.types import Array, PyTree, TrainState, split_critic
 
 _STEPS_OF_A_KERNEL = 8  # of a scan, unrolled
 _MAX_COLUMNS = 64  # numbers of one row of an array that is worth a copy into a table and out of it
+_LARGE_OBS = 4096  # bytes of one environment's observation
 _MAX_ELEMENTS = 2**20  # of parameters; above it kernels for each cost less than copies of all
 
 
@@ -53,6 +54,11 @@ def _solve_written_out(matrix: Array, vector: Array) -> Array:
     for i in reversed(range(n)):
         x[i] = (x[i] - sum(factor[k][i] * x[k] for k in range(i + 1, n))) / factor[i][i]
     return jnp.stack(x)
+
+
+def has_large_rows(obs: PyTree) -> bool:
+    """Test that one environment's observation, of leaves [N, ...], is large, as pictures are."""
+    return sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(obs)) >= _LARGE_OBS
 
 
 def is_small(params: PyTree) -> bool:

@@ -13,7 +13,7 @@ Source: FlashSAC (github.com/Holiday-Robot/FlashSAC), its architecture and its e
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -33,6 +33,7 @@ _MOMENTUM = 0.01  # of running statistics, a step
 class FlashQ(nn.Module):
     """Actor and critics of actions: ``obs -> (distribution, zeros [...])``, an ``ActionValuePolicy`` that explores."""
 
+    batch_statistics: ClassVar[bool] = True
     action_spec: ActionSpec
     """Bounded, squashed actions."""
     actor_width: int = 128

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ejax.policies.calls import DroppingPolicy
+from ejax.policies.calls import DroppingPolicy, takes
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import PolicyStateError
 from ejax.types import Array
@@ -67,7 +67,7 @@ def uses_dropout(policy: Any) -> bool:
         return policy.drops
     kind: Any = type(policy)
     if not kind.__module__.startswith("ejax."):
-        return any("dropout_seed" in inspect.signature(f).parameters for f in (kind.__call__, kind.apply))
+        return takes(kind, "dropout_seed")
     memories = [getattr(policy, f"{name}_memory", None) for name in ("actor", "critic")]
     networks = [getattr(policy, name, None) for name in ("actor", "critic")]
     networks += [memory.encoder for memory in memories if memory is not None]

@@ -11,7 +11,7 @@ from ejax.population.members import build_population
 from ejax.population.separate_runs import MapMembers, train_separately
 from ejax.population.sink import PopulationSink
 from ejax.run import run_training
-from ejax.runtime.processes import count
+from ejax.runtime.sharding import process_count
 from ejax.schema.frozen import with_value
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
@@ -41,7 +41,7 @@ def train_population(
     find = partial(locate_run, resume=resume, run_dir=run_dir)
     if config.population.separate_runs:
         return train_separately(config, find, map_members)
-    if count() > 1:
+    if process_count() > 1:
         text = "is trained by one process; start it on one machine, or leave population out"
         raise ConfigError([Problem("population", text)])
     # the members' numbers do not depend on the devices that share them, and a run may change them

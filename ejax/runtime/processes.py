@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from ejax.runtime.sharding import process_count
 from ejax.schema.problems import ConfigError
 
 _DEAD_AFTER_S = 15
@@ -94,7 +95,7 @@ def _scheduled() -> bool:
 
 def unjoined() -> str | None:
     """Name the scheduler that started several processes, of which this one knows nothing yet."""
-    return None if count() > 1 else _is_one_of_several(_SIZES)
+    return None if process_count() > 1 else _is_one_of_several(_SIZES)
 
 
 def _is_one_of_several(sizes: dict[str, str]) -> str | None:
@@ -107,16 +108,6 @@ def _is_one_of_several(sizes: dict[str, str]) -> str | None:
         if int(size[:9]) > 1:
             return who
     return None
-
-
-def count() -> int:
-    """Count the processes that train together."""
-    return jax.process_count() if jax.distributed.is_initialized() else 1
-
-
-def leads() -> bool:
-    """Recognize the process that writes and speaks: the only one, or the first."""
-    return count() == 1 or jax.process_index() == 0
 
 
 _rounds = itertools.count(1)  # numbers the exchanges of this process; all processes make the same ones
@@ -135,7 +126,7 @@ class Group:
         ProcessesError: another one failed, or does not come. RescueCall: another one hangs, and saves.
         """
         number, me = self._speak(mine), jax.process_index()
-        words = [self._wait_for(number, process, what, timeout_s) for process in range(count())]
+        words = [self._wait_for(number, process, what, timeout_s) for process in range(process_count())]
         if number > 1:  # all are here, so that all have read the words of the round before
             with suppress(jax.errors.JaxRuntimeError):
                 _client().key_value_delete(f"ejax/word/{number - 1}/{me}")
@@ -193,11 +184,11 @@ def failing_together() -> Iterator[None]:
     except ProcessesError:
         raise
     except jax.errors.JaxRuntimeError as error:
-        if count() > 1:
+        if process_count() > 1:
             _look_for_failure(error)
         raise
     except BaseException as error:
-        if count() > 1:
+        if process_count() > 1:
             report_failure(f"{type(error).__name__}: {error}")
         raise
 

@@ -18,7 +18,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from ejax.runtime.processes import count
 from ejax.types import PyTree
 
 T = TypeVar("T")
@@ -147,7 +146,7 @@ def shard(tree: PyTree, shardings: PyTree) -> PyTree:
             return jax.random.wrap_key_data(_make(data, sharding), impl=jax.random.key_impl(x))
         return _make(np.asarray(x), sharding)
 
-    return jax.tree.map(place, tree, shardings) if count() > 1 else jax.device_put(tree, shardings)
+    return jax.tree.map(place, tree, shardings) if process_count() > 1 else jax.device_put(tree, shardings)
 
 
 def _make(x: Any, sharding: Sharding) -> jax.Array:
@@ -199,9 +198,19 @@ def _gathered(x: jax.Array) -> jax.Array:
     return cast(jax.Array, jax.jit(jnp.copy, out_shardings=everywhere)(x))
 
 
+def process_count() -> int:
+    """Count the processes that train together."""
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def is_main_process() -> bool:
+    """Return whether this process writes and speaks: the only one, or the first."""
+    return process_count() == 1 or jax.process_index() == 0
+
+
 def at_hand(tree: PyTree) -> PyTree:
     """Take arrays that are the same on every device as those of this process alone, to compute with by itself."""
-    if count() == 1:
+    if process_count() == 1:
         return tree
     here = replicated(make_mesh([shard.device for shard in jax.tree.leaves(tree)[0].addressable_shards]))
 
@@ -213,7 +222,7 @@ def at_hand(tree: PyTree) -> PyTree:
 
 def wait_for_all(what: str) -> None:
     """Wait until each process is here; of one process, do nothing."""
-    if count() > 1:
+    if process_count() > 1:
         multihost_utils.sync_global_devices(what)
 
 

@@ -23,8 +23,7 @@ from pydantic import BaseModel, NonNegativeInt, PositiveInt
 from ejax.collectors.host_rows import HostRows
 from ejax.collectors.replay_buffer import Replay, Transition
 from ejax.logs.json_records import FactsError, read_facts
-from ejax.runtime.processes import leads
-from ejax.runtime.sharding import wait_for_all
+from ejax.runtime.sharding import is_main_process, wait_for_all
 from ejax.schema.plain_files import HUGE, open_plain
 from ejax.store.arrays import CheckpointError
 
@@ -115,7 +114,7 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
                         link_file(previous / FOLDER / name, folder / name)
                         continue
                 (folder / name).write_bytes(read(start, count).view(np.uint8).data)
-    if leads():
+    if is_main_process():
         (folder / _INDEX).write_text(json.dumps({"buffers": [buffer.model_dump() for buffer in buffers]}))
 
 

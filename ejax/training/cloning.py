@@ -30,8 +30,8 @@ from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.samplers import make_rng
 from ejax.data.task import LOSS_MASK
 from ejax.policies.calls import check_obs
-from ejax.runtime.processes import Group, count
-from ejax.runtime.sharding import join_rows, own_rows
+from ejax.runtime.processes import Group
+from ejax.runtime.sharding import join_rows, own_rows, process_count
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
 from ejax.training.fields import read_array, read_observation, real_numbers
@@ -73,7 +73,7 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
         demonstrations,
         (lambda state, batch: alone(state, batch, made.key)) if mesh_update is None else mesh_update.learn,
         mesh_update=mesh_update,
-        group=Group(config.trainer.process_timeout_s) if count() > 1 else None,
+        group=Group(config.trainer.process_timeout_s) if process_count() > 1 else None,
         action_chunk=config.env.cfg.get("action_chunk", 1),
         # of choices, the policy itself checks them
         num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
@@ -188,7 +188,7 @@ class Demonstrations:
     ) -> None:
         self._num_windows, self._obs, self._mesh, self._check = num_windows, obs, mesh, check
         self._own = slice(0, num_windows) if mesh is None else own_rows(list(mesh.devices.flat), num_windows)
-        if config.source == "engine" and count() > 1:  # the episodes of each process are others
+        if config.source == "engine" and process_count() > 1:  # the episodes of each process are others
             seed = np.random.SeedSequence((config.seed, jax.process_index())).generate_state(1)[0]
             config = config.model_copy(update={"seed": int(seed)})
         self.config = config

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import jax
 
-from ejax.algorithms.step import ResetPolicy, init_host_run_state, make_learn
+from ejax.algorithms.record import ResetPolicy
+from ejax.algorithms.step import init_host_run_state, make_learn
 from ejax.collectors import AsyncCollector, HostCollector, Schedule, Share
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.runtime.device import device_problem
-from ejax.runtime.processes import Group, count
-from ejax.runtime.sharding import make_mesh
+from ejax.runtime.processes import Group
+from ejax.runtime.sharding import make_mesh, process_count
 from ejax.schema.plain_files import read_json
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.host_steppers import HostStepper
@@ -146,7 +147,7 @@ def _stepper(
         made.key,
         background=background,
         devices=learners or None,
-        group=Group(trainer.process_timeout_s) if count() > 1 else None,
+        group=Group(trainer.process_timeout_s) if process_count() > 1 else None,
         what=(made.policy, made.optimizer, options, update, resets),
     )
 
@@ -173,7 +174,7 @@ def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tu
 
 def _schedule(wanted: CollectorConfig) -> Schedule:
     recorded, path = None, wanted.replay_schedule
-    if wanted.schedule == "free" and path is None and count() > 1:
+    if wanted.schedule == "free" and path is None and process_count() > 1:
         # each would take the newest parameters at a time of its own, and no list of versions could repeat it
         text = "got 'free' in several processes, which could not be repeated; give fixed"
         raise ConfigError([Problem("trainer.collector.schedule", text)])

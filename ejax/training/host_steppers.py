@@ -16,8 +16,8 @@ from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCo
 from ejax.collectors.replay_buffer import Replay, put_back, take_out
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.runtime.processes import Group, leads
-from ejax.runtime.sharding import at_hand, make_mesh, own_copy, replicated, shard, sharded
+from ejax.runtime.processes import Group
+from ejax.runtime.sharding import at_hand, is_main_process, make_mesh, own_copy, replicated, shard, sharded
 from ejax.training.programs import jitted
 from ejax.training.steppers import Layout, ShouldStop, Stepper, commit_to_device, shared_environments
 from ejax.types import Key, Metrics, Rollout
@@ -129,7 +129,7 @@ class HostStepper(Stepper[RunState]):
             own = collected.facts | {"collector/policy_s": collected.policy_s, "collector/env_s": collected.env_s}
         if self._group is None:
             return own
-        word = None if own is None else {"facts": own, "reports": [] if leads() else self.reports()}
+        word = None if own is None else {"facts": own, "reports": [] if is_main_process() else self.reports()}
         words = self._group.gather(word, "have its part of the rollout")
         for process, other in enumerate(words):
             if other is None:

@@ -17,8 +17,8 @@ from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.runtime.process_exit import hard_exit
-from ejax.runtime.processes import Group, RescueCall, count, leads, report_failure
-from ejax.runtime.sharding import exchange, give_copy
+from ejax.runtime.processes import Group, RescueCall, report_failure
+from ejax.runtime.sharding import exchange, give_copy, is_main_process, process_count
 from ejax.store.checkpoint import save_arrays
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import RunResult
@@ -34,7 +34,7 @@ from ejax.types import Metrics, PyTree
 
 def group_of(config: RunConfig) -> Group | None:
     """Form the group of all processes. None: this is the only one. ConfigError if joined for a run of one."""
-    if count() == 1:
+    if process_count() == 1:
         return None
     if not config.trainer.distributed:
         text = "got false in one of several processes that were joined, which would all train the same"
@@ -46,7 +46,7 @@ def locate_together(group: Group | None, find: Callable[[], RunLocation]) -> Run
     """Have the first process find the run's place, and the others go by its word."""
     if group is None:
         return find()
-    location = find() if leads() else None
+    location = find() if is_main_process() else None
     word = location and {
         "config": location.config.to_dict(),
         "run_dir": str(location.directory.path.absolute()),

@@ -14,8 +14,7 @@ from ejax.algorithms.step import RunState
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
-from ejax.runtime.processes import count
-from ejax.runtime.sharding import own_copy
+from ejax.runtime.sharding import own_copy, process_count
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
@@ -189,7 +188,7 @@ class RunSink(Sink[RunState, RunResult]):
         trainer, last = self._trainer, self.saver.latest
         if not fresh_seeds(trainer) or last is None:
             return {}
-        if count() > 1:  # all of them would have to read a checkpoint
+        if process_count() > 1:  # all of them would have to read a checkpoint
             self.note("several processes play no fresh episodes; python -m ejax.evaluate RUN --seed S does")
             return {}
         params = own_copy(self._run.state.train.params, self._device)

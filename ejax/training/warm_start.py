@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ejax.algorithms.record import Teacher, find_algorithm
+from ejax.algorithms.lookup import find_algorithm
+from ejax.algorithms.record import Teacher
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.environment import paths

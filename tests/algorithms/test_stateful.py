@@ -10,9 +10,9 @@ from helpers.tiny import NETWORK, NUM_ENVS, NUM_STEPS
 from helpers.tiny import PPO as OPTIONS
 
 import ejax
-from ejax.algorithms.grpo import GRPO, GRPOConfig
-from ejax.algorithms.ppo import ALGORITHM, PPO, PPOConfig, ppo_update
-from ejax.algorithms.stateful import BaseAlgorithm, build_algo
+from ejax.algorithms.grpo import GRPOConfig
+from ejax.algorithms.ppo import ALGORITHM, PPOConfig, ppo_update
+from ejax.algorithms.stateful import GRPO, PPO, BaseAlgorithm, build_algo
 from ejax.config import ConfigError
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.optim import make_optimizer

@@ -10,8 +10,7 @@ import pytest
 from tiny import NETWORK
 
 import ejax
-from ejax.algorithms.grpo import GRPO
-from ejax.algorithms.ppo import PPO
+from ejax.algorithms.stateful import GRPO, PPO
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies import MLP, NetworkConfig, build_mlp_from_cfg
 from ejax.policies.observations import flatten_observation

@@ -14,7 +14,8 @@ from host_tasks import Drift
 from tiny import NETWORK
 
 import ejax
-from ejax.algorithms.ppo import PPO, PPOConfig
+from ejax.algorithms.ppo import PPOConfig
+from ejax.algorithms.stateful import PPO
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.distributions import Normal

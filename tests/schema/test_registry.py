@@ -13,7 +13,8 @@ import pytest
 from helpers.small_configs import make
 
 from ejax.algorithms import ppo
-from ejax.algorithms.record import Algorithm, find_algorithm
+from ejax.algorithms.lookup import find_algorithm
+from ejax.algorithms.record import Algorithm
 from ejax.config import ConfigError, Problem
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.task.mujoco_task import MuJoCoTask

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ejax.algorithms import options as algorithm_options
-from ejax.algorithms.record import Algorithm, find_algorithm
+from ejax.algorithms.lookup import find_algorithm
+from ejax.algorithms.record import Algorithm
 from ejax.config.embodichain.draft import Draft
 from ejax.config.models import MAX_NAME_BYTES
 from ejax.envs.manager.vocabulary import IGNORED

@@ -1,0 +1,17 @@
+"""Algorithms by name, as configs and checkpoints have them."""
+
+from ejax.algorithms.record import Algorithm
+from ejax.schema.registry import resolve
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """Find the record of a registered name, or of ``package.module:ALGORITHM``. ValueError: it is no record.
+    Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``."""
+    found = resolve("algorithm", name)
+    record = getattr(found, "record", found)  # of a class of ``ejax.algorithms.stateful``
+    if not isinstance(record, Algorithm):
+        raise ValueError(
+            f"'{name}' is a {type(found).__name__}, no ejax.algorithms.record.Algorithm: name the record that the "
+            "algorithm's file ends in, such as package.module:ALGORITHM"
+        )
+    return record
