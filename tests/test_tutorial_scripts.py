@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ejax.config import ConfigError, parse_config
-
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 NEEDS = {"07_export": ("torch", "onnxruntime", "onnxscript")}
 """Extras, without which a tutorial is left to ``tests/check.sh --torch``."""
@@ -28,7 +26,5 @@ def test_the_tutorial_runs(
     if name == "03_own_algorithm":  # whose update is its own
         returns = [row["charts/episode_reward_avg_100"] for row in ran["result"].train_history[9:]]
         assert returns[-1] > returns[0] + 10.0
-    if name == "09_ppo_plus_a_term":  # which changes what is learned, and refuses what it leaves out
+    if name == "09_ppo_plus_a_term":  # which changes what is learned
         assert ran["change"][0.3] < 0.5 * ran["change"][0.0]
-        with pytest.raises(ConfigError, match=r"algorithm\.cfg\.target_kl"):
-            parse_config(ran["CONFIG"], ["algorithm.cfg.target_kl=0.01"])

@@ -9,36 +9,34 @@
 # %%
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from pydantic import NonNegativeFloat
 
-from ejax import PPOConfig, parse_config, register_algorithm, sgd_epochs
-from ejax.algorithms.batch import apply_to_batch, make_batch, reference_log_prob
+from ejax import PPOConfig, parse_config, ppo_update, register_algorithm
+from ejax.algorithms.batch import apply_to_batch
 from ejax.algorithms.ppo import ALGORITHM as PPO
-from ejax.algorithms.ppo import ppo_advantage, ppo_loss
+from ejax.algorithms.ppo import ppo_loss
 from ejax.algorithms.record import refuse_memory
-from ejax.optim import step_schedule
-from ejax.policies.normalize import update_normalizer
 from ejax.run import train
 
 # %% [markdown]
-# ## The option and the loss
+# ## The option, the columns and the loss
 #
-# A field is a key of `algorithm.cfg`. Options of PPO that the update below leaves out are narrowed to "off", so that a
-# config which asks for one is refused. `weight` adds up to one over a minibatch and is 0 on padding.
+# A field is a key of `algorithm.cfg`. `columns` makes what the loss reads beside PPO's own columns, `[T, N, ...]`; the
+# loss gets the rows of a minibatch. `weight` adds up to one over a minibatch and is 0 on padding. Every option of PPO
+# works with it.
 
 
 # %%
 class SmoothConfig(PPOConfig):
     smooth_coef: NonNegativeFloat = 0.0
-    schedule: Literal["fixed"] = "fixed"
-    target_kl: None = None
-    normalize_advantage_per_mini_batch: Literal[False] = False
-    critic_warmup_updates: Literal[0] = 0
-    staleness_correction: Literal["none"] = "none"
+
+
+def next_rows(rollout):
+    following = jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), rollout.obs)
+    return {"next_obs": following, "goes_on": (~rollout.done).at[-1].set(False)}  # the next row is the same episode's
 
 
 def smooth_loss(params, batch, *, policy, config):
@@ -50,33 +48,7 @@ def smooth_loss(params, batch, *, policy, config):
     return loss + config.smooth_coef * term, {**metrics, "action_change": term}
 
 
-# %% [markdown]
-# ## The update
-#
-# `ppo_advantage` gives advantages and value targets `[T, N]`; `make_batch` flattens them into rows beside every column
-# that the loss reads, with `flatten`; `sgd_epochs` makes the minibatch steps.
-
-
-# %%
-@partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
-def smooth_update(state, rollout, key, *, policy, optimizer, config):
-    advantage, value_target = ppo_advantage(rollout, config=config)
-    columns = {
-        "value": rollout.value,
-        "advantage": advantage,
-        "value_target": value_target,
-        "mask": None if rollout.valid is None else rollout.valid.astype(jnp.float32),
-        "reference_log_prob": reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),
-        "next_obs": jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), rollout.obs),
-        "goes_on": (~rollout.done).at[-1].set(False),  # the next row is the same episode's
-    }
-    batch, minibatches = make_batch(policy, rollout, config, **columns)
-    loss = partial(smooth_loss, policy=policy, config=config)
-    state, metrics = sgd_epochs(state, batch, key, loss=loss, optimizer=optimizer, minibatches=minibatches)
-    state = step_schedule(state, config.optimizer, config.lr_scheduler)
-    return replace(state, params=update_normalizer(policy, state.params, rollout.obs, rollout.valid)), metrics
-
-
+smooth_update = partial(ppo_update, loss=smooth_loss, columns=next_rows)
 # a policy with memory reads sequences, in which `next_obs` would need a memory of its own
 ALGORITHM = replace(PPO, Config=SmoothConfig, update=smooth_update, compat={}, policy_problems=refuse_memory)
 register_algorithm("ppo_smooth", ALGORITHM, override=True)

@@ -2,9 +2,10 @@
 successive steps of an environment, with the memory before the first and the steps that episodes start at."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import chex
 import jax
@@ -20,18 +21,40 @@ from ejax.policies.calls import takes
 from ejax.runtime.sharding import num_shards
 from ejax.types import Array, Metrics, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
+Loss: TypeAlias = Callable[..., tuple[Array, Metrics]]
+"""``(params, batch, *, policy, config) -> (loss, metrics)`` of one minibatch, like ``ppo_loss``."""
+Columns: TypeAlias = Callable[[Rollout], Mapping[str, PyTree]]
+"""``rollout -> {name: leaves [T, N, ...]}``, which a loss of yours reads as ``batch[name]``."""
+
 MAX_SEQUENCE_LENGTH = 128
 """Steps of a sequence whose length is not given."""
+_NAMES = ("obs", "action", "log_prob", "dropout_seed", "memory", "first", "share", "mask", "weight", "key")
+"""Of columns that ``flatten`` and ``sgd_epochs`` make."""
 
 
 def make_batch(
-    policy: Policy, rollout: Rollout, options: MinibatchOptions, **columns: PyTree | None
+    policy: Policy,
+    rollout: Rollout,
+    options: MinibatchOptions,
+    more: Columns | None = None,
+    /,
+    **columns: PyTree | None,
 ) -> tuple[Batch, MinibatchConfig]:
     """Make the rows of a rollout, leaves [T, N, ...], for ``sgd_epochs``, and their use; ``columns``: see ``flatten``.
-    Raises ValueError: a ``sequence_length`` that does not divide T, or strata that do not divide N."""
+
+    Args:
+        more: makes the columns of a loss of yours from the rollout.
+
+    Raises:
+        ValueError: a ``sequence_length`` that does not divide T, strata that do not divide N, or a column of yours
+            whose name is taken.
+    """
+    yours = {} if more is None else dict(more(rollout))
+    if taken := sorted(yours.keys() & {*columns, *_NAMES}):
+        raise ValueError(f"columns: got {', '.join(taken)}, which the update makes itself; give yours other names")
     num_strata, length = cut_of(policy, rollout, options)
     minibatches = options.minibatches(rollout.reward.size, num_strata, length or 1)
-    return flatten(rollout, num_strata, length, **columns), minibatches
+    return flatten(rollout, num_strata, length, **columns, **yours), minibatches
 
 
 def cut_of(policy: Policy, rollout: Rollout, options: MinibatchOptions) -> tuple[int, int | None]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from ejax.algorithms.batch import apply_to_batch, make_batch, reference_log_prob
+from ejax.algorithms.batch import Columns, Loss, apply_to_batch, make_batch, reference_log_prob
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, ResetPolicy, RunShape
 from ejax.algorithms.sgd import Batch, sgd_epochs
@@ -78,7 +78,7 @@ class GRPOConfig(MinibatchOptions):
         return self
 
 
-@partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config", "loss", "columns"))
 def grpo_update(
     state: TrainState,
     rollout: Rollout,
@@ -87,12 +87,19 @@ def grpo_update(
     policy: Policy,
     optimizer: optax.GradientTransformation,
     config: GRPOConfig,
+    loss: Loss | None = None,
+    columns: Columns | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Make one GRPO update from a rollout with leaves [T, N, ...], whose values are not used. The new state has
     ``step`` + 1; metrics are scalars.
 
+    Args:
+        loss: in place of ``grpo_loss``, which it may call, with the same arguments.
+        columns: more columns of the batch, for such a loss.
+
     Raises:
-        ValueError: N is not divisible by ``group_size``; ``kl_coef`` > 0 without ``state.reference``.
+        ValueError: N is not divisible by ``group_size``; ``kl_coef`` > 0 without ``state.reference``; a column's name
+            that is taken.
     """
     check_rollout(rollout)
     mask = first_episode_mask(rollout.done) if config.truncate_at_first_done else jnp.ones_like(rollout.reward)
@@ -111,10 +118,10 @@ def grpo_update(
         weight = mask / jnp.maximum(share_of_rollout, 1.0 / mask.shape[0])
     reference = reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef)
     batch, minibatches = make_batch(
-        policy, rollout, config, advantage=advantage, mask=weight, reference_log_prob=reference
+        policy, rollout, config, columns, advantage=advantage, mask=weight, reference_log_prob=reference
     )
-    loss = partial(grpo_loss, policy=policy, config=config)
-    state, metrics = sgd_epochs(state, batch, key, loss=loss, optimizer=optimizer, minibatches=minibatches)
+    bound = partial(loss or grpo_loss, policy=policy, config=config)
+    state, metrics = sgd_epochs(state, batch, key, loss=bound, optimizer=optimizer, minibatches=minibatches)
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
     if config.update_normalizers:
         state = replace(state, params=update_normalizer(policy, state.params, rollout.obs, rollout.valid))

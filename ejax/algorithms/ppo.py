@@ -25,7 +25,16 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.algorithms.batch import apply_to_batch, cut_of, make_batch, reference_log_prob, refresh, step_weight
+from ejax.algorithms.batch import (
+    Columns,
+    Loss,
+    apply_to_batch,
+    cut_of,
+    make_batch,
+    reference_log_prob,
+    refresh,
+    step_weight,
+)
 from ejax.algorithms.critic_warmup import hold_policy, warm_up_critic
 from ejax.algorithms.embodichain_rules import ADVANTAGE_RULES, PPO_COMPAT, TIMEOUT_RULES, AdvantageRule, TimeoutRule
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
@@ -140,7 +149,7 @@ class PPOConfig(MinibatchOptions):
         return self.model_copy(update={"minibatch_strata": self.minibatch_strata or was})
 
 
-@partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config", "loss", "columns"))
 def ppo_update(
     state: TrainState,
     rollout: Rollout,
@@ -149,6 +158,8 @@ def ppo_update(
     policy: Policy,
     optimizer: optax.GradientTransformation,
     config: PPOConfig,
+    loss: Loss | None = None,
+    columns: Columns | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Make one PPO update: advantages, ``n_epochs`` of minibatch steps, one step of the learning-rate schedule. The new
     state has ``step`` + 1; metrics are scalars.
@@ -157,20 +168,24 @@ def ppo_update(
         rollout: leaves [T, N, ...]; needs its ``distribution`` if ``schedule`` is adaptive.
         optimizer: from ``make_optimizer``, or any optax optimizer where the learning rate is fixed.
         config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
+        loss: in place of ``ppo_loss``, which it may call, with the same arguments: a term of yours is a line
+            (docs/tutorials/09_ppo_plus_a_term.py).
+        columns: more columns of the batch, for such a loss.
 
     Raises:
-        ValueError: arrays of the rollout that are not [T, N]; ``kl_coef`` > 0 without a reference.
+        ValueError: arrays of the rollout that are not [T, N]; ``kl_coef`` > 0 without a reference; a column's name that
+            is taken.
     """
     check_rollout(rollout)
-    rollout, columns, lag_metrics = _columns(state, rollout, policy=policy, config=config)
-    batch, minibatches = make_batch(policy, rollout, config, **columns)
+    rollout, own, lag_metrics = _columns(state, rollout, policy=policy, config=config)
+    batch, minibatches = make_batch(policy, rollout, config, columns, **own)
     num_warmup = config.critic_warmup_updates
     learn: Any = partial(warm_up_critic, num_updates=num_warmup) if num_warmup > 0 else sgd_epochs
     after, metrics = learn(
         state,
         batch,
         key,
-        loss=partial(ppo_loss, policy=policy, config=config),
+        loss=partial(loss or ppo_loss, policy=policy, config=config),
         optimizer=optimizer,
         minibatches=minibatches,
         prepare=partial(_normalize_minibatch, config=config) if config.normalize_advantage_per_mini_batch else None,
@@ -186,7 +201,7 @@ def ppo_update(
     metrics |= lag_metrics | {
         "learning_rate": get_learning_rate(after.opt_state),
         # by the values that advantages were made from, before the critic learned from them
-        "explained_variance": explained_variance(columns["value"], columns["value_target"], rollout.valid),
+        "explained_variance": explained_variance(own["value"], own["value_target"], rollout.valid),
     }
     return after, metrics
 

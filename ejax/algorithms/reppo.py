@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
-from ejax.algorithms.batch import make_batch
+from ejax.algorithms.batch import Columns, Loss, make_batch
 from ejax.algorithms.off_policy import policy_problems
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm
@@ -81,7 +81,7 @@ class REPPOConfig(MinibatchOptions):
         return replace(made, clip_per_network=True)
 
 
-@partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config", "loss", "columns"))
 def reppo_update(
     state: TrainState,
     rollout: Rollout,
@@ -90,6 +90,8 @@ def reppo_update(
     policy: Any,
     optimizer: optax.GradientTransformation,
     config: REPPOConfig,
+    loss: Loss | None = None,
+    columns: Columns | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Make one update: returns, ``n_epochs`` of minibatch steps, one step of the learning-rate schedule. The new state
     has ``step`` + 1; metrics are scalars.
@@ -97,20 +99,25 @@ def reppo_update(
     Args:
         rollout: leaves [T, N, ...], with ``next_obs`` and ``distribution``.
         config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
+        loss: in place of ``reppo_loss``, which it may call, with the same arguments.
+        columns: more columns of the batch, for such a loss.
+
+    Raises:
+        ValueError: a column's name that is taken.
     """
     check_rollout(rollout)
     key_target, key_epochs = jax.random.split(key)
     target = reppo_target(state.params, rollout, key_target, policy=policy, config=config)
     valid = rollout.valid
-    columns = {
+    own = {
         "value_target": target,
         "distribution": rollout.distribution,
         "mask": None if valid is None else valid.astype(jnp.float32),
     }
-    batch, minibatches = make_batch(policy, rollout, config, **columns)
-    loss = partial(reppo_loss, policy=policy, config=config)
+    batch, minibatches = make_batch(policy, rollout, config, columns, **own)
+    bound = partial(loss or reppo_loss, policy=policy, config=config)
     given: Any = {"optimizer": optimizer, "minibatches": minibatches, "keyed": True}
-    after, metrics = sgd_epochs(state, batch, key_epochs, loss=loss, **given)
+    after, metrics = sgd_epochs(state, batch, key_epochs, loss=bound, **given)
     after = step_schedule(after, config.optimizer, config.lr_scheduler)
     # last: returns and losses see what the policy saw when it acted
     after = replace(after, params=update_normalizer(policy, after.params, rollout.obs, valid))
