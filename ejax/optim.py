@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from ejax.numerics.finite import all_finite
-from ejax.numerics.kernels import by_platform
+from ejax.numerics.platforms import by_platform
 from ejax.numerics.traced_options import is_active, is_array
 from ejax.schema.frozen import ANY_CASE, Kwargs, StrictModel, one_for_equal
 from ejax.types import Array, Params, PyTree, TrainState, split_critic, with_networks

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ejax.numerics.checks import check_time_major
-from ejax.numerics.kernels import unrolled_scan
+from ejax.numerics.platforms import unrolled_scan
 from ejax.types import Array
 
 _check = partial(check_time_major, "returns need")

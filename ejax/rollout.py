@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.numerics.checks import check_rollout
-from ejax.numerics.kernels import PackedRows, by_platform, has_large_rows, pack_rows
+from ejax.numerics.kernels import PackedRows, has_large_rows, pack_rows
+from ejax.numerics.platforms import by_platform
 from ejax.policies.calls import apply_policy, first_memory, forget, rows_like
 from ejax.returns import first_episode_mask
 from ejax.runtime.sharding import by_device

@@ -15,7 +15,7 @@ from ejax.algorithms.options import GradientOptions
 from ejax.algorithms.record import MakeStep
 from ejax.algorithms.step import RunState, Step, finish
 from ejax.numerics.episodes import drop_current_episodes
-from ejax.numerics.kernels import by_platform, unrolled_scan
+from ejax.numerics.platforms import by_platform, unrolled_scan
 from ejax.rollout import EnvCarry, starts_of, step
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, Timestep, TrainState

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ejax.numerics.kernels import FlatParams, PackedRows, by_platform, flat_params, pack_rows
+from ejax.numerics.kernels import FlatParams, PackedRows, flat_params, pack_rows
+from ejax.numerics.platforms import by_platform
 from ejax.numerics.shuffle import minibatch_rows
 from ejax.optim import Elementwise, apply_gradient, clip_by_global_norm, get_learning_rate
 from ejax.runtime.sharding import constrain_split

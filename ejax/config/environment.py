@@ -17,9 +17,9 @@ from ejax.distributions import action_spec
 from ejax.envs.randomization.names import KINDS, split_events
 from ejax.envs.randomization.placing import FIELD, why_none, with_functor_events
 from ejax.schema.frozen import thaw
-from ejax.schema.messages import short_repr
+from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.problems import ConfigError, Problem, with_sections
-from ejax.schema.registry import did_you_mean, did_you_mean_family, resolve
+from ejax.schema.registry import did_you_mean_family, resolve
 from ejax.schema.values import leaves
 from ejax.types import PHASES
 

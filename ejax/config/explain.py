@@ -9,9 +9,9 @@ from ejax.config.embodichain.spellings import SCIENTIFIC
 from ejax.config.schema import allowed_keys
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.schema.frozen import thaw
-from ejax.schema.messages import short_repr
+from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.problems import ConfigError, Problem, join_by_key
-from ejax.schema.registry import did_you_mean, is_import_path
+from ejax.schema.registry import is_import_path
 from ejax.schema.sections import unknown_key
 
 _MAX_EXPLAINED = 300  # unknown keys with a nearest name, each 0.3 ms to find

@@ -36,8 +36,8 @@ from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
 from ejax.runtime.device import MatmulPrecision
 from ejax.schema.frozen import ANY_CASE, Kwargs, MayChange, StrictModel, freeze
-from ejax.schema.messages import short_repr
-from ejax.schema.registry import did_you_mean, trusted_name
+from ejax.schema.messages import did_you_mean, short_repr
+from ejax.schema.registry import trusted_name
 from ejax.schema.values import INT64_MAX
 from ejax.types import CameraView, Phase
 

@@ -15,7 +15,7 @@ from ejax.envs.task.states import SceneState
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.experts.scene import SceneArm
 from ejax.experts.task import Expert, Law, Rows, ScriptedTask, limit_length, phrase, read_plan
-from ejax.numerics.kernels import solve_positive
+from ejax.numerics.platforms import solve_positive
 from ejax.types import Array, CameraView, PyTree
 
 _PLAN = read_plan(__file__)

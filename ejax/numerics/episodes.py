@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from flax import struct
 
-from ejax.numerics.kernels import unrolled_scan
+from ejax.numerics.platforms import unrolled_scan
 from ejax.runtime.sharding import num_shards
 from ejax.types import Array, Metrics
 

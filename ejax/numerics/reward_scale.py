@@ -5,8 +5,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 from flax import struct
 
-from ejax.numerics.kernels import unrolled_scan
 from ejax.numerics.moments import Moments, add_rows, no_moments
+from ejax.numerics.platforms import unrolled_scan
 from ejax.types import Array
 
 _MOST = 10.0  # the largest reward after the division, as Stable-Baselines3's

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ejax.numerics.kernels import by_platform, is_small
+from ejax.numerics.kernels import is_small
+from ejax.numerics.platforms import by_platform
 from ejax.policies.mlp import ACTIVATIONS, MLP, NetworkConfig
 from ejax.types import Array, PyTree
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
-from ejax.numerics.kernels import by_platform
+from ejax.numerics.platforms import by_platform
 from ejax.runtime.device import ON_CPU
 from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import PositiveInt, model_validator
 
-from ejax.numerics.kernels import by_platform
+from ejax.numerics.platforms import by_platform
 from ejax.policies.cells import State, fused_sequence, gru_cell, lstm_cell, sequence, step
 from ejax.policies.mlp import MLP, NetworkConfig, dense_product, orthogonal, uniform_init, widen
 from ejax.schema.frozen import StrictModel

@@ -1,8 +1,11 @@
 """Values and texts in messages: short and printable, however long or odd what they come from is."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 MAX_VALUE_CHARS = 200
+_MAX_NAME_CHARS = 100  # difflib's time grows with the square of the length
 MAX_TEXT_CHARS = 2000  # characters of one message: the longest lists of allowed keys fit
 
 
@@ -28,3 +31,12 @@ def _cut(text: str, most: int, length: int) -> str:
     left_out = f" … ({length} characters) … "
     end = (most - len(left_out)) // 3
     return text[: most - len(left_out) - end] + left_out + text[-end:]
+
+
+def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``". Did you mean 'x'?"`` with the nearest candidate; ``cutoff`` 0: anything, 1: the same. Else ""."""
+    if len(name) > _MAX_NAME_CHARS:
+        return ""
+    by_fold = {candidate.casefold(): candidate for candidate in candidates}
+    near = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=cutoff)
+    return f". Did you mean '{by_fold[near[0]]}'?" if near else ""

@@ -6,10 +6,11 @@ place is a name too, once the gate (``ejax.schema.trust``) lets it through.
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
+from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import tables_beside
 from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
 
@@ -35,8 +36,6 @@ WEIGHT_READERS = _ENTRIES["weight_reader"]
 """Readers of weights alone, by the ending of the file. Called as ``reader(path) -> {name: array}``; raise ValueError,
 RuntimeError or OSError."""
 
-# difflib's time grows with the square of the length
-_MAX_NAME_CHARS = 100
 # not there, and the nearest name would mislead
 _OFF_POLICY = ("td3", "ddpg", "dqn")
 _TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": DEMONSTRATORS}
@@ -176,15 +175,6 @@ def get_registered_algo_names() -> list[str]:
 def is_import_path(kind: Kind, name: str) -> bool:
     """Recognize a place of code, also in a family's name: ``torch:package.module:Name``."""
     return ":" in name and name not in _TABLES[kind] and (not _family(kind, name) or name.count(":") > 1)
-
-
-def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
-    """Give ``". Did you mean 'x'?"`` with the nearest candidate; ``cutoff`` 0: anything, 1: the same. Else ""."""
-    if len(name) > _MAX_NAME_CHARS:
-        return ""
-    by_fold = {candidate.casefold(): candidate for candidate in candidates}
-    near = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=cutoff)
-    return f". Did you mean '{by_fold[near[0]]}'?" if near else ""
 
 
 def did_you_mean_family(name: str) -> str:

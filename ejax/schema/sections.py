@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ejax.schema.frozen import freeze, thaw
-from ejax.schema.messages import short_repr
+from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.problems import EMPTY, KeyReport, Status
-from ejax.schema.registry import did_you_mean
 from ejax.schema.values import INT32_MAX
 
 

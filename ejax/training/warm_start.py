@@ -23,14 +23,8 @@ from ejax.logs.json_records import FactsError
 from ejax.optim import scheduled_learning_rate, set_learning_rate
 from ejax.policies.actor_q import ActorQ, adopt_actor, adoption_note
 from ejax.schema.frozen import thaw
-from ejax.schema.registry import (
-    CHECKPOINT_READERS,
-    EXPORT,
-    POLICY_READERS,
-    did_you_mean,
-    import_entry,
-    is_foreign_checkpoint,
-)
+from ejax.schema.messages import did_you_mean
+from ejax.schema.registry import CHECKPOINT_READERS, EXPORT, POLICY_READERS, import_entry, is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, load_policy_arrays, verify_checkpoint
 from ejax.store.resume_rules import differences
 from ejax.store.run_dir import RunMeta, open_policy_run

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.schema.registry import did_you_mean
+from ejax.schema.messages import did_you_mean
 from ejax.types import Params, Policy
 from interop.exporters.entries import Entry, StateDict
 from interop.exporters.record import exporter_of

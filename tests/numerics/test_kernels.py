@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ejax.numerics import kernels
-from ejax.numerics.kernels import flat_params, pack_rows, unrolled_scan
+from ejax.numerics.kernels import flat_params, pack_rows
+from ejax.numerics.platforms import unrolled_scan
 from ejax.optim import OptimizerConfig, make_optimizer
 
 XS = jnp.sin(jnp.arange(36.0)).reshape(18, 2)

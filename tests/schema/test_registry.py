@@ -23,7 +23,8 @@ from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.schema import registry
 from ejax.schema.episode_limits import with_limit
-from ejax.schema.registry import ALGORITHMS, UnknownNameError, did_you_mean, register_env, register_policy, resolve
+from ejax.schema.messages import did_you_mean
+from ejax.schema.registry import ALGORITHMS, UnknownNameError, register_env, register_policy, resolve
 from ejax.schema.trust import trust
 
 

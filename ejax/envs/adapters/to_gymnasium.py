@@ -19,7 +19,8 @@ from ejax.envs.host.pure_host import PureHostEnv, advance, begin, renew
 from ejax.envs.host.rows import choose_rows
 from ejax.envs.wrappers.wrapper import innermost
 from ejax.schema.episode_limits import LIMITS, limit_argument
-from ejax.schema.registry import did_you_mean, resolve
+from ejax.schema.messages import did_you_mean
+from ejax.schema.registry import resolve
 from ejax.types import Env, HostEnv, PyTree, RenderableEnv
 
 RENDER_MODES = ("rgb_array",)

@@ -14,7 +14,7 @@ from ejax.envs.task.terms import Shaping, Term
 from ejax.envs.terms.commands import CommandRanges, Range, check_range
 from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
-from ejax.schema.registry import did_you_mean
+from ejax.schema.messages import did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -18,8 +18,7 @@ from ejax.envs.manager.robots import Matrix, Vector
 from ejax.envs.manager.vocabulary import IGNORED
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.scenery import Camera
-from ejax.schema.messages import short_repr
-from ejax.schema.registry import did_you_mean
+from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.sections import Section
 from ejax.types import Array, CameraView
 

@@ -23,8 +23,8 @@ from ejax.envs.terms.reading import read_specs
 from ejax.envs.terms.registry import TERMS
 from ejax.envs.terms.terminations import FIRST_FORM, SCENE_ONLY
 from ejax.schema.frozen import freeze
+from ejax.schema.messages import did_you_mean
 from ejax.schema.problems import ConfigError, KeyNote, KeyReport
-from ejax.schema.registry import did_you_mean
 from ejax.schema.sections import Section
 from ejax.schema.values import number_problems
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.rotations import matrix_from_quaternion, rotation_vector
-from ejax.numerics.kernels import solve_positive
+from ejax.numerics.platforms import solve_positive
 from ejax.types import Array
 
 Pose: TypeAlias = Array | NDArray[np.float64]

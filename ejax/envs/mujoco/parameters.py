@@ -17,7 +17,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.schema.registry import did_you_mean
+from ejax.schema.messages import did_you_mean
 from ejax.types import Array
 
 FIELDS = (

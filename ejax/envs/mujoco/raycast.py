@@ -24,7 +24,7 @@ from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.intersections import ENTER, Vec, dot, larger, select, solid_normal
 from ejax.envs.mujoco.kinematics import Pose, body_poses, times
 from ejax.envs.mujoco.scenery import KINDS, Camera, Lights, Scenery, Solid, Texture, place_camera, scenery
-from ejax.numerics.kernels import by_platform
+from ejax.numerics.platforms import by_platform
 from ejax.types import Array, CameraView
 
 _FAR = 1e6  # m: the depth of a miss

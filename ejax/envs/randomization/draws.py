@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.schema.registry import did_you_mean
+from ejax.schema.messages import did_you_mean
 from ejax.types import Array, Key
 
 Distribution: TypeAlias = Literal["uniform", "log_uniform", "gaussian"]

@@ -21,8 +21,8 @@ from ejax.envs.randomization.names import CURRICULUM, REFUSED, modes_of
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.randomization.sensing import SENSING, Sensing, Side
 from ejax.schema.frozen import thaw
+from ejax.schema.messages import did_you_mean
 from ejax.schema.problems import KeyReport
-from ejax.schema.registry import did_you_mean
 from ejax.schema.sections import Section
 from ejax.types import Array, Key
 

@@ -31,7 +31,7 @@ from ejax.envs.task.entities import (
     object_body,
     robot_links,
 )
-from ejax.schema.registry import did_you_mean
+from ejax.schema.messages import did_you_mean
 from ejax.types import Array, Key
 
 Names: TypeAlias = str | Sequence[str] | None

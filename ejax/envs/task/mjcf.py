@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.task.entities import look_up
-from ejax.schema.registry import did_you_mean
+from ejax.schema.messages import did_you_mean
 
 LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}
 """Joints of one number, and its unit."""

@@ -33,7 +33,7 @@ from ejax.envs.task.states import TaskState
 from ejax.envs.task.step import Outcome
 from ejax.envs.task.world import World
 from ejax.schema.frozen import freeze, thaw
-from ejax.schema.registry import did_you_mean
+from ejax.schema.messages import did_you_mean
 from ejax.types import Array, Key
 
 _NEAR = 0.8  # From here on a name reads like a misspelt one; helpers that do are given a leading underscore

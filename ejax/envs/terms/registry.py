@@ -10,7 +10,7 @@ from ejax.envs.randomization.names import CURRICULUM, REFUSED
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.task.terms import Kind, as_term
 from ejax.envs.terms import actions, commands, events, legged, observations, rewards, terminations, tool_actions
-from ejax.schema.registry import did_you_mean
+from ejax.schema.messages import did_you_mean
 from ejax.schema.trust import import_trusted
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,9 +17,8 @@ from ejax.envs.mujoco.drawing import default_view
 from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model_lights, place_camera, scenery
 from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.schema.frozen import thaw
-from ejax.schema.messages import short_repr
+from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.plain_files import tables_beside
-from ejax.schema.registry import did_you_mean
 from ejax.types import Array, CameraView, Key
 
 CAMERA = "camera"
