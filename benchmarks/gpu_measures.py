@@ -265,9 +265,9 @@ def measure_learned(config: str, overrides: list[str], success: float) -> dict[s
 
 def measure_foretold(config: str, overrides: list[str], target: str) -> dict[str, Any]:
     """Predict a config's first program by preflight, for a card that need not be here."""
-    from ejax.preflight.run import preflight
+    from kernel_counts.run import count_kernels as count
 
-    found = preflight(str(CONFIGS / config), overrides, target=target)
+    found = count(str(CONFIGS / config), overrides, target=target)
     name, program = next(iter(found["programs"].items()))
     update = program["units"]["update"]
     seconds = update["bounds_s"]

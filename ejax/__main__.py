@@ -15,7 +15,7 @@ COMMANDS = {
     "transfer": ("ejax.transfer.__main__", "try a policy on each physics engine, and late, noisy, with other masses"),
     "report": ("ejax.report.__main__", "one HTML page about runs: curves, tables, videos"),
     "replay": ("ejax.replay", "play a quarantined episode again"),
-    "preflight": ("ejax.preflight.__main__", "compile a config for GPUs that are not here, and count what it would do"),
+    "preflight": ("ejax.preflight.__main__", "compile a config for GPUs that are not here: its memory and its work"),
     "configs": ("ejax.config.shipped", "list the configs that come with ejax, or copy one to edit"),
     "config": ("ejax.config.__main__", "check a config file, or print the schema"),
     "record": ("ejax.data.record", "keep demonstrations as a LeRobot data set"),

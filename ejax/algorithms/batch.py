@@ -29,7 +29,7 @@ Columns: TypeAlias = Callable[[Rollout], Mapping[str, PyTree]]
 MAX_SEQUENCE_LENGTH = 128
 """Steps of a sequence whose length is not given."""
 _NAMES = ("obs", "action", "log_prob", "dropout_seed", "memory", "first", "share", "mask", "weight", "key")
-"""Of columns that ``flatten`` and ``sgd_epochs`` make."""
+"""Names of columns that ``flatten`` and ``sgd_epochs`` make."""
 
 
 def make_batch(

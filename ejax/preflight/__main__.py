@@ -1,17 +1,18 @@
-"""``python -m ejax.preflight --config FILE``: compile for GPUs that are not here, and count what would run."""
+"""``python -m ejax.preflight --config FILE``: memory and work on GPUs that are not here."""
 
 import argparse
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from ejax.runtime.process_exit import exit_with
 from ejax.schema.trust import add_trust_option, trust_words
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 1 where a budget is exceeded, 2 for what cannot be compiled."""
+    """Run the command line. Returns the exit code: 2 for what cannot be compiled."""
     args = _parser().parse_intermixed_args(argv)
     os.environ["JAX_PLATFORMS"] = "cpu"  # what is traced must not touch a GPU that is here
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of missing drivers, which is the point
@@ -32,35 +33,79 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from ejax.config import ConfigError
-    from ejax.preflight.budgets import check, rewrite
-    from ejax.preflight.report import show
     from ejax.preflight.run import preflight
 
-    config = None if args.config is None else str(args.config)
-    if args.rewrite_budgets is not None:
-        rewrite(args.rewrite_budgets, config)
-        return 0
-    if args.budgets is not None:
-        exceeded = check(args.budgets, config)
-        print("\n".join(exceeded) or f"{args.budgets}: all within their budgets")
-        return 1 if exceeded else 0
-    if config is None:
-        raise ConfigError([], "give --config FILE, or --budgets FILE to check budgets")
-    found = preflight(config, args.overrides, target=args.target, gpus=args.gpus, hosts=args.hosts, fit=args.fit)
-    console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False)
-    show(found, console)
+    found = preflight(
+        str(args.config), args.overrides, target=args.target, gpus=args.gpus, hosts=args.hosts, fit=args.fit
+    )
+    show(found, Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False))
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 
+def show(found: dict[str, Any], console: Any) -> None:
+    """Print what ``preflight`` found."""
+    from rich.table import Table
+
+    where = f"{found['hosts']} x {found['gpus']}" if found["hosts"] > 1 else str(found["gpus"])
+    console.print(
+        f"{found['config']}: {where} x {found['card']['name']}, {found['num_envs']} environments on each, "
+        f"{found['env_steps_per_update']:,} steps an update, "
+        f"compiled in {found['seconds']['wall']:.0f} s ({found['seconds']['cpu']:.0f} s of CPU time)"
+    )
+    for text in found["notes"]:
+        console.print(text)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in (
+        "on each GPU",
+        "peak memory",
+        "of the card",
+        "product FLOPs",
+        "other ops",
+        "bytes",
+        "at least",
+        "limited by",
+    ):
+        table.add_column(column, justify="left" if column in ("on each GPU", "limited by") else "right", no_wrap=True)
+    for name, each in found["programs"].items():
+        memory, seconds = each["memory"], each["bounds_s"][each["limited_by"]]
+        table.add_row(
+            {"evaluate": "an evaluation"}.get(name, "an update"),
+            *(_scaled(memory["peak"], 1024, "B", "KiB", "MiB", "GiB"), f"{memory['fraction_of_card']:.2%}"),
+            *(_scaled(sum(each["product_flops"].values())), _scaled(each["element_ops"])),
+            *(_scaled(each["bytes"], 1024, "B", "KiB", "MiB", "GiB"), f"{seconds * 1e6:,.3g} µs", each["limited_by"]),
+        )
+    console.print(table)
+    if fit := found["largest_num_envs"]:
+        console.print(f"\nLargest num_envs on each GPU: {fit['num_envs']:,} ({fit['method']})")
+    if replay := found["replay"]:
+        place = {"host": "in the memory of the host", "shared": "in files"}.get(replay["storage"])
+        place = place or f"on each GPU; the largest that fits: {replay['largest_capacity']:,}"
+        console.print(
+            f"\nReplay buffer: {replay['capacity']:,} transitions of {replay['row_bytes']:,} bytes, "
+            f"{_scaled(replay['bytes'], 1024, 'B', 'KiB', 'MiB', 'GiB')} {place}; "
+            f"{replay['gathers_per_update']:,} minibatches of {replay['rows_per_gather']:,} rows an update"
+        )
+    for title, key in (("Assumed", "assumptions"), ("Not known", "not_known")):
+        console.print(f"\n{title}:")
+        for text in found[key]:
+            console.print(f"- {text}")
+
+
+def _scaled(number: float, factor: int = 1000, *units: str) -> str:
+    first, *others = units or ("", "k", "M", "G", "T")
+    while number >= factor and others:
+        number, (first, *others) = number / factor, others
+    return f"{number:.4g} {first}".rstrip()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m ejax.preflight",
-        description="Compile a config for GPUs that are not here, and count what it would do.",
+        description="Compile a config for GPUs that are not here: its memory on each, and the work of an update.",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="JSON or YAML; see docs/config.md")
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON or YAML; see docs/config.md")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax.train")
     parser.add_argument(
         "--target",
@@ -76,10 +121,6 @@ def _parser() -> argparse.ArgumentParser:
         "--fit", action="store_true", help="compile at several sizes for the largest num_envs that fits"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, too")
-    parser.add_argument(
-        "--budgets", type=Path, metavar="FILE", help="instead: check the counts of its configs, or of --config alone"
-    )
-    parser.add_argument("--rewrite-budgets", type=Path, metavar="FILE", help="instead: rewrite its counts")
     add_trust_option(parser)
     return parser
 

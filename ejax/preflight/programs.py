@@ -1,12 +1,10 @@
 """The programs that a config would run on GPUs: the very ones of training and evaluation, lowered from shapes."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import SingleDeviceSharding
@@ -15,8 +13,6 @@ from ejax.collectors.replay_buffer import take_out
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.mujoco.choice import ENGINES
 from ejax.policies.heads import uses_dropout
-from ejax.preflight.hlo import Module, parse
-from ejax.preflight.launches import count_launches
 from ejax.rollout import reset, unroll, with_memory
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build
@@ -28,6 +24,7 @@ from ejax.training.replay_memory import replay_bytes
 from ejax.training.steppers import DeviceStepper
 from ejax.types import HostEnv, Key, Params, Rollout
 
+Result = TypeVar("Result")
 _NO_TILES = "Couldn't find output tile sizes"
 
 
@@ -49,16 +46,47 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Program:
+    """One of a run's programs, lowered for devices that need not be here."""
+
     name: str
     """``train``, ``learn`` or ``evaluate``."""
-    module: Module
-    memory: Memory
-    seconds: float
-    launches: dict[str, float] | None = None
-    """Launches of each loop; see ``count_launches``. None: compiled for a CPU."""
-    library_products: bool = False
-    """Matrix products are cuBLAS's, none XLA's own."""
+    traced: jax.stages.Traced
+    lowered: jax.stages.Lowered
+    fixed: int
+    """See ``Memory``."""
+    replay: int = 0
+    replay_on_host: int = 0
+
+    def compile(self, dump: Path | None = None) -> tuple[jax.stages.Compiled, bool]:
+        """Compile it, with XLA's account of it in the folder ``dump``; the flag is True if all products are library
+        calls.
+
+        Without a card XLA takes the tiles that it begins with for each product, and gives up where they do not fit what
+        is fused into it, such as a transposition of an odd number of rows.
+        """
+        options: dict[str, str | bool] = {} if dump is None else {"xla_dump_to": str(dump)}
+        try:
+            return self.lowered.compile(options), False
+        except jax.errors.JaxRuntimeError as error:
+            if _NO_TILES not in str(error):
+                raise
+        return self.lowered.compile({**options, "xla_gpu_enable_triton_gemm": False}), True
+
+    def memory(self, compiled: jax.stages.Compiled) -> Memory:
+        """Read XLA's plan of its memory."""
+        plan: Any = compiled.memory_analysis()
+        # an output that takes a donated argument's place needs no memory of its own
+        arguments, outputs = plan.argument_size_in_bytes, plan.output_size_in_bytes - plan.alias_size_in_bytes
+        return Memory(
+            arguments=arguments,
+            outputs=outputs,
+            temporaries=plan.temp_size_in_bytes,
+            peak=arguments + outputs + plan.temp_size_in_bytes,
+            fixed=self.fixed,
+            replay=self.replay,
+            replay_on_host=self.replay_on_host,
+        )
 
 
 def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
@@ -77,8 +105,10 @@ def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     return settled, notes
 
 
-def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evaluation: bool = True) -> list[Compiled]:
-    """Compile a training's own program, then its evaluation's, for a config from ``on_accelerator``.
+def for_each_program(
+    use: Callable[[Program], Result], config: RunConfig, devices: Sequence[jax.Device], *, evaluation: bool = True
+) -> list[Result]:
+    """Use a training's own program, then its evaluation's, for a config from ``on_accelerator``.
 
     Raises:
         ConfigError: what runs outside JAX cannot be compiled.
@@ -89,10 +119,14 @@ def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evalua
         fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
         name = "train" if isinstance(parts.stepper, DeviceStepper) else "learn"
         rows = replay_bytes(parts.state) // len(devices), replay_bytes(parts.state, on_host=True)
-        running = [pool.submit(_compile, name, _training(config, parts, devices), fixed, *rows)]
+        running = [pool.submit(use, _program(name, _training(config, parts, devices), fixed, *rows))]
         if evaluation and config.trainer.enable_eval:
-            running.append(pool.submit(_compile, "evaluate", _evaluation(config, parts, devices), fixed))
+            running.append(pool.submit(use, _program("evaluate", _evaluation(config, parts, devices), fixed)))
         return [each.result() for each in running]
+
+
+def _program(name: str, traced: jax.stages.Traced, *sizes: int) -> Program:
+    return Program(name, traced, traced.lower(), *sizes)
 
 
 def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
@@ -116,16 +150,16 @@ def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
     return parts
 
 
-def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Lowered:
+def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Traced:
     if isinstance(parts.stepper, DeviceStepper):
-        return parts.stepper.lower(*parts.stepper.shapes(parts.state, devices[0]))
+        return parts.stepper.trace(*parts.stepper.shapes(parts.state, devices[0]))
     if not isinstance(parts.stepper, HostStepper) or len(devices) > 1:
         text = f"got '{config.trainer.collector.mode}': its updates are compiled for one GPU; give --gpus 1"
         raise ConfigError([Problem("trainer.collector.mode", text)])
     return _learning(config, parts, parts.stepper, devices[0])
 
 
-def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax.Device) -> jax.stages.Lowered:
+def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax.Device) -> jax.stages.Traced:
     trainer, dropout = config.trainer, uses_dropout(parts.policy)
 
     def collect(params: Params, key: Key) -> Rollout:
@@ -141,46 +175,10 @@ def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax
     # environments on the host are no arrays of the program
     state, replays = take_out(replace(parts.state, envs=()))
     given = (state, rollout, key, replays)
-    return stepper.learn.lower(*(shapes_on(SingleDeviceSharding(device), each) for each in given))
+    return stepper.learn.trace(*(shapes_on(SingleDeviceSharding(device), each) for each in given))
 
 
-def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Lowered:
+def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Traced:
     place = SingleDeviceSharding(devices[0]) if len(devices) == 1 else replicated(make_mesh(devices))
     evaluator = DeviceEvaluator(parts.policy, evaluation_env(config, parts.env), config.trainer)
-    return evaluator.lower(shapes_on(place, parts.state.train.params))
-
-
-def _compile(name: str, lowered: jax.stages.Lowered, fixed: int, replay: int = 0, replay_on_host: int = 0) -> Compiled:
-    began = time.monotonic()
-    with TemporaryDirectory(prefix="ejax-preflight-") as folder:
-        compiled, library_products = _compile_products(lowered, Path(folder))
-        module = parse(compiled.as_text() or "")
-        launches = count_launches(Path(folder), module)
-    plan: Any = compiled.memory_analysis()
-    # an output that takes a donated argument's place needs no memory of its own
-    arguments, outputs = plan.argument_size_in_bytes, plan.output_size_in_bytes - plan.alias_size_in_bytes
-    memory = Memory(
-        arguments=arguments,
-        outputs=outputs,
-        temporaries=plan.temp_size_in_bytes,
-        peak=arguments + outputs + plan.temp_size_in_bytes,
-        fixed=fixed,
-        replay=replay,
-        replay_on_host=replay_on_host,
-    )
-    return Compiled(name, module, memory, time.monotonic() - began, launches, library_products)
-
-
-def _compile_products(lowered: jax.stages.Lowered, folder: Path) -> tuple[jax.stages.Compiled, bool]:
-    """Compile a program, dumped into ``folder``; the flag is True if all of its products are library calls.
-
-    Without a card XLA takes the tiles that it begins with for each product, and gives up where they do not fit what is
-    fused into it, such as a transposition of an odd number of rows.
-    """
-    dumped: dict[str, str | bool] = {"xla_dump_to": str(folder)}
-    try:
-        return lowered.compile(dumped), False
-    except jax.errors.JaxRuntimeError as error:
-        if _NO_TILES not in str(error):
-            raise
-    return lowered.compile({**dumped, "xla_gpu_enable_triton_gemm": False}), True
+    return evaluator.trace(shapes_on(place, parts.state.train.params))

@@ -1,7 +1,8 @@
-"""One preflight: a config on so many cards, everything that was found, and the largest number of environments."""
+"""One preflight: a config on so many cards, its memory and work there, and the largest number of environments."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -10,14 +11,40 @@ import jax
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.preflight.plugin import absent_devices, compiler_problem, without_compilation_cache
-from ejax.preflight.programs import Memory, compile_programs, on_accelerator
-from ejax.preflight.report import Settings, describe
-from ejax.preflight.targets import find_card
+from ejax.preflight.programs import Memory, Program, for_each_program, on_accelerator
+from ejax.preflight.targets import Card, find_card
+from ejax.preflight.work import Work, count_work
 from ejax.runtime.device import matmul_precision
 from ejax.training.watchdog import guarded_calls
 
 USABLE = 0.75
 """Share of a card's memory that JAX takes by default (``XLA_PYTHON_CLIENT_MEM_FRACTION``)."""
+
+
+SCHEMA_VERSION = 3
+ASSUMED = (
+    "{name}: {gib:.4g} GiB, {bandwidth:.4g} TB/s, FP32 {fp32:.4g} TFLOP/s, matrix products {rates} TFLOP/s (f32 is "
+    "TF32, f32 exact takes the FP32 rate)",
+    "elementwise operations are fused with what reads them, nothing stays in the L2 cache",
+    "a loop of unknown length takes one trip; of a conditional's branches the one with most operations runs",
+)
+NOT_KNOWN = (
+    "launches of kernels, which bound small networks: the estimate is a bound from below, not a forecast",
+    "trips of loops of unknown length (MJX's solver, evaluations)",
+    "memory that the allocator loses between buffers, and what CUDA, NCCL and libraries take for themselves",
+)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program's memory and work on each device."""
+
+    name: str
+    memory: Memory
+    work: Work
+    library_products: bool
+    """Matrix products are cuBLAS's, none XLA's own."""
+    seconds: float
 
 
 def preflight(
@@ -29,7 +56,7 @@ def preflight(
     hosts: int = 1,
     fit: bool = False,
 ) -> dict[str, Any]:
-    """Compile what a config runs for GPUs that are not here, and count it.
+    """Compile what a config runs for GPUs that are not here: its memory on each, and the work of an update.
 
     Args:
         target: a card's short name, or a file; see ``ejax.preflight.targets``.
@@ -37,12 +64,49 @@ def preflight(
         fit: compile at several sizes for the largest ``num_envs``, instead of an estimate.
 
     Returns:
-        The result of ``ejax.preflight.report.describe``, ready for JSON.
+        A dict that is ready for JSON.
 
     Raises:
         ConfigError: the config, the card, or the compiler that is missing.
     """
     began, worked = time.monotonic(), time.process_time()
+    largest: Fit | None = None
+    with absent_run(config, overrides, target=target, gpus=gpus, hosts=hosts) as (read, notes, card, devices):
+        programs = for_each_program(partial(measure, len(devices)), read, devices)
+        training, num_envs = programs[0], read.trainer.num_envs
+        if training.name == "train" and fit:
+            largest = search(partial(_memory_at, read, devices), training.memory, num_envs, card.memory)
+        elif training.name == "train":
+            largest = estimate(training.memory, num_envs, card.memory)
+    rates = ", ".join(f"{name} {rate / 1e12:.4g}" for name, rate in card.matrix.items()) or "none known"
+    numbers: Any = {"gib": card.memory / 2**30, "bandwidth": card.bandwidth / 1e12, "fp32": card.fp32 / 1e12}
+    seconds = {"wall": time.monotonic() - began, "cpu": time.process_time() - worked}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": config,
+        "overrides": list(overrides),
+        "target": target,
+        "gpus": gpus,
+        "hosts": hosts,
+        "num_envs": num_envs,
+        "notes": list(notes),
+        "card": {name: value for name, value in asdict(card).items() if name != "text"},
+        "programs": {each.name: describe(each, card) for each in programs},
+        "env_steps_per_update": num_envs * len(devices) * read.trainer.buffer_size,
+        "largest_num_envs": None if largest is None else asdict(largest),
+        "replay": replay_facts(read, training.memory, len(devices), card.memory),
+        "assumptions": [each.format(name=card.name, rates=rates, **numbers) for each in ASSUMED],
+        "not_known": list(NOT_KNOWN),
+        "seconds": {name: round(number, 1) for name, number in seconds.items()},
+    }
+
+
+@contextmanager
+def absent_run(
+    config: str, overrides: Sequence[str], *, target: str, gpus: int, hosts: int
+) -> Iterator[tuple[RunConfig, tuple[str, ...], Card, Sequence[jax.Device]]]:
+    """Read a config as for ``gpus`` of the card on each of ``hosts``, and trace in the block: ``(config, notes on what
+    it leaves open, card, devices)``. Errors as ``preflight``."""
     if gpus < 1 or hosts < 1:
         raise ConfigError(
             [Problem("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1")], "ejax.preflight"
@@ -51,32 +115,46 @@ def preflight(
     if problem := compiler_problem():
         raise ConfigError([Problem("", problem)], "ejax.preflight")
     read, notes = on_accelerator(load_config(config, overrides, device="cpu"))
-    trainer = read.trainer
     devices = absent_devices(card, gpus=gpus, hosts=hosts)
-    settings = Settings(
-        config, tuple(overrides), target, gpus, hosts, trainer.num_envs, trainer.buffer_size, notes=notes
-    )
-    largest: Fit | None = None
     with (
-        guarded_calls(read.env.id, trainer.collector),
+        guarded_calls(read.env.id, read.trainer.collector),
         without_compilation_cache(),
-        matmul_precision(trainer.matmul_precision, "cuda"),
+        matmul_precision(read.trainer.matmul_precision, "cuda"),
     ):
-        programs = compile_programs(read, devices)
-        training = programs[0]
-        if training.name == "train" and fit:
-            largest = search(partial(_memory_at, read, devices), training.memory, trainer.num_envs, card.memory)
-        elif training.name == "train":
-            largest = estimate(training.memory, trainer.num_envs, card.memory)
-    seconds = {"wall": time.monotonic() - began, "cpu": time.process_time() - worked}
-    found = describe(settings, card, programs, None if largest is None else asdict(largest), seconds)
-    return found | {"replay": replay_facts(read, training.memory, len(devices), card.memory)}
+        yield read, notes, card, devices
+
+
+def measure(num_devices: int, program: Program) -> Compiled:
+    """Compile a program, and count its work on each of the devices that share it."""
+    began = time.monotonic()
+    compiled, library_products = program.compile()
+    work = Work()
+    work.add(count_work(program.traced.jaxpr), 1.0 / num_devices)
+    return Compiled(program.name, program.memory(compiled), work, library_products, time.monotonic() - began)
+
+
+def describe(compiled: Compiled, card: Card) -> dict[str, Any]:
+    """Describe a program as JSON can hold it, with the least time that its traffic and its arithmetic take."""
+    work = compiled.work
+    products = sum(flops / card.matrix.get(name, card.fp32) for name, flops in work.products.items())
+    bounds = {"memory": work.num_bytes / card.bandwidth, "arithmetic": products + work.elements / card.fp32}
+    return {
+        "memory": asdict(compiled.memory) | {"fraction_of_card": compiled.memory.peak / card.memory},
+        "product_flops": {name: round(flops) for name, flops in sorted(work.products.items())},
+        "element_ops": round(work.elements),
+        "bytes": round(work.num_bytes),
+        "loops_of_unknown_length": work.open_loops,
+        "bounds_s": bounds,
+        "limited_by": max(bounds, key=bounds.__getitem__),
+        "library_products": compiled.library_products,
+        "seconds": round(compiled.seconds, 1),
+    }
 
 
 def _memory_at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) -> Memory:
     trainer = config.trainer.model_copy(update={"num_envs": num_envs})
     resized = config.model_copy(update={"trainer": trainer})
-    return compile_programs(resized, devices, evaluation=False)[0].memory
+    return for_each_program(lambda each: each.memory(each.compile()[0]), resized, devices, evaluation=False)[0]
 
 
 def replay_facts(config: RunConfig, memory: Memory, num_devices: int, card_memory: int) -> dict[str, Any] | None:

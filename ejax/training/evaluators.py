@@ -98,19 +98,19 @@ class DeviceEvaluator(Evaluator):
             what = ("evaluate", self._policy, self._env, *episode_options(self._trainer).items())
             # the function of members is another object in each call
             key = programs.key_of(what if self._each is None else None, params)
-            program = programs.find(key) or programs.keep(key, self.lower(params).compile())
+            program = programs.find(key) or programs.keep(key, self.trace(params).lower().compile())
             self._compiled.set_result(program)
         except BaseException as error:
             self._compiled.set_exception(error)  # raised where the program is needed
 
-    def lower(self, params: Params) -> jax.stages.Lowered:
-        """Lower the program of an evaluation; shapes of the parameters will do."""
+    def trace(self, params: Params) -> jax.stages.Traced:
+        """Trace the program of an evaluation; shapes of the parameters will do."""
         seed, options = self._trainer.eval_seed, episode_options(self._trainer)
         if self._each is None:
-            return evaluate.lower(self._policy, self._env, params, jax.random.key(seed), **options)
+            return evaluate.trace(self._policy, self._env, params, jax.random.key(seed), **options)
         play = partial(evaluate, self._policy, self._env, **options)
         program = jax.jit(self._each(lambda params, key: summarize(play(params, key))))
-        return program.lower(*self._of_members(params, seed))
+        return program.trace(*self._of_members(params, seed))
 
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
         outcome: Future[Metrics] = Future()

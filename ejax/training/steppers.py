@@ -117,26 +117,27 @@ class DeviceStepper(Stepper[State]):
             state = cast(State, shard(state, self._layout.shardings(state)))
             self._key = shard(self._key, self._layout.key)
         program = programs.key_of(self._what, (state, self._key))
-        self._compiled = programs.find(program) or programs.keep(program, self.lower(state, self._key).compile())
+        kept = programs.find(program)
+        self._compiled = kept or programs.keep(program, self.trace(state, self._key).lower().compile())
         return state
 
     @property
     def program(self) -> str | None:
         return str(self._compiled.as_text())
 
-    def lower(self, state: State, key: Key) -> jax.stages.Lowered:
-        """Lower the program of ``advance``; ``shapes`` will do for devices that are not here."""
+    def trace(self, state: State, key: Key) -> jax.stages.Traced:
+        """Trace the program of ``advance``; ``shapes`` will do for devices that are not here."""
         # traced, so that one program serves every length
         count, layout = jax.ShapeDtypeStruct((), jnp.int32), self._layout
         placed = {} if layout is None else {"out_shardings": (layout.shardings(state), layout.rest)}
         program, (rest, replays) = repeat_step(self.step, self.max_updates, fold=self._fold, **placed), take_out(state)
         if layout is None or layout.mesh is None:
-            return program.lower(rest, key, count, replays)
+            return program.trace(rest, key, count, replays)
         # an environment that makes arrays at its first call, as MJX does its model, makes them on one device: that
         # must be before the mesh of several is set
         jax.eval_shape(self.step, state, key)
         with jax.set_mesh(layout.mesh):
-            return program.lower(rest, key, count, replays)
+            return program.trace(rest, key, count, replays)
 
     def shapes(self, state: State, device: jax.Device) -> tuple[State, Key]:
         """Give the shapes of state and key, with their places: on the layout's devices, or on ``device``."""

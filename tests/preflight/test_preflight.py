@@ -1,37 +1,29 @@
 """Preflight: the programs of training and evaluation, for devices that are not here; what it finds, and refuses."""
 
-import io
 import json
 import os
 import re
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 import yaml
-from rich.console import Console
-from tiny import EVALUATED, NUM_ENVS, NUM_STEPS, PPO, STEPS, tiny, tiny_sac
+from tiny import EVALUATED, NUM_ENVS, STEPS, tiny, tiny_sac
 
 from ejax.config import ConfigError, Problem, load_config, parse_config
 from ejax.preflight import plugin
 from ejax.preflight.__main__ import main
-from ejax.preflight.bounds import HOST_TRIP_S, LAUNCH_S, bounds
-from ejax.preflight.cost import Collective, Cost, instruction_cost
-from ejax.preflight.hlo import parse
 from ejax.preflight.plugin import compiler_problem
-from ejax.preflight.programs import Compiled, Memory, _compile_products, compile_programs, on_accelerator
-from ejax.preflight.report import Settings, describe, show
-from ejax.preflight.run import USABLE, estimate, replay_facts, search
+from ejax.preflight.programs import Memory, Program, for_each_program, on_accelerator
+from ejax.preflight.run import USABLE, Compiled, describe, estimate, measure, replay_facts, search
 from ejax.preflight.targets import CARDS, find_card
 from ejax.training.build import build
 
 H100 = CARDS["h100"]
-SECONDS = {"wall": 1.0, "cpu": 2.0}
 ROOT = Path(__file__).parents[2]
 needs_compiler = pytest.mark.skipif(compiler_problem() is not None, reason=compiler_problem() or "")
 
@@ -39,21 +31,11 @@ needs_compiler = pytest.mark.skipif(compiler_problem() is not None, reason=compi
 @pytest.fixture(scope="module")
 def programs() -> list[Compiled]:
     """Compile a tiny run for the CPU: everything but the card is as for a GPU."""
-    return compile_programs(parse_config(tiny(**EVALUATED)), jax.devices()[:1])
-
-
-def settings(**changes: Any) -> Settings:
-    settings = Settings("tiny.yaml", (), "h100", gpus=1, hosts=1, num_envs=NUM_ENVS, num_steps=NUM_STEPS)
-    return replace(settings, **changes)
+    return for_each_program(partial(measure, 1), parse_config(tiny(**EVALUATED)), jax.devices()[:1])
 
 
 def memory(peak: int, fixed: int = 0) -> Memory:
     return Memory(arguments=0, outputs=0, temporaries=0, peak=peak, fixed=fixed)
-
-
-@pytest.fixture(scope="module")
-def found(programs: list[Compiled]) -> dict[str, Any]:
-    return describe(settings(), H100, programs, asdict(estimate(programs[0].memory, NUM_ENVS, H100.memory)), SECONDS)
 
 
 def test_training_and_evaluation_are_compiled(programs: list[Compiled]) -> None:
@@ -63,14 +45,14 @@ def test_training_and_evaluation_are_compiled(programs: list[Compiled]) -> None:
 @pytest.mark.slow
 def test_without_evaluation_there_is_no_program_for_it() -> None:
     config = parse_config(tiny(collector={"mode": "host"}))
-    assert [each.name for each in compile_programs(config, jax.devices()[:1])] == ["learn"]
+    assert for_each_program(lambda each: each.name, config, jax.devices()[:1]) == ["learn"]
 
 
 def test_the_program_is_the_one_that_training_starts() -> None:
     config, device = parse_config(tiny()), jax.devices()[0]
     real, shapes = build(config), build(config, absent=[device])
-    lowered = shapes.stepper.lower(*shapes.stepper.shapes(shapes.state, device))  # type: ignore[attr-defined]
-    started = real.stepper.lower(jax.device_put(real.state, device), real.stepper._key)  # type: ignore[attr-defined]
+    lowered = shapes.stepper.trace(*shapes.stepper.shapes(shapes.state, device)).lower()  # type: ignore[attr-defined]
+    started = real.stepper.trace(jax.device_put(real.state, device), real.stepper._key).lower()  # type: ignore[attr-defined]
     assert lowered.as_text() == started.as_text()
 
 
@@ -88,13 +70,13 @@ class Untiled:
 
 def test_products_that_have_no_tiles_without_a_card_are_library_calls() -> None:
     lowered: Any = Untiled("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.1")
-    assert _compile_products(lowered, Path("dump")) == ("compiled", True)
+    assert Program("train", lowered, lowered, 0).compile() == ("compiled", True)
 
 
 def test_what_else_xla_gives_up_is_an_error() -> None:
     lowered: Any = Untiled("INTERNAL: out of memory")
     with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
-        _compile_products(lowered, Path("dump"))
+        Program("train", lowered, lowered, 0).compile()
 
 
 def test_a_state_for_absent_devices_is_not_made() -> None:
@@ -108,65 +90,28 @@ def test_several_devices_each_have_the_config_s_environments() -> None:
     assert parts.num_devices == 2 and parts.state.episodes.current_return.shape == (2 * NUM_ENVS,)
 
 
-def test_what_the_loops_cost_is_under_their_names(found: dict[str, Any]) -> None:
-    units = found["programs"]["train"]["units"]
-    assert {"update", "env step", "minibatch"} <= set(units)
-    assert units["env step"]["trips"] == NUM_STEPS and units["update"]["trips"] is None
-    assert units["update"]["kernels"] > NUM_STEPS * units["env step"]["kernels"] > 0
-    assert units["env step"]["host_trips"] >= 1  # whether an episode ended
-    # one loop: a loop over epochs around it would split a CUDA graph
-    assert units["minibatch"]["trips"] == PPO["n_epochs"] * STEPS // PPO["batch_size"]
+def test_a_program_s_work_is_its_products_at_their_rate(programs: list[Compiled]) -> None:
+    train, evaluate = programs
+    assert set(train.work.products) == {"f32"}
+    assert train.work.flops > evaluate.work.flops > 0
+    found = describe(train, H100)
+    assert found["bounds_s"]["memory"] == pytest.approx(train.work.num_bytes / H100.bandwidth)
+    assert found["limited_by"] in found["bounds_s"]
+    assert json.loads(json.dumps(found)) == found
 
 
-def test_a_rollout_keeps_what_it_is_made_of(found: dict[str, Any]) -> None:
-    obs, final_obs, action, mean = 14, 14, 2, 2  # floats of a PointMass step; the rest is a few scalars
-    kept = found["programs"]["train"]["stored_bytes_per_env_step"]
-    assert 4 * (obs + final_obs + action + mean) < kept < 4 * (obs + final_obs + action + mean) + 64
-
-
-def test_everything_is_json_with_a_schema_version(found: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(found))["schema_version"] == 2
-
-
-def test_the_tables_show_each_program_and_what_is_not_known(found: dict[str, Any]) -> None:
-    show(found, Console(width=160, file=(lines := io.StringIO())))
-    text = lines.getvalue()
-    for words in ("train: memory of each GPU", "evaluate: memory", "Largest num_envs", "Assumed:", "Not known:"):
-        assert words in text
-
-
-@pytest.mark.slow
-def test_the_host_s_updates_are_a_program_too() -> None:
-    programs = compile_programs(parse_config(tiny(collector={"mode": "host"})), jax.devices()[:1])
-    units = describe(settings(), H100, programs, None, SECONDS)["programs"]["learn"]["units"]
-    assert units["update"]["kernels"] > units["minibatch"]["kernels"] > 0
-
-
-@pytest.mark.parametrize(
-    ("cost", "limiting", "seconds"),
-    [
-        (Cost(num_bytes=H100.bandwidth), "memory", 1.0),
-        (Cost(element_ops=2.0 * H100.fp32), "arithmetic", 2.0),
-        (Cost(kernels=1000.0, host_trips=10.0), "launches", 1000 * LAUNCH_S + 10 * HOST_TRIP_S),
-    ],
-)
-def test_the_bound_is_that_of_the_scarcest_resource(cost: Cost, limiting: str, seconds: float) -> None:
-    limits = bounds(cost, H100)
-    assert limits.limiting == limiting and limits.seconds == pytest.approx(seconds)
-
-
-def test_products_are_bound_by_the_rate_of_their_precision() -> None:
-    tf32, exact = Cost(), Cost()
-    tf32.dot_flops["f32"] = exact.dot_flops["f32 exact"] = 10**12
-    assert bounds(tf32, H100).arithmetic == pytest.approx(1 / 494.7)
-    assert bounds(exact, H100).arithmetic == pytest.approx(1e12 / H100.fp32)
-
-
-def test_a_ring_of_eight_sends_seven_quarters_of_what_it_reduces() -> None:
-    cost = Cost()
-    cost.collectives[Collective("all-reduce", 8000, 8, "update")] = 2
-    assert H100.link is not None
-    assert bounds(cost, H100).links == pytest.approx(2 * 8000 * 7 / 4 / H100.link)
+@needs_compiler
+def test_a_config_is_compiled_for_two_cards_that_are_not_here(tmp_path: Path) -> None:
+    """In a process of its own: the options that the tests give XLA may change what it compiles."""
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny()))
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "ejax.preflight", "--config", "tiny.yaml", "--gpus", "2", "--json", "found.json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert "an update" in result.stdout and "Not known:" in result.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["schema_version"] == 3 and found["env_steps_per_update"] == 2 * STEPS
+    assert found["programs"]["train"]["product_flops"]
 
 
 def test_an_estimate_leaves_out_what_does_not_grow() -> None:
@@ -233,12 +178,12 @@ def test_the_c_engine_is_refused_with_the_remedy() -> None:
 def test_an_environment_outside_jax_is_refused() -> None:
     config = parse_config(tiny(env="gymnasium:Pendulum-v1"))
     with pytest.raises(ConfigError, match="gymnasium:Pendulum-v1 lives outside JAX"):
-        compile_programs(config, jax.devices()[:1])
+        for_each_program(str, config, jax.devices()[:1])
 
 
 def test_cloning_is_refused() -> None:
     with pytest.raises(ConfigError, match="bc learns from demonstrations"):
-        compile_programs(load_config(ROOT / "configs/push_cube/bc.yaml"), jax.devices()[:1])
+        for_each_program(str, load_config(ROOT / "configs/push_cube/bc.yaml"), jax.devices()[:1])
 
 
 @pytest.mark.parametrize(
@@ -278,68 +223,6 @@ def test_the_command_puts_its_name_before_an_error_once(
     monkeypatch.setattr("ejax.preflight.__main__._run", refuse)
     assert main(["--config", "any.yaml"]) == 2
     assert capsys.readouterr().err == "ejax.preflight: 1 problem\n  --gpus: got 0\n"
-
-
-def test_the_command_needs_a_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "give --config FILE" in capsys.readouterr().err
-
-
-KEEPING_THE_DUMP = """
-import contextlib, sys
-from ejax.preflight import __main__, programs
-programs.TemporaryDirectory = lambda prefix: contextlib.nullcontext("dump")
-sys.exit(__main__.main(sys.argv[1:]))
-"""
-
-
-@pytest.fixture(scope="module")
-def for_two_cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with preflight's findings on a tiny run on two cards, and XLA's own account of its compilation.
-
-    In a process of its own: the options that the tests give XLA may change what it compiles.
-    """
-    folder = tmp_path_factory.mktemp("two_cards")
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny()))
-    (folder / "dump").mkdir()
-    command = ["-c", KEEPING_THE_DUMP, "--config", "tiny.yaml", "--gpus", "2", "--json", "found.json"]
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    result = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=folder, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    return folder
-
-
-@needs_compiler
-def test_a_config_is_compiled_for_two_cards_that_are_not_here(for_two_cards: Path) -> None:
-    training = json.loads((for_two_cards / "found.json").read_text())["programs"]["train"]
-    assert training["units"]["minibatch"]["collectives"] >= 1
-    assert {each["devices"] for each in training["collectives"]} == {2}
-
-
-@needs_compiler
-def test_the_host_launches_a_whole_training_at_once(for_two_cards: Path) -> None:
-    training = json.loads((for_two_cards / "found.json").read_text())["programs"]["train"]
-    assert training["launches"] == 1
-    assert {each["launches"] for each in training["units"].values()} == {0}
-
-
-@needs_compiler
-def test_as_many_kernels_are_counted_as_xla_says_that_it_launches(for_two_cards: Path) -> None:
-    (hlo,) = (for_two_cards / "dump").glob("*jit_repeated*after_optimizations.txt")
-    (launches,) = (for_two_cards / "dump").glob("*jit_repeated.thunk_sequence.txt")
-    module = parse(hlo.read_text())
-    instructions = [each for computation in module.computations.values() for each in computation.instructions]
-    inside = {name for each in instructions for name in each.called("calls", "to_apply")}
-    counted = sum(
-        instruction_cost(module, computation, each, "").kernels
-        for computation in module.computations.values()
-        for each in computation.instructions
-        if computation.name not in inside
-    )
-    kinds = Counter(re.findall(r"^ *\d+: k(\w+)", launches.read_text(), re.MULTILINE))
-    assert counted == sum(kinds[kind] for kind in ("CustomKernel", "Copy", "AllReduce", "AllGather", "PartitionId"))
 
 
 def test_a_replay_buffer_does_not_grow_with_the_environments_and_fills_what_they_leave() -> None:

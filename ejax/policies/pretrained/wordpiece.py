@@ -77,5 +77,6 @@ def read_wordpiece(folder: Path) -> WordPiece:
     read.no_padding()
     read.no_truncation()
     read.add_special_tokens([token for token in (*_SPECIAL, "[MASK]") if read.token_to_id(token) is not None])
-    read.post_processor = processors.BertProcessing(*((token, read.token_to_id(token)) for token in ("[SEP]", "[CLS]")))
+    around: Any = ((token, read.token_to_id(token)) for token in ("[SEP]", "[CLS]"))
+    read.post_processor = processors.BertProcessing(*around)
     return WordPiece(read)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ejax.preflight.cost import Collective, Cost, instruction_cost
-from ejax.preflight.hlo import Computation, Instruction, Module, Shape, parse
-from ejax.preflight.launches import PROGRAM, count_launches
-from ejax.preflight.loops import MINIBATCH, Loop, count
+from benchmarks.kernel_counts.cost import Collective, Cost, instruction_cost
+from benchmarks.kernel_counts.hlo import Computation, Instruction, Module, Shape, parse
+from benchmarks.kernel_counts.launches import PROGRAM, count_launches
+from benchmarks.kernel_counts.loops import MINIBATCH, Loop, count
 
 LOOPS = (Path(__file__).parents[1] / "golden/loops.hlo").read_text()
 """As XLA's GPU compiler prints it, written by hand and small enough to count by hand."""

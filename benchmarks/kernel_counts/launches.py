@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ejax.preflight.hlo import Module
 from ejax.schema.plain_files import read_text
+
+from .hlo import Module
 
 PROGRAM = ""
 """The name of the whole program among its loops."""

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.logs.json_records import read_facts
-from ejax.preflight.run import preflight
 from ejax.schema.problems import ConfigError, Problem
+
+from .run import count_kernels
 
 _COUNTED = ("kernels", "launches", "library_calls", "host_trips", "callbacks", "collectives", "collective_bytes")
 _UNITS = ("update", "env step", "physics step", "minibatch")
@@ -57,7 +58,7 @@ def worse(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
 
 
 def measure(entry: dict[str, Any]) -> dict[str, int]:
-    return budget_of(preflight(**{name: value for name, value in entry.items() if name != "counts"}))
+    return budget_of(count_kernels(**{name: value for name, value in entry.items() if name != "counts"}))
 
 
 def check(path: Path, config: str | None = None) -> list[str]:

@@ -8,8 +8,9 @@ All are bounds but launches, an estimate from above where XLA joins kernels into
 
 from dataclasses import dataclass
 
-from ejax.preflight.cost import Collective, Cost
 from ejax.preflight.targets import Card
+
+from .cost import Collective, Cost
 
 LAUNCH_S = 2.5e-6
 """Assumed: from the start of one small kernel to that of the next."""

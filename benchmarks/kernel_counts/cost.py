@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ejax.preflight.hlo import Computation, Instruction, Module, Shape
+from .hlo import Computation, Instruction, Module, Shape
 
 _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier"),

@@ -2,7 +2,7 @@
 
 After a change that is meant to cost more, or one that costs less:
 
-    python -m ejax.preflight --rewrite-budgets tests/preflight_budgets.json [--config FILE]
+    python -m benchmarks.kernel_counts --rewrite-budgets tests/preflight_budgets.json [--config FILE]
 """
 
 import json
@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import pytest
 
+from benchmarks.kernel_counts import budgets
+from benchmarks.kernel_counts.__main__ import main
+from benchmarks.kernel_counts.budgets import budget_of, check, rewrite, worse
 from ejax.config import ConfigError
-from ejax.preflight import budgets
-from ejax.preflight.__main__ import main
-from ejax.preflight.budgets import budget_of, check, rewrite, worse
 from ejax.preflight.plugin import compiler_problem
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_what_is_no_file_of_budgets_is_refused_in_one_line(
     for option in ("--budgets", "--rewrite-budgets"):
         assert main([option, str(file)]) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"ejax.preflight: {file} ") and error.count("\n") == 1
+        assert error.startswith(f"kernel_counts: {file} ") and error.count("\n") == 1
 
 
 def test_counts_of_another_jax_are_not_compared(tmp_path: Path) -> None:
@@ -154,6 +154,6 @@ def test_every_budget_is_of_a_shipped_config() -> None:
 def test_a_shipped_config_stays_within_its_budget(config: str) -> None:
     """In a process of its own: the options that the tests give XLA may change what it compiles."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, "-m", "ejax.preflight", "--budgets", str(FILE), "--config", config]
+    command = [sys.executable, "-m", "benchmarks.kernel_counts", "--budgets", str(FILE), "--config", config]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ejax.preflight.cost import Cost, instruction_cost
-from ejax.preflight.hlo import Computation, Instruction, Module, Shape
+from .cost import Cost, instruction_cost
+from .hlo import Computation, Instruction, Module, Shape
 
 UPDATE, ENV_STEP, PHYSICS_STEP, MINIBATCH = "update", "env step", "physics step", "minibatch"
 _NOISE = re.compile(r"^(while|body|closed_call|cond|branch_\d+_fun|vmap\(\)|jvp\(\)|transpose\(jvp\(\)\)|checkpoint)$")

@@ -1,4 +1,4 @@
-"""Results of preflight, as data with a schema version, and as tables."""
+"""Results of a count, as data with a schema version, and as tables."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ejax.preflight.bounds import assumptions, bounds
-from ejax.preflight.cost import Cost
-from ejax.preflight.launches import PROGRAM
-from ejax.preflight.loops import ENV_STEP, MINIBATCH, PHYSICS_STEP, UPDATE, Loop, count
-from ejax.preflight.programs import Compiled
 from ejax.preflight.targets import Card
+
+from .bounds import assumptions, bounds
+from .cost import Cost
+from .launches import PROGRAM
+from .loops import ENV_STEP, MINIBATCH, PHYSICS_STEP, UPDATE, Loop, count
+from .programs import Compiled
 
 SCHEMA_VERSION = 2
 UNITS = (UPDATE, ENV_STEP, f"{ENV_STEP}, backward", PHYSICS_STEP, MINIBATCH)
@@ -49,16 +50,14 @@ def describe(
     settings: Settings,
     card: Card,
     programs: Sequence[Compiled],
-    fit: dict[str, Any] | None,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """Describe everything as JSON can hold it; ``fit``: an ``ejax.preflight.run.Fit`` as a dict."""
+    """Describe everything as JSON can hold it."""
     return {
         "schema_version": SCHEMA_VERSION,
         **asdict(settings),
         "card": {name: value for name, value in asdict(card).items() if name != "text"},
         "programs": {each.name: _program(each, settings, card) for each in programs},
-        "largest_num_envs": fit,
         "assumptions": assumptions(card, hosts=settings.hosts),
         "not_known": list(NOT_KNOWN),
         "seconds": {name: round(number, 1) for name, number in seconds.items()},
@@ -138,16 +137,6 @@ def show(found: dict[str, Any], console: Console) -> None:
         console.print(text)
     for name, program in found["programs"].items():
         _show_program(name, program, console)
-    if fit := found["largest_num_envs"]:
-        console.print(f"\nLargest num_envs on each GPU: {fit['num_envs']:,} ({fit['method']})")
-    if replay := found.get("replay"):
-        place = {"host": "in the memory of the host", "shared": "in files"}.get(replay["storage"])
-        place = place or f"on each GPU; the largest that fits: {replay['largest_capacity']:,}"
-        console.print(
-            f"\nReplay buffer: {replay['capacity']:,} transitions of {replay['row_bytes']:,} bytes, "
-            f"{_size(replay['bytes'])} {place}; "
-            f"{replay['gathers_per_update']:,} minibatches of {replay['rows_per_gather']:,} rows an update"
-        )
     for title, key in (("Assumed", "assumptions"), ("Not known", "not_known")):
         console.print(f"\n{title}:")
         for text in found[key]:
