@@ -133,7 +133,7 @@ class _Linear(StrictModel):
     end_factor: NonNegativeFloat = 0.0
     """EmbodiChain's default; torch's own is 1."""
     total_iters: PositiveInt | None = None
-    """Updates until ``end_factor`` is reached. None: those of the run."""
+    """Updates until ``end_factor`` is reached, which stays. None: those that the run begins with."""
 
     def rate(self, start: float, k: Array) -> Array:
         assert self.total_iters is not None, "bind_schedule has set it"
@@ -143,12 +143,13 @@ class _Linear(StrictModel):
 
 class _Cosine(StrictModel):
     T_max: PositiveInt | None = None
-    """Updates until ``eta_min`` is reached. None: those of the run."""
+    """Updates until ``eta_min`` is reached, which stays. None: those that the run begins with."""
     eta_min: NonNegativeFloat = 0.0
     """The lowest learning rate."""
 
     def rate(self, start: float, k: Array) -> Array:
         assert self.T_max is not None, "bind_schedule has set it"
+        k = jnp.minimum(k, self.T_max)  # torch's swings up again
         return self.eta_min + (start - self.eta_min) * 0.5 * (1.0 + jnp.cos(jnp.pi * k / self.T_max))
 
 
@@ -177,6 +178,8 @@ SCHEDULE_KWARGS: dict[str, type[Any]] = {
     "exponential": _Exponential,
 }
 _HORIZON = {"linear": "total_iters", "cosine": "T_max"}  # the keyword that stands for the updates of the run
+STRETCHABLE = tuple(f"lr_scheduler.kwargs.{name}" for name in _HORIZON.values())
+"""Keys of ``algorithm.cfg`` that a resumed run may change: a longer run, a longer schedule."""
 
 
 class ScheduleConfig(StrictModel):
@@ -289,6 +292,44 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
         raise ValueError(f"lr_scheduler '{schedule.name}' has no horizon; bind_schedule gives it the run's updates")
     rate: Array = _keywords(SCHEDULE_KWARGS[schedule.name], schedule.kwargs).rate(learning_rate, k)
     return rate
+
+
+def rescheduled(state: TrainState, options: Any) -> TrainState:
+    """Set the rates that the options' optimizers and schedule have after the state's updates."""
+
+    def at(opt_state: PyTree, optimizer: OptimizerConfig) -> PyTree:
+        rate = scheduled_learning_rate(optimizer.learning_rate, options.lr_scheduler, state.step)
+        return set_learning_rate(opt_state, rate)
+
+    if (critic := getattr(options, "critic_optimizer", None)) is None:
+        return replace(state, opt_state=at(state.opt_state, options.optimizer))
+    actor, own = (state.opt_state[name] for name in ("actor", "critic"))
+    return replace(state, opt_state={"actor": at(actor, options.optimizer), "critic": at(own, critic)})
+
+
+def schedule_note(options: Any, begun: int, total: int) -> str:
+    """Say that a schedule with its horizon ends before update ``total``, of a run that goes on after ``begun``; empty if
+    not, or if it was made so for a new run and its last rate is above 0."""
+    schedule = getattr(options, "lr_scheduler", None)
+    key = _HORIZON.get(schedule.name or "") if isinstance(schedule, ScheduleConfig) else None
+    end = None if key is None else dict(schedule.kwargs).get(key)
+    rest = 0 if end is None else total - max(begun, end)
+    if rest <= 0:
+        return ""
+    rate = float(scheduled_learning_rate(options.optimizer.learning_rate, schedule, jnp.asarray(end)))
+    if begun == 0 and rate > 0.0:
+        return ""
+    nothing = ", and learn nothing" if rate == 0.0 else ""
+    return (
+        f"the schedule of the learning rate, {schedule.name}, ends with update {end}: {rest} updates from there to {total} "
+        f"have the rate {rate:.4g}{nothing}; algorithm.cfg.lr_scheduler.kwargs.{key}={total} stretches it"
+    )
+
+
+def keep_horizon(schedule: ScheduleConfig, saved: ScheduleConfig) -> ScheduleConfig:
+    """Give an open schedule the horizon of a saved one of its name, if that has one."""
+    horizon = dict(saved.kwargs).get(_HORIZON.get(schedule.name or "", ""))
+    return schedule if horizon is None or schedule.name != saved.name else bind_schedule(schedule, horizon)
 
 
 def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> TrainState:

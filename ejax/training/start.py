@@ -15,8 +15,10 @@ from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
+from ejax.optim import ScheduleConfig, keep_horizon, schedule_note
 from ejax.runtime.processes import Group
 from ejax.runtime.stopwatch import Stopwatch
+from ejax.schema.frozen import with_value
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
@@ -38,7 +40,14 @@ from ejax.training.evaluators import check_best_metric
 from ejax.training.given import Given
 from ejax.training.loop import Cadence
 from ejax.training.parts import Parts, rows_per_update
-from ejax.training.warm_start import check_teacher, find_checkpoint, start_from_file, start_from_policy, start_from_run
+from ejax.training.warm_start import (
+    check_teacher,
+    find_checkpoint,
+    set_rates,
+    start_from_file,
+    start_from_policy,
+    start_from_run,
+)
 from ejax.training.watchdog import Watchdog
 
 
@@ -149,7 +158,8 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
     directory, saved = open_run_directory(path)
     horizon = started_for(directory.config_file, saved)  # a schedule keeps the one that the run was started with
-    given, saved = bind(config, horizon), bind(saved, horizon)
+    saved = bind(saved, horizon)
+    given = bind(_stretched(config, saved), horizon)
     check_same_run(given, saved)  # before the folder is put in order
     alarms = [*([left_behind] if left_behind else []), *directory.recover()]
     if which == "latest" and not directory.saved():
@@ -194,8 +204,10 @@ def open_log(call: Call, start: StartState) -> MetricWriter:
             started=call.started,
         )
     )
-    for text in location.alarms:
-        writer.alarm(text)
+    trainer, options = location.config.trainer, location.config.algorithm.cfg
+    for text in (*location.alarms, schedule_note(options, start.update, trainer.num_updates)):
+        if text:
+            writer.alarm(text)
     for text in (*location.notes, *start.notes):
         writer.note(text)
     if location.config.trainer.distributed:
@@ -226,7 +238,8 @@ def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[st
         state, meta = load_checkpoint(location.checkpoint, parts.state)
         directory.previous[:] = [location.checkpoint]
         check_teacher(config, parts.state, state)
-        return state, meta, ()
+        state, notes = set_rates(state, config, meta)
+        return state, meta, notes
     if location.file is None:
         state, notes = start_from_policy(parts, config)
         return state, {}, notes
@@ -238,6 +251,14 @@ def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[st
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         write_schedule(directory.path, 0, range(int(state.update)))
     return state, {}, (f"goes on from {location.file}", *notes)
+
+
+def _stretched(config: RunConfig, saved: RunConfig) -> RunConfig:
+    """Leave a schedule the horizon that an earlier resume gave it."""
+    schedules = [getattr(each.algorithm.cfg, "lr_scheduler", None) for each in (config, saved)]
+    if not all(isinstance(each, ScheduleConfig) for each in schedules):
+        return config
+    return with_value(config, "algorithm.cfg.lr_scheduler", keep_horizon(*schedules))
 
 
 def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:
