@@ -217,10 +217,7 @@ def summarize(episodes: Mapping[str, Any]) -> Metrics:
 def unfinished_note(metrics: Mapping[str, Any], num_episodes: int) -> str:
     """Name the remedy for episodes of an evaluation that did not end, by its ``summarize``; empty where all ended."""
     count = int(metrics.get(UNFINISHED_EPISODES, 0))
-    if not count:
-        return ""
-    steps = metrics["eval/avg_length"]
-    what = f"{count} of {num_episodes} episodes did not end" if count < num_episodes else "no episode ended"
-    what = f"{what} within {steps:,.0f} steps" if count == num_episodes else f"{what}, but were under way or not begun"
+    all_of = f"no episode ended within {metrics['eval/avg_length']:,.0f} steps"
+    what = all_of if count == num_episodes else f"{count} of {num_episodes} episodes did not end, or did not begin"
     remedy = "give the environment a time limit: max_episode_steps, or gymnasium.wrappers.TimeLimit"
-    return f"evaluation: {what}; they count with what they had until there; {remedy}"
+    return f"evaluation: {what}; those under way count with what they have; {remedy}" if count else ""

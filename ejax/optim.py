@@ -294,42 +294,20 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
     return rate
 
 
-def rescheduled(state: TrainState, options: Any) -> TrainState:
-    """Set the rates that the options' optimizers and schedule have after the state's updates."""
-
-    def at(opt_state: PyTree, optimizer: OptimizerConfig) -> PyTree:
-        rate = scheduled_learning_rate(optimizer.learning_rate, options.lr_scheduler, state.step)
-        return set_learning_rate(opt_state, rate)
-
-    if (critic := getattr(options, "critic_optimizer", None)) is None:
-        return replace(state, opt_state=at(state.opt_state, options.optimizer))
-    actor, own = (state.opt_state[name] for name in ("actor", "critic"))
-    return replace(state, opt_state={"actor": at(actor, options.optimizer), "critic": at(own, critic)})
-
-
 def schedule_note(options: Any, begun: int, total: int) -> str:
-    """Say that a schedule with its horizon ends before update ``total``, of a run that goes on after ``begun``; empty if
-    not, or if it was made so for a new run and its last rate is above 0."""
-    schedule = getattr(options, "lr_scheduler", None)
-    key = _HORIZON.get(schedule.name or "") if isinstance(schedule, ScheduleConfig) else None
-    end = None if key is None else dict(schedule.kwargs).get(key)
-    rest = 0 if end is None else total - max(begun, end)
-    if rest <= 0:
+    """Say which updates of a run, from ``begun`` to ``total``, come after the end of its schedule; empty if none do, or if
+    a new run was made so and its last rate is above 0."""
+    schedule: Any = getattr(options, "lr_scheduler", ScheduleConfig())
+    key = _HORIZON.get(schedule.name or "", "")
+    end = dict(schedule.kwargs).get(key, total)
+    if total <= max(begun, end):
         return ""
-    rate = float(scheduled_learning_rate(options.optimizer.learning_rate, schedule, jnp.asarray(end)))
-    if begun == 0 and rate > 0.0:
+    rate = float(scheduled_learning_rate(options.optimizer.learning_rate, schedule, end))
+    if rate > 0.0 and not begun:
         return ""
-    nothing = ", and learn nothing" if rate == 0.0 else ""
-    return (
-        f"the schedule of the learning rate, {schedule.name}, ends with update {end}: {rest} updates from there to {total} "
-        f"have the rate {rate:.4g}{nothing}; algorithm.cfg.lr_scheduler.kwargs.{key}={total} stretches it"
-    )
-
-
-def keep_horizon(schedule: ScheduleConfig, saved: ScheduleConfig) -> ScheduleConfig:
-    """Give an open schedule the horizon of a saved one of its name, if that has one."""
-    horizon = dict(saved.kwargs).get(_HORIZON.get(schedule.name or "", ""))
-    return schedule if horizon is None or schedule.name != saved.name else bind_schedule(schedule, horizon)
+    what = f"have the rate {rate:.4g}" if rate > 0.0 else "have the rate 0, and learn nothing"
+    text = f"the schedule of the learning rate, {schedule.name}, ends with update {end}: {total - max(begun, end)} updates"
+    return f"{text} from there to {total} {what}; algorithm.cfg.lr_scheduler.kwargs.{key}={total} stretches it"
 
 
 def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> TrainState:

@@ -13,7 +13,6 @@ import optax
 import pytest
 
 from ejax.algorithms.options import GradientOptions
-from ejax.algorithms.sac import ALGORITHM, SACConfig
 from ejax.optim import (
     OptimizerConfig,
     ScheduleConfig,
@@ -22,12 +21,10 @@ from ejax.optim import (
     get_learning_rate,
     make_actor_critic_optimizer,
     make_optimizer,
-    rescheduled,
     schedule_note,
     scheduled_learning_rate,
     set_learning_rate,
 )
-from ejax.types import TrainState
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "torch_optim.npz")
 NAMES = ("weight", "bias")
@@ -79,16 +76,6 @@ def test_a_rate_stays_at_the_end_of_its_schedule(name: str, low: str) -> None:
 def test_updates_beyond_the_end_of_a_schedule_are_said(options: dict, begun: int, total: int, said: str) -> None:
     cfg = GradientOptions(optimizer={"learning_rate": 1.0}, lr_scheduler=bind_schedule(ScheduleConfig(**options), 4))
     assert re.search(said, schedule_note(cfg, begun, total))
-
-
-def test_rates_are_set_by_the_optimizer_that_has_them() -> None:
-    actor, critic = OptimizerConfig(learning_rate=0.5), OptimizerConfig(learning_rate=0.25)
-    options = SACConfig(optimizer=actor, critic_optimizer=critic, lr_scheduler={"name": "linear"})
-    options = ALGORITHM.bind(options, 4)
-    params = {"params": {"actor": jnp.ones(2), "critic": jnp.ones(2)}}
-    opt_state = make_actor_critic_optimizer(actor, critic).init(params["params"])
-    state = rescheduled(TrainState(params=params, opt_state=opt_state, step=jnp.asarray(2)), options)
-    assert [float(get_learning_rate(state.opt_state[name])) for name in ("actor", "critic")] == [0.25, 0.125]
 
 
 def test_binding_fills_only_an_open_horizon() -> None:

@@ -15,14 +15,14 @@ from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
-from ejax.optim import ScheduleConfig, keep_horizon, schedule_note
+from ejax.optim import STRETCHABLE, schedule_note
 from ejax.runtime.processes import Group
 from ejax.runtime.stopwatch import Stopwatch
 from ejax.schema.frozen import with_value
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
-from ejax.store.resume_rules import check_same_run, record_changes, started_for, with_changes
+from ejax.store.resume_rules import check_same_run, differences, record_changes, started_for, with_changes
 from ejax.store.run_dir import (
     RunDirectory,
     RunMeta,
@@ -158,8 +158,10 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
     directory, saved = open_run_directory(path)
     horizon = started_for(directory.config_file, saved)  # a schedule keeps the one that the run was started with
-    saved = bind(saved, horizon)
-    given = bind(_stretched(config, saved), horizon)
+    for key, here, there in differences(config.to_dict(), saved.to_dict(), ""):
+        if here is None and key.endswith(STRETCHABLE):  # as an earlier resume stretched it
+            config = with_value(config, key, there)
+    given, saved = bind(config, horizon), bind(saved, horizon)
     check_same_run(given, saved)  # before the folder is put in order
     alarms = [*([left_behind] if left_behind else []), *directory.recover()]
     if which == "latest" and not directory.saved():
@@ -204,10 +206,9 @@ def open_log(call: Call, start: StartState) -> MetricWriter:
             started=call.started,
         )
     )
-    trainer, options = location.config.trainer, location.config.algorithm.cfg
-    for text in (*location.alarms, schedule_note(options, start.update, trainer.num_updates)):
-        if text:
-            writer.alarm(text)
+    beyond = schedule_note(location.config.algorithm.cfg, start.update, start.cadence.num_updates)
+    for text in filter(None, (*location.alarms, beyond)):
+        writer.alarm(text)
     for text in (*location.notes, *start.notes):
         writer.note(text)
     if location.config.trainer.distributed:
@@ -251,14 +252,6 @@ def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[st
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         write_schedule(directory.path, 0, range(int(state.update)))
     return state, {}, (f"goes on from {location.file}", *notes)
-
-
-def _stretched(config: RunConfig, saved: RunConfig) -> RunConfig:
-    """Leave a schedule the horizon that an earlier resume gave it."""
-    schedules = [getattr(each.algorithm.cfg, "lr_scheduler", None) for each in (config, saved)]
-    if not all(isinstance(each, ScheduleConfig) for each in schedules):
-        return config
-    return with_value(config, "algorithm.cfg.lr_scheduler", keep_horizon(*schedules))
 
 
 def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:

@@ -20,7 +20,7 @@ from ejax.config.environment import paths
 from ejax.config.load import parse_policy
 from ejax.envs.description import describe
 from ejax.logs.json_records import FactsError
-from ejax.optim import get_learning_rate, rescheduled
+from ejax.optim import OptimizerConfig, scheduled_learning_rate, set_learning_rate
 from ejax.policies.actor_q import ActorQ, adopt_actor, adoption_note
 from ejax.schema.frozen import thaw
 from ejax.schema.registry import (
@@ -106,9 +106,16 @@ def set_rates(state: RunState, config: RunConfig, meta: Mapping[str, Any]) -> tu
     names = ("optimizer", "critic_optimizer", "lr_scheduler")
     if all(now.get(name) == saved.get(name) for name in names) or config.data is not None:
         return state, []
-    train = rescheduled(state.train, options)  # the optimizer's state holds the rate that it stood at
-    rate = get_learning_rate(train.opt_state["actor"] if "critic_optimizer" in now else train.opt_state)
-    return replace(state, train=train), [f"the learning rate is {float(rate):.4g} from here on"]
+
+    def rate_of(optimizer: OptimizerConfig) -> jax.Array:
+        return scheduled_learning_rate(optimizer.learning_rate, options.lr_scheduler, state.train.step)
+
+    # the optimizer's state holds the rate that it stood at
+    opt_state = set_learning_rate(state.train.opt_state, rate := rate_of(options.optimizer))
+    if "critic_optimizer" in now:
+        opt_state |= {"critic": set_learning_rate(opt_state["critic"], rate_of(options.critic_optimizer))}
+    state = replace(state, train=replace(state.train, opt_state=opt_state))
+    return state, [f"the learning rate is {float(rate):.4g} from here on"]
 
 
 def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
