@@ -13,6 +13,7 @@ from ejax.algorithms.step import RunState
 from ejax.collectors.host_rows import HostRows
 from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, Problem, RunConfig, bind
+from ejax.config.run_config import NOTHING, idle_notes
 from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
 from ejax.optim import STRETCHABLE, schedule_note
@@ -209,8 +210,8 @@ def open_log(call: Call, start: StartState) -> MetricWriter:
     beyond = schedule_note(location.config.algorithm.cfg, start.update, start.cadence.num_updates)
     for text in filter(None, (*location.alarms, beyond)):
         writer.alarm(text)
-    for text in (*location.notes, *start.notes):
-        writer.note(text)
+    for text in (*location.notes, *start.notes, *idle_notes(location.config, start.cadence.rows)):
+        (writer.alarm if NOTHING in text else writer.note)(text)
     if location.config.trainer.distributed:
         each = f", {location.config.trainer.num_envs} environments on each"
         writer.note(f"{start.parts.num_devices} devices{each if location.config.data is None else ' share each batch'}")
