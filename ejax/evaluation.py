@@ -84,9 +84,7 @@ def evaluate(
     names = [*jax.eval_shape(play, start)[-1], "unfinished"]
     start = replace(start, record=dict.fromkeys(names, jnp.full(num_episodes, jnp.nan)))
     with jax.named_scope("env_steps"):
-        return jax.lax.while_loop(
-            lambda now: jnp.isnan(now.record["length"]).any() & ~now.cut, one_step, start
-        ).record
+        return jax.lax.while_loop(lambda now: jnp.isnan(now.record["length"]).any() & ~now.cut, one_step, start).record
 
 
 def _first_progress(envs: EnvCarry, num_envs: int) -> "_Progress":
@@ -181,7 +179,9 @@ def evaluate_host(
         total, length, obs = np.where(done, 0.0, total), np.where(done, 0.0, length), timestep.obs
         healthy |= done
     missing = num_episodes - len(record.get("return", []))
-    if not np.isnan(success := record.get("success", [])).all():  # an end that says nothing of it is none, beside others
+    if not np.isnan(
+        success := record.get("success", [])
+    ).all():  # an end that says nothing of it is none, beside others
         record["success"] = np.nan_to_num(success, nan=0.0).tolist()
     always = {"return", "length", "nonfinite", "unfinished"}
     names = {name for name, values in record.items() if not np.isnan(values).all()} | always

@@ -295,8 +295,8 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
 
 
 def schedule_note(options: Any, begun: int, total: int) -> str:
-    """Say which updates of a run, from ``begun`` to ``total``, come after the end of its schedule; empty if none do, or if
-    a new run was made so and its last rate is above 0."""
+    """Say which updates of a run, from ``begun`` to ``total``, come after the end of its schedule; empty if none do, or
+    if a new run was made so and its last rate is above 0."""
     schedule: Any = getattr(options, "lr_scheduler", ScheduleConfig())
     key = _HORIZON.get(schedule.name or "", "")
     end = dict(schedule.kwargs).get(key, total)
@@ -306,7 +306,9 @@ def schedule_note(options: Any, begun: int, total: int) -> str:
     if rate > 0.0 and not begun:
         return ""
     what = f"have the rate {rate:.4g}" if rate > 0.0 else "have the rate 0, and learn nothing"
-    text = f"the schedule of the learning rate, {schedule.name}, ends with update {end}: {total - max(begun, end)} updates"
+    text = (
+        f"the schedule of the learning rate, {schedule.name}, ends with update {end}: {total - max(begun, end)} updates"
+    )
     return f"{text} from there to {total} {what}; algorithm.cfg.lr_scheduler.kwargs.{key}={total} stretches it"
 
 

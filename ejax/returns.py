@@ -139,9 +139,9 @@ def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: f
 
 
 def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> Array:
-    """Compute (x − mean) / (std + offset) with the unbiased std, as ``torch.Tensor.std`` gives it. Zero, not NaN, where
-    one element leaves the std undefined, or all are equal but for rounding. ``weight``: 1 for elements that count, 0 for
-    padding."""
+    """Compute (x − mean) / (std + offset) with the unbiased std, as ``torch.Tensor.std`` gives it. Zero, not NaN,
+    where one element leaves the std undefined, or all are equal but for rounding. ``weight``: 1 for elements that
+    count, 0 for padding."""
     weight = jnp.ones_like(x) if weight is None else weight
     count = jnp.maximum(weight.sum(), 1.0)
     mean = (x * weight).sum() / count

@@ -124,7 +124,7 @@ class Algorithm:
         """Refuse an action space of another kind than ``actions``; what no algorithm takes, policies refuse."""
         if isinstance(space, Algorithm.actions) and not isinstance(space, self.actions):
             kinds = " or ".join(kind.__name__ for kind in self.actions)
-            text = f"got an algorithm that learns actions of a {kinds}, but the environment's are {space}; give ppo or grpo"
+            text = f"got an algorithm that learns actions of a {kinds}, but these are {space}; give ppo or grpo"
             yield Problem("algorithm.name", text)
 
     @property

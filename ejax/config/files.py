@@ -1,7 +1,6 @@
 """Config files and values of overrides: JSON or YAML's safe subset, as what JSON can hold.
 
-Costs are bounded before parsing begins. Numbers are YAML 1.2's, what is in quotes is text, and keys are text as they are
-written.
+Costs are bounded before parsing begins. Numbers are YAML 1.2's, quoted text stays text, and keys are text as written.
 """
 
 import json

@@ -24,6 +24,7 @@ from ejax.schema.values import INT32_MAX, number_problems
 
 NOTHING = "nothing is learned"
 
+
 class RunConfig(StrictModel):
     """All that a run is made from. Two configs are equal when they describe the same run."""
 

@@ -28,7 +28,7 @@ class PolicyStateError(ValueError):
 
 class ObsNormalizer(nn.Module):
     """Normalizer of observations: (x − mean) / (std + 1e-2), over all rows observed so far. Source: EmbodiChain 0.3.2,
-    which does not clip either: ``steady_numbers`` and ``unlike_training`` say where that is dangerous.
+    which does not clip either; ``unlike_training`` says where that matters.
     The statistics live in the collection ``normalizer`` and change only with ``observe``."""
 
     @nn.compact
@@ -56,40 +56,31 @@ def normalized(x: Array, mean: Array, variance: Array) -> Array:
     return (x - mean.reshape(per_feature)) / (jnp.sqrt(variance) + 1e-2).reshape(per_feature)
 
 
-def steady_numbers(params: Params) -> list[str]:
-    """Describe the numbers of the acting network's input that hardly varied in training: division by std + 1e-2 makes
-    little of them there, and a hundred times as much of a change that comes later."""
-    found = []
-    for name, mean, std in _acting_normalizers(params):
-        found += [f"{name}[{i}] {mean[i]:.4g} ± {std[i]:.2g}" for i in np.flatnonzero(std < 1e-3)]
-    return found
-
-
-def unlike_training(policy: Policy, params: Params, obs: PyTree) -> str:
-    """Describe the number of ``obs``, leaves [N, ...], that the acting network sees as the largest, if that is more than
-    10 in the root mean square over the rows; else empty."""
-    moments, worst = flatten_dict(jax.device_get(_moments_of(policy, params, obs)), sep="."), (10.0, "")
-    for name, mean, std in _acting_normalizers(params):
-        now = moments[f"{name}.mean"]
-        size = np.sqrt((now - mean) ** 2 + moments[f"{name}.variance"]) / (std + 1e-2)
-        i = int(size.argmax())
-        text = f"{name}[{i}] is {now[i]:.4g}, in training {mean[i]:.4g} ± {std[i]:.2g}, and seen as {size[i]:.0f}"
-        worst = max(worst, (float(size[i]), text))
-    return worst[1]
-
-
-@partial(jax.jit, static_argnames="policy")
-def _moments_of(policy: Policy, params: Params, obs: PyTree) -> PyTree:
-    statistics, rows = params["normalizer"], jax.tree.map(lambda x: x[None], obs)
-    empty = jax.tree.map(lambda x: x * 0.0 if x.ndim == 0 else x, statistics)  # the counts
-    return policy.apply({**params, "normalizer": empty}, rows, observe=True, mutable=["normalizer"])[1]["normalizer"]
-
-
-def _acting_normalizers(params: Params) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+def acting_statistics(params: Params) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """Yield name, mean and std of each normalizer of the acting network's input that has seen something."""
     known = flatten_dict(params.get("normalizer", {}), sep=".")
     for name in [key.removesuffix(".count") for key in known if key.endswith(".count")]:
         if not name.startswith("critic") and known[f"{name}.count"] > 0:
             yield name, np.asarray(known[f"{name}.mean"]), np.sqrt(np.asarray(known[f"{name}.variance"]))
+
+
+def unlike_training(policy: Policy, params: Params, obs: PyTree) -> str:
+    """Describe a number of ``obs``, leaves [N, ...], that the acting network sees as more than 10, in the root mean
+    square over the rows; empty: there is none."""
+    moments = flatten_dict(jax.device_get(_moments_of(policy, params, obs)), sep=".")
+    for name, mean, std in acting_statistics(params):
+        now = moments[f"{name}.mean"]
+        size = np.sqrt((now - mean) ** 2 + moments[f"{name}.variance"]) / (std + 1e-2)
+        if size[i := int(size.argmax())] > 10.0:
+            return f"{name}[{i}] is {now[i]:.4g}, in training {mean[i]:.4g} ± {std[i]:.2g}, and seen as {size[i]:.0f}"
+    return ""
+
+
+@partial(jax.jit, static_argnames="policy")
+def _moments_of(policy: Policy, params: Params, obs: PyTree) -> PyTree:
+    empty = jax.tree.map(lambda x: x * 0.0 if x.ndim == 0 else x, params["normalizer"])  # the counts
+    rows = jax.tree.map(lambda x: x[None], obs)
+    return policy.apply({**params, "normalizer": empty}, rows, observe=True, mutable=["normalizer"])[1]["normalizer"]
 
 
 def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:

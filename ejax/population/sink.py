@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
-from ejax.evaluation import unfinished_note
 from ejax.logs.best import REWARD
 from ejax.logs.json_records import replace_text
 from ejax.logs.metrics import MetricWriter
@@ -149,10 +148,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         for i, folder in enumerate(self._folders):
             if self._alive[i]:
                 own_state = partial(member_state, state, i)  # sliced on the device, and only if it is saved
-                own = {name: x[i] for name, x in metrics.items()}
-                folder.record_evaluation(own_state, update, own)
-                if text := unfinished_note(own, self._trainer.num_eval_episodes):
-                    self._writer.alarm(f"member {i}: {text}")
+                folder.record_evaluation(own_state, update, {name: x[i] for name, x in metrics.items()})
         self._summarize_evaluation(metrics)
         best = self._write_summary(state, update)
         shown = {k: x for k, x in self._last_eval.items() if k.startswith((self._trainer.best_eval_metric, REWARD))}

@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ejax.config.models import TrainerConfig
+from ejax.evaluation import UNFINISHED_EPISODES
 from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.logs.latest import number
-from ejax.evaluation import UNFINISHED_EPISODES
 from ejax.numerics.finite import NONFINITE_EPISODES
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.types import Params

@@ -143,7 +143,7 @@ def test_an_environment_of_ones_own_is_looked_at_and_named(tmp_path: Any, change
 
 
 def limited(*limits: int) -> Any:
-    """An environment that was never registered, in wrappers; 0 is one that is not a TimeLimit."""
+    """Wrap an environment that was never registered; 0 is a wrapper that is not a TimeLimit."""
     env: Any = Says({})
     for limit in limits:
         env = gymnasium.wrappers.TimeLimit(env, limit) if limit else gymnasium.wrappers.RecordEpisodeStatistics(env)

@@ -11,7 +11,6 @@ from tiny import tiny
 import ejax
 from ejax.config import parse_config
 from ejax.play.acting import Actor
-from ejax.policies.normalize import steady_numbers
 from ejax.rollout import reset, unroll
 from ejax.run import train
 from ejax.training.build import build
@@ -52,7 +51,6 @@ def test_an_observation_far_from_all_of_the_training_is_said_once(run: Path, obs
     actor = ejax.load(run)
     known = actor.params["normalizer"]["actor_obs_normalizer"]
     known |= {"mean": obs.mean(axis=0), "variance": np.append(np.ones(13, np.float32), np.float32(1e-12))}
-    assert [text.split()[0] for text in steady_numbers(actor.params)] == ["actor_obs_normalizer[13]"]
     other = obs.copy()
     other[:, 13] = known["mean"][13]
     actor.act(other)  # as in training

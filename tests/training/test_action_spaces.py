@@ -1,4 +1,4 @@
-"""Which actions an algorithm learns: each with each kind of space, inside the program and outside, before it is built."""
+"""Which actions an algorithm learns: each with each kind of space and of environment, before it is built."""
 
 import json
 import re
@@ -42,7 +42,10 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "apg": (ACTOR, {}),
     "shac": ({"name": "actor_critic", **BOTH}, {"segment_length": 4}),
     "sac": (SQUASHED, {"learning_starts": 8, "batch_size": 8, "replay": {"capacity": 64}}),
-    "flash_sac": ({"name": "flash_q", "squash_actions": True, "cfg": SMALL}, {"learning_starts": 8, "batch_size": 8, "replay": {"capacity": 64}}),
+    "flash_sac": (
+        {"name": "flash_q", "squash_actions": True, "cfg": SMALL},
+        {"learning_starts": 8, "batch_size": 8, "replay": {"capacity": 64}},
+    ),
     "reppo": (SQUASHED | {"cfg": {"num_bins": 11, "initial_kl_coef": 0.01, "num_critics": 1}}, {"batch_size": 8}),
     "bc": (ACTOR, {"batch_size": 4}),
     "distill": (ACTOR, {"batch_size": 8, "teacher": "nowhere"}),
@@ -131,7 +134,7 @@ def test_the_manual_and_the_schema_list_every_algorithm() -> None:
 
 
 def test_choices_are_not_squashed() -> None:
-    with pytest.raises(ConfigError, match="policy.squash_actions: squashed actions are of a Box, got Discrete"):
+    with pytest.raises(ConfigError, match=r"policy\.squash_actions: squashed actions are of a Box, got Discrete"):
         build(parse_config(config("ppo", "discrete", "Pure", squash_actions=True)))
 
 
