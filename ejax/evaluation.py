@@ -206,12 +206,13 @@ def summarize(episodes: Mapping[str, Any]) -> Metrics:
     tags = {"return": "eval/avg_reward", "length": "eval/avg_length", "success": "eval/success_rate"}
     numpy: Any = jnp if isinstance(episodes["length"], jax.Array) else np
     begun = ~numpy.isnan(episodes["length"])
-    counted = {"nonfinite": NONFINITE_EPISODES, "unfinished": UNFINISHED_EPISODES}
+    values = {
+        tags.get(name, f"eval/{name}"): x for name, x in episodes.items() if name not in ("nonfinite", "unfinished")
+    }
     # a mean over all numbers, since one over some is rounded otherwise
-    filled = {name: numpy.where(begun, x, x.mean(where=begun)) for name, x in episodes.items() if name not in counted}
-    means = {tags.get(name, f"eval/{name}"): x.mean() for name, x in filled.items()}
-    # of a caller's own columns one may be missing
-    return means | {tag: (episodes[name] != 0).sum() for name, tag in counted.items() if name in episodes}
+    means = {tag: numpy.where(begun, x, x.mean(where=begun)).mean() for tag, x in values.items()}
+    unfinished = episodes.get("unfinished", ~begun)  # a caller's own columns may lack it; NaN where not begun
+    return means | {NONFINITE_EPISODES: (episodes["nonfinite"] > 0).sum(), UNFINISHED_EPISODES: (unfinished != 0).sum()}
 
 
 def unfinished_note(metrics: Mapping[str, Any], num_episodes: int) -> str:

@@ -75,7 +75,7 @@ def action_problems(config: RunConfig, *, builds: bool = False) -> list[Problem]
     if not (observed or limited if known else builds):
         return []
     try:
-        env: Any = make(**cfg, **({"num_envs": 1} if _takes(make, "num_envs") else {}))  # type: ignore[operator]
+        env: Any = make(**cfg, **({"num_envs": 1} if _takes(make, "num_envs") else {}))
         action_space = getattr(env, "single_action_space", None) or env.action_space  # of a vector's row
         observation_space = env.observation_space if observed else gymnasium.spaces.Dict()  # of some it takes long
         getattr(env, "close", lambda: None)()

@@ -97,6 +97,7 @@ def idle_notes(config: RunConfig, rows: int) -> list[str]:
     update. The texts of settings by which it learns nothing contain ``NOTHING``."""
     updates, trainer = config.trainer.num_updates, config.trainer
     length, notes = f"the run has {updates} updates, {updates * rows} {config.step_name}", []
+    root: Any = config
     for key, end, what in (
         ("algorithm.cfg.learning_starts", updates * rows, f"no gradient step is made, and {NOTHING}"),
         ("algorithm.cfg.critic_warmup_updates", updates - 1, f"{NOTHING} but by the critic"),
@@ -106,7 +107,7 @@ def idle_notes(config: RunConfig, rows: int) -> list[str]:
         ("trainer.save_frequency_updates", updates, "only the end is saved"),
         ("trainer.log_freq_updates", updates, "only the last update is logged"),
     ):
-        value: Any = reduce(lambda node, name: getattr(node, name, 0), key.split("."), config)
+        value = reduce(lambda node, name: getattr(node, name, 0), key.split("."), root)
         if value > end:
             notes.append(f"{key} is {value}, and {length}: {what}")
     if getattr(getattr(config.algorithm.cfg, "optimizer", None), "learning_rate", 1.0) == 0.0:
