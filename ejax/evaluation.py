@@ -1,6 +1,7 @@
 """Deterministic evaluation without a bias to short episodes: slot i plays its share of ``num_episodes``, however long
 the others take (EmbodiChain counts the first that finish). An episode with an observation, action or reward that was
-not finite is no success, even if ``info`` has one."""
+not finite is no success, even if ``info`` has one. An episode that goes on when the evaluation ends counts with what it
+has until there, as if it were cut by a time limit."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,8 +19,10 @@ from ejax.policies.calls import apply_policy, check_obs, first_memory, forget, f
 from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 
-# steps that an episode of an environment without a time limit gets; one that goes on is NaN in the results
 _UNLIMITED = 10_000
+"""Steps that an episode of an environment without a time limit gets; where none has ended by then, no more are made."""
+UNFINISHED_EPISODES = "eval/unfinished_episodes"
+"""Tag of the episodes of an evaluation that did not end, or were never begun since others did not."""
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes", "choice"))
@@ -41,15 +44,17 @@ def evaluate(
         choice: each slot's share counts (``fixed``), or, with EmbodiChain's bias, ``first_finished``.
 
     Returns:
-        ``return``, ``length``, ``nonfinite`` (1 where something in the episode was not finite) and, where the env
-        reports them, ``success`` and ``metrics/<name>`` (scalars only, at the last step): each [num_episodes].
+        ``return``, ``length``, ``nonfinite`` (1 where something in the episode was not finite), ``unfinished`` (1
+        where it did not end) and, where the env reports them, ``success`` and ``metrics/<name>`` (scalars only, at the
+        last step): each [num_episodes]; NaN where an episode was not begun because those before it did not end.
     """
     if num_envs <= 0 or num_episodes <= 0:
         raise ValueError(f"evaluate needs num_envs > 0 and num_episodes > 0, got {num_envs} and {num_episodes}")
     if choice == "fixed":
         num_envs = min(num_envs, num_episodes)
     quota = _quotas(num_envs, num_episodes, choice)
-    most_steps = (env.max_episode_steps or _UNLIMITED) * int(quota.max())
+    limit = env.max_episode_steps or _UNLIMITED
+    most_steps = limit * int(quota.max())
     key_reset, key_steps = jax.random.split(key)
     play = partial(_play, policy, env, params, key_steps)
 
@@ -61,7 +66,9 @@ def evaluate(
 
     def one_step(now: _Progress) -> _Progress:
         envs, done, facts = play(now)
-        row = rows_of(done, now.count)
+        cut = (now.t + 1 == most_steps) | ((now.t + 1 == limit) & ~(done | (now.count > 0)).any())
+        row = rows_of(done | cut, now.count)
+        facts["unfinished"] = ~done
         return _Progress(
             envs=envs,
             total=jnp.where(done, 0.0, facts["return"]),
@@ -70,17 +77,14 @@ def evaluate(
             count=now.count + done,
             record={name: x.at[row].set(facts[name].astype(x.dtype), mode="drop") for name, x in now.record.items()},
             t=now.t + 1,
+            cut=cut,
         )
 
     start = _first_progress(with_memory(reset(env, key_reset, num_envs), policy), num_envs)
-    start = replace(start, record=dict.fromkeys(jax.eval_shape(play, start)[-1], jnp.full(num_episodes, jnp.nan)))
+    names = [*jax.eval_shape(play, start)[-1], "unfinished"]
+    start = replace(start, record=dict.fromkeys(names, jnp.full(num_episodes, jnp.nan)))
     with jax.named_scope("env_steps"):
-        end = jax.lax.while_loop(
-            lambda now: jnp.isnan(now.record["length"]).any() & (now.t < most_steps), one_step, start
-        )
-    # an episode that never ended has no other result than that it was not finite
-    row = rows_of(~end.healthy, end.count)
-    return end.record | {"nonfinite": end.record["nonfinite"].at[row].set(1.0, mode="drop")}
+        return jax.lax.while_loop(lambda now: jnp.isnan(now.record["length"]).any() & ~now.cut, one_step, start).record
 
 
 def _first_progress(envs: EnvCarry, num_envs: int) -> "_Progress":
@@ -93,6 +97,7 @@ def _first_progress(envs: EnvCarry, num_envs: int) -> "_Progress":
         count=jnp.zeros(num_envs, jnp.int32),
         record={},
         t=jnp.zeros((), jnp.int32),
+        cut=jnp.zeros((), bool),
     )
 
 
@@ -108,6 +113,8 @@ class _Progress:
     record: dict[str, Array]
     """[num_episodes] each; NaN where the episode has not ended."""
     t: Array
+    cut: Array
+    """The evaluation ends here: episodes under way count as they are."""
 
 
 def _play(
@@ -147,8 +154,9 @@ def evaluate_host(
     total, length, count = np.zeros(num_envs), np.zeros(num_envs), np.zeros(num_envs, int)
     healthy = np.ones(num_envs, bool)
     record: dict[str, list[float]] = {}
-    # one more for each episode: a reset may take a step of its own
-    for _ in range(((env.max_episode_steps or _UNLIMITED) + 1) * int(quota.max())):
+    # one more than a limit: a reset may take a step of its own
+    limit = env.max_episode_steps + 1 if env.max_episode_steps else _UNLIMITED
+    for t in range(limit * int(quota.max())):
         check_obs(policy, obs)
         mode, memory = _mode(policy, params, obs, memory)
         action = np.asarray(mode)
@@ -160,16 +168,23 @@ def evaluate_host(
         done = timestep.terminated | timestep.truncated
         memory = forget_outside(policy, memory, done | ~valid)
         facts = _facts(timestep.info, total, length, healthy, np)
-        for row in np.flatnonzero(done & (valid | broken) & (count < quota)):
+        cut = t + 1 == limit * int(quota.max()) or (t + 1 == limit and not (done | (count > 0)).any())
+        facts["unfinished"] = ~done
+        for row in np.flatnonzero(((done & (valid | broken)) | (cut & (length > 0))) & (count < quota)):
             for name, values in facts.items():
                 record.setdefault(name, []).append(float(values[row]))
             count[row] += 1
-        if count.sum() >= num_episodes:
+        if cut or count.sum() >= num_episodes:
             break
         total, length, obs = np.where(done, 0.0, total), np.where(done, 0.0, length), timestep.obs
         healthy |= done
     missing = num_episodes - len(record.get("return", []))
-    names = {name for name, values in record.items() if not np.isnan(values).all()} | {"return", "length", "nonfinite"}
+    if not np.isnan(
+        success := record.get("success", [])
+    ).all():  # an end that says nothing of it is none, beside others
+        record["success"] = np.nan_to_num(success, nan=0.0).tolist()
+    always = {"return", "length", "nonfinite", "unfinished"}
+    names = {name for name, values in record.items() if not np.isnan(values).all()} | always
     return {name: np.array([*record.get(name, []), *[np.nan] * missing][:num_episodes], np.float32) for name in names}
 
 
@@ -186,7 +201,24 @@ def _quotas(num_envs: int, num_episodes: int, choice: str) -> NDArray[np.int64]:
 
 
 def summarize(episodes: Mapping[str, Any]) -> Metrics:
-    """Average results [E] of ``evaluate`` under EmbodiChain's tags, and count the episodes that were not finite."""
+    """Average results [E] of ``evaluate`` under EmbodiChain's tags, over the episodes that were begun, and count those
+    that were not finite or did not end."""
     tags = {"return": "eval/avg_reward", "length": "eval/avg_length", "success": "eval/success_rate"}
-    means = {tags.get(name, f"eval/{name}"): x.mean() for name, x in episodes.items() if name != "nonfinite"}
-    return means | {NONFINITE_EPISODES: (episodes["nonfinite"] > 0).sum()}
+    numpy: Any = jnp if isinstance(episodes["length"], jax.Array) else np
+    begun = ~numpy.isnan(episodes["length"])
+    values = {
+        tags.get(name, f"eval/{name}"): x for name, x in episodes.items() if name not in ("nonfinite", "unfinished")
+    }
+    # a mean over all numbers, since one over some is rounded otherwise
+    means = {tag: numpy.where(begun, x, x.mean(where=begun)).mean() for tag, x in values.items()}
+    unfinished = episodes.get("unfinished", ~begun)  # a caller's own columns may lack it; NaN where not begun
+    return means | {NONFINITE_EPISODES: (episodes["nonfinite"] > 0).sum(), UNFINISHED_EPISODES: (unfinished != 0).sum()}
+
+
+def unfinished_note(metrics: Mapping[str, Any], num_episodes: int) -> str:
+    """Name the remedy for episodes of an evaluation that did not end, by its ``summarize``; empty where all ended."""
+    count = int(metrics.get(UNFINISHED_EPISODES, 0))
+    all_of = f"no episode ended within {metrics['eval/avg_length']:,.0f} steps"
+    what = all_of if count == num_episodes else f"{count} of {num_episodes} episodes did not end, or did not begin"
+    remedy = "give the environment a time limit: max_episode_steps, or gymnasium.wrappers.TimeLimit"
+    return f"evaluation: {what}; those under way count with what they have; {remedy}" if count else ""

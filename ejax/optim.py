@@ -133,7 +133,7 @@ class _Linear(StrictModel):
     end_factor: NonNegativeFloat = 0.0
     """EmbodiChain's default; torch's own is 1."""
     total_iters: PositiveInt | None = None
-    """Updates until ``end_factor`` is reached. None: those of the run."""
+    """Updates until ``end_factor`` is reached, which stays. None: those that the run begins with."""
 
     def rate(self, start: float, k: Array) -> Array:
         assert self.total_iters is not None, "bind_schedule has set it"
@@ -143,12 +143,13 @@ class _Linear(StrictModel):
 
 class _Cosine(StrictModel):
     T_max: PositiveInt | None = None
-    """Updates until ``eta_min`` is reached. None: those of the run."""
+    """Updates until ``eta_min`` is reached, which stays. None: those that the run begins with."""
     eta_min: NonNegativeFloat = 0.0
     """The lowest learning rate."""
 
     def rate(self, start: float, k: Array) -> Array:
         assert self.T_max is not None, "bind_schedule has set it"
+        k = jnp.minimum(k, self.T_max)  # torch's swings up again
         return self.eta_min + (start - self.eta_min) * 0.5 * (1.0 + jnp.cos(jnp.pi * k / self.T_max))
 
 
@@ -177,6 +178,8 @@ SCHEDULE_KWARGS: dict[str, type[Any]] = {
     "exponential": _Exponential,
 }
 _HORIZON = {"linear": "total_iters", "cosine": "T_max"}  # the keyword that stands for the updates of the run
+STRETCHABLE = tuple(f"lr_scheduler.kwargs.{name}" for name in _HORIZON.values())
+"""Keys of ``algorithm.cfg`` that a resumed run may change: a longer run, a longer schedule."""
 
 
 class ScheduleConfig(StrictModel):
@@ -289,6 +292,24 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
         raise ValueError(f"lr_scheduler '{schedule.name}' has no horizon; bind_schedule gives it the run's updates")
     rate: Array = _keywords(SCHEDULE_KWARGS[schedule.name], schedule.kwargs).rate(learning_rate, k)
     return rate
+
+
+def schedule_note(options: Any, begun: int, total: int) -> str:
+    """Say which updates of a run, from ``begun`` to ``total``, come after the end of its schedule; empty if none do, or
+    if a new run was made so and its last rate is above 0."""
+    schedule: Any = getattr(options, "lr_scheduler", ScheduleConfig())
+    key = _HORIZON.get(schedule.name or "", "")
+    end = dict(schedule.kwargs).get(key, total)
+    if total <= max(begun, end):
+        return ""
+    rate = float(scheduled_learning_rate(options.optimizer.learning_rate, schedule, end))
+    if rate > 0.0 and not begun:
+        return ""
+    what = f"have the rate {rate:.4g}" if rate > 0.0 else "have the rate 0, and learn nothing"
+    text = (
+        f"the schedule of the learning rate, {schedule.name}, ends with update {end}: {total - max(begun, end)} updates"
+    )
+    return f"{text} from there to {total} {what}; algorithm.cfg.lr_scheduler.kwargs.{key}={total} stretches it"
 
 
 def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> TrainState:

@@ -139,24 +139,25 @@ def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: f
 
 
 def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> Array:
-    """Compute (x − mean) / max(std + offset, 1e-8) with the unbiased std, as ``torch.Tensor.std`` gives it. Zero, not
-    NaN, where one element leaves the std undefined, or all are equal but for rounding. ``weight``: 1 for elements that
+    """Compute (x − mean) / (std + offset) with the unbiased std, as ``torch.Tensor.std`` gives it. Zero, not NaN,
+    where one element leaves the std undefined, or all are equal but for rounding. ``weight``: 1 for elements that
     count, 0 for padding."""
     weight = jnp.ones_like(x) if weight is None else weight
     count = jnp.maximum(weight.sum(), 1.0)
     mean = (x * weight).sum() / count
     centered = (x - mean) * weight
     std = jnp.sqrt(jnp.square(centered).sum() / jnp.maximum(count - 1.0, 1.0))  # unbiased, as torch's
-    return jnp.where(_differ(x, weight > 0), centered / jnp.maximum(std + offset, 1e-8), 0.0)
+    return jnp.where(_differ(x, weight > 0), centered / jnp.maximum(std + offset, jnp.finfo(x.dtype).tiny), 0.0)
 
 
 def explained_variance(value: Array, target: Array, valid: Array | None = None) -> Array:
-    """Compute 1 − Var[target − value] / Var[target], over the elements that are ``valid``: 1 for a perfect critic."""
-    unexplained = jnp.var(target - value, where=valid)
-    return 1.0 - unexplained / jnp.maximum(jnp.var(target, where=valid), 1e-8)  # equal targets have no variance
+    """Compute 1 − Var[target − value] / Var[target], over the elements that are ``valid``: 1 for a perfect critic. NaN:
+    the targets are equal but for rounding."""
+    share = jnp.var(target - value, where=valid) / jnp.var(target, where=valid)
+    return jnp.where(_differ(target, True if valid is None else valid > 0).all(), 1.0 - share, jnp.nan)
 
 
-def _differ(x: Array, counts: Array, axis: int | None = None) -> Array:
+def _differ(x: Array, counts: Array | bool, axis: int | None = None) -> Array:
     """Test that the elements that count differ by more than 4 units in the last place of the largest; NaN differs."""
     high = jnp.max(x, axis, keepdims=True, where=counts, initial=-jnp.inf)
     low = jnp.min(x, axis, keepdims=True, where=counts, initial=jnp.inf)

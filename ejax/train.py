@@ -140,6 +140,7 @@ def _config_of(fork: Path) -> tuple[Path, str]:
 
 def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     """Print the facts of a run that has ended. Returns the exit code."""
+    from ejax.config.run_config import idle_notes
     from ejax.logs.console import what_moved
     from ejax.logs.usage import breakdown
     from ejax.runtime.sharding import is_main_process
@@ -156,6 +157,7 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
         f"best {config.trainer.best_eval_metric}": result.best_eval_value,
         **fresh_facts(result.fresh_eval_metrics, config.trainer.best_eval_metric),
         "skipped updates": skipped if result.skipped_updates else None,
+        "without effect": "; ".join(idle_notes(config, result.global_step // max(result.num_updates, 1))) or None,
         "best checkpoint": result.best_checkpoint_path or "none",
         "latest checkpoint": result.latest_checkpoint_path or "none",
     }

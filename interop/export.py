@@ -34,6 +34,7 @@ import numpy as np
 from ejax.config import ConfigError
 from ejax.envs.host.calls import HostEnvError
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
+from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with
 from ejax.schema.trust import add_trust_option, trust_words
@@ -181,6 +182,10 @@ def export_policy(
         no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
     written, left_out = _written_formats(formats, no_twin)
     exported, spec = exporter.describe(policy, observed(env))
+    for name, mean, std in acting_statistics(params):
+        text = "hardly varied in training: what differs is divided by 0.01, and not clipped"
+        for i in np.flatnonzero(std < 1e-3):
+            print(f"interop.export: {name}[{i}], {mean[i]:.4g} ± {std[i]:.2g}, {text}", file=sys.stderr)
     params = exporter.exported_params(policy, params)
     if leapp and (isinstance(spec, VLASpec) or "onnx" not in written):
         reason = "this policy reads text" if isinstance(spec, VLASpec) else left_out.get("onnx", "onnx is not chosen")

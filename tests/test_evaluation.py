@@ -1,5 +1,6 @@
 """Evaluation counts each slot's own episodes: short ones are not favoured."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from flax import struct
 from ejax.distributions import Normal
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
 from ejax.types import Env, Params, Timestep
 
 KEY = jax.random.key(0)
@@ -93,7 +94,7 @@ def episodes() -> Any:
 
 def test_every_episode_asked_for_is_there_and_complete(episodes: Any) -> None:
     assert {name: x.shape for name, x in episodes.items()} == dict.fromkeys(
-        ("return", "length", "nonfinite", "success", "metrics/steps"), (400,)
+        ("return", "length", "nonfinite", "unfinished", "success", "metrics/steps"), (400,)
     )
     assert set(np.unique(episodes["length"])) == {1.0, 9.0}
 
@@ -133,7 +134,7 @@ def uninformed() -> Any:
 
 
 def test_an_env_that_informs_of_nothing_still_has_return_and_length(uninformed: Any) -> None:
-    assert set(uninformed) == {"return", "length", "nonfinite"}
+    assert set(uninformed) == {"return", "length", "nonfinite", "unfinished"}
 
 
 def test_fewer_episodes_than_slots_use_as_many_slots(uninformed: Any) -> None:
@@ -142,7 +143,7 @@ def test_fewer_episodes_than_slots_use_as_many_slots(uninformed: Any) -> None:
 
 def test_summaries_carry_embodichains_tags(episodes: Any) -> None:
     summary = summarize(episodes)
-    tags = {"avg_reward", "avg_length", "success_rate", "metrics/steps", "nonfinite_episodes"}
+    tags = {"avg_reward", "avg_length", "success_rate", "metrics/steps", "nonfinite_episodes", "unfinished_episodes"}
     assert set(summary) == {f"eval/{tag}" for tag in tags}
     assert summary["eval/nonfinite_episodes"] == 0
     assert summary["eval/avg_length"] == pytest.approx(episodes["length"].mean())
@@ -243,9 +244,34 @@ def test_an_episode_that_never_ends_counts_too(monkeypatch: pytest.MonkeyPatch) 
             state, timestep = super().step(state, action, key)
             return state, replace(timestep, terminated=jnp.zeros((), bool))
 
-    played = evaluate(Positive(), Endless(), {"params": {}}, KEY, num_envs=12, num_episodes=12)
-    assert np.isnan(played["return"]).all()
-    assert 0 < summarize(played)["eval/nonfinite_episodes"] < 12
+    played = evaluate(Positive(), Endless(), {"params": {}}, KEY, num_envs=12, num_episodes=36)
+    assert np.isnan(played["length"]).sum() == 24  # none has ended, so that no other is begun
+    assert set(played["length"][~np.isnan(played["length"])].tolist()) == {8.0}
+    metrics = summarize(played)
+    assert 0 < metrics["eval/nonfinite_episodes"] <= 12
+    assert metrics["eval/avg_length"] == 8.0 and metrics["eval/unfinished_episodes"] == 36
+    assert re.search("no episode ended within 8 steps.*time limit", unfinished_note(metrics, 36))
+    host = evaluate_host(Positive(), PureHostEnv(Endless(), 12), {"params": {}}, 0, num_episodes=36)
+    assert summarize(host)["eval/avg_length"] == 8.0 and summarize(host)["eval/unfinished_episodes"] == 36
+
+
+def test_success_that_an_end_does_not_state_is_none_where_others_state_it() -> None:
+    """Else one such end makes the mean unknown, and no evaluation is the best."""
+
+    class Forgetful(PureHostEnv):
+        forgotten = slice(1, 2)
+
+        def step(self, action: Any) -> Any:
+            timestep = super().step(action)
+            timestep.info["success"] = np.ones(2, np.float32)
+            timestep.info["success"][self.forgotten] = np.nan
+            return timestep
+
+    env = Forgetful(Lengths(), 2)
+    played = evaluate_host(Positive(), env, {"params": {}}, 0, num_episodes=2)
+    assert sorted(played["success"]) == [0.0, 1.0]
+    env.forgotten = slice(None)
+    assert "success" not in evaluate_host(Positive(), env, {"params": {}}, 0, num_episodes=2)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Optimizers, clipping and schedules at their limits; torch's own numbers are in test_goldens.py."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from ejax.algorithms.options import GradientOptions
 from ejax.optim import (
     OptimizerConfig,
     ScheduleConfig,
@@ -19,6 +21,7 @@ from ejax.optim import (
     get_learning_rate,
     make_actor_critic_optimizer,
     make_optimizer,
+    schedule_note,
     scheduled_learning_rate,
     set_learning_rate,
 )
@@ -48,6 +51,31 @@ def test_linear_falls_to_zero_by_default_as_embodichains_does() -> None:
     config = bind_schedule(ScheduleConfig(name="linear"), 4)
     rates = [float(scheduled_learning_rate(1.0, config, jnp.asarray(k))) for k in range(6)]
     assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("name", "low"), [("linear", "end_factor"), ("cosine", "eta_min")])
+def test_a_rate_stays_at_the_end_of_its_schedule(name: str, low: str) -> None:
+    config = bind_schedule(ScheduleConfig(name=name, kwargs={low: 0.125}), 4)
+    rates = [float(scheduled_learning_rate(1.0, config, jnp.asarray(k))) for k in range(4, 14)]
+    assert rates == [0.125] * 10
+
+
+@pytest.mark.parametrize(
+    ("options", "begun", "total", "said"),
+    [
+        ({"name": "linear"}, 4, 9, "4: 5 updates from there to 9 have the rate 0, and learn nothing.*total_iters=9"),
+        ({"name": "cosine"}, 6, 9, "3 updates.*T_max=9"),
+        ({"name": "linear", "kwargs": {"end_factor": 0.5}}, 4, 9, "have the rate 0.5;"),
+        ({"name": "linear", "kwargs": {"total_iters": 3}}, 0, 4, "1 updates.*learn nothing"),
+        ({"name": "linear", "kwargs": {"total_iters": 3, "end_factor": 0.5}}, 0, 4, "^$"),  # begun so
+        ({"name": "linear"}, 2, 4, "^$"),
+        ({"name": "exponential", "kwargs": {"gamma": 0.9}}, 4, 9, "^$"),
+        ({}, 4, 9, "^$"),
+    ],
+)
+def test_updates_beyond_the_end_of_a_schedule_are_said(options: dict, begun: int, total: int, said: str) -> None:
+    cfg = GradientOptions(optimizer={"learning_rate": 1.0}, lr_scheduler=bind_schedule(ScheduleConfig(**options), 4))
+    assert re.search(said, schedule_note(cfg, begun, total))
 
 
 def test_binding_fills_only_an_open_horizon() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ejax.returns import gae, group_advantages, normalize, vtrace
+from ejax.returns import explained_variance, gae, group_advantages, normalize, vtrace
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -216,3 +216,15 @@ def test_normalize_leaves_padding_out(jitted_normalize: Callable[..., Any]) -> N
     counted = x[:3]
     expected = [*((counted - counted.mean()) / counted.std(ddof=1)), 0.0]
     np.testing.assert_allclose(jitted_normalize(x, jnp.array([1.0, 1.0, 1.0, 0.0])), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-6, 1.0, 1e6])
+def test_normalization_and_explained_variance_are_the_same_in_every_unit(
+    jitted_normalize: Callable[..., Any], unit: float
+) -> None:
+    x, y = np.random.default_rng(0).normal(3.0, 1.0, (2, 50)).astype(np.float32)
+    np.testing.assert_allclose(jitted_normalize(unit * x), jitted_normalize(x), rtol=1e-4, atol=1e-6)
+    expected = 1.0 - np.var(x - y) / np.var(x)
+    assert explained_variance(unit * y, unit * x) == pytest.approx(expected, rel=1e-4)
+    assert explained_variance(np.zeros_like(x), unit * x) == pytest.approx(0.0, abs=1e-5)  # of a useless critic
+    assert jnp.isnan(explained_variance(x, np.full_like(x, unit)))  # of targets that do not vary

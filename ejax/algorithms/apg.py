@@ -9,6 +9,7 @@ episodes from fresh starts, up to the first end. Source: EmbodiChain 0.2.4 and 0
 from dataclasses import replace
 from typing import Any, Literal
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
@@ -174,6 +175,7 @@ ALGORITHM = Algorithm(
     make_step=step_maker(apg_update_with_trajectory, starts_afresh=lambda options: options.rollout_mode == "complete"),
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=lambda options, chunk_size: {"buffer_size": options.horizon},
+    actions=(gymnasium.spaces.Box,),
     env_problems=differentiable_problems,
     ignored_options=APGConfig.ignored,
 )

@@ -53,8 +53,8 @@ def _by_moments_of_normalized(advantage: Array, valid: Array | None) -> Array:
 
 
 ADVANTAGE_RULES: dict[AdvantageRule, Callable[[Array, Array | None], Array]] = {
-    "embodichain-0.2": normalize,  # (A − mean)/max(std, 1e-8)
-    "embodichain-0.3": partial(normalize, offset=1e-8),  # (A − mean)/(std + 1e-8)
+    "embodichain-0.2": normalize,  # (A − mean)/std; its floor of 1e-8 would only touch rewards in a tiny unit
+    "embodichain-0.3": partial(normalize, offset=1e-8),  # (A − mean)/(std + 1e-8), which goldens hold to 1e-6
     "embodichain-seed": _by_moments_of_normalized,
 }
 """``(advantage, 1 where a step counts) -> normalized advantage``, by ``advantage_rule``."""

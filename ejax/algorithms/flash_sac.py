@@ -37,7 +37,7 @@ from ejax.algorithms.off_policy import (
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.sac import log_volume, step_networks
 from ejax.collectors.replay_buffer import Transition
-from ejax.numerics.reward_scale import RewardScale, init_reward_scale, track_returns
+from ejax.numerics.reward_scale import RewardScale, deviation, init_reward_scale, track_returns
 from ejax.numerics.value_bins import bin_values, expected_value, project_support
 from ejax.optim import ScheduleConfig, follow_critic
 from ejax.policies.flash import FlashQ, unit_length
@@ -86,7 +86,7 @@ class ReturnScale:
     """max |R| so far, []."""
 
     def divisor(self, value_range: float) -> Array:
-        return jnp.maximum(jnp.sqrt(self.returns.moments[2][0] + 1e-8), self.largest / value_range)
+        return jnp.maximum(deviation(self.returns), self.largest / value_range)
 
 
 @partial(jax.jit, static_argnames=("policy", "optimizer", "config"))

@@ -45,7 +45,7 @@ class GRPOConfig(MinibatchOptions):
     """Weight of the divergence to the reference, which is the policy that training started from."""
     group_size: int = Field(default=4, ge=2)
     """Consecutive environments that form a group; divides ``num_envs``."""
-    eps: PositiveFloat = 1e-8
+    eps: PositiveFloat = 1e-8  # an option in the reward's unit, as EmbodiChain's, which goldens hold to 1e-6
     """Added to a group's deviation, by which its advantages are divided."""
     reset_every_rollout: bool = True
     """Every rollout starts with new episodes; False: those under way go on."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
@@ -234,6 +235,7 @@ def policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
 
 
 OFF_POLICY_FIELDS: dict[str, Any] = {
+    "actions": (gymnasium.spaces.Box,),
     "make_own": make_own,
     "add_demonstrations": add_demonstrations,
     "keeps_target": True,

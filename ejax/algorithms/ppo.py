@@ -94,7 +94,7 @@ class PPOConfig(MinibatchOptions):
     ``embodichain`` (= ``embodichain-0.2``) from nothing, ``embodichain-0.3`` adds γ·V of the observation before the
     step, ``embodichain-seed`` takes the end of the rollout for an end of the episode too."""
     advantage_rule: AdvantageRule = "embodichain-0.2"
-    """The normalization of advantages: (A − mean)/max(std, 1e-8); 0.3 divides by std + 1e-8; the seed version
+    """The normalization of advantages: (A − mean)/std; 0.3 divides by std + 1e-8; the seed version
     normalizes A with the mean and std of the already normalized A, which leaves it nearly as it is."""
     critic_warmup_updates: NonNegativeInt = 0
     """ejax: in so many first updates only the critic learns; parameters of the policy, its normalizer and its moments

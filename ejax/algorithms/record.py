@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import optax
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from pydantic import BaseModel
 
 from ejax.optim import bind_schedule, make_optimizer
@@ -119,6 +120,8 @@ class Algorithm:
     """``(options, devices before, devices now) -> options`` that compute the same; for options of one device."""
     problems: Callable[[Any, RunShape], Iterable[Problem]] = lambda options, run: ()
     """Options that contradict the rest of the run."""
+    actions: tuple[type[Any], ...] = (Box, Discrete, MultiDiscrete)
+    """Kinds of action spaces that it learns in."""
     env_problems: Callable[[Any, Env | HostEnv], Iterable[Problem]] = lambda options, env: ()
     """Environments that it cannot learn in."""
     policy_problems: Callable[[Any, Policy], Iterable[Problem]] = refuse_memory
@@ -127,6 +130,13 @@ class Algorithm:
     """Options that every algorithm of EmbodiChain accepts, and that have no effect on this one."""
     compat: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """``compat`` mode -> options that give this EmbodiChain release's numbers."""
+
+    def action_problems(self, space: Any) -> Iterator[Problem]:
+        """Refuse an action space of another kind than ``actions``; what no algorithm takes, policies refuse."""
+        if isinstance(space, Algorithm.actions) and not isinstance(space, self.actions):
+            kinds = " or ".join(kind.__name__ for kind in self.actions)
+            text = f"got an algorithm that learns actions of a {kinds}, but these are {space}; give ppo or grpo"
+            yield Problem("algorithm.name", text)
 
     @property
     def learns_from_rewards(self) -> bool:

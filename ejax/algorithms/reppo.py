@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
@@ -221,6 +222,7 @@ def _policy_problems(options: REPPOConfig, policy: Policy) -> Iterator[Problem]:
 ALGORITHM = Algorithm(
     Config=REPPOConfig,
     update=reppo_update,
+    actions=(gymnasium.spaces.Box,),
     problems=lambda options, run: options.problems(run),
     **{**MINIBATCH_FIELDS, "policy_problems": _policy_problems},
 )

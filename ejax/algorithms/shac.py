@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
@@ -269,5 +270,6 @@ ALGORITHM = Algorithm(
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=lambda options, chunk_size: {"buffer_size": options.segment_length},
     problems=_problems,
+    actions=(gymnasium.spaces.Box,),
     env_problems=differentiable_problems,
 )

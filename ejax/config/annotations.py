@@ -52,4 +52,10 @@ def mismatch(annotation: Any, value: Any) -> str | None:
 def _text(error: Any) -> str:
     if error["type"] == "missing" and error["loc"]:  # of a tuple
         return f"must have more than {error['loc'][-1]} values"
-    return error["msg"].replace("Input should", "must").replace("Tuple should", "must")
+    return error["msg"].replace("Input should", "must").replace("Tuple should", "must") + quotes(error)
+
+
+def quotes(error: Any) -> str:
+    """Remind who gave a number, a date or a truth value for text that quotes make text of it."""
+    is_scalar = error["type"] == "string_type" and isinstance(error["input"], int | float | None)
+    return ": put it in quotes, twice in a shell, KEY='\"TEXT\"'" if is_scalar else ""

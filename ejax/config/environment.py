@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 import gymnasium
 
+from ejax.algorithms.record import Algorithm
 from ejax.config.annotations import argument_problems
 from ejax.config.embodichain.spellings import RECORDERS
 from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
@@ -61,18 +62,27 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     return problems or _refusals(make, lambda: make(**cfg), "env.cfg", f"env.cfg.{inside}.")
 
 
-def action_problems(config: RunConfig) -> list[Problem]:
-    """Find problems between the policy and the environment's spaces, where these are known before it is built."""
+def action_problems(config: RunConfig, *, builds: bool = False) -> list[Problem]:
+    """Find problems between algorithm, policy and the environment's spaces, where these are known before it is built.
+    ``builds``: build one row where they are not."""
     make, policy = resolve("env", config.env.id), config.policy
     cfg, chunk = _arguments(make, config.env)
     gym_config = cfg.get("gym_config")
     sees = isinstance(gym_config, Mapping) and bool(gym_config.get("sensor"))
     observed = sees or policy.record.images or policy.obs_groups.actor or policy.obs_groups.critic
-    if not dataclasses.is_dataclass(make) or not (observed or policy.squash_actions or policy.action_dim is not None):
+    record, known = config.algorithm.record, dataclasses.is_dataclass(make)
+    limited = record.actions != Algorithm.actions or policy.squash_actions or policy.action_dim is not None
+    if not (observed or limited if known else builds):
         return []
-    env: Any = make(**cfg)  # type: ignore[operator]  # a class, here
-    observation_space = env.observation_space if observed else gymnasium.spaces.Dict()  # of some it takes long to know
-    return space_problems(policy, env.action_space, observation_space, action_chunk=chunk)
+    try:
+        env: Any = make(**cfg, **({"num_envs": 1} if _takes(make, "num_envs") else {}))
+        action_space = getattr(env, "single_action_space", None) or env.action_space  # of a vector's row
+        observation_space = env.observation_space if observed else gymnasium.spaces.Dict()  # of some it takes long
+        getattr(env, "close", lambda: None)()
+    except Exception as error:  # of any kind: it is the environment's own code
+        return [Problem("env", f"cannot be built: {type(error).__name__}: {error}")]
+    spaces = policy, action_space, observation_space
+    return list(record.action_problems(action_space)) or space_problems(*spaces, action_chunk=chunk)
 
 
 def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:

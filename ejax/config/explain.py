@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ejax.algorithms.lookup import find_algorithm
-from ejax.config.embodichain.spellings import SCIENTIFIC
+from ejax.config.annotations import quotes
 from ejax.config.schema import allowed_keys
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.schema.frozen import thaw
@@ -59,9 +59,9 @@ def _text(error: Any, key: str, tree: Any) -> str:
         return f"got {short_repr(given)}; allowed: {', '.join(allowed)}{did_you_mean(str(given), allowed)}"
     if kind == "model_type":
         return f"got {short_repr(given)}; must be a section with the keys {', '.join(_allowed(key, tree)[0])}"
-    if kind == "int_type" and isinstance(given, str) and SCIENTIFIC.fullmatch(given):
-        return f"got {short_repr(given)}; must be an integer, such as {float(given):.0f}"
-    return f"got {short_repr(given)}; {error['msg'].replace('Input should', 'must')}"
+    if kind == "int_type" and isinstance(given, float) and given.is_integer():
+        return f"got {short_repr(given)}; must be an integer, such as {given:.0f}"
+    return f"got {short_repr(given)}; {error['msg'].replace('Input should', 'must')}{quotes(error)}"
 
 
 def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:

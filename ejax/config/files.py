@@ -1,6 +1,6 @@
 """Config files and values of overrides: JSON or YAML's safe subset, as what JSON can hold.
 
-Costs are bounded before parsing begins. Unlike in YAML 1.1, dates are text, and keys are text as they are written.
+Costs are bounded before parsing begins. Numbers are YAML 1.2's, quoted text stays text, and keys are text as written.
 """
 
 import json
@@ -181,11 +181,16 @@ class _Loader(yaml.SafeLoader):
         )
 
 
-# dates stay text: exp_name: 2024-01-01 is a name, and JSON has no other form for it
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+# YAML 1.2's core schema: 010 is ten, 1e3 a number; yes, 1:30, 1_000 and dates are text. PyYAML has YAML 1.1's
+_Loader.yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
+for _kind, _pattern, _first in (
+    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", "[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    ("null", "~|null|Null|NULL|", ("~", "n", "N", "")),
+):
+    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(f"(?:{_pattern})$"), list(_first))
 
 
 def _children(node: Any) -> Iterator[yaml.Node]:
@@ -234,6 +239,8 @@ def _scalar(loader: _Loader, node: yaml.ScalarNode, key: str) -> Any:
     if kind == "int" and len(node.value) > MAX_DIGITS:
         raise UnreadableError(_too_long(node.value), line, key)
     try:
+        if kind == "int":
+            return int(node.value, 0 if re.match("0[ox]", node.value) else 10)
         return getattr(loader, f"construct_yaml_{kind}")(node)
     except (ValueError, LookupError, OverflowError):
         raise UnreadableError(f"got {short_repr(node.value)}, which is no !!{kind}", line, key) from None

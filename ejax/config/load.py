@@ -14,7 +14,7 @@ from ejax.config.embodichain.gym_config import note_manager_form, read_gym_confi
 from ejax.config.environment import action_problems, class_problems, env_problems, event_problems
 from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
-from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
+from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig, TrainerConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
 from ejax.config.shipped import find_config
@@ -94,6 +94,8 @@ def read_draft(draft: Draft) -> RunConfig | None:
     for edit in PASSES:
         edit(draft)
     config, problems = _validate(draft.tree)
+    if spellings.read_numbers(draft.tree, [problem.key.split(".") for problem in problems]):
+        config, problems = _validate(draft.tree)
     none = tuple(f"{section}." for section in draft.no_sections)
     for key, text in join_by_key((problem for problem in problems if not problem.key.startswith(none)), "; "):
         draft.problem(key, text)
@@ -105,7 +107,7 @@ def parse_policy(block: Mapping[str, Any]) -> PolicyConfig:
     draft = Draft({"policy": plain(block)})
     for edit in (spellings.canonicalize_keys, spellings.drop_unsupported, spellings.fill_defaults):
         edit(draft)
-    section = spellings.read_numbers(draft.get("policy"))
+    section = draft.get("policy")
     try:
         config = PolicyConfig.model_validate_json(json.dumps(section), strict=True)
     except ValidationError as error:
@@ -134,11 +136,12 @@ def require_sections(draft: Draft) -> None:
             draft.no_sections.append(key)
 
 
-def read_section_numbers(draft: Draft) -> None:
-    """Turn ``1e-8``, which YAML takes for text, into a number."""
-    for section in ("algorithm", "policy", "env", "data", "population"):
-        if draft.has(section):
-            draft.put(section, spellings.read_numbers(draft.get(section)))
+def read_trainer_numbers(draft: Draft) -> None:
+    """Turn text into numbers where ``trainer`` wants them, for all that decides by them."""
+    try:
+        TrainerConfig.model_validate_json(json.dumps(draft.get("trainer")), strict=True)
+    except ValidationError as error:
+        spellings.read_numbers(draft.get("trainer"), [each["loc"] for each in error.errors()])
 
 
 def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
@@ -328,6 +331,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     apply_overrides,
     spellings.canonicalize_keys,  # again: overrides come in any spelling
     require_sections,  # needs canonical names; all that follow take trainer, policy and algorithm for sections
+    read_trainer_numbers,
     spellings.resolve_evaluation,  # needs enable_eval and eval_freq of file and overrides
     spellings.ignore_options,  # before sizes, for which the options have to be valid
     spellings.ignore_engine_fields,
@@ -340,6 +344,5 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     spellings.resolve_compat,  # fills keys that are not given
     spellings.fill_defaults,  # needs everything above: fills what is still open from other keys
     do_without_wandb,
-    read_section_numbers,  # last, of what all others have put there
 )
 """Edits of a draft in their order."""

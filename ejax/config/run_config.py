@@ -1,8 +1,10 @@
 """The config of a run: its sections, and how they must not contradict each other."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import reduce
 from typing import Any
 
 from flax.core import FrozenDict
@@ -19,6 +21,8 @@ from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, KeyNote, Problem
 from ejax.schema.registry import DEMONSTRATORS
 from ejax.schema.values import INT32_MAX, number_problems
+
+NOTHING = "nothing is learned"
 
 
 class RunConfig(StrictModel):
@@ -86,6 +90,29 @@ def bind(config: RunConfig, num_updates: int | None = None) -> RunConfig:
     algorithm = config.algorithm
     options = algorithm.record.bind(algorithm.cfg, num_updates or config.trainer.num_updates)
     return config.model_copy(update={"algorithm": algorithm.model_copy(update={"cfg": options})})
+
+
+def idle_notes(config: RunConfig, rows: int) -> list[str]:
+    """Say which settings come into effect after the end of the run, and what so never happens. ``rows``: steps of an
+    update. The texts of settings by which it learns nothing contain ``NOTHING``."""
+    updates, trainer = config.trainer.num_updates, config.trainer
+    length, notes = f"the run has {updates} updates, {updates * rows} {config.step_name}", []
+    root: Any = config
+    for key, end, what in (
+        ("algorithm.cfg.learning_starts", updates * rows, f"no gradient step is made, and {NOTHING}"),
+        ("algorithm.cfg.critic_warmup_updates", updates - 1, f"{NOTHING} but by the critic"),
+        ("population.exploit.every", updates, "no member goes on from another"),
+        ("trainer.eval_freq", updates * rows if trainer.enable_eval else math.inf, "only the end is evaluated"),
+        ("trainer.save_freq", updates * rows, "only the end is saved"),
+        ("trainer.save_frequency_updates", updates, "only the end is saved"),
+        ("trainer.log_freq_updates", updates, "only the last update is logged"),
+    ):
+        value = reduce(lambda node, name: getattr(node, name, 0), key.split("."), root)
+        if value > end:
+            notes.append(f"{key} is {value}, and {length}: {what}")
+    if getattr(getattr(config.algorithm.cfg, "optimizer", None), "learning_rate", 1.0) == 0.0:
+        notes.append(f"algorithm.cfg.optimizer.learning_rate is 0: {NOTHING}")
+    return notes
 
 
 def _sizes(config: RunConfig) -> Iterator[Problem]:

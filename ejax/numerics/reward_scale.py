@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from flax import struct
 
-from ejax.numerics.moments import Moments, add_rows, no_moments
+from ejax.numerics.moments import Moments, add_rows
 from ejax.numerics.platforms import unrolled_scan
 from ejax.types import Array
 
@@ -21,7 +21,8 @@ class RewardScale:
 
 
 def init_reward_scale(num_envs: int) -> RewardScale:
-    return RewardScale(discounted=jnp.zeros(num_envs), moments=no_moments(1))
+    # of variance 0, to which that of small rewards is added without loss
+    return RewardScale(discounted=jnp.zeros(num_envs), moments=(jnp.zeros(()), jnp.zeros(1), jnp.zeros(1)))
 
 
 def drop_current_rewards(scale: RewardScale) -> RewardScale:
@@ -38,8 +39,14 @@ def scale_rewards(
     Source: Engstrom et al. 2020; ``VecNormalize`` of Stable-Baselines3, which moves the statistics at each step.
     """
     after, _ = track_returns(scale, reward, done, valid, gamma=gamma)
-    deviation = jnp.sqrt(after.moments[2][0] + 1e-8)
-    return after, jnp.clip(reward / deviation, -_MOST, _MOST)
+    return after, jnp.clip(reward / deviation(after), -_MOST, _MOST)
+
+
+def deviation(scale: RewardScale) -> Array:
+    """Compute the deviation of R, [], the same in every unit of reward: at least 1e-4 of R's mean, for an R that hardly
+    varies, where SB3 has 1e-4 itself; 1 before any reward."""
+    square = jnp.maximum(scale.moments[2][0], 1e-8 * jnp.square(scale.moments[1][0]))
+    return jnp.where(square > 0.0, jnp.sqrt(square), 1.0)
 
 
 def track_returns(

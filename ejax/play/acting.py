@@ -1,5 +1,6 @@
 """A trained policy in one line, to act with: ``ejax.load(run).act(obs)``."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ejax.envs.description import describe
 from ejax.play.player import act
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies.calls import check_obs, first_memory, forget_outside
+from ejax.policies.normalize import unlike_training
 from ejax.runtime.device import prepare_jax
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env, sample_obs
@@ -33,6 +35,7 @@ class Actor:
         self.example = jax.tree.map(np.asarray, sample_obs(env, 1))
         self._key = jax.random.key(config.trainer.seed)
         self._memory: tuple[int, PyTree] | None = None
+        self._familiar = bool(params.get("normalizer"))
         space: Any = env.action_space
         # where the environment acts on what is beyond the bounds, clipping would make another policy
         self.bounds = (space.low, space.high) if describe(env).clips_actions else None
@@ -58,6 +61,9 @@ class Actor:
         # another number of rows: other episodes
         if self._memory is None or self._memory[0] != count:
             self._memory = count, first_memory(self.policy, count)
+        if self._familiar and (text := unlike_training(self.policy, self.params, rows)):
+            self._familiar = False  # said once, not in each step
+            warnings.warn(f"the policy has not learned from such an observation: {text}", stacklevel=2)
         memory = self._memory[1]
         if starts is not None:
             if (flags := np.asarray(starts)).dtype != bool or flags.shape not in ((), (count,)):

@@ -15,7 +15,7 @@ import numpy as np
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.envs.mujoco.drawing import choose_opengl
-from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
 from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import write_video
@@ -78,6 +78,8 @@ def evaluate_run(
         options = {"num_episodes": num_episodes, "choice": choice}
         episodes = _play_episodes(policy, env, params, first_seed, num_envs, **options)
         metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
+        if text := unfinished_note(metrics, num_episodes):
+            print(f"ejax.evaluate: {text}", file=sys.stderr)
         metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
         # overrides are part of the name: evaluations elsewhere do not overwrite each other
         report = directory.path / "evaluations" / f"{'_'.join([path.name, *map(_slug, overrides)])}.json"

@@ -4,9 +4,16 @@ Collection ``normalizer``: of all observations so far. Collection ``batch_stats`
 Both change after an update or before it, never within, so that collection and update see the same policy.
 """
 
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from numpy.typing import NDArray
 
 from ejax.numerics.finite import all_finite, finite_rows
 from ejax.numerics.moments import add_rows
@@ -20,7 +27,8 @@ class PolicyStateError(ValueError):
 
 
 class ObsNormalizer(nn.Module):
-    """Normalizer of observations: (x − mean) / (std + 1e-2), over all rows observed so far. Source: EmbodiChain 0.3.2.
+    """Normalizer of observations: (x − mean) / (std + 1e-2), over all rows observed so far. Source: EmbodiChain 0.3.2,
+    which does not clip either; ``unlike_training`` says where that matters.
     The statistics live in the collection ``normalizer`` and change only with ``observe``."""
 
     @nn.compact
@@ -46,6 +54,33 @@ def normalized(x: Array, mean: Array, variance: Array) -> Array:
     """Compute (x − mean) / (std + 1e-2) of x [..., O]."""
     per_feature = (1,) * (x.ndim - 1) + x.shape[-1:]
     return (x - mean.reshape(per_feature)) / (jnp.sqrt(variance) + 1e-2).reshape(per_feature)
+
+
+def acting_statistics(params: Params) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """Yield name, mean and std of each normalizer of the acting network's input that has seen something."""
+    known = flatten_dict(params.get("normalizer", {}), sep=".")
+    for name in [key.removesuffix(".count") for key in known if key.endswith(".count")]:
+        if not name.startswith("critic") and known[f"{name}.count"] > 0:
+            yield name, np.asarray(known[f"{name}.mean"]), np.sqrt(np.asarray(known[f"{name}.variance"]))
+
+
+def unlike_training(policy: Policy, params: Params, obs: PyTree) -> str:
+    """Describe a number of ``obs``, leaves [N, ...], that the acting network sees as more than 10, in the root mean
+    square over the rows; empty: there is none."""
+    moments = flatten_dict(jax.device_get(_moments_of(policy, params, obs)), sep=".")
+    for name, mean, std in acting_statistics(params):
+        now = moments[f"{name}.mean"]
+        size = np.sqrt((now - mean) ** 2 + moments[f"{name}.variance"]) / (std + 1e-2)
+        if size[i := int(size.argmax())] > 10.0:
+            return f"{name}[{i}] is {now[i]:.4g}, in training {mean[i]:.4g} ± {std[i]:.2g}, and seen as {size[i]:.0f}"
+    return ""
+
+
+@partial(jax.jit, static_argnames="policy")
+def _moments_of(policy: Policy, params: Params, obs: PyTree) -> PyTree:
+    empty = jax.tree.map(lambda x: x * 0.0 if x.ndim == 0 else x, params["normalizer"])  # the counts
+    rows = jax.tree.map(lambda x: x[None], obs)
+    return policy.apply({**params, "normalizer": empty}, rows, observe=True, mutable=["normalizer"])[1]["normalizer"]
 
 
 def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:

@@ -131,19 +131,23 @@ def own_keys(keys: Key, update: Array) -> Key:
 def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit) -> tuple[PopulationState, Array]:
     """Let the members of the lowest fitness [M] go on from those of the highest, with values near theirs.
 
-    A broken member has the lowest fitness, and lives again; NaN: not known. Environments and random numbers stay each
-    member's own. The second result is the member that each one goes on from, [M] int32.
+    A broken member has the lowest fitness, and lives again. One of fitness NaN, not known, neither gives nor receives:
+    its first episode may be the longest. Environments and random numbers stay each member's own. The second result is
+    the member that each one goes on from, [M] int32.
     """
     num_members = fitness.shape[0]
     key_donor, key_perturb = jax.random.split(key)
     known = state.alive & jnp.isfinite(fitness)
-    # best first; what broke or has no return yet comes last, so that it receives and never gives
-    order = jnp.argsort(jnp.where(known, -fitness, jnp.inf), stable=True)
+    waits = state.alive & jnp.isnan(fitness)
+    # best first, and last what broke, so that it receives and never gives; what is not known stands in the middle
+    middle = -jnp.nanmedian(jnp.where(known, fitness, jnp.nan))
+    order = jnp.argsort(jnp.where(known, -fitness, jnp.where(waits, middle, jnp.inf)), stable=True)
     donor = order[jax.random.randint(key_donor, (exploit.count,), 0, exploit.count)]
     receiver = order[num_members - exploit.count :]
     own = jnp.arange(num_members, dtype=jnp.int32)
     # a donor that is not known, where few are, gives nothing: its receiver goes on from itself
-    parent = own.at[receiver].set(jnp.where(known[donor], donor, receiver).astype(jnp.int32))
+    gives = known[donor] & ~waits[receiver]
+    parent = own.at[receiver].set(jnp.where(gives, donor, receiver).astype(jnp.int32))
 
     def copy(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x[parent], tree)
@@ -167,7 +171,10 @@ def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit
 def _maybe_exploit(
     state: PopulationState, metrics: Metrics, key: Key, exploit: Exploit
 ) -> tuple[PopulationState, Metrics]:
-    fitness = jax.vmap(episode_metrics)(state.members.episodes)[FITNESS]
+    seen = jax.vmap(episode_metrics)(state.members.episodes)
+    # where episodes have ended, a mean that is not finite is the lowest, not one to wait for
+    broken = jnp.isnan(seen[FITNESS]) & (seen["charts/num_episodes"] > 0)
+    fitness = jnp.where(broken, -jnp.inf, seen[FITNESS])
     key = jax.random.fold_in(key, state.update)
 
     def go(state: PopulationState) -> tuple[PopulationState, Array]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from ejax.config import RunConfig, TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts, replace_text
+from ejax.optim import STRETCHABLE
 from ejax.schema.frozen import RESUMABLE, with_value
 from ejax.schema.plain_files import read_bytes, read_json
 from ejax.store.checkpoint import CheckpointError
@@ -37,7 +38,9 @@ def check_same_run(config: RunConfig, saved: RunConfig) -> None:
 
 
 def may_change(config: BaseModel, key: str) -> bool:
-    """Recognize a dotted key of a config that is marked ``MayChange``, or is in such a section."""
+    """Recognize a dotted key that is marked ``MayChange``, or is in such a section, or stretches a schedule."""
+    if key.endswith(STRETCHABLE):
+        return True
     section: Any = config
     for name in key.split("."):
         field = type(section).model_fields.get(name) if isinstance(section, BaseModel) else None

@@ -89,7 +89,7 @@ def _ingredients(
     else:
         env, eval_env = adopt_envs(config, given, num_envs=size, quarantine=quarantine)
     check_own_env(config, env)
-    if problems := list(algorithm.env_problems(options, env)):
+    if problems := list(algorithm.action_problems(env.action_space)) or list(algorithm.env_problems(options, env)):
         raise ConfigError(problems)
     policy = make_policy(config.policy, env) if given is None else given.policy
     check_own_policy(config.policy, policy, env)

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ejax.config.models import TrainerConfig
+from ejax.evaluation import UNFINISHED_EPISODES
 from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
@@ -79,8 +80,8 @@ def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any]
             return None
         found.append(metrics)
     total = {tag: sum(metrics[tag] for metrics in found) for tag in found[0]}
-    # a count, which adds up
-    return {tag: x if tag == NONFINITE_EPISODES else x / len(seeds) for tag, x in total.items()}
+    counts = (NONFINITE_EPISODES, UNFINISHED_EPISODES)
+    return {tag: x if tag in counts else x / len(seeds) for tag, x in total.items()}
 
 
 def play_best_and_last(

@@ -11,8 +11,7 @@ import jax
 from ejax.algorithms.record import ResetPolicy
 from ejax.algorithms.step import init_host_run_state, make_learn
 from ejax.collectors import AsyncCollector, HostCollector, Schedule, Share
-from ejax.collectors.config import CollectorConfig
-from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config import ConfigError, Problem, RunConfig, TrainerConfig
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.runtime.device import device_problem
 from ejax.runtime.processes import Group
@@ -139,7 +138,7 @@ def _stepper(
     background = None  # then the main thread collects between updates
     if wanted.mode == "async":
         timeouts = {"stop_timeout_s": wanted.stop_timeout_s, "env_timeout_s": wanted.env_timeout_s}
-        background = AsyncCollector(collector, made.key, schedule=_schedule(wanted), **timeouts)
+        background = AsyncCollector(collector, made.key, schedule=_schedule(made.config.trainer), **timeouts)
     update, options = config.algorithm.record.update, config.algorithm.cfg
     return HostStepper(
         collector,
@@ -172,7 +171,8 @@ def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tu
     return actors or [each for each in devices or () if each.process_index == jax.process_index()], learners
 
 
-def _schedule(wanted: CollectorConfig) -> Schedule:
+def _schedule(trainer: TrainerConfig) -> Schedule:
+    wanted = trainer.collector
     recorded, path = None, wanted.replay_schedule
     if wanted.schedule == "free" and path is None and process_count() > 1:
         # each would take the newest parameters at a time of its own, and no list of versions could repeat it
@@ -181,6 +181,8 @@ def _schedule(wanted: CollectorConfig) -> Schedule:
     try:
         if path is not None:
             recorded = tuple(int(version) for version in read_json(path)["versions"])
+            if len(recorded) < trainer.num_updates:
+                raise ValueError(f"it has {len(recorded)} rollouts, and the run {trainer.num_updates} updates")
         return Schedule(wanted.max_staleness, wanted.schedule == "free", recorded)
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"'{path}' is no schedule.json for this run: {error}"

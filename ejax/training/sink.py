@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ejax.algorithms.step import RunState
 from ejax.envs.host.calls import EnvAbandoned
+from ejax.evaluation import unfinished_note
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.runtime.sharding import own_copy, process_count
@@ -161,6 +162,8 @@ class RunSink(Sink[RunState, RunResult]):
                 self._judged("given up")
                 return
             require_measured(self._trainer.best_eval_metric, metrics)
+            if text := unfinished_note(metrics, self._trainer.num_eval_episodes):
+                self._writer.alarm(text)
         except Exception:  # of any kind: what was trained until here is kept
             run.evaluation_due = True
             self._judged("failed")  # other processes save with this one, and then see it fail

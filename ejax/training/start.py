@@ -13,14 +13,17 @@ from ejax.algorithms.step import RunState
 from ejax.collectors.host_rows import HostRows
 from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, Problem, RunConfig, bind
+from ejax.config.run_config import NOTHING, idle_notes
 from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
+from ejax.optim import STRETCHABLE, schedule_note
 from ejax.runtime.processes import Group
 from ejax.runtime.stopwatch import Stopwatch
+from ejax.schema.frozen import with_value
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
-from ejax.store.resume_rules import check_same_run, record_changes, started_for, with_changes
+from ejax.store.resume_rules import check_same_run, differences, record_changes, started_for, with_changes
 from ejax.store.run_dir import (
     RunDirectory,
     RunMeta,
@@ -38,7 +41,14 @@ from ejax.training.evaluators import check_best_metric
 from ejax.training.given import Given
 from ejax.training.loop import Cadence
 from ejax.training.parts import Parts, rows_per_update
-from ejax.training.warm_start import check_teacher, find_checkpoint, start_from_file, start_from_policy, start_from_run
+from ejax.training.warm_start import (
+    check_teacher,
+    find_checkpoint,
+    set_rates,
+    start_from_file,
+    start_from_policy,
+    start_from_run,
+)
 from ejax.training.watchdog import Watchdog
 
 
@@ -149,6 +159,9 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
     directory, saved = open_run_directory(path)
     horizon = started_for(directory.config_file, saved)  # a schedule keeps the one that the run was started with
+    for key, here, there in differences(config.to_dict(), saved.to_dict(), ""):
+        if here is None and key.endswith(STRETCHABLE):  # as an earlier resume stretched it
+            config = with_value(config, key, there)
     given, saved = bind(config, horizon), bind(saved, horizon)
     check_same_run(given, saved)  # before the folder is put in order
     alarms = [*([left_behind] if left_behind else []), *directory.recover()]
@@ -194,10 +207,11 @@ def open_log(call: Call, start: StartState) -> MetricWriter:
             started=call.started,
         )
     )
-    for text in location.alarms:
+    beyond = schedule_note(location.config.algorithm.cfg, start.update, start.cadence.num_updates)
+    for text in filter(None, (*location.alarms, beyond)):
         writer.alarm(text)
-    for text in (*location.notes, *start.notes):
-        writer.note(text)
+    for text in (*location.notes, *start.notes, *idle_notes(location.config, start.cadence.rows)):
+        (writer.alarm if NOTHING in text else writer.note)(text)
     if location.config.trainer.distributed:
         each = f", {location.config.trainer.num_envs} environments on each"
         writer.note(f"{start.parts.num_devices} devices{each if location.config.data is None else ' share each batch'}")
@@ -226,7 +240,8 @@ def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[st
         state, meta = load_checkpoint(location.checkpoint, parts.state)
         directory.previous[:] = [location.checkpoint]
         check_teacher(config, parts.state, state)
-        return state, meta, ()
+        state, notes = set_rates(state, config, meta)
+        return state, meta, notes
     if location.file is None:
         state, notes = start_from_policy(parts, config)
         return state, {}, notes

@@ -5,6 +5,7 @@ training of another system, and ``algorithm.cfg.teacher`` the policy that a run 
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ejax.config.environment import paths
 from ejax.config.load import parse_policy
 from ejax.envs.description import describe
 from ejax.logs.json_records import FactsError
-from ejax.optim import scheduled_learning_rate, set_learning_rate
+from ejax.optim import OptimizerConfig, scheduled_learning_rate, set_learning_rate
 from ejax.policies.actor_q import ActorQ, adopt_actor, adoption_note
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean
@@ -88,15 +89,28 @@ def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[R
         text = f"means {config.trainer.num_updates} updates, and {checkpoint} has {update} already; give more"
         raise ConfigError([Problem(f"trainer.{key}", text)])
     notes = [f"forked from {checkpoint}, after update {update}", *more]
+    state, more = set_rates(state, config, meta)
+    return state, [*notes, *more]
+
+
+def set_rates(state: RunState, config: RunConfig, meta: Mapping[str, Any]) -> tuple[RunState, list[str]]:
+    """Set the learning rates of a checkpoint's state to this config's at its update, if rates or schedule differ."""
     options: Any = config.algorithm.cfg
     saved = meta["config"]["algorithm"]["cfg"]
     now = options.model_dump(mode="json")
-    if any(now.get(name) != saved.get(name) for name in ("optimizer", "lr_scheduler")) and config.data is None:
-        # the optimizer's state holds the rate that it stood at
-        rate = scheduled_learning_rate(options.optimizer.learning_rate, options.lr_scheduler, state.train.step)
-        train = replace(state.train, opt_state=set_learning_rate(state.train.opt_state, rate))
-        state, notes = replace(state, train=train), [*notes, f"the learning rate is {float(rate):.4g} from here on"]
-    return state, notes
+    names = ("optimizer", "critic_optimizer", "lr_scheduler")
+    if all(now.get(name) == saved.get(name) for name in names) or config.data is not None:
+        return state, []
+
+    def rate_of(optimizer: OptimizerConfig) -> jax.Array:
+        return scheduled_learning_rate(optimizer.learning_rate, options.lr_scheduler, state.train.step)
+
+    # the optimizer's state holds the rate that it stood at
+    opt_state = set_learning_rate(state.train.opt_state, rate := rate_of(options.optimizer))
+    if "critic_optimizer" in now:
+        opt_state |= {"critic": set_learning_rate(opt_state["critic"], rate_of(options.critic_optimizer))}
+    state = replace(state, train=replace(state.train, opt_state=opt_state))
+    return state, [f"the learning rate is {float(rate):.4g} from here on"]
 
 
 def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:

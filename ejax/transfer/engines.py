@@ -149,7 +149,7 @@ def _build(config: RunConfig, events: Mapping[str, Any]) -> Any:
 
 
 def _estimates(episodes: Mapping[str, NDArray[Any]]) -> Facts:
-    facts: Facts = {name: float(x.mean()) for name, x in episodes.items()}
+    facts: Facts = {name: float(x.mean()) for name, x in episodes.items() if name != "unfinished"}
     facts |= {"return": average(episodes["return"]), "nonfinite": int((episodes["nonfinite"] > 0).sum())}
     if (success := episodes.get("success")) is not None:
         facts["success"] = proportion(int((success > 0).sum()), len(success))

@@ -25,7 +25,7 @@ def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> di
     key = jax.random.key(seed)
     episode = evaluate(policy, env, params, key, num_envs=1, num_episodes=1)
     result = {name: float(x[0]) for name, x in episode.items()}
-    if math.isnan(result["return"]):
+    if result.pop("unfinished") or math.isnan(result["return"]):
         return None
     key_reset, _ = jax.random.split(key)  # as ``evaluate`` does
     return as_document(seed, jax.tree.map(lambda x: x[0], reset(env, key_reset, 1).state), result)

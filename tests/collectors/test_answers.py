@@ -140,3 +140,26 @@ def test_an_environment_of_ones_own_is_looked_at_and_named(tmp_path: Any, change
     guard.reset(SEED)
     with pytest.raises(HostEnvError, match=rf"env 'odd' raised at its step 1 \(2 rows\): ValueError\(.{message}"):
         guard.step(STILL)
+
+
+def limited(*limits: int) -> Any:
+    """Wrap an environment that was never registered; 0 is a wrapper that is not a TimeLimit."""
+    env: Any = Says({})
+    for limit in limits:
+        env = gymnasium.wrappers.TimeLimit(env, limit) if limit else gymnasium.wrappers.RecordEpisodeStatistics(env)
+    return env
+
+
+@pytest.mark.parametrize(("limits", "found"), [((), 0), ((0,), 0), ((7,), 7), ((7, 0), 7), ((0, 7, 0, 0), 7)])
+def test_a_time_limit_is_found_around_a_class_that_is_not_registered(limits: tuple[int, ...], found: int) -> None:
+    assert vectorize(limited(*limits), lambda: limited(*limits), 2).max_episode_steps == found
+    made = SyncVectorEnv([lambda: limited(*limits)] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    wrapped = gymnasium.wrappers.vector.RecordEpisodeStatistics(made)
+    assert [vectorize(env, None, 2).max_episode_steps for env in (made, wrapped)] == [found] * 2
+
+
+def test_a_time_limit_is_found_inside_a_registered_factory() -> None:
+    gymnasium.register("Limited-v0", lambda: limited(7, 0))
+    env = make("Limited-v0", num_envs=2, action_chunk=3)
+    assert env.max_episode_steps == 3  # decisions
+    env.close()

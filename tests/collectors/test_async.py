@@ -480,3 +480,10 @@ def test_several_learner_devices_agree_with_one(tmp_path: Path) -> None:
 def test_parts_that_do_not_go_together_are_refused(overrides: list[str], text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=text):
         build(parse_config(config(tmp_path, "async"), overrides))
+
+
+def test_a_recorded_schedule_that_ends_before_the_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "schedule.json").write_text('{"versions": [0, 0, 1]}')
+    overrides = ["trainer.iterations=4", f"trainer.collector.replay_schedule={tmp_path}/schedule.json"]
+    with pytest.raises(ConfigError, match=r"replay_schedule: .*3 rollouts, and the run 4 updates"):
+        build(parse_config(config(tmp_path, "async"), overrides))

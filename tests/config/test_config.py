@@ -197,6 +197,21 @@ def test_scientific_notation_is_a_number_in_yaml(tmp_path: Path) -> None:
     assert load_config(tmp_path / "a.yaml").algorithm.cfg.optimizer.learning_rate == 1e-4
 
 
+def test_text_is_a_number_only_where_a_number_is_wanted(tmp_path: Path) -> None:
+    """PyYAML, by which a program may have read its config, gives text for 3e-4."""
+    cfg = {"learning_rate": "3e-4", "optimizer": {"kwargs": {"eps": "1e-6"}}}
+    keys = {"exp_name": "12e3", "output_dir": "1_000", "buffer_size": "1_024", "iterations": "2e0"}
+    algorithm = {"name": "ppo", "cfg": cfg}
+    config = make("env.cfg.success_bonus='5e-1'", trainer=trainer(**keys), algorithm=algorithm)
+    assert (config.trainer.exp_name, config.trainer.output_dir) == ("12e3", "1_000")
+    assert (config.trainer.buffer_size, config.trainer.iterations) == (1024, 2)
+    optimizer = config.algorithm.cfg.optimizer
+    assert (optimizer.learning_rate, dict(optimizer.kwargs)) == (3e-4, {"eps": 1e-6})
+    assert config.env.cfg["success_bonus"] == 0.5
+    (tmp_path / "a.json").write_text(json.dumps(config.to_dict()))
+    assert load_config(tmp_path / "a.json") == config
+
+
 def test_defaults_of_the_learning_env_path() -> None:
     config = make(trainer={"learning_env": "PointMassRL"})
     assert (
@@ -518,7 +533,12 @@ BAD_OVERRIDES = {
     "trainer.num_envs=true": "trainer.num_envs .*got True; must be a valid integer",
     "trainer.num_envs='64'": "trainer.num_envs .*got '64'; must be a valid integer",
     "trainer.iterations=-1": "trainer.iterations .*got -1; must be greater than 0",
-    "trainer.total_timesteps=1e6": "got '1e6'; must be an integer, such as 1000000",
+    "trainer.total_timesteps='1.5'": "total_timesteps .*got '1.5'; must be a valid integer",
+    "trainer.keep_checkpoints=1e6": "got 1000000.0; must be an integer, such as 1000000",
+    "trainer.exp_name=12e3": r"exp_name .*got 12000.0; must be a valid string: put it in quotes",
+    "trainer.iterations=1:30": "trainer.iterations .*got '1:30'; must be a valid integer",
+    "trainer.iterations=1_00": "trainer.iterations .*got '1_00'",
+    "trainer.enable_eval=yes": "trainer.enable_eval .*got 'yes'; must be a valid boolean",
     "trainer.enable_eval=1": "trainer.enable_eval .*got 1; must be a valid boolean",
     "trainer.eval_freq=-1": "trainer.eval_freq .*got -1",
     "trainer.best_eval_mode=maximum": r"got 'maximum'; allowed: max, min. Did you mean 'max'\?",

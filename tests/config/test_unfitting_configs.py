@@ -1,6 +1,7 @@
 """Configs of which each key is right, and which fit no environment, robot or task."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from ejax.algorithms.ppo import ALGORITHM as PPO
 from ejax.algorithms.ppo import PPOConfig
 from ejax.config import ConfigError, load_config
 from ejax.config.embodichain.check import check
+from ejax.config.run_config import NOTHING, idle_notes
 from ejax.distributions import action_spec
 from ejax.training.build import build
 
@@ -195,3 +197,40 @@ def test_a_task_that_cannot_be_made_is_told_at_once(task_cfg: dict[str, Any], ke
     data = {"source": "engine", "task": "PushCubeExpert", "task_cfg": task_cfg}
     error = refused(make, trainer={}, env="PushCubeRL", algorithm={"name": "bc", "cfg": {}}, data=data)
     assert keys_of(error) == [key]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "trainer.enable_eval=true trainer.eval_freq=641",
+            "trainer.eval_freq is 641.*640 env steps: only the end is eval",
+        ),
+        ("trainer.eval_freq=641", None),  # said by another note: it does not evaluate
+        ("trainer.save_freq=641", "trainer.save_freq is 641.*only the end is saved"),
+        ("trainer.save_frequency_updates=6", "save_frequency_updates is 6, and the run has 5 updates"),
+        ("trainer.log_freq_updates=6", "only the last update is logged"),
+        (
+            "algorithm.cfg.critic_warmup_updates=5",
+            "critic_warmup_updates is 5, .*: nothing is learned but by the critic",
+        ),
+        ("algorithm.cfg.optimizer.learning_rate=0", "learning_rate is 0: nothing is learned"),
+        ("population={seeds: 2, exploit: {every: 6}}", "population.exploit.every is 6.*no member"),
+        ("trainer.save_freq=640 trainer.log_freq_updates=5 algorithm.cfg.critic_warmup_updates=4", None),
+    ],
+)
+def test_what_never_happens_in_so_short_a_run_is_said(override: str, said: str | None) -> None:
+    config = make("trainer.iterations=5", *re.split(r" (?=\w+\.)", override) if "{" not in override else [override])
+    notes = idle_notes(config, config.trainer.num_envs * config.trainer.buffer_size)
+    assert len(notes) == (said is not None) and re.search(said or "", "".join(notes))
+
+
+@pytest.mark.parametrize(("starts", "learns"), [(96, True), (97, False)])
+def test_a_run_that_makes_no_gradient_step_says_so(starts: int, learns: bool) -> None:
+    network = {"network_cfg": {"hidden_sizes": [8]}}
+    squashed = {"name": "actor_q", "squash_actions": True, "actor": network, "critic": network}
+    algorithm = {"name": "sac", "cfg": {"batch_size": 16, "learning_starts": starts}}
+    config = make(
+        "trainer.iterations=3", "trainer.num_envs=4", "trainer.buffer_size=8", policy=squashed, algorithm=algorithm
+    )
+    assert [NOTHING in text for text in idle_notes(config, 32)] == [True] * (not learns)

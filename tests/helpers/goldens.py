@@ -12,6 +12,7 @@ import golden_point_mass
 import golden_updates
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from golden_pairs import Pair, cases, load, under
 
@@ -52,7 +53,10 @@ def torch_schedule(name: str) -> Iterator[Pair]:
     golden = load("torch_optim.npz")
     config = ScheduleConfig(name=name, kwargs=cases("torch_optim.npz", "schedules")[name][1])
     rates = jax.jit(lambda k: scheduled_learning_rate(0.02, config, k))(jnp.arange(9))
-    yield Pair("learning rates", name, rates, golden[f"schedule/{name}"], 1e-5, 1e-9)
+    expected = golden[f"schedule/{name}"]
+    if name == "cosine":  # torch's swings up again; ejax's stays at its end
+        expected = np.where(np.arange(9) > config.kwargs["T_max"], config.kwargs["eta_min"], expected)
+    yield Pair("learning rates", name, rates, expected, 1e-5, 1e-9)
 
 
 def _each(file: str, compare: Callable[[Any], Iterator[Pair]]) -> dict[tuple[str, str], Callable[[], Iterator[Pair]]]:

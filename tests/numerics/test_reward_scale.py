@@ -54,6 +54,25 @@ def test_steps_that_are_no_transitions_do_not_count() -> None:
     assert scale.moments[0] == 10
 
 
+@pytest.mark.parametrize("unit", [1e-12, 1e-6, 1e-3, 1e6, 1e12])
+def test_rewards_are_the_same_in_every_unit(unit: float) -> None:
+    rollouts = [(RNG.normal(1.0, 2.0, (5, 3)), RNG.random((5, 3)) < 0.3) for _ in range(2)]
+    rollouts += [(np.ones((1, 3)), np.zeros((1, 3), bool))]
+    ones = scales = init_reward_scale(3)
+    for reward, done in rollouts:
+        ones, expected = scale_rewards(ones, jnp.asarray(reward), jnp.asarray(done), gamma=GAMMA)
+        scales, scaled = scale_rewards(scales, jnp.asarray(unit * reward), jnp.asarray(done), gamma=GAMMA)
+        np.testing.assert_allclose(scaled, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_a_first_return_that_does_not_vary_is_cut_in_every_unit(unit: float) -> None:
+    _, scaled = scale_rewards(init_reward_scale(3), jnp.full((1, 3), -unit), jnp.zeros((1, 3), bool), gamma=GAMMA)
+    np.testing.assert_array_equal(scaled, -10.0)
+    _, zeros = scale_rewards(init_reward_scale(3), jnp.zeros((1, 3)), jnp.zeros((1, 3), bool), gamma=GAMMA)
+    assert not zeros.any()
+
+
 def test_a_reward_that_stands_out_is_cut() -> None:
     reward = np.zeros((100, 10))
     reward[5, 5] = 1e6

@@ -46,6 +46,20 @@ def test_numbers_of_a_simulator_in_double_precision_will_do(actor: Actor, obs: n
     np.testing.assert_array_equal(actor.act(obs.astype(np.float64)), actor.act(obs))
 
 
+def test_an_observation_far_from_all_of_the_training_is_said_once(run: Path, obs: np.ndarray) -> None:
+    """A number that stood still in training is divided by 0.01."""
+    actor = ejax.load(run)
+    known = actor.params["normalizer"]["actor_obs_normalizer"]
+    known |= {"mean": obs.mean(axis=0), "variance": np.append(np.ones(13, np.float32), np.float32(1e-12))}
+    other = obs.copy()
+    other[:, 13] = known["mean"][13]
+    actor.act(other)  # as in training
+    other[:, 13] += 1.5
+    with pytest.warns(UserWarning, match=r"actor_obs_normalizer\[13\] is .*seen as 150"):
+        actor.act(other)
+    actor.act(other)
+
+
 def test_samples_differ_from_call_to_call(actor: Actor, obs: np.ndarray) -> None:
     first, second = (actor.act(obs, deterministic=False) for _ in range(2))
     assert np.isfinite(first).all() and not np.array_equal(first, second)
@@ -70,6 +84,7 @@ def test_what_is_no_number_of_the_observation_is_refused(actor: Actor, wrong: np
         actor.act(wrong)
 
 
+@pytest.mark.filterwarnings("ignore:the policy has not learned")
 @pytest.mark.parametrize("right", [np.ones(14, x) for x in (np.int64, np.uint8, np.float16, bool, jnp.bfloat16)])
 def test_numbers_of_other_types_act_as_they_are(actor: Actor, right: np.ndarray) -> None:
     np.testing.assert_array_equal(actor.act(right), actor.act(np.ones(14, np.float32)))

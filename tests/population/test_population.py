@@ -252,6 +252,14 @@ def test_nobody_is_copied_while_no_return_is_known() -> None:
     assert parent.tolist() == [0, 1, 2, 3] and equal(after, state)
 
 
+def test_a_member_whose_first_episode_goes_on_is_not_replaced() -> None:
+    """It may be the one that survives longest; what was not finite is replaced."""
+    state = toy_state([0.1, 0.2, 0.3, 0.4])
+    for fitness, wanted in (([jnp.nan, 1.0, 2.0, 0.0], [0, 1, 2, 2]), ([-jnp.inf, 1.0, 2.0, 0.0], [2, 1, 2, 3])):
+        _, parent = exploited(state, jnp.asarray(fitness), jax.random.key(0), EXPLOIT)
+        assert parent.tolist() == wanted
+
+
 # summaries
 
 

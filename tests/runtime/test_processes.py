@@ -23,18 +23,8 @@ from several_processes import two_processes
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.runtime import processes
-from ejax.runtime.processes import (
-    Address,
-    Group,
-    ProcessesError,
-    RescueCall,
-    count,
-    failing_together,
-    join,
-    leads,
-    unjoined,
-)
-from ejax.runtime.sharding import exchange
+from ejax.runtime.processes import Address, Group, ProcessesError, RescueCall, failing_together, join, unjoined
+from ejax.runtime.sharding import exchange, is_main_process, process_count
 from ejax.store.arrays import read_arrays
 from ejax.train import main
 from ejax.training.build import build
@@ -60,7 +50,7 @@ TINY: dict[str, Any] = {
 def test_a_process_alone_leads_and_has_nobody_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "1")
     join(Address())
-    assert (count(), leads(), unjoined()) == (1, True, None)
+    assert (process_count(), is_main_process(), unjoined()) == (1, True, None)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +181,7 @@ def test_each_process_gets_the_words_of_all_in_their_order(play: Callable[[int],
     for number in (1, 2):
         word(number, 1, board, {"stops": True})
     group = Group(60.0)
-    assert leads() and count() == 2
+    assert is_main_process() and process_count() == 2
     assert group.gather({"stops": False}, "begin an update") == [{"stops": False}, {"stops": True}]
     assert group.gather(None, "evaluate") == [None, {"stops": True}]
     assert "ejax/word/1/0" not in board.values and "ejax/word/2/0" in board.values  # what all have read goes

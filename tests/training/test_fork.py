@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,13 +13,17 @@ import pytest
 from flax import struct
 from tiny import EPISODE, EVALUATED, tiny
 
+from ejax.algorithms.sac import SACConfig
+from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, parse_config
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.optim import get_learning_rate, make_actor_critic_optimizer
 from ejax.play.saved_policy import evaluate_run
 from ejax.run import RunResult, train
 from ejax.store.checkpoint import CheckpointError
 from ejax.train import main
-from ejax.types import Array, Key, Timestep
+from ejax.training.warm_start import set_rates
+from ejax.types import Array, Key, Timestep, TrainState
 
 
 def same(a: RunResult, b: RunResult) -> bool:
@@ -102,6 +107,20 @@ def test_another_learning_rate_is_the_forks_from_its_first_update(
     raw = tiny(tmp_path, iterations=5, ppo=changed)
     forked = train(parse_config(raw), fork=checkpoint(parent, 128))
     assert forked.last_train_metrics["train/learning_rate"] == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("changed", "rates"), [("optimizer", [0.1, 0.25]), ("critic_optimizer", [0.5, 0.1])])
+def test_each_optimizers_rate_is_its_own_in_a_fork(changed: str, rates: list[float]) -> None:
+    options = SACConfig(optimizer={"learning_rate": 0.5}, critic_optimizer={"learning_rate": 0.25})
+    optimizer = make_actor_critic_optimizer(options.optimizer, options.critic_optimizer)
+    networks = {"actor": jnp.ones(2), "critic": jnp.ones(2)}
+    state = TrainState(params={"params": networks}, opt_state=optimizer.init(networks), step=jnp.asarray(2))
+    meta = {"config": {"algorithm": {"cfg": options.to_dict()}}}
+    now = options.replace(**{changed: {"learning_rate": 0.1}})
+    config: Any = SimpleNamespace(algorithm=SimpleNamespace(cfg=now), data=None)
+    after, notes = set_rates(RunState(update=state.step, train=state, episodes=None), config, meta)
+    own = [float(get_learning_rate(after.train.opt_state[name])) for name in ("actor", "critic")]
+    assert own == pytest.approx(rates) and notes
 
 
 @pytest.mark.slow

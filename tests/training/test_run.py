@@ -341,13 +341,23 @@ def test_resume_refuses_another_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_run_can_be_extended_and_keeps_its_schedule(tmp_path: Path) -> None:
+def test_a_finished_run_can_be_extended_and_keeps_its_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     raw = config(tmp_path, updates=6)
     raw["algorithm"]["cfg"]["lr_scheduler"] = {"name": "linear"}
     train(parse_config(raw), run_dir=tmp_path / "run")
     raw["trainer"]["iterations"] = 9
     result = train(parse_config(raw), resume="latest", run_dir=tmp_path / "run")
     assert [entry["train/learning_rate"] for entry in result.train_history] == [0.0] * 3  # linear to 0 over 6 updates
+    assert "3 updates from there to 9 have the rate 0" in capsys.readouterr().err
+    stretched = parse_config(raw, ["trainer.iterations=11", "algorithm.cfg.lr_scheduler.kwargs.total_iters=12"])
+    rates = [train(stretched, resume="latest", run_dir=tmp_path / "run").train_history]
+    raw["trainer"]["iterations"] = 12  # without the key: as it was stretched
+    rates.append(train(parse_config(raw), resume="latest", run_dir=tmp_path / "run").train_history)
+    first = parse_config(raw).algorithm.cfg.optimizer.learning_rate
+    found = [entry["train/learning_rate"] / first for history in rates for entry in history]
+    assert found == pytest.approx([2 / 12, 1 / 12, 0.0], abs=1e-6)
 
 
 def test_a_run_leaves_what_is_needed_to_repeat_it(tmp_path: Path) -> None:

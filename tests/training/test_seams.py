@@ -14,16 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from tiny import EPISODE, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
-from ejax.algorithms.record import Algorithm
-from ejax.algorithms.step import (
-    ResetPolicy,
-    RunState,
-    Step,
-    finish,
-    init_run_state,
-    make_rollout_step,
-    spread_episodes,
-)
+from ejax.algorithms.record import Algorithm, ResetPolicy
+from ejax.algorithms.step import RunState, Step, finish, init_run_state, make_rollout_step, spread_episodes
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Normal, action_spec
 from ejax.envs.tasks.point_mass import PointMassRL

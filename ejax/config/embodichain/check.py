@@ -10,7 +10,7 @@ from typing import Any, get_args
 from ejax.config.embodichain.draft import OVERRIDE, Draft
 from ejax.config.embodichain.gym_config import MANAGER_ENV, manager_notes, read_gym_config
 from ejax.config.embodichain.spellings import LOGARITHMS, canonical_key
-from ejax.config.environment import env_problems
+from ejax.config.environment import action_problems, env_problems
 from ejax.config.files import read_file
 from ejax.config.load import device_problems, read_draft
 from ejax.config.models import EnvConfig
@@ -50,6 +50,8 @@ def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
     config = read_draft(draft)
     for key, text in device_problems(config.trainer.device) if config is not None else ():
         draft.note(key, text)
+    for key, text in action_problems(config, builds=True) if config is not None else ():
+        draft.problem(key, text)
     if config is not None:
         draft.note("policy.name", f"interop.export writes {config.policy.record.exported_to}")
     known = {  # a note on an override holds for the file's key too, a problem does not

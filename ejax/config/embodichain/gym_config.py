@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ejax.config.embodichain.draft import Draft
-from ejax.config.embodichain.spellings import TABLES, read_numbers
+from ejax.config.embodichain.spellings import TABLES
 from ejax.config.embodichain.velocity_tasks import VELOCITY_ENV, read_velocity_task, velocity_robot
 from ejax.envs.manager.vocabulary import IGNORED
 from ejax.schema.frozen import freeze
@@ -34,11 +34,11 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
     _read_num_envs(draft, data, env, source)
     if robot := velocity_robot(name):
         draft.spelled["env.cfg"] = f"{source}:robot.fpath"  # what the task's class can still lack are its links
-        with Section(read_numbers(dict(data)), f"{source}:", draft.report) as root:
+        with Section(dict(data), f"{source}:", draft.report) as root:
             return {"id": VELOCITY_ENV, "cfg": read_velocity_task(root, robot)}
     if is_manager_form(data):
         draft.spelled["env.cfg.gym_config"] = f"{source}:"
-        return {"id": MANAGER_ENV, "cfg": {"gym_config": read_numbers(dict(data))}}
+        return {"id": MANAGER_ENV, "cfg": {"gym_config": dict(data)}}
     draft.spelled["env.cfg"] = f"{source}:env.extensions"
     with Section(data, f"{source}:", draft.report) as root:
         return {"id": name, "cfg": _read_first_form(draft, root)}

@@ -6,6 +6,7 @@
 import itertools
 import math
 import re
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,7 +46,7 @@ COMPAT: dict[str, dict[str, dict[str, Any]]] = TABLES["compat"]
 """Mode -> policy name ("any" for all) -> key -> value: the numbers of one release, where ejax differs."""
 OF_THE_CRITIC = ("policy.critic", "policy.critic_obs_normalization", "policy.obs_groups.critic")
 RECORDERS = ("record_camera_data_async", "record_camera_data")
-SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+_SCIENTIFIC, _GROUPED = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+"), re.compile(r"[+-]?\d{1,3}(_\d{3})+")
 
 
 def canonical_key(key: str) -> str:
@@ -129,9 +130,11 @@ def resolve_sizes(draft: Draft) -> None:
     if isinstance(options, dict):  # other keys are reported, or taken out, later
         options = {name: value for name, value in options.items() if name in algorithm.Config.model_fields}
     try:
-        chosen = algorithm.Config.model_validate(read_numbers({} if options is None else options))
-    except ValidationError:
-        return  # reported with its own keys
+        chosen = algorithm.Config.model_validate({} if options is None else options)
+    except ValidationError as error:
+        if read_numbers(draft.get("algorithm.cfg"), (each["loc"] for each in error.errors())):
+            resolve_sizes(draft)
+        return  # others are reported with their own keys
     for name, count in algorithm.sizes(chosen, chunk_size).items():
         key = f"trainer.{name}"
         given = draft.get(key)
@@ -293,13 +296,20 @@ def fill_defaults(draft: Draft) -> None:
         draft.note("trainer.enable_eval", "trainer.eval_freq is 0: no evaluation during training")
 
 
-def read_numbers(node: Any) -> Any:
-    """Turn strings like ``1e-8`` into numbers: PyYAML reads them as text, for want of a dot."""
-    if isinstance(node, dict):
-        return {name: read_numbers(value) for name, value in node.items()}
-    if isinstance(node, list):
-        return [read_numbers(value) for value in node]
-    return float(node) if isinstance(node, str) and SCIENTIFIC.fullmatch(node) else node
+def read_numbers(tree: Any, refused: Iterable[Sequence[int | str]]) -> bool:
+    """Turn text like ``1e-8`` and ``65_536`` into numbers at these places, which refused it: YAML 1.2 takes the second
+    for text, and PyYAML, by which a program may have read its config, the first. Return True if there was any."""
+    found = False
+    for location in refused:
+        node = tree
+        with suppress(LookupError, TypeError, ValueError):  # a place that only pydantic knows, such as a union's branch
+            *above, last = (int(part) if str(part).isdecimal() else part for part in location)
+            for part in above:
+                node = node[part]
+            for read, pattern in ((float, _SCIENTIFIC), (int, _GROUPED)):
+                if isinstance(node[last], str) and pattern.fullmatch(node[last]):
+                    node[last], found = read(node[last]), True
+    return found
 
 
 def _name(kind: Kind, name: Any) -> str:
@@ -326,7 +336,7 @@ def _canonicalize_std(draft: Draft) -> None:
     for old, new in LOGARITHMS.items():
         if not draft.has(old):
             continue
-        std, is_range = read_numbers(draft.pop(old)), old.endswith("_range")
+        std, is_range = draft.pop(old), old.endswith("_range")
         bounds = std if is_range else [std]
         if draft.has(new):
             draft.problem(old, f"means the same as {new}, which is given too; keep one")

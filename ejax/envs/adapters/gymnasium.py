@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -174,8 +175,18 @@ def make(
         vector: VectorEnv = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="forkserver")
     else:
         vector = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
-    limit = env_kwargs.get("max_episode_steps", spec.max_episode_steps) or 0
+    limit = env_kwargs.get("max_episode_steps", spec.max_episode_steps) or time_limit(vector)
     return GymnasiumVector(vector, clip_actions=clip_actions, max_episode_steps=-(-limit // action_chunk))
+
+
+def time_limit(vector: Any) -> int:
+    """Read the longest limit of the rows' outermost ``TimeLimit``, else that of their specs; 0: not known."""
+    base = vector.unwrapped
+    with suppress(AttributeError, TypeError, ValueError):  # not every vector can ask its rows
+        if all(base.call("has_wrapper_attr", "_max_episode_steps")):
+            return max(map(int, base.get_attr("_max_episode_steps")))
+    specs = [each.spec for each in getattr(base, "envs", [vector])]
+    return max((spec and spec.max_episode_steps) or 0 for spec in specs)
 
 
 class ChunkedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -222,11 +233,8 @@ def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
     if isinstance(made, gymnasium.Env):
         call_env(type(made.unwrapped).__name__, "close", made.close)
         makers = [lambda row=row: answering(make_one(), row) for row in range(num_envs)]
-        return GymnasiumVector(
-            gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED),
-            max_episode_steps=(made.spec and made.spec.max_episode_steps) or 0,
-        )
-    return GymnasiumVector(made) if isinstance(made, VectorEnv) else made
+        made = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
+    return GymnasiumVector(made, max_episode_steps=time_limit(made)) if isinstance(made, VectorEnv) else made
 
 
 def _make_row(name: str, action_chunk: int, indices: Sequence[int] | None, kwargs: dict[str, Any], row: int) -> Any:
