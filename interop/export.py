@@ -44,7 +44,7 @@ from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import leapp_bundle
-from interop.artefacts.cases import Bounds, observe
+from interop.artefacts.cases import Bounds, observe, paths_of
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, ConversionError, Trained, library_versions
@@ -180,7 +180,7 @@ def export_policy(
     if no_twin:
         no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
     written, left_out = _written_formats(formats, no_twin)
-    exported, spec = exporter.describe(policy, observed(env))
+    exported, spec = exporter.describe(policy, observed(env), paths_of(env.observation_space))
     params = exporter.exported_params(policy, params)
     if leapp and (isinstance(spec, VLASpec) or "onnx" not in written):
         reason = "this policy reads text" if isinstance(spec, VLASpec) else left_out.get("onnx", "onnx is not chosen")

@@ -4,7 +4,7 @@ Only ``join`` joins. A name is never split: ``find`` compares it with the names 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -89,7 +89,7 @@ def within(names: Iterable[str], groups: Iterable[str]) -> list[str]:
     return [name for each in inside for name in each] if groups else names
 
 
-def nest(parts: Iterable[tuple[Path, Any]]) -> Any:
+def nest(parts: Iterable[tuple[Sequence[Any], Any]]) -> Any:
     """Nest parts by their paths: the inverse of ``leaves``."""
     tree: dict[Any, Any] = {}
     for path, part in parts:

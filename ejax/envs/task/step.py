@@ -14,6 +14,7 @@ Differs from mjlab: interval events come before the ends, so that a fall by a pu
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from flax import struct
@@ -57,9 +58,14 @@ def conclude(outcomes: Iterable[Outcome]) -> Outcome:
             fail=_joined(whole.fail, each.fail),
             truncated=_joined(whole.truncated, each.truncated),
             reward=_joined(whole.reward, each.reward, operator.add),
-            metrics={**whole.metrics, **each.metrics},
+            metrics={**whole.metrics, **{_free(name, whole.metrics): x for name, x in each.metrics.items()}},
         )
     return whole
+
+
+def _free(name: str, taken: Mapping[str, Array]) -> str:
+    """Number a metric that an earlier term gave, too."""
+    return next(each for i in count(1) if (each := name if i == 1 else f"{name}_{i}") not in taken)
 
 
 def _joined(one: Array | None, other: Array | None, join: Callable[..., Array] = operator.or_) -> Array | None:
