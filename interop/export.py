@@ -55,7 +55,7 @@ from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import exporter_of_any, observed
 from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
-from interop.twin.spec import PolicySpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, PolicySpec
 from interop.twin.vla_spec import VLASpec
 from interop.verify import check_artefacts, check_bundle, format_table
 
@@ -181,6 +181,9 @@ def export_policy(
         no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
     written, left_out = _written_formats(formats, no_twin)
     exported, spec = exporter.describe(policy, observed(env), paths_of(env.observation_space))
+    own = {MEMORY, NEXT_MEMORY, *(spec.outputs if "onnx" in written else ())}  # ONNX has one name for one array
+    if taken := own & {*spec.reads}:
+        raise ValueError(f"an export has arrays of its own called {', '.join(sorted(taken))}; rename the observation's")
     params = exporter.exported_params(policy, params)
     if leapp and (isinstance(spec, VLASpec) or "onnx" not in written):
         reason = "this policy reads text" if isinstance(spec, VLASpec) else left_out.get("onnx", "onnx is not chosen")

@@ -6,7 +6,6 @@ Only ``join`` joins. A name is never split: ``find`` compares it with the names 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,8 +16,8 @@ Path: TypeAlias = tuple[Any, ...]
 
 def leaves(tree: Any, order: Callable[[Iterable[Any]], Iterable[Any]] = list, above: Path = ()) -> Iterator[Any]:
     """Yield ``(path, part)`` of each part of nested mappings that is not one itself, or is an empty one."""
-    if isinstance(tree, Mapping) and tree:
-        for key in order(tree):
+    if isinstance(tree, Mapping) and len(tree.keys()):
+        for key in order(tree.keys()):  # of a TensorDict: to iterate over it would take its rows
             yield from leaves(tree[key], order, (*above, key))
     else:
         yield above, tree
@@ -64,10 +63,15 @@ def named(tree: Any) -> dict[str, Any]:
     Raises:
         ValueError: as ``join``.
     """
-    # numbers before texts, which are not comparable: ``join`` has better words for those that meet
-    order = partial(sorted, key=lambda key: (isinstance(key, str), key))
-    parts = [(path, part) for path, part in leaves(tree, order) if not isinstance(part, Mapping)]
+    parts = [(path, part) for path, part in leaves(tree, _sorted) if not isinstance(part, Mapping)]
     return dict(zip(join(path for path, _ in parts), (part for _, part in parts), strict=True))
+
+
+def _sorted(keys: Iterable[Any]) -> list[Any]:
+    keys = list(keys)
+    if "" in keys or len({isinstance(key, str) for key in keys}) > 1:
+        raise ValueError(f"got the keys {', '.join(map(repr, keys))}; must be texts that are not empty, or all numbers")
+    return sorted(keys)
 
 
 def find(tree: Any, name: str, separator: str = ".") -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ejax.envs.description import WHOLE, Feature, describe
+from ejax.envs.description import Feature, describe
 from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv
 from interop.artefacts.cases import feature_ranges, leaves_of

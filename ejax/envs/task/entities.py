@@ -137,20 +137,17 @@ def name_joint(model: mujoco.MjModel, joint: int) -> tuple[list[tuple[str, int]]
 
 
 def joint_names(model: mujoco.MjModel) -> list[str]:
-    """Name every joint: a free one like its body, another like itself, or its body where it has no name. Where two would
-    be called alike, those that borrow their body's name get a name of their own, or a number."""
+    """Name every joint: a free one like its body, another like itself or, without a name, like its body. Those that
+    would be called like another one so get their place in the body too."""
     own = [model.joint(joint).name for joint in range(model.njnt)]
     bodies = [model.body(int(body)).name for body in model.jnt_bodyid]
-    free = (model.jnt_type == FREE).tolist()
-    borrowed = [
-        (body or name if free[i] else name or body) for i, (name, body) in enumerate(zip(own, bodies, strict=True))
+    names = [
+        (bodies[i] or own[i] if model.jnt_type[i] == FREE else own[i] or bodies[i]) or f"joint {i}"
+        for i in range(model.njnt)
     ]
-    counts, names = Counter(borrowed), list[str]()
-    for joint, name in enumerate(borrowed):
-        if counts[name] > 1 and name != own[joint]:
-            name = own[joint] or f"{name} {joint - int(model.body_jntadr[model.jnt_bodyid[joint]]) + 1}"
-        names.append(name if borrowed[joint] else f"joint {joint}")
-    return list(unique(((name, name) for name in names), "joints"))
+    counts, places = Counter(names), np.arange(model.njnt) - model.body_jntadr[model.jnt_bodyid] + 1
+    apart = (own[i] or f"{x} {places[i]}" if counts[x] > 1 and x != own[i] else x for i, x in enumerate(names))
+    return list(unique(((name, name) for name in apart), "joints"))
 
 
 def label(model: mujoco.MjModel, kind: Kind, index: int) -> str:

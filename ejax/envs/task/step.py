@@ -14,7 +14,6 @@ Differs from mjlab: interval events come before the ends, so that a fall by a pu
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from flax import struct
@@ -52,20 +51,17 @@ def conclude(outcomes: Iterable[Outcome]) -> Outcome:
     """Join outcomes: any of them ends the episode; base rewards add up."""
     whole = Outcome()
     # None stays None: a task without a notion of success logs none
-    for each in outcomes:
+    for i, each in enumerate(outcomes):
+        # two terms may measure the same
+        names = {name: f"{name}_{i}" if name in whole.metrics else name for name in each.metrics}
         whole = Outcome(
             success=_joined(whole.success, each.success),
             fail=_joined(whole.fail, each.fail),
             truncated=_joined(whole.truncated, each.truncated),
             reward=_joined(whole.reward, each.reward, operator.add),
-            metrics={**whole.metrics, **{_free(name, whole.metrics): x for name, x in each.metrics.items()}},
+            metrics={**whole.metrics, **{names[name]: x for name, x in each.metrics.items()}},
         )
     return whole
-
-
-def _free(name: str, taken: Mapping[str, Array]) -> str:
-    """Number a metric that an earlier term gave, too."""
-    return next(each for i in count(1) if (each := name if i == 1 else f"{name}_{i}") not in taken)
 
 
 def _joined(one: Array | None, other: Array | None, join: Callable[..., Array] = operator.or_) -> Array | None:
