@@ -44,7 +44,7 @@ from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import leapp_bundle
-from interop.artefacts.cases import Bounds, observe, paths_of
+from interop.artefacts.cases import Bounds, observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, ConversionError, Trained, library_versions
@@ -52,7 +52,7 @@ from interop.artefacts.host_cases import observe_host
 from interop.artefacts.parity import Case, ParityError, save_cases
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
-from interop.exporters.record import exporter_of_any, observed
+from interop.exporters.record import described, exporter_of_any
 from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.spec import MEMORY, NEXT_MEMORY, PolicySpec
@@ -180,7 +180,7 @@ def export_policy(
     if no_twin:
         no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
     written, left_out = _written_formats(formats, no_twin)
-    exported, spec = exporter.describe(policy, observed(env), paths_of(env.observation_space))
+    exported, spec = described(exporter, policy, env)
     own = {MEMORY, NEXT_MEMORY, *(spec.outputs if "onnx" in written else ())}  # ONNX has one name for one array
     if taken := own & {*spec.reads}:
         raise ValueError(f"an export has arrays of its own called {', '.join(sorted(taken))}; rename the observation's")

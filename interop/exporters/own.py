@@ -46,7 +46,7 @@ class OneMemory:
         return distribution, value, {"actor": jnp.concatenate(parts, axis=-1)}
 
 
-def _describe(policy: Any, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, ProgramSpec]:
+def _describe(policy: Any, leaves: Mapping[str, Any], paths: Paths = ()) -> tuple[Any, ProgramSpec]:
     numbers = {name: int(x.shape[0]) for name, x in leaves.items() if len(x.shape) == 1 and x.dtype.kind == "f"}
     images: Any = {name: tuple(x.shape) for name, x in leaves.items() if len(x.shape) == 3 and x.dtype == np.uint8}
     if others := leaves.keys() - numbers.keys() - images.keys():

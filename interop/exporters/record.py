@@ -80,7 +80,12 @@ def spec_of(policy: Policy, env: Env | HostEnv) -> Any:
     Raises:
         TypeError: it has no twin. ValueError: an observation that no export takes.
     """
-    return exporter_of(policy).describe(policy, observed(env), paths_of(env.observation_space))[1]
+    return described(exporter_of(policy), policy, env)[1]
+
+
+def described(exporter: Exporter, policy: Policy, env: Env | HostEnv) -> tuple[Any, Any]:
+    """Return the policy as exported, and its spec, for an environment's observations; raises ValueError."""
+    return exporter.describe(policy, observed(env), paths_of(_observation(env)))
 
 
 def policy_of(spec: PolicySpec) -> Any:
@@ -92,9 +97,11 @@ def policy_of(spec: PolicySpec) -> Any:
 
 def observed(env: Env | HostEnv) -> dict[str, Any]:
     """Shapes and dtypes of one observation's arrays, by path."""
-    if isinstance(env, HostEnv):
-        return leaves_of(env.observation_space)
-    return leaves_of(jax.eval_shape(lambda: env.reset(jax.random.key(0))[1]))
+    return leaves_of(_observation(env))
+
+
+def _observation(env: Env | HostEnv) -> Any:
+    return env.observation_space if isinstance(env, HostEnv) else jax.eval_shape(env.reset, jax.random.key(0))[1]
 
 
 def _exporters() -> dict[type, str]:
