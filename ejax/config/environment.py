@@ -194,6 +194,6 @@ def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]
 def paths(space: gymnasium.Space) -> list[str]:
     """Return the dotted paths of a space's parts, sections first; none of a single array's. ValueError: two that one
     name would mean."""
-    inside = [path for path, _ in leaves(space)]
     named(space)
-    return list(dict.fromkeys(name for path in inside for name in accumulate(map(str, path), "{}.{}".format)))
+    inside = (accumulate(map(str, path), "{}.{}".format) for path, _ in leaves(space))
+    return list(dict.fromkeys(name for names in inside for name in names))

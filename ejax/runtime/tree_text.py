@@ -13,7 +13,7 @@ def named_leaves(tree: PyTree, separator: str = ".") -> dict[str, Any]:
     """Return the leaves of a tree by name, in JAX's order: no two have the same, see ``ejax.schema.paths.join``."""
     parts = jax.tree_util.tree_leaves_with_path(tree)
     keys = (tuple(jax.tree_util.keystr((key,), simple=True) for key in path) for path, _ in parts)
-    return dict(zip(join(keys, separator, escape=True), (leaf for _, leaf in parts), strict=True))
+    return dict(zip(join(keys, separator), (leaf for _, leaf in parts), strict=True))
 
 
 def describe_tree(tree: PyTree) -> str:

@@ -1,9 +1,9 @@
-"""Names of the parts of a tree: the keys on the way to a part, joined in one place, so that no two parts share a name.
+"""Names of the parts of a tree: the keys on the way to a part, joined here alone, so that no two parts share a name.
 
-Only ``join`` joins. A name is never split: ``find`` compares it with the names of what is there.
+A name is never split: ``find`` compares it with the names of what is there.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -11,86 +11,67 @@ from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Path: TypeAlias = tuple[Any, ...]
-"""The keys on the way to a part, as the tree has them; of a single array none."""
+"""The keys on the way to a part, as the tree has them; none to a single array."""
 
 
 def leaves(tree: Any, order: Callable[[Iterable[Any]], Iterable[Any]] = list, above: Path = ()) -> Iterator[Any]:
     """Yield ``(path, part)`` of each part of nested mappings that is not one itself, or is an empty one."""
-    if isinstance(tree, Mapping) and len(tree.keys()):
-        for key in order(tree.keys()):  # of a TensorDict: to iterate over it would take its rows
-            yield from leaves(tree[key], order, (*above, key))
-    else:
+    if not isinstance(tree, Mapping) or not len(tree.keys()):
         yield above, tree
+        return
+    for key in order(tree.keys()):  # not of the tree itself: a TensorDict would give its rows
+        yield from leaves(tree[key], order, (*above, key))
 
 
-def join(paths: Iterable[Path], separator: str = ".", *, escape: bool = False) -> list[str]:
+def join(paths: Iterable[Path], separator: str = ".") -> list[str]:
     """Join the keys of each path of a tree into its name.
 
-    A key that holds the separator can look like a part of a section beside it: ``a.b`` beside ``a`` with a ``b``.
-
-    Args:
-        escape: write such a key, and those beside it, with a backslash before each separator and backslash. All other
-            names are as without.
-
-    Raises:
-        ValueError: without ``escape`` such a key; two keys of one text, such as 1 and "1".
+    Keys of a section in which two names would be equal, such as ``a.b`` beside ``a`` with a ``b``, get a backslash
+    before each separator and backslash. Raises ValueError: two names are equal even so.
     """
-    spelled = [tuple(map(str, path)) for path in paths]
-    sections = {path[:depth] for path in spelled for depth in range(1, len(path))}
-    meeting = set()
-    for *above, key in {*sections, *filter(None, spelled)}:
-        for head in accumulate(key.split(separator)[:-1], f"{{}}{separator}{{}}".format):
-            if (*above, head) in sections:
-                if not escape:
-                    where = f" in '{separator.join(above)}'" if above else ""
-                    raise ValueError(f"the key '{key}'{where} reads like a part of '{head}' beside it; rename one")
-                meeting.add(tuple(above))
-    for path, count in Counter(spelled).items():
-        if count > 1 or path in sections:
-            raise ValueError(f"two parts are called '{separator.join(path)}'; rename one")
-
-    def written(path: tuple[str, ...]) -> Iterator[str]:
+    spelled, first = [tuple(map(str, path)) for path in paths], defaultdict[Any, set[str]](set)
+    for path in spelled:
         for depth, key in enumerate(path):
-            plain = path[:depth] not in meeting
-            yield key if plain else key.replace("\\", "\\\\").replace(separator, f"\\{separator}")
+            first[path[:depth], separator.join(path[depth:])].add(key)
+    meeting = {section for (section, _), keys in first.items() if len(keys) > 1}
 
-    return [separator.join(written(path)) for path in spelled]
+    def written(path: tuple[str, ...], depth: int) -> str:
+        key = path[depth]
+        return key.replace("\\", "\\\\").replace(separator, f"\\{separator}") if path[:depth] in meeting else key
+
+    names = (separator.join(written(path, depth) for depth in range(len(path))) for path in spelled)
+    return list(unique(((name, name) for name in names), "parts"))
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Return the arrays, or spaces, of an observation by name, sorted at each level; of a single one under ``""``.
-
-    Raises:
-        ValueError: as ``join``.
-    """
-    parts = [(path, part) for path, part in leaves(tree, _sorted) if not isinstance(part, Mapping)]
+    """Return the arrays, or spaces, of an observation by name, sorted at each level; a single one is ``""``. Raises
+    ValueError: keys that are empty, or of two types; one that reads like a part of a section beside it."""
+    parts = [(path, part) for path, part in leaves(tree, _checked) if not isinstance(part, Mapping)]
+    sections = {path[:depth] for path, _ in parts for depth in range(1, len(path))}
+    for *above, key in {*sections, *(path for path, _ in parts if path)}:
+        for head in accumulate(str(key).split(".")[:-1], "{}.{}".format):
+            if (*above, head) in sections:
+                raise ValueError(f"the key '{key}' reads like a part of '{head}', which is beside it; rename one")
     return dict(zip(join(path for path, _ in parts), (part for _, part in parts), strict=True))
 
 
-def _sorted(keys: Iterable[Any]) -> list[Any]:
-    keys = list(keys)
-    if "" in keys or len({isinstance(key, str) for key in keys}) > 1:
-        raise ValueError(f"got the keys {', '.join(map(repr, keys))}; must be texts that are not empty, or all numbers")
-    return sorted(keys)
-
-
 def find(tree: Any, name: str, separator: str = ".") -> Any:
-    """Return the part of nested mappings that has this name, a section or a leaf; KeyError: none has."""
+    """Return the part of nested mappings of this name, a section or a leaf; KeyError: there is none."""
     there = {str(key): part for key, part in tree.items()} if isinstance(tree, Mapping) else {}
     if name in there:
         return there[name]
-    for key, part in there.items():
+    for key in there:
         if name.startswith(f"{key}{separator}"):
             with suppress(KeyError):
-                return find(part, name.removeprefix(f"{key}{separator}"), separator)
+                return find(there[key], name.removeprefix(f"{key}{separator}"), separator)
     raise KeyError(name)
 
 
-def within(names: Iterable[str], groups: Iterable[str]) -> list[str]:
-    """List the names that groups mean, in their order: each a part, or all parts of a section; all if none is given."""
-    names, groups = list(names), list(groups)
+def within(names: Iterable[str], groups: Sequence[str]) -> tuple[str, ...]:
+    """List the names that groups mean, each a part or all parts of a section, in their order; all if none is given."""
+    names = list(names)
     inside = [[group] if group in names else [x for x in names if x.startswith(f"{group}.")] for group in groups]
-    return [name for each in inside for name in each] if groups else names
+    return tuple(name for each in inside for name in each) if groups else tuple(names)
 
 
 def nest(parts: Iterable[tuple[Sequence[Any], Any]]) -> Any:
@@ -99,11 +80,10 @@ def nest(parts: Iterable[tuple[Sequence[Any], Any]]) -> Any:
     for path, part in parts:
         if not path:
             return part
-        *above, key = path
         section = tree
-        for each in above:
-            section = section.setdefault(each, {})
-        section[key] = part
+        for key in path[:-1]:
+            section = section.setdefault(key, {})
+        section[path[-1]] = part
     return tree
 
 
@@ -115,3 +95,10 @@ def unique(pairs: Iterable[tuple[str, T]], what: str) -> dict[str, T]:
             raise ValueError(f"two {what} are called '{name}'; rename one")
         made[name] = value
     return made
+
+
+def _checked(keys: Iterable[Any]) -> list[Any]:
+    keys = list(keys)
+    if "" in keys or len({isinstance(key, str) for key in keys}) > 1:
+        raise ValueError(f"got the keys {', '.join(map(repr, keys))}; must be texts that are not empty, or all numbers")
+    return sorted(keys)

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from ejax.distributions import ActionSpec
 from ejax.policies.flash import FlashActor, FlashQ
+from ejax.schema.paths import within
 from ejax.types import Params
 from interop.checkpoints.weights import get
 from interop.exporters.entries import Entry, StateDict
-from interop.exporters.mlp import action_fields, actor_groups, inside
+from interop.exporters.mlp import action_fields, actor_groups
 from interop.exporters.record import Exporter
 from interop.twin.spec import NetworkSpec, Paths, PolicySpec
 
@@ -63,7 +64,7 @@ def actor_of(policy: FlashQ) -> FlashActor:
 def _describe(policy: FlashActor, leaves: Mapping[str, Any], paths: Paths) -> tuple[FlashActor, PolicySpec]:
     observation = {name: int(x.shape[-1]) for name, x in leaves.items()}
     actor = NetworkSpec(
-        inputs=inside(policy.actor_obs_groups, observation),
+        inputs=within(observation, policy.actor_obs_groups),
         normalized=False,
         hidden_sizes=policy.hidden_sizes,
         activation="relu",

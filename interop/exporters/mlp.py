@@ -24,7 +24,7 @@ def network_specs(policy: Any, observation: Mapping[str, int]) -> dict[str, Any]
         network = getattr(policy, name, None)
         groups = getattr(policy, f"{name}_obs_groups", ())
         normalized = getattr(policy, f"{name}_obs_normalization", False)
-        specs[name] = network and network_spec(network, inside(groups, observation), normalized)
+        specs[name] = network and network_spec(network, within(observation, groups), normalized)
     return specs
 
 
@@ -64,11 +64,6 @@ def actor_fields(spec: PolicySpec) -> dict[str, Any]:
 def actor_groups(spec: PolicySpec) -> tuple[str, ...]:
     """``actor_obs_groups``"""
     return () if list(spec.observation) == [WHOLE] else spec.actor.inputs
-
-
-def inside(groups: tuple[str, ...], observation: Mapping[str, int]) -> tuple[str, ...]:
-    """List the arrays that these groups hold, in their order."""
-    return tuple(within(observation, groups))
 
 
 def network_entries(policy: Any, before: Callable[[str], Iterable[Entry]] = lambda network: ()) -> Iterator[Entry]:

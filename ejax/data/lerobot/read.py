@@ -28,7 +28,7 @@ from ejax.data.lerobot.pictures import decode_image, decode_video
 from ejax.data.task import Episode, Origin, frame_numbers, nest
 
 FLAGS = ("next.terminated", "is_terminal", "next.done", "next.truncated", "next.success")
-"""Features of LeRobot's and RLDS's that say how an episode ends."""
+"""Features of LeRobot and RLDS that say how an episode ends."""
 
 
 def terminates(flags: Mapping[str, bool]) -> bool:
