@@ -17,6 +17,7 @@ from ejax.config import ConfigError, load_config
 from ejax.config.embodichain.check import check
 from ejax.distributions import action_spec
 from ejax.training.build import build
+from ejax.training.policies import Spaces, make_policy
 
 CART_POLE = ROOT / "tests" / "gym_configs" / "cart_pole.json"
 
@@ -195,3 +196,22 @@ def test_a_task_that_cannot_be_made_is_told_at_once(task_cfg: dict[str, Any], ke
     data = {"source": "engine", "task": "PushCubeExpert", "task_cfg": task_cfg}
     error = refused(make, trainer={}, env="PushCubeRL", algorithm={"name": "bc", "cfg": {}}, data=data)
     assert keys_of(error) == [key]
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"observation.state": 1, "observation": {"state": 2}}, "'observation.state' reads like a part of"),
+        ({1: 1, "1": 2}, "must be texts"),
+        ({"": 1}, "must be texts that are not empty"),
+    ],
+)
+def test_observations_whose_names_meet_are_refused_before_anything_is_trained(keys: Any, text: str) -> None:
+    def space(part: Any) -> gymnasium.Space[Any]:
+        if isinstance(part, int):
+            return gymnasium.spaces.Box(-1.0, 1.0, (part,))
+        return gymnasium.spaces.Dict({name: space(each) for name, each in part.items()})
+
+    policy = make().policy
+    error = refused(make_policy, policy, Spaces(space(keys), gymnasium.spaces.Box(-1.0, 1.0, (2,))))
+    assert keys_of(error) == ["env"] and text in str(error)
