@@ -23,6 +23,7 @@ from ejax.logs.json_records import check_facts
 from ejax.rollout import reset
 from ejax.rollout import step as rollout_step
 from ejax.runtime.process_exit import exit_with
+from ejax.runtime.tree_text import named_leaves
 from ejax.schema.plain_files import open_plain, parse_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.environments import make_env
@@ -126,8 +127,7 @@ def _compare(facts: dict[str, Any], actions: NDArray[Any], seen: dict[str, NDArr
     """Print the largest difference from a robot's observations, within an episode. Returns the exit code."""
     worst, step = (0.0, "none"), 0
     for step, timestep in enumerate(_play(facts, actions), 1):
-        leaves = jax.tree_util.tree_leaves_with_path(timestep.final_obs)
-        played = {jax.tree_util.keystr(path, simple=True, separator=".") or WHOLE: x[0] for path, x in leaves}
+        played = {name or WHOLE: x[0] for name, x in named_leaves(timestep.final_obs).items()}
         for name, recorded in seen.items():
             if name not in played or recorded[step - 1].shape != played[name].shape:
                 raise ValueError(f"'{name}' is {list(recorded.shape[1:])}, which {facts['recipe']['id']} does not give")
@@ -168,9 +168,8 @@ def _play(facts: dict[str, Any], actions: NDArray[Any], *, host_only: bool = Fal
 
 def _not_finite(timestep: HostTimestep) -> str:
     """Name what is not finite, with its values; empty where all is."""
-    leaves = jax.tree_util.tree_leaves_with_path({"reward": timestep.reward, "final_obs": timestep.final_obs})
-    broken = [(path, leaf[0]) for path, leaf in leaves if not np.isfinite(leaf).all()]
-    return "; ".join(f"{jax.tree_util.keystr(path, simple=True, separator='/')} {value}" for path, value in broken)
+    leaves = named_leaves({"reward": timestep.reward, "final_obs": timestep.final_obs}, "/")
+    return "; ".join(f"{name} {leaf[0]}" for name, leaf in leaves.items() if not np.isfinite(leaf).all())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,6 +21,7 @@ new episode's first observation instead could be wrong by any amount. It is repo
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.adapters.gymnasium import as_rows, into_space, rows_space
 from ejax.schema.frozen import thaw
+from ejax.schema.paths import find
 from ejax.schema.registry import is_import_path, resolve
 from ejax.schema.trust import import_trusted_file
 from ejax.types import HostTimestep, PyTree
@@ -217,9 +219,9 @@ class TorchVector:
         name = self.final_obs_key or next((key for key in FINAL_OBS_KEYS if info.get(key) is not None), "")
         found = info.get(name) if name else None
         if self.final_obs_key is not None:
-            found = info
-            for key in self.final_obs_key.split("."):
-                found = found.get(key) if isinstance(found, Mapping) else None
+            found = None
+            with suppress(KeyError):
+                found = find(info, self.final_obs_key)
             if found is None:
                 given = f"info has {', '.join(map(str, info)) or 'nothing'}"
                 raise ValueError(f"final_obs_key '{self.final_obs_key}' is not in info when an episode ends; {given}")

@@ -53,10 +53,10 @@ from interop.artefacts.host_cases import observe_host
 from interop.artefacts.parity import Case, ParityError, save_cases
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
-from interop.exporters.record import exporter_of_any, observed
+from interop.exporters.record import described, exporter_of_any
 from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
-from interop.twin.spec import PolicySpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, PolicySpec
 from interop.twin.vla_spec import VLASpec
 from interop.verify import check_artefacts, check_bundle, format_table
 
@@ -181,7 +181,10 @@ def export_policy(
     if no_twin:
         no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
     written, left_out = _written_formats(formats, no_twin)
-    exported, spec = exporter.describe(policy, observed(env))
+    exported, spec = described(exporter, policy, env)
+    own = {MEMORY, NEXT_MEMORY, *(spec.outputs if "onnx" in written else ())}  # ONNX has one name for one array
+    if taken := own & {*spec.reads}:
+        raise ValueError(f"an export has arrays of its own called {', '.join(sorted(taken))}; rename the observation's")
     for name, mean, std in acting_statistics(params):
         text = "hardly varied in training: what differs is divided by 0.01, and not clipped"
         for i in np.flatnonzero(std < 1e-3):

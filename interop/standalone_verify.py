@@ -284,7 +284,7 @@ def load_cases(path: Path) -> list[Case]:
             if (size := sum(part.file_size for part in file.zip.infolist())) > MAX_ARTEFACT:
                 raise ValueError(f"unpacked it has {size} bytes; at most {MAX_ARTEFACT} are read")
             for key in file.files:
-                case, kind, name = key.split("/")
+                case, kind, name = key.split("/", 2)
                 parts.setdefault(case, {}).setdefault(kind, {})[name] = file[key]
         return [Case(name, **arrays) for name, arrays in parts.items()]
     except Exception as error:  # an invalid archive may fail in zipfile, NumPy or here
@@ -446,7 +446,7 @@ def _is_digest(name: str, digest: Any) -> bool:
 def _are_entries(*dtypes: str) -> Callable[[Any], bool]:
     def is_entry(x: Any) -> bool:
         name, shape = (x.get("name"), x.get("shape")) if isinstance(x, dict) else (None, None)
-        if not (isinstance(name, str) and name and "/" not in name and isinstance(shape, list)):
+        if not (isinstance(name, str) and name and isinstance(shape, list)):
             return False
         return shape[:1] == ["batch"] and all(map(_is_count, shape[1:])) and x.get("dtype") in dtypes
 

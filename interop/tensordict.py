@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.schema.paths import named
 from ejax.types import PyTree, Rollout
 from interop.layouts import LAYOUTS, Read, Write, check_batch
 
@@ -148,7 +149,7 @@ def dict_to_tensordict(obs: Any, device: "torch.device | str", key: str | None =
     if not isinstance(obs, Mapping):  # a TensorDict is one
         raise TypeError(f"an observation must be a tensor, a mapping or a TensorDict, got {type(obs).__name__}")
     if key is not None:
-        rows = _rows([leaf for leaf in _sorted_leaves(obs) if isinstance(leaf, torch.Tensor)])
+        rows = _rows([leaf for leaf in named(obs).values() if isinstance(leaf, torch.Tensor)])
         return TensorDict({key: obs}, batch_size=rows, device=torch.device(device))
     return obs if isinstance(obs, TensorDict) else TensorDict.from_dict(obs, device=torch.device(device))
 
@@ -167,7 +168,7 @@ def flatten_dict_observation(obs: Any) -> "torch.Tensor":
 
     from interop.dense import describe, is_dense
 
-    leaves = [leaf for leaf in _sorted_leaves(_tensors_for_arrays(obs)) if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for leaf in named(_tensors_for_arrays(obs)).values() if isinstance(leaf, torch.Tensor)]
     if not leaves:
         raise ValueError("the observation holds no tensor")
     if odd := [describe(leaf) for leaf in leaves if not is_dense(leaf)]:
@@ -291,9 +292,3 @@ def _tensors_for_arrays(obs: Any, path: str = "obs") -> Any:
         tensor = _to_torch(obs, "cpu")
         return tensor.clone() if isinstance(obs, jax.Array) else tensor
     return obs
-
-
-def _sorted_leaves(obs: Any) -> list[Any]:
-    if not isinstance(obs, Mapping):  # a TensorDict is one
-        return [obs]
-    return [leaf for name in sorted(obs.keys()) for leaf in _sorted_leaves(obs[name])]

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.runtime.host_call import host_call
+from ejax.runtime.tree_text import named_leaves
 from ejax.types import Array, PyTree
 
 _memories: "weakref.WeakValueDictionary[int, RowMemory]" = weakref.WeakValueDictionary()
@@ -50,8 +52,7 @@ class HostRows:
         folder = run / self.folder
         if Path(self.folder).is_absolute():  # other runs may have theirs there
             folder /= f"{run.absolute().name}_{zlib.crc32(str(run.absolute()).encode()):08x}"
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self.shapes)[0]]
-        return [folder / f"{jax.tree_util.keystr(path, simple=True, separator='.')}.npy" for path in paths]
+        return [folder / f"{quote(name, safe=' ')}.npy" for name in named_leaves(self.shapes)]
 
     def pages(self) -> list[NDArray[Any]]:
         """Give the rows of this state, leaves [1, C, ...]. RuntimeError: it has none any more."""

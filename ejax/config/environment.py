@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import flax.linen as nn
@@ -19,7 +20,8 @@ from ejax.envs.randomization.names import KINDS, split_events
 from ejax.envs.randomization.placing import FIELD, why_none, with_functor_events
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean, short_repr
-from ejax.schema.problems import ConfigError, Problem, with_sections
+from ejax.schema.paths import leaves, named, within
+from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import did_you_mean_family, resolve
 from ejax.schema.values import leaves
 from ejax.types import PHASES
@@ -155,7 +157,10 @@ def space_problems(
     policy: PolicyConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space, *, action_chunk: int = 1
 ) -> list[Problem]:
     """Find problems of ``action_dim``, ``squash_actions``, ``obs_groups``, and of pictures where an MLP reads them."""
-    problems, key = [*_groups(policy, observation_space)], "env"
+    try:
+        problems, key = [*_groups(policy, observation_space)], "env"
+    except ValueError as error:
+        return [Problem("env", f"the observation has names that cannot be told apart: {error}")]
     try:  # first without squashing: it is the environment's fault if that is refused already
         count = action_spec(action_space).num_actions * action_chunk
         key = "policy.squash_actions"
@@ -179,18 +184,18 @@ def _groups(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
 
 
 def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
-    parts, record = dict(leaves(space)), policy.record
+    parts, record = named(space), policy.record
     pictures = [path for path, part in parts.items() if len(part.shape or ()) == 3 and path]
     if record.images is not None:
         images = record.images(policy)
         wrong = [name for name in images if name not in pictures] if isinstance(images, tuple) else []
         if wrong or not images:
-            named, there = ", ".join(map(short_repr, wrong)), ", ".join(pictures)
-            text = f"names {named or 'no picture'}; the observation has {there or 'none'}"
+            given, there = ", ".join(map(short_repr, wrong)), ", ".join(pictures)
+            text = f"names {given or 'no picture'}; the observation has {there or 'none'}"
             yield Problem("policy.cfg.images", text + did_you_mean(str(wrong[:1]), pictures))
     for network in record.mlps:
         groups = getattr(policy.obs_groups, network)
-        read = [path for path in pictures if not groups or any(f"{path}.".startswith(f"{group}.") for group in groups)]
+        read = [path for path in pictures if path in within(parts, groups)]
         if read and (network == "actor" or groups):
             others = ", ".join(path for path in parts if path not in pictures) or "no vectors"
             text = f"{policy.name} reads vectors, and {', '.join(read)} is a picture; name the others ({others}), or"
@@ -198,5 +203,8 @@ def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]
 
 
 def paths(space: gymnasium.Space) -> list[str]:
-    """Return the dotted paths of a space's parts, sections first; none of a single array's."""
-    return list(dict.fromkeys(path for leaf, _ in leaves(space) if leaf for path in with_sections(leaf)))
+    """Return the dotted paths of a space's parts, sections first; none of a single array's. ValueError: two that one
+    name would mean."""
+    named(space)
+    inside = (accumulate(map(str, path), "{}.{}".format) for path, _ in leaves(space))
+    return list(dict.fromkeys(name for names in inside for name in names))

@@ -26,7 +26,7 @@ from pydantic import (
 
 from ejax.schema.frozen import StrictModel, freeze, thaw, with_value
 from ejax.schema.messages import short_repr
-from ejax.schema.values import leaves
+from ejax.schema.paths import leaves
 
 OPTIONS = "algorithm.cfg."  # prefix of the keys in which members may differ, besides the seed
 _KEY = r"^(algorithm|trainer|policy|env|data)(\..+)?$"
@@ -76,7 +76,9 @@ class PopulationConfig(StrictModel):
         listed = own.get("vary") or {}
         if not isinstance(listed, Mapping) or not all(_is_key(name) for name in rest):
             return given
-        return {**own, "vary": dict(leaves({**listed, **rest})) if listed or rest else {}}
+        # a file may spell a key in one piece, and an override, which comes later and counts, as sections
+        vary = {".".join(map(str, path)): values for path, values in leaves({**listed, **rest}) if listed or rest}
+        return {**own, "vary": vary}
 
     @field_validator("seeds")
     @classmethod

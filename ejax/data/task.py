@@ -11,6 +11,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.schema.paths import leaves, unique
+from ejax.schema.paths import nest as nest_parts
+
 Field: TypeAlias = tuple[tuple[int, ...], str]
 """Shape of one entry and name of its NumPy dtype: ``((14,), "float32")``."""
 
@@ -183,24 +186,15 @@ def frame_numbers(episode: Episode, length: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn ``{"a": {"b": x}}`` into ``{"a/b": x}``; paths stay as they are."""
-    flat: dict[str, Any] = {}
-    for name, item in tree.items():
-        flat |= flatten(item, f"{prefix}{name}/") if isinstance(item, Mapping) else {f"{prefix}{name}": item}
-    return flat
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn ``{"a": {"b": x}}`` into ``{"a/b": x}``; paths stay as they are. ValueError: two of one path."""
+    parts = ((path, item) for path, item in leaves(tree) if not isinstance(item, Mapping))
+    return unique((("/".join(map(str, path)), item) for path, item in parts), "fields")
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Invert ``flatten``."""
-    tree: dict[str, Any] = {}
-    for path, item in flat.items():
-        *parents, name = path.split("/")
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[name] = item
-    return tree
+    return nest_parts((path.split("/"), item) for path, item in flat.items())
 
 
 def check_paths(paths: Sequence[str]) -> None:

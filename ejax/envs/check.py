@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.schema.paths import named
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, PyTree, Timestep, persist
 
@@ -90,6 +91,7 @@ def _form(env: Any) -> Iterator[Problem]:
         if not isinstance(space := _call(env, name, lambda name=name: getattr(env, name, None)), kinds):
             got = space if isinstance(space, gymnasium.Space) else _shown(space)
             yield Problem(name, f"got {got}; must be {wanted}, of gymnasium's spaces")
+        _call(env, name, named, space)
     steps = _call(env, "max_episode_steps", lambda: getattr(env, "max_episode_steps", None))
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
         yield Problem("max_episode_steps", f"got {_shown(steps)}; must be an integer, 0 for no limit")

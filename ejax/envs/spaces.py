@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.schema.paths import leaves, nest
 from ejax.types import Env, HostEnv, PyTree
 
 
@@ -19,11 +20,9 @@ def obs_forms(env: Env | HostEnv, num_rows: int) -> PyTree:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape), x.dtype), obs)
 
     def form(space: Any) -> PyTree:
-        if isinstance(space, gymnasium.spaces.Dict):
-            return {name: form(part) for name, part in space.spaces.items()}
         return jax.ShapeDtypeStruct((num_rows, *space.shape), jnp.empty(0, space.dtype).dtype)  # of 64 bits: 32
 
-    return form(env.observation_space)
+    return nest((path, form(space)) for path, space in leaves(env.observation_space))
 
 
 def chunk_space(space: gymnasium.Space[Any], size: int) -> gymnasium.spaces.Box:

@@ -314,4 +314,4 @@ def phrase(rng: np.random.Generator, wordings: Sequence[str], offset: Rows) -> l
 
 def _parts(obs: Any) -> dict[str, Any]:
     """Map an observation's parts to paths of frame fields; a vector is ``obs/state``."""
-    return flatten(obs, "obs/") if isinstance(obs, Mapping) else {"obs/state": obs}
+    return flatten({"obs": obs}) if isinstance(obs, Mapping) else {"obs/state": obs}

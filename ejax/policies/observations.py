@@ -4,15 +4,16 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 
+from ejax.schema.paths import find, join, leaves, named, nest
 from ejax.types import Array, PyTree
 
 
 def flatten_observation(obs: PyTree) -> Array:
     """Concatenate all leaves, depth first with keys sorted: [..., O] float32. ValueError without any array."""
-    leaves = _leaves(obs)
-    if not leaves:
+    parts = [jnp.asarray(part, jnp.float32) for part in named(obs).values()]
+    if not parts:
         raise ValueError("the observation holds no array")
-    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 
 def select_observation(obs: PyTree, groups: tuple[str, ...]) -> Array:
@@ -25,27 +26,15 @@ def select_observation(obs: PyTree, groups: tuple[str, ...]) -> Array:
 
 def part_of(obs: PyTree, path: str) -> PyTree:
     """Return the part at a dotted path; ValueError if the observation lacks it."""
-    node = obs
-    for name in path.split("."):
-        if not isinstance(node, Mapping) or name not in node:
-            there = sorted(node) if isinstance(node, Mapping) else "one array without names"
-            raise ValueError(f"the policy reads '{path}', but the observation has no '{name}'; it has {there}")
-        node = node[name]
-    return node
+    try:
+        return find(obs, path)
+    except KeyError:
+        there = ", ".join(named(obs)) if isinstance(obs, Mapping) else "one array without names"
+        raise ValueError(f"the policy reads '{path}', which the observation lacks; it has {there}") from None
 
 
-def without(obs: PyTree, paths: tuple[str, ...], above: str = "") -> PyTree:
-    """Drop the arrays at dotted paths, and sections that become empty."""
-    kept = {}
-    for name, part in obs.items():
-        path = f"{above}.{name}" if above else str(name)
-        inner = without(part, paths, path) if isinstance(part, Mapping) else part
-        if path not in paths and not (isinstance(inner, Mapping) and not inner):
-            kept[name] = inner
-    return kept
-
-
-def _leaves(obs: PyTree) -> list[Array]:
-    if isinstance(obs, Mapping):
-        return [leaf for name in sorted(obs) for leaf in _leaves(obs[name])]  # not in the order that a dict was made
-    return [jnp.asarray(obs, jnp.float32)]
+def without(obs: PyTree, names: tuple[str, ...]) -> PyTree:
+    """Drop the arrays of these names, and sections that become empty."""
+    parts = [each for each in leaves(obs) if not isinstance(each[1], Mapping)]
+    named_parts = zip(join(path for path, _ in parts), parts, strict=True)
+    return nest(each for name, each in named_parts if name not in names)

@@ -17,6 +17,7 @@ from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import flatten_observation, part_of, without
 from ejax.policies.record import PolicyKind
+from ejax.schema.paths import unique
 from ejax.types import Array, PyTree
 
 KERNELS = (4, 3, 3)
@@ -52,7 +53,8 @@ class VisionPolicy(nn.Module):
         if len(self.channels) != len(KERNELS):
             text = f"policy.cfg.channels needs {len(KERNELS)} numbers, one a convolution; got {self.channels}"
             raise ValueError(text)
-        seen = [ImageEncoder(self.channels, name=encoder_name(name))(part_of(obs, name)) for name in self.images]
+        encoders = unique(((encoder_name(image), image) for image in self.images), "encoders")
+        seen = [ImageEncoder(self.channels, name=name)(part_of(obs, image)) for name, image in encoders.items()]
         others = without(obs, self.images)
         # of pictures alone, none
         numbers = flatten_observation(others) if others else jnp.zeros((*seen[0].shape[:-1], 0))

@@ -24,6 +24,7 @@ from ejax.report.cells import NOTHING, bar, duration_cell, number_cell, swatch, 
 from ejax.report.curves import Group, curves, groups_of, sweep
 from ejax.report.reading import read_run
 from ejax.report.runs import MISSING, NAMES, Run, as_text, differing
+from ejax.schema.paths import find
 from ejax.schema.plain_files import read_bytes
 
 _LARGEST_VIDEO = 4_000_000
@@ -191,10 +192,10 @@ def _exploits(runs: Sequence[Run]) -> str:
 
 
 def _at(config: Mapping[str, Any], key: str) -> Any:
-    node: Any = config
-    for name in key.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return node
+    try:
+        return find(config, key)
+    except KeyError:
+        return None
 
 
 def _differences(runs: Sequence[Run]) -> str:

@@ -1,10 +1,19 @@
-"""A tree of arrays as text: what is in a rollout, an observation, parameters."""
+"""A tree of arrays as text: the names of its leaves, and what is in a rollout, an observation, parameters."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 
+from ejax.schema.paths import join
 from ejax.types import PyTree
+
+
+def named_leaves(tree: PyTree, separator: str = ".") -> dict[str, Any]:
+    """Return the leaves of a tree by name, in JAX's order: no two have the same, see ``ejax.schema.paths.join``."""
+    parts = jax.tree_util.tree_leaves_with_path(tree)
+    keys = (tuple(jax.tree_util.keystr((key,), simple=True) for key in path) for path, _ in parts)
+    return dict(zip(join(keys, separator), (leaf for _, leaf in parts), strict=True))
 
 
 def describe_tree(tree: PyTree) -> str:
@@ -25,8 +34,8 @@ def print_tree(tree: PyTree) -> None:
 
 
 def _leaves(tree: PyTree, prefix: str) -> Iterator[tuple[str, str]]:
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        path = ".".join(part for part in (prefix, jax.tree_util.keystr(keys, simple=True, separator=".")) if part)
+    for name, leaf in named_leaves(tree).items():
+        path = ".".join(part for part in (prefix, name) if part)
         shape, dtype = (getattr(leaf, name, None) for name in ("shape", "dtype"))
         if isinstance(leaf, Mapping):  # of a library that JAX does not know
             yield from _leaves(dict(leaf), path)

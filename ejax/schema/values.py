@@ -88,15 +88,6 @@ def writing_problems(tree: Any) -> list[Problem]:
     return problems
 
 
-def leaves(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each part of nested mappings that is none itself, or an empty one, with its dotted key."""
-    if isinstance(tree, Mapping) and tree:
-        for name, value in tree.items():
-            yield from leaves(value, f"{above}.{name}".lstrip("."))
-    else:
-        yield above, tree
-
-
 def _walk(node: Any, key: str, depth: int, element: str = ".{}") -> Iterator[tuple[str, int, Any]]:
     yield key, depth, node
     if isinstance(node, Mapping):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from ejax.runtime.tree_text import named_leaves
 from ejax.types import PyTree
 
 _MAX_NAMED = 20
@@ -58,11 +59,11 @@ def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
         more = [f"and {len(problems) - _MAX_NAMED} more"] if len(problems) > _MAX_NAMED else []
         text = "; ".join(problems[:_MAX_NAMED] + more)
         raise CheckpointError(f"checkpoint {path} does not fit the config: {text}. {remedy}")
-    paths, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [
-        arrays[prefix + _name(p)] if x.size else (jnp if _fits_jax(x) else np).zeros(x.shape, x.dtype) for p, x in paths
+        arrays[prefix + name] if x.size else (jnp if _fits_jax(x) else np).zeros(x.shape, x.dtype)
+        for name, x in named_leaves(like).items()
     ]
-    return jax.tree.unflatten(structure, leaves)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def _plain_path(folder: Path) -> Iterator[str]:
 
 def _flatten(tree: PyTree) -> dict[str, Any]:
     """Name leaves, but for those without elements, which orbax refuses."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0] if leaf.size}
+    return {name: leaf for name, leaf in named_leaves(tree).items() if leaf.size}
 
 
 def is_key(leaf: Any) -> bool:
@@ -163,7 +164,3 @@ def _stored_form(leaf: Any) -> Any:
     if is_key(leaf):
         return jax.eval_shape(jax.random.key_data, leaf)
     return jax.ShapeDtypeStruct(leaf.shape, jnp.uint8) if leaf.dtype in _NARROW else leaf
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")

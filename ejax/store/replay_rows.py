@@ -24,6 +24,7 @@ from ejax.collectors.host_rows import HostRows
 from ejax.collectors.replay_buffer import Replay, Transition
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.runtime.sharding import is_main_process, wait_for_all
+from ejax.runtime.tree_text import named_leaves
 from ejax.schema.plain_files import HUGE, open_plain
 from ejax.store.arrays import CheckpointError
 
@@ -187,12 +188,8 @@ def _forms(replay: Replay) -> Buffer:
     """Give the form of a buffer, its counts left at 0."""
     num_axes = replay.head.ndim
     fields = [
-        Field(
-            name=jax.tree_util.keystr(path, simple=True, separator="."),
-            dtype=x.dtype.name,
-            shape=list(x.shape[num_axes + 1 :]),
-        )
-        for path, x in jax.tree_util.tree_flatten_with_path(replay.shapes)[0]
+        Field(name=name, dtype=x.dtype.name, shape=list(x.shape[num_axes + 1 :]))
+        for name, x in named_leaves(replay.shapes).items()
     ]
     capacity, rings = replay.shapes.discount.shape[num_axes], replay.head.size
     form = Buffer(capacity=capacity, segment=1, fields=fields, rings=[Ring(head=0, size=0, added=0)] * rings)

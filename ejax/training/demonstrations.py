@@ -118,7 +118,7 @@ def _recorded(folder: str) -> Iterator[Episode]:
         raise ConfigError([Problem(f"{SECTION}.folder", text)]) from error
     except (OSError, ValueError) as error:
         raise ConfigError([Problem(f"{SECTION}.folder", str(error))]) from error
-    for i in range(len(reader)):
+    for i in reader.training:
         yield reader[i]
 
 

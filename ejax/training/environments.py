@@ -26,6 +26,7 @@ from ejax.envs.randomization.placing import why_none, with_functor_events
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.logs.json_records import read_facts
 from ejax.schema.frozen import freeze, thaw, with_value
+from ejax.schema.paths import leaves, nest
 from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import CheckpointMeta
 from ejax.types import Env, HostEnv, Phase, PyTree
@@ -141,13 +142,8 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
 
 def sample_obs(env: Env | HostEnv, num_rows: int) -> PyTree:
     """Make zeros in the form of ``num_rows`` observations."""
-
-    def zeros(space: Any) -> PyTree:
-        if isinstance(space, gymnasium.spaces.Dict):
-            return {name: zeros(part) for name, part in space.spaces.items()}
-        return np.zeros((num_rows, *space.shape), np.float32)
-
-    return zeros(env.observation_space)
+    parts = leaves(env.observation_space)
+    return nest((path, np.zeros((num_rows, *space.shape), np.float32)) for path, space in parts)
 
 
 def resolve_physics(

@@ -1,10 +1,12 @@
 """Fields of demonstrations, by path, as the observations and actions of an environment."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from ejax.config import ConfigError, Problem
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
+from ejax.schema.paths import find
 from ejax.types import PyTree
 
 Fields = Mapping[str, Any]
@@ -55,14 +57,12 @@ def read_array(fields: Fields, path: str, key: str, remedy: str = "") -> Any:
 
 def read_field(fields: Fields, path: str, key: str, remedy: str = "") -> Any:
     """Find what is at ``path``: an array, or a mapping of parts; ConfigError: ``key`` names nothing."""
-    node: Any = fields
-    for name in path.split("/"):
-        if not isinstance(node, Mapping) or name not in node:
-            own = {name: x for name, x in fields.items() if name not in ("episode", LOSS_MASK, *FRAME_FIELDS)}
-            text = f"the demonstrations have no field '{path}'; there is {', '.join(flatten(own))}"
-            raise ConfigError([Problem(key, text + remedy)])
-        node = node[name]
-    return node
+    try:
+        return find(fields, path, "/")
+    except KeyError:
+        own = {name: x for name, x in fields.items() if name not in ("episode", LOSS_MASK, *FRAME_FIELDS)}
+        text = f"the demonstrations have no field '{path}'; there is {', '.join(flatten(own))}"
+        raise ConfigError([Problem(key, text + remedy)]) from None
 
 
 def real_numbers(array: Any) -> Any:
@@ -73,8 +73,9 @@ def real_numbers(array: Any) -> Any:
 def _like(expected: PyTree, given: Any, path: str, key: str) -> PyTree:
     """Take the parts of ``given`` that an observation has, their shapes checked."""
     nested = isinstance(expected, Mapping)
-    if nested and isinstance(given, Mapping) and expected.keys() <= given.keys():
-        return {name: _like(part, given[name], f"{path}/{name}", key) for name, part in expected.items()}
+    if nested and isinstance(given, Mapping):
+        with suppress(KeyError):
+            return {name: _like(x, find(given, str(name), "/"), f"{path}/{name}", key) for name, x in expected.items()}
     if nested or isinstance(given, Mapping):
         text = f"'{path}' has {_parts(given)}; the environment's observation has {_parts(expected)}"
         raise ConfigError([Problem(key, f"{text}: name what fits")])

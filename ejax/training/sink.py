@@ -17,6 +17,7 @@ from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.runtime.sharding import own_copy, process_count
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.schema.paths import unique
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
@@ -307,7 +308,7 @@ class MetricReporter(Callback):
         return seconds
 
     def _log(self, run: TrainingRun, metrics: dict[str, float]) -> None:
-        metrics |= run.extra
+        metrics = unique((*metrics.items(), *run.extra.items()), "metrics")
         run.extra = {}  # numbers of the caller are in one line only
         with self._clock.of("log"):
             self._writer.write(run.step, metrics, self._progress.best)

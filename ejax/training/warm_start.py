@@ -25,6 +25,7 @@ from ejax.optim import OptimizerConfig, scheduled_learning_rate, set_learning_ra
 from ejax.policies.actor_q import ActorQ, adopt_actor, adoption_note
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean
+from ejax.schema.paths import find
 from ejax.schema.registry import CHECKPOINT_READERS, EXPORT, POLICY_READERS, import_entry, is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, load_policy_arrays, verify_checkpoint
 from ejax.store.resume_rules import differences
@@ -293,6 +294,5 @@ def _seen(env: Env | HostEnv, path: str | None) -> Any:
         has = f"there is {', '.join(there)}" if there else "it is one array without parts: leave it out"
         text = f"'{path}' is no part of the observation; {has}{did_you_mean(path, there)}"
         raise ConfigError([Problem("algorithm.cfg.teacher_obs", text)])
-    for name in path.split(".") if path else ():
-        space = space[name]  # type: ignore[index]  # a Dict, as ``paths`` has seen
-    return Spaces(space, env.action_space, describe(env))
+    part: Any = find(space, path) if path else space
+    return Spaces(part, env.action_space, describe(env))

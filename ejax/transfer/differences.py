@@ -21,6 +21,7 @@ from ejax.envs.mujoco.models import load_model
 from ejax.envs.task.entities import name_joint
 from ejax.policies.calls import apply_policy
 from ejax.rollout import EnvCarry, reset, with_memory
+from ejax.runtime.tree_text import named_leaves
 from ejax.types import Array, Env, Key, Params, Policy, PyTree, Timestep
 
 GROUPS = ("contact", "sensor", "observation", "reward", "state")
@@ -94,10 +95,10 @@ def _numbers(state: PyTree, timestep: Timestep) -> dict[str, Array]:
     """Give all numbers of a step, leaves [N, F] by their paths; whole ones and pictures are not among them."""
     ends = {"success": timestep.info["success"]} if "success" in timestep.info else {}
     reward = {"total": timestep.reward, "terminated": timestep.terminated, **ends, **timestep.info.get("rewards", {})}
-    leaves = jax.tree_util.tree_leaves_with_path({"observation": timestep.obs, "reward": reward, "state": state})
+    tree = {"observation": timestep.obs, "reward": reward, "state": state}
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): x.reshape(len(x), -1).astype(jnp.float32)
-        for path, x in leaves
+        name: x.reshape(len(x), -1).astype(jnp.float32)
+        for name, x in named_leaves(tree, "/").items()
         if jnp.issubdtype(x.dtype, jnp.floating) or x.dtype == bool
     }
 

@@ -24,12 +24,15 @@ from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.policies.calls import apply_policy, forget
 from ejax.policies.vla.flow import FlowChunk
 from ejax.rollout import EnvCarry, reset, step, with_memory
+from ejax.schema.paths import leaves as leaf_paths
+from ejax.schema.paths import named
+from ejax.schema.paths import nest as nest_parts
 from ejax.types import Array, Env, Key, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import CONSECUTIVE, Arrays, Case, allowed_error
 from interop.twin.kinds import Spec
 from interop.twin.program_spec import ProgramSpec
-from interop.twin.spec import MEMORY, WHOLE, PolicySpec
+from interop.twin.spec import MEMORY, WHOLE, Paths, PolicySpec
 from interop.twin.vla_spec import NOISE
 
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]
@@ -145,28 +148,21 @@ def as_read(spec: Spec, seen: Mapping[str, NDArray[Any]]) -> Arrays:
 
 def leaves_of(obs: Any) -> dict[str, Any]:
     """List the observation's arrays by dotted path, sorted at each level; ``{"obs": obs}`` if it is one array."""
-    if not isinstance(obs, Mapping | gymnasium.spaces.Dict):
-        return {WHOLE: obs}
-    found: dict[str, Any] = {}
-    for name in sorted(obs):
-        node = obs[name]
-        nested = isinstance(node, Mapping | gymnasium.spaces.Dict)
-        found |= {f"{name}.{path}": x for path, x in leaves_of(node).items()} if nested else {name: node}
-    return found
+    return named(obs) if isinstance(obs, Mapping) else {WHOLE: obs}
 
 
-def nest(leaves: Mapping[str, Any]) -> PyTree:
-    """Nest arrays by their dotted paths: the inverse of ``leaves_of``."""
-    if list(leaves) == [WHOLE]:
+def nest(leaves: Mapping[str, Any], paths: Paths) -> PyTree:
+    """Nest arrays by their dotted paths: the inverse of ``leaves_of``. ``paths``: as a spec has them."""
+    odd = dict(paths)
+    if list(leaves) == [WHOLE] and not odd:
         return leaves[WHOLE]
-    tree: dict[str, Any] = {}
-    for path, x in leaves.items():
-        *branches, name = path.split(".")
-        node = tree
-        for branch in branches:
-            node = node.setdefault(branch, {})
-        node[name] = x
-    return tree
+    return nest_parts((odd.get(name, name.split(".")), x) for name, x in leaves.items())
+
+
+def paths_of(obs: Any) -> Paths:
+    """Return the keys of those arrays of an observation, or a space, whose names alone would nest otherwise."""
+    keys = {".".join(map(str, path)): path for path, _ in leaf_paths(obs) if path}
+    return tuple((name, path) for name, path in keys.items() if path != tuple(name.split(".")) or [*keys] == [WHOLE])
 
 
 def feature_ranges(seen: Arrays, space: gymnasium.Space, spec: Spec) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
@@ -212,20 +208,20 @@ def _outputs(distribution: Any, obs: PyTree, bounds: Bounds | None) -> tuple[Arr
     return clip(action, bounds), normal.mean, normal.log_std
 
 
-def _step_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], bounds: Bounds | None) -> Any:
+def _step_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], bounds: Bounds | None, paths: Paths) -> Any:
     remembers = isinstance(policy, PolicyWithMemory)
     obs = {name: x for name, x in leaves.items() if name != MEMORY or not remembers}
-    return deployed_answer(policy, params, nest(obs), bounds, leaves[MEMORY] if remembers else None)
+    return deployed_answer(policy, params, nest(obs, paths), bounds, leaves[MEMORY] if remembers else None)
 
 
-@partial(jax.jit, static_argnames=("policy", "bounds"))
-def _loop_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], bounds: Bounds | None) -> Any:
+@partial(jax.jit, static_argnames=("policy", "bounds", "paths"))
+def _loop_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], bounds: Bounds | None, paths: Paths) -> Any:
     """``_step_answer`` step by step, each with the memory that the one before gave; an episode starts at zeros."""
 
     def one_step(memory: Array, leaves: dict[str, Array]) -> tuple[Array, Any]:
         memory = jnp.where(leaves[MEMORY].any(), memory, 0.0)
         row = {name: x[None] for name, x in {**leaves, MEMORY: memory}.items()}
-        outputs = [y[0] for y in _step_answer(policy, params, row, bounds)]
+        outputs = [y[0] for y in _step_answer(policy, params, row, bounds, paths)]
         return outputs[-1], outputs
 
     return jax.lax.scan(one_step, jnp.zeros_like(leaves[MEMORY][0]), dict(leaves))[1]
@@ -257,6 +253,7 @@ def _answer(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Ar
 def _answer_to_chunk(
     policy: Policy, params: Params, spec: Spec, obs: Arrays, answer: Callable[..., Any] = _step_answer
 ) -> tuple[Arrays, Arrays]:
+    answer = partial(answer, paths=spec.paths)
     # the proof is for float32, independent of the precision of training
     with jax.default_matmul_precision("highest"):
         outputs = answer(policy, params, obs, spec.clip)

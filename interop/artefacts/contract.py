@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-import jax
 import numpy as np
 
-from ejax.envs.description import WHOLE, Feature, describe
+from ejax.envs.description import Feature, describe
 from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv
-from interop.artefacts.cases import feature_ranges
+from interop.artefacts.cases import feature_ranges, leaves_of
 from interop.artefacts.parity import Arrays
 from interop.twin.kinds import Spec
 from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec
@@ -73,8 +72,7 @@ def run_contract(env_config: dict[str, Any], env: Env | HostEnv, clipped: bool) 
     """Describe a policy that is not exported, by the facts of its environment alone."""
     description = describe(env)
     observation = []
-    for path, x in jax.tree_util.tree_leaves_with_path(sample_obs(env, 1)):
-        name = jax.tree_util.keystr(path, simple=True, separator=".") or WHOLE
+    for name, x in leaves_of(sample_obs(env, 1)).items():
         features = _features(description.observation.get(name))
         text = _text(x.shape[1]) if name in description.text else {}
         observation.append({"name": name, "shape": ["batch", *x.shape[1:]], "features": features, **text})

@@ -9,6 +9,7 @@ import numpy as np
 
 from ejax.evaluation import evaluate
 from ejax.rollout import reset
+from ejax.runtime.tree_text import named_leaves
 from ejax.types import Env, Params, Policy, PyTree
 
 
@@ -33,12 +34,11 @@ def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> di
 
 def as_document(seed: int, start: PyTree, result: Mapping[str, float]) -> dict[str, Any]:
     """Write down an episode, from the state that it starts in; see ``reference_episode``."""
-    leaves = jax.tree_util.tree_flatten_with_path(start)[0]
     return {
         "schema_version": 1,
         "about": "one episode by JAX with the policy's most probable actions; floats are float32, in the units of env",
         "seed": seed,
-        "start": {jax.tree_util.keystr(path, simple=True, separator="."): _plain(x) for path, x in leaves},
+        "start": {name: _plain(x) for name, x in named_leaves(start).items()},
         "result": {name: None if math.isnan(x) else x for name, x in result.items()},
     }
 

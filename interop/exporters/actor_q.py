@@ -14,11 +14,11 @@ from ejax.policies.actor_q import ActorQ
 from ejax.types import Params
 from interop.exporters import mlp
 from interop.exporters.record import Exporter
-from interop.twin.spec import PolicySpec
+from interop.twin.spec import Paths, PolicySpec
 
 
-def _describe(policy: ActorQ, leaves: Mapping[str, Any]) -> tuple[ActorOnly, PolicySpec]:
-    return mlp.describe(mlp.actor_only(policy), leaves)
+def _describe(policy: ActorQ, leaves: Mapping[str, Any], paths: Paths) -> tuple[ActorOnly, PolicySpec]:
+    return mlp.describe(mlp.actor_only(policy), leaves, paths)
 
 
 def _exported_params(policy: ActorQ, params: Params) -> Params:

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from ejax.distributions import ActionSpec
 from ejax.policies.flash import FlashActor, FlashQ
+from ejax.schema.paths import within
 from ejax.types import Params
 from interop.checkpoints.weights import get
 from interop.exporters.entries import Entry, StateDict
-from interop.exporters.mlp import action_fields, actor_groups, inside
+from interop.exporters.mlp import action_fields, actor_groups
 from interop.exporters.record import Exporter
-from interop.twin.spec import NetworkSpec, PolicySpec
+from interop.twin.spec import NetworkSpec, Paths, PolicySpec
 
 
 def folded(policy: FlashQ, params: Params) -> Params:
@@ -60,10 +61,10 @@ def actor_of(policy: FlashQ) -> FlashActor:
     )
 
 
-def _describe(policy: FlashActor, leaves: Mapping[str, Any]) -> tuple[FlashActor, PolicySpec]:
+def _describe(policy: FlashActor, leaves: Mapping[str, Any], paths: Paths) -> tuple[FlashActor, PolicySpec]:
     observation = {name: int(x.shape[-1]) for name, x in leaves.items()}
     actor = NetworkSpec(
-        inputs=inside(policy.actor_obs_groups, observation),
+        inputs=within(observation, policy.actor_obs_groups),
         normalized=False,
         hidden_sizes=policy.hidden_sizes,
         activation="relu",
@@ -73,7 +74,9 @@ def _describe(policy: FlashActor, leaves: Mapping[str, Any]) -> tuple[FlashActor
         num_blocks=policy.num_blocks,
         rms_norm=policy.post_norm,
     )
-    return policy, PolicySpec(observation=observation, actor=actor, log_std="network", **action_fields(policy))
+    return policy, PolicySpec(
+        observation=observation, actor=actor, log_std="network", paths=paths, **action_fields(policy)
+    )
 
 
 def _policy_of(spec: PolicySpec) -> FlashActor | None:
@@ -119,7 +122,7 @@ def _state_dict(policy: FlashQ, params: Params) -> StateDict:
 
 
 EXPORTER = Exporter(
-    describe=lambda policy, leaves: (policy, _describe(actor_of(policy), leaves)[1]),
+    describe=lambda policy, *observed: (policy, _describe(actor_of(policy), *observed)[1]),
     exported_params=_acting,
     actor_of=actor_of,
     actor_params=lambda policy, params: jax.tree.map(jnp.float32, folded(policy, params)),

@@ -18,10 +18,10 @@ from interop.exporters.mlp import (
     network_specs,
 )
 from interop.exporters.record import Exporter
-from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec, PolicySpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec, Paths, PolicySpec
 
 
-def _describe(policy: ActorCriticWithMemory, leaves: Mapping[str, Any]) -> tuple[Any, PolicySpec]:
+def _describe(policy: ActorCriticWithMemory, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, PolicySpec]:
     observation = {name: int(x.shape[-1]) for name, x in leaves.items()}
     if taken := {MEMORY, NEXT_MEMORY} & observation.keys():
         raise ValueError(f"an export has inputs of its own called {', '.join(sorted(taken))}; rename the observation's")
@@ -34,6 +34,7 @@ def _describe(policy: ActorCriticWithMemory, leaves: Mapping[str, Any]) -> tuple
         **action_fields(policy),
         memory=_memory_spec(policy.actor_memory, policy.actor_width),
         critic_memory=critic_memory,
+        paths=paths,
     )
 
 

@@ -5,14 +5,16 @@ from typing import Any
 
 from ejax.distributions import ActionSpec
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.schema.paths import within
 from interop.exporters.entries import Entry, StateDict, mlp_entries, normalizer_entries
 from interop.exporters.record import Exporter
-from interop.twin.spec import WHOLE, NetworkSpec, PolicySpec
+from interop.twin.spec import WHOLE, NetworkSpec, Paths, PolicySpec
 
 
-def describe(policy: Any, leaves: Mapping[str, Any]) -> tuple[Any, PolicySpec]:
+def describe(policy: Any, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, PolicySpec]:
     observation = {name: int(x.shape[-1]) for name, x in leaves.items()}
-    return policy, PolicySpec(observation=observation, **network_specs(policy, observation), **action_fields(policy))
+    fields = network_specs(policy, observation) | action_fields(policy)
+    return policy, PolicySpec(observation=observation, paths=paths, **fields)
 
 
 def network_specs(policy: Any, observation: Mapping[str, int]) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def network_specs(policy: Any, observation: Mapping[str, int]) -> dict[str, Any]
         network = getattr(policy, name, None)
         groups = getattr(policy, f"{name}_obs_groups", ())
         normalized = getattr(policy, f"{name}_obs_normalization", False)
-        specs[name] = network and network_spec(network, inside(groups, observation), normalized)
+        specs[name] = network and network_spec(network, within(observation, groups), normalized)
     return specs
 
 
@@ -62,12 +64,6 @@ def actor_fields(spec: PolicySpec) -> dict[str, Any]:
 def actor_groups(spec: PolicySpec) -> tuple[str, ...]:
     """``actor_obs_groups``"""
     return () if list(spec.observation) == [WHOLE] else spec.actor.inputs
-
-
-def inside(groups: tuple[str, ...], observation: Mapping[str, int]) -> tuple[str, ...]:
-    """List the arrays that these groups hold, in their order."""
-    inside = [[name for name in observation if name == group or name.startswith(f"{group}.")] for group in groups]
-    return tuple(name for names in inside for name in names) if groups else tuple(observation)
 
 
 def network_entries(policy: Any, before: Callable[[str], Iterable[Entry]] = lambda network: ()) -> Iterator[Entry]:

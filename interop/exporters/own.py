@@ -15,7 +15,7 @@ from interop.artefacts.cases import draw_cases, nest
 from interop.artefacts.parity import Case
 from interop.exporters.record import Exporter
 from interop.twin.program_spec import ProgramSpec
-from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec, Paths
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class OneMemory:
         return distribution, value, {"actor": jnp.concatenate(parts, axis=-1)}
 
 
-def _describe(policy: Any, leaves: Mapping[str, Any]) -> tuple[Any, ProgramSpec]:
+def _describe(policy: Any, leaves: Mapping[str, Any], paths: Paths = ()) -> tuple[Any, ProgramSpec]:
     numbers = {name: int(x.shape[0]) for name, x in leaves.items() if len(x.shape) == 1 and x.dtype.kind == "f"}
     images: Any = {name: tuple(x.shape) for name, x in leaves.items() if len(x.shape) == 3 and x.dtype == np.uint8}
     if others := leaves.keys() - numbers.keys() - images.keys():
@@ -61,13 +61,13 @@ def _describe(policy: Any, leaves: Mapping[str, Any]) -> tuple[Any, ProgramSpec]
     if isinstance(policy, PolicyWithMemory):
         policy = OneMemory(policy)
         memory = MemorySpec(type="own", size=policy.init_memory(1)["actor"].shape[1])
-    head, sizes = _head(policy, leaves)
-    return policy, ProgramSpec(observation=numbers, images=images, memory=memory, head=head, sizes=sizes)
+    head, sizes = _head(policy, leaves, paths)
+    return policy, ProgramSpec(observation=numbers, images=images, memory=memory, head=head, sizes=sizes, paths=paths)
 
 
-def _head(policy: Any, leaves: Mapping[str, Any]) -> tuple[Any, tuple[int, ...]]:
+def _head(policy: Any, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, tuple[int, ...]]:
     """``head`` and ``sizes`` of the policy's distribution, by shapes alone."""
-    obs = nest({name: jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for name, x in leaves.items()})
+    obs = nest({name: jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for name, x in leaves.items()}, paths)
 
     def answer(key: Key, obs: PyTree) -> tuple[Any, Array]:
         distribution = apply_policy(policy, policy.init(key, obs), obs, first_memory(policy, 1))[0]

@@ -10,19 +10,20 @@ from ejax.policies.heads import injected
 from ejax.policies.record import find_policy
 from ejax.schema.registry import entries, import_entry
 from ejax.types import Array, Env, HostEnv, Params, Policy, PyTree
-from interop.artefacts.cases import draw_cases, leaves_of, nest
+from interop.artefacts.cases import draw_cases, leaves_of, nest, paths_of
 from interop.artefacts.parity import Arrays, Case
 from interop.exporters.entries import Entry, StateDict
 from interop.twin.kinds import Spec
-from interop.twin.spec import PolicySpec
+from interop.twin.spec import Paths, PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exporter:
     """Functions by which the policies of a class leave JAX, and come back."""
 
-    describe: Callable[[Any, Mapping[str, Any]], tuple[Any, Spec]]
-    """``(policy, shapes of one observation by path) -> (the policy as exported, its spec)``; raises ValueError."""
+    describe: Callable[[Any, Mapping[str, Any], Paths], tuple[Any, Spec]]
+    """``(policy, shapes of one observation by path, paths) -> (the policy as exported, its spec)``, ``paths`` being
+    the spec's; raises ValueError."""
     exported_params: Callable[[Any, Params], Params] = lambda policy, params: params
     """``(policy, parameters) -> parameters`` of the policy that ``describe`` gives, where that is of another class."""
     actor_of: Callable[[Any], Any]
@@ -37,7 +38,7 @@ class Exporter:
     """``(state_dict of right names and kinds, policy) -> problems``: parts that expect other widths than others do."""
     policy_of: Callable[[PolicySpec], Any] = lambda spec: None
     """``spec -> actor``, the inverse of ``describe``. None: the spec is another class's."""
-    observation: Callable[[Any, dict[str, Array]], PyTree] = lambda spec, inputs: nest(inputs)
+    observation: Callable[[Any, dict[str, Array]], PyTree] = lambda spec, inputs: nest(inputs, spec.paths)
     """``(spec, inputs of a deployed policy but its memory) -> observation`` that the actor takes."""
     draw_cases: Callable[..., list[Case]] = draw_cases
     """As ``interop.artefacts.cases.draw_cases``."""
@@ -79,7 +80,12 @@ def spec_of(policy: Policy, env: Env | HostEnv) -> Any:
     Raises:
         TypeError: it has no twin. ValueError: an observation that no export takes.
     """
-    return exporter_of(policy).describe(policy, observed(env))[1]
+    return described(exporter_of(policy), policy, env)[1]
+
+
+def described(exporter: Exporter, policy: Policy, env: Env | HostEnv) -> tuple[Any, Any]:
+    """Return the policy as exported, and its spec, for an environment's observations; raises ValueError."""
+    return exporter.describe(policy, observed(env), paths_of(_observation(env)))
 
 
 def policy_of(spec: PolicySpec) -> Any:
@@ -91,9 +97,11 @@ def policy_of(spec: PolicySpec) -> Any:
 
 def observed(env: Env | HostEnv) -> dict[str, Any]:
     """Shapes and dtypes of one observation's arrays, by path."""
-    if isinstance(env, HostEnv):
-        return leaves_of(env.observation_space)
-    return leaves_of(jax.eval_shape(lambda: env.reset(jax.random.key(0))[1]))
+    return leaves_of(_observation(env))
+
+
+def _observation(env: Env | HostEnv) -> Any:
+    return env.observation_space if isinstance(env, HostEnv) else jax.eval_shape(env.reset, jax.random.key(0))[1]
 
 
 def _exporters() -> dict[type, str]:

@@ -13,10 +13,10 @@ from interop.artefacts.cases import nest
 from interop.exporters.entries import Entry, StateDict
 from interop.exporters.mlp import action_fields, actor_fields, network_entries, network_spec
 from interop.exporters.record import Exporter
-from interop.twin.spec import EncoderSpec, PolicySpec
+from interop.twin.spec import EncoderSpec, Paths, PolicySpec
 
 
-def _describe(policy: VisionPolicy, leaves: Mapping[str, Any]) -> tuple[Any, PolicySpec]:
+def _describe(policy: VisionPolicy, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, PolicySpec]:
     images = image_shapes(policy.images, leaves)
     numbers = {name: int(x.shape[-1]) for name, x in leaves.items() if name not in images}
     if not numbers:
@@ -34,6 +34,7 @@ def _describe(policy: VisionPolicy, leaves: Mapping[str, Any]) -> tuple[Any, Pol
         actor=network_spec(policy.actor, read, policy.actor_obs_normalization),
         critic=None if policy.critic is None else network_spec(policy.critic, tuple(numbers), False),
         unread={name: entries for name, entries in unread.items() if entries},
+        paths=paths,
         **action_fields(policy),
     )
     return policy, spec
@@ -110,7 +111,7 @@ def _observation(spec: PolicySpec, inputs: dict[str, Array]) -> PyTree:
         leaves[name] = jnp.zeros((*rows, width))
         if name in inputs:
             leaves[name] = leaves[name].at[:, np.array(spec.read(name))].set(inputs[name])
-    return nest(leaves)
+    return nest(leaves, spec.paths)
 
 
 EXPORTER = Exporter(

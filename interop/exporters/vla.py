@@ -49,7 +49,7 @@ from interop.artefacts.texts import adversarial_texts, texts_document
 from interop.exporters.entries import StateDict
 from interop.exporters.record import Exporter
 from interop.exporters.vision import image_shapes
-from interop.twin.spec import EncoderSpec
+from interop.twin.spec import EncoderSpec, Paths
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, BlockSpec, ImageTokensSpec, VLASpec
 
@@ -60,7 +60,7 @@ _MAX_TEXTS = 64
 _FAR = 4.0
 
 
-def _describe(policy: VLAPolicy, leaves: Mapping[str, Any]) -> tuple[Any, VLASpec]:
+def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, VLASpec]:
     """Describe the policy with products of float32, which is what is exported."""
     policy = replace(policy, model=policy.model.model_copy(update={"torch_dtype": "float32"}))
     model = policy.model
@@ -72,6 +72,7 @@ def _describe(policy: VLAPolicy, leaves: Mapping[str, Any]) -> tuple[Any, VLASpe
         images=image_shapes(model.images, leaves),
         observation={name: int(leaves[name].shape[-1]) for name in sorted(model.numbers)},
         text=model.text,
+        paths=paths,
         instruction=sentence,
         max_words=policy.words.max_words,
         num_tokens=policy.words.num_tokens,

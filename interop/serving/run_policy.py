@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ejax.envs.description import WHOLE, describe
 from ejax.play.acting import load
 from ejax.policies.calls import first_memory
+from ejax.runtime.tree_text import named_leaves
 from interop.artefacts.contract import run_contract
 from interop.serving.policies import Leaves, Served
 
@@ -18,8 +19,8 @@ from interop.serving.policies import Leaves, Served
 def load_run(run: Path, *, checkpoint: str | None, member: int | None, device: str) -> Served:
     """Load a run's policy: its most probable actions, clipped where the environment clips them."""
     actor = load(run, checkpoint=checkpoint, member=member, device=device)
-    example, tree = jax.tree_util.tree_flatten_with_path(actor.example)
-    shapes = {jax.tree_util.keystr(path, simple=True, separator=".") or WHOLE: [x.shape[1:]] for path, x in example}
+    example, tree = jax.tree.flatten(actor.example)
+    shapes = {name or WHOLE: [x.shape[1:]] for name, x in named_leaves(actor.example).items()}
     contract = run_contract(actor.config.to_dict()["env"], actor.env, actor.bounds is not None)
     memory, memory_tree = jax.tree.flatten(first_memory(actor.policy, 1))
 
@@ -34,7 +35,7 @@ def load_run(run: Path, *, checkpoint: str | None, member: int | None, device: s
         required=list(shapes),
         texts={name: shapes[name][0][0] for name in describe(actor.env).text},
         leaves_of=lambda parts: jax.tree.leaves(actor.rows(jax.tree.unflatten(tree, [parts[x] for x in shapes]))[0]),
-        example=[x for _, x in example],
+        example=example,
         first_memory=[np.asarray(x) for x in memory],
         act=act,
     )

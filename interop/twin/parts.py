@@ -25,17 +25,13 @@ def part(obs: Any, path: str, spec: Spec) -> Any:
                 f"the policy reads {', '.join(spec.reads)}, but got one {type(obs).__name__}; give a nest of them"
             )
         return obs
-    if path in obs.keys():  # noqa: SIM118  # TensorDict.__contains__ raises
-        return obs[path]
-    found: Any = obs
-    for name in path.split("."):
-        if not isinstance(found, Mapping) or name not in found.keys():  # noqa: SIM118
-            raise ValueError(
-                f"the observation lacks '{path}': it has {', '.join(_paths(obs)) or 'nothing'}; the policy reads "
-                f"{', '.join(spec.reads)}"
-            )
-        found = found[name]
-    return found
+    there = _arrays(obs)
+    if path not in there:
+        raise ValueError(
+            f"the observation lacks '{path}': it has {', '.join(there) or 'nothing'}; the policy reads "
+            f"{', '.join(spec.reads)}"
+        )
+    return there[path]
 
 
 def narrow(x: Any, name: str, spec: PolicySpec | ProgramSpec) -> Any:
@@ -169,7 +165,12 @@ def _batch(shapes: Mapping[str, list[int]], spec: Spec) -> tuple[int, ...]:
     return tuple(leading[0])
 
 
-def _paths(obs: Mapping[str, Any]) -> list[str]:
-    """List the paths of all arrays."""
-    nested = {str(name): _paths(x) if isinstance(x, Mapping) else [""] for name, x in obs.items()}
-    return [f"{name}.{path}".rstrip(".") for name, paths in nested.items() for path in paths]
+def _arrays(obs: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Name all arrays as ``ejax.schema.paths`` does, which is not at hand where a policy is deployed."""
+    made: dict[str, Any] = {}
+    for key, x in obs.items():
+        for name, array in _arrays(x, f"{above}{key}.").items() if isinstance(x, Mapping) else [(f"{above}{key}", x)]:
+            if name in made:
+                raise ValueError(f"two arrays of the observation are called '{name}'; rename one")
+            made[name] = array
+    return made

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from interop.standalone_verify import NEXT_MEMORY
-from interop.twin.spec import DeployedForms, MemorySpec
+from interop.twin.spec import DeployedForms, MemorySpec, Paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class ProgramSpec(DeployedForms):
     """own: a distribution of your own, of which the most probable action alone is an output."""
     sizes: tuple[int, ...]
     clip: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    paths: Paths = ()
     unread: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # type: ignore[misc]  # no field: a program reads all
 
     @property

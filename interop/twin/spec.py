@@ -7,13 +7,15 @@ reads both.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from interop.standalone_verify import MEMORY, NEXT_MEMORY
 
 WHOLE = "obs"
 """The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
 
+Paths: TypeAlias = tuple[tuple[str, tuple[Any, ...]], ...]
+"""Names of an observation's arrays whose keys have dots themselves, and those keys."""
 Head = Literal["normal", "tanh_normal", "categorical", "multi_categorical"]
 
 
@@ -104,6 +106,7 @@ class DeployedForms:
     unread: Mapping[str, tuple[int, ...]]
     head: str
     sizes: tuple[int, ...]
+    paths: Paths
     pixels_round = True
     """The value x/127.5 − 1 of a pixel is rounded."""
 
@@ -187,6 +190,8 @@ class PolicySpec(DeployedForms):
     actor's outputs, which a tanh maps to it."""
     clip: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     """(low, high) that a deployed action is clipped to; the distribution itself knows nothing of it."""
+    paths: Paths = ()
+    """Not in the file: a deployed policy takes its inputs by name."""
 
     @property
     def num_outputs(self) -> int:

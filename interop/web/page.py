@@ -25,7 +25,7 @@ from ejax.training.environments import build_env
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.episode import as_document
 from interop.checkpoints.weights import state_dict_from_params
-from interop.exporters.record import exporter_of, observed
+from interop.exporters.record import described, exporter_of
 from interop.web.tasks import describe_task, facts_of
 
 _HERE = Path(__file__).parent
@@ -100,7 +100,7 @@ def _policy(policy: Policy, params: Params, env: Env, part: str) -> dict[str, An
         )
         raise ValueError(f"{text}; the run's policy is of the class {type(policy).__name__}")
     exporter: Any = exporter_of(policy)
-    exported, spec = exporter.describe(policy, observed(env))
+    exported, spec = described(exporter, policy, env)
     if spec.actor.inputs != (part,):
         read = ", ".join(spec.actor.inputs)
         raise ValueError(f"--web computes the part '{part}' of the observation, and the actor reads {read}")

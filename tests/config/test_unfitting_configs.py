@@ -19,6 +19,7 @@ from ejax.config.embodichain.check import check
 from ejax.config.run_config import NOTHING, idle_notes
 from ejax.distributions import action_spec
 from ejax.training.build import build
+from ejax.training.policies import Spaces, make_policy
 
 CART_POLE = ROOT / "tests" / "gym_configs" / "cart_pole.json"
 
@@ -234,3 +235,22 @@ def test_a_run_that_makes_no_gradient_step_says_so(starts: int, learns: bool) ->
         "trainer.iterations=3", "trainer.num_envs=4", "trainer.buffer_size=8", policy=squashed, algorithm=algorithm
     )
     assert [NOTHING in text for text in idle_notes(config, 32)] == [True] * (not learns)
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"observation.state": 1, "observation": {"state": 2}}, "'observation.state' reads like a part of"),
+        ({1: 1, "1": 2}, "must be texts"),
+        ({"": 1}, "must be texts that are not empty"),
+    ],
+)
+def test_observations_whose_names_meet_are_refused_before_anything_is_trained(keys: Any, text: str) -> None:
+    def space(part: Any) -> gymnasium.Space[Any]:
+        if isinstance(part, int):
+            return gymnasium.spaces.Box(-1.0, 1.0, (part,))
+        return gymnasium.spaces.Dict({name: space(each) for name, each in part.items()})
+
+    policy = make().policy
+    error = refused(make_policy, policy, Spaces(space(keys), gymnasium.spaces.Box(-1.0, 1.0, (2,))))
+    assert keys_of(error) == ["env"] and text in str(error)

@@ -284,3 +284,8 @@ def test_a_nested_dict_and_back() -> None:
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert flatten(tree) == {"a/b": 1, "a/c/d": 2, "e": 3}
     assert nest(flatten(tree)) == tree
+
+
+def test_two_fields_of_one_path_are_refused() -> None:
+    with pytest.raises(ValueError, match="two fields are called 'a/b'"):
+        flatten({"a/b": 1, "a": {"b": 2}})

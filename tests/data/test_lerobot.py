@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -693,3 +694,81 @@ def test_without_pyarrow_the_extra_is_named_and_the_engine_works() -> None:
     assert done.returncode == 1 and "pip install -e '.[data]'" in done.stderr
     code = "import sys, ejax.data; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def with_features(folder: Path, features: dict[str, Any]) -> Path:
+    """Copy LeRobot's set with further features: numbers [1] of every frame, or those of the last one and 0 before."""
+    shutil.copytree(GOLDEN, folder)
+    info = json.loads((folder / "meta/info.json").read_text())
+    (file,) = folder.glob("data/*/*.parquet")
+    table = pq.read_table(file)
+    lasts = np.cumsum([6, 7, 8]) - 1
+    for name, value in features.items():
+        column = np.zeros(21, bool if isinstance(value, bool) else np.float32)
+        column[lasts if isinstance(value, bool) else slice(None)] = value
+        info["features"][name] = {"dtype": column.dtype.name, "shape": [1], "names": None}
+        table = table.append_column(name, pa.array(column))
+    pq.write_table(table, file)
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:.*has no digests")
+def test_features_named_like_parts_of_others_are_beside_them(tmp_path: Path) -> None:
+    inner = {"action.original": 1.0, "action.original.x": 2.0, "observation.state.joint.position": 3.0, "remark.x": 4.0}
+    reader = EpisodeReader(with_features(tmp_path / "set", inner))
+    frames = reader[0].frames
+    assert frames["action"].shape == (6, 2) and frames["observation"]["state"].shape == (6, 3)
+    assert frames["action.original"][0] == 1.0 and frames["action.original.x"][0] == 2.0
+    assert frames["observation"]["state.joint.position"][0] == 3.0
+    assert frames["remark"]["x"][0] == 4.0, "text is skipped, so there is nothing to be beside"
+    assert RecordedEpisodes(reader.folder).sample_batch(2, 3)["action.original"].shape == (2, 3, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*has no digests")
+def test_names_that_stay_equal_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"info\.json.*'reward/x' is given twice"):
+        EpisodeReader(with_features(tmp_path / "set", {"reward.x": 0.0, "reward/x": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "terminated"),
+    [
+        ({}, True),
+        ({"next.done": True}, True),
+        ({"next.done": False}, False),
+        ({"next.done": False, "next.truncated": True}, False),
+        ({"next.done": True, "next.truncated": True}, False),
+        ({"next.done": True, "next.truncated": True, "next.success": True}, True),
+        ({"next.done": True, "next.truncated": False}, True),
+        ({"next.truncated": True}, False),
+        ({"next.truncated": False}, True),
+        ({"next.terminated": False, "next.done": True}, False),
+        ({"next.terminated": True, "next.truncated": True}, True),
+        ({"is_terminal": False}, False),
+        ({"next.success": True}, True),
+        ({"next.success": False}, False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*has no digests")
+def test_an_episode_ends_as_the_flags_of_its_last_frame_say(
+    tmp_path: Path, flags: dict[str, bool], terminated: bool
+) -> None:
+    reader = EpisodeReader(with_features(tmp_path / "set", flags))
+    assert reader[1].terminated is terminated
+    assert reader[1].success is flags.get("next.success", True)
+    window = reader.window(1, 5, 2)
+    assert window["terminated"].tolist() == [False, terminated]
+    assert window["truncated"].tolist() == [False, not terminated]
+
+
+@pytest.mark.filterwarnings("ignore:.*has no digests")
+@pytest.mark.parametrize(
+    ("splits", "training"), [({"train": "0:2", "val": "2:3"}, [0, 1]), ({"test": "0:3"}, [0, 1, 2]), (None, [0, 1, 2])]
+)
+def test_the_training_split_of_a_set_is_drawn_from(tmp_path: Path, splits: Any, training: list[int]) -> None:
+    folder = with_features(tmp_path / "set", {})
+    info = json.loads((folder / "meta/info.json").read_text()) | {"splits": splits}
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    assert list(EpisodeReader(folder).training) == training
+    assert len(RecordedEpisodes(folder)) == len(training) and len(RecordedEpisodes(folder, episodes=[2])) == 1

@@ -1,6 +1,7 @@
 """A MuJoCo task of one's own in one class, and all that ejax does with a task."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -325,3 +326,47 @@ def test_what_a_step_gets_wrong_is_reported_before_it_is_compiled(changes: dict[
 def test_a_misspelt_method_or_attribute_is_refused(name: str, meant: str) -> None:
     with pytest.raises(TypeError, match=f"Odd.{name} is not used. Did you mean '{meant}'"):
         type("Odd", (Reach,), {name: 1})
+
+
+HINGE, OTHER, SLIDE = '<joint axis="0 1 0"/>', '<joint axis="1 0 0"/>', '<joint type="slide" axis="1 0 0"/>'
+
+
+@pytest.mark.parametrize(
+    ("joints", "names"),
+    [
+        (HINGE, ["pole angle [rad]"]),
+        (HINGE + OTHER, ["pole 1 angle [rad]", "pole 2 angle [rad]"]),
+        (SLIDE + HINGE, ["pole 1 position [m]", "pole 2 angle [rad]"]),
+        ('<joint name="pole" axis="1 0 0"/>' + HINGE, ["pole angle [rad]", "pole 2 angle [rad]"]),
+        ('<joint name="arm/pole" axis="1 0 0"/>' + HINGE, ["arm/pole angle [rad]", "pole angle [rad]"]),
+        ('<joint type="ball"/>', ["pole quaternion [1]"]),
+    ],
+)
+def test_each_joint_of_a_body_is_observed_under_a_name_of_its_own(joints: str, names: list[str]) -> None:
+    model = MODEL.replace('<joint name="hinge" axis="0 1 0" damping="0.1"/>', joints)
+    model = model.replace('<position name="lean" joint="hinge" kp="4" ctrlrange="-0.5 1" ctrllimited="true"/>', "")
+    task = type("Odd", (MuJoCoTask,), {"model": re.sub("<keyframe>.*</keyframe>", "", model), "rewards": _one})()
+    state, obs = task.reset(KEY)
+    world = task.world(state)
+    assert list(world.joint_positions()) == ["rail position [m]", *names]
+    assert obs.shape == (world.model.nq + world.model.nv,)
+    named = [(each.name, each.unit) for each in task.parts[WHOLE]]
+    assert len(set(named)) == len(named)
+
+
+def _one(self: Any, world: World, before: World) -> dict[str, Array]:
+    return {"one": jnp.ones(())}
+
+
+def test_joints_that_no_name_tells_apart_are_refused() -> None:
+    twice = f'{HINGE}{OTHER}<joint name="pole 1" axis="0 0 1"/><joint name="hinge" type="slide"/>'
+    model = MODEL.replace('<joint name="hinge" axis="0 1 0" damping="0.1"/>', twice)
+    with pytest.raises(ValueError, match="two joints are called 'pole 1'"):
+        type("Twice", (MuJoCoTask,), {"model": re.sub("<keyframe>.*</keyframe>", "", model), "rewards": _one})()
+
+
+def test_two_terms_of_one_name_are_refused() -> None:
+    near = Term(name="near", func=_miss)
+    with pytest.raises(ValueError, match="two terms of the reward are called 'near'"):
+        task = type("Twice", (Reach,), {"terms": (near,)})()
+        jax.eval_shape(task.step, *jax.eval_shape(lambda: (task.reset(KEY)[0], jnp.zeros(2))), KEY)

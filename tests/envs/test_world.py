@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from ejax.envs.mujoco.engine import PhysicsState, load_model
+from ejax.envs.randomization.physics import PHYSICS
+from ejax.envs.task.entities import joint_dofs
 from ejax.envs.task.states import TaskState
+from ejax.envs.task.step import Outcome, conclude
 from ejax.envs.task.world import World
 
 MODEL = """<mujoco><worldbody>
@@ -116,3 +119,19 @@ def test_changed_copies_leave_the_world_as_it_was() -> None:
 def test_what_cannot_be_asked_is_told(ask: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         ask(make_world())
+
+
+def test_links_and_joints_without_names_are_all_randomized() -> None:
+    part = '<body><joint axis="0 1 0"/><geom size="0.1" pos="0.3 0 0"/>{}</body>'
+    drive = '<actuator><motor name="a" joint="first"/></actuator>'
+    first = '<body><joint name="first" axis="0 1 0"/><geom size="0.1"/>{}</body>'.format(part.format(part.format("")))
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{first}</worldbody>{drive}</mujoco>")
+    robot = {"uid": "robot"}
+    assert joint_dofs(model, robot, None).tolist() == [0, 1, 2]
+    change = PHYSICS["randomize_articulation_mass"](model, robot, mass_range=(2.0, 2.0))
+    assert (change.writes["body_mass"].nonzero()[0] == [1, 2, 3]).all()
+
+
+def test_terms_that_measure_the_same_are_both_logged() -> None:
+    ends = [Outcome(metrics={"gap": jnp.full((), float(i))}) for i in range(3)]
+    assert [float(x) for x in conclude(ends).metrics.values()] == [0.0, 1.0, 2.0]

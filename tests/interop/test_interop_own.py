@@ -180,3 +180,26 @@ def test_an_observation_that_is_neither_numbers_nor_an_image_is_refused() -> Non
     leaves = {"mode": gymnasium.spaces.MultiBinary(3), **observed(PointMassRL())}
     with pytest.raises(ValueError, match=r"the observation has mode int8\[3\]; let the environment give"):
         EXPORTER.describe(Peaked(), leaves)
+
+
+class Named(nn.Module):
+    """Reads its observation by keys, as a policy of one's own may."""
+
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        mean = nn.Dense(2)(jnp.concatenate([obs["observation.state"], obs["robot"]["q.pos"]], axis=-1))
+        return Normal(mean, jnp.zeros_like(mean)), mean[..., 0]
+
+
+@needs_stablehlo
+def test_a_policy_that_reads_keys_with_dots_is_exported_by_their_names(tmp_path: Path) -> None:
+    obs = {"robot": {"q.pos": ROWS[:, :2]}, "observation.state": ROWS[:, 2:5]}
+    policy = Named()
+    params = policy.init(KEY, obs)
+    leaves = {name: x[0] for name, x in cases.leaves_of(obs).items()}
+    exported, spec = EXPORTER.describe(policy, leaves, cases.paths_of(obs))
+    FORMATS["stablehlo"].write(tmp_path / "made", Trained(exported, params, spec, {}, 0))
+    program = jax.export.deserialize(bytearray((tmp_path / "made").read_bytes()))
+    assert spec.inputs == ("observation.state", "robot.q.pos")
+    mean = program.call(obs["observation.state"], obs["robot"]["q.pos"])[1]
+    np.testing.assert_allclose(mean, policy.apply(params, obs)[0].mean, rtol=1e-5, atol=1e-6)

@@ -15,6 +15,7 @@ from ejax.distributions import ActionSpec, Normal
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.types import Policy
+from interop.artefacts.cases import leaves_of, nest, paths_of
 from interop.checkpoints import weights
 from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.entries import mlp_entries
@@ -395,3 +396,33 @@ def test_an_export_that_lacks_what_it_takes_says_what_to_do(tmp_path: Path) -> N
     (tmp_path / "policy.pt").write_bytes(b"hello")
     with pytest.raises(ValueError, match=r"not a torch file, or is damaged|more than tensors"):
         interop_policy.load_policy(str(tmp_path))
+
+
+def odd_observation() -> dict[str, Any]:
+    """Keys that hold dots, slashes and more; joined and split again they would nest otherwise, in another order."""
+    widths = {"state.joint": 2, "state": 1, "a.b": 3, "a-b": 1, "100% x": 2}
+    rows = observations()
+    flat = {name: rows[:, i : i + width] for i, (name, width) in enumerate(widths.items())}
+    return flat | {"robot": {"q.pos": rows[:, :2], "q/vel": rows[:, 2:]}}
+
+
+@pytest.mark.parametrize("groups", [(), ("state.joint", "robot", "state"), ("robot.q.pos", "a-b")])
+def test_keys_with_dots_are_read_in_the_same_places(groups: tuple[str, ...]) -> None:
+    config = NetworkConfig(hidden_sizes=(8,), activation="tanh")
+    policy = ActorCritic(HEADS["normal"], config, config, actor_obs_groups=groups, critic_obs_groups=groups)
+    assert_twins(policy, odd_observation())
+
+
+def test_an_observation_nests_as_it_was_and_its_paths_stay_out_of_the_file() -> None:
+    for obs in (odd_observation(), {"obs": jnp.ones((2, 3))}, jnp.ones((2, 3)), {"a": {"b": jnp.ones((2, 1))}}):
+        paths = paths_of(obs)
+        assert jax.tree.structure(nest(leaves_of(obs), paths)) == jax.tree.structure(obs)
+    assert paths == (), "a name alone tells how it nests"
+    spec = spec_of(policy_with(), Observed(jax.tree.map(lambda x: x[0], odd_observation())))
+    assert spec.paths and "paths" not in json.loads(spec_to_json(spec))
+
+
+def test_an_observation_that_one_name_would_mean_twice_is_refused() -> None:
+    twin = twin_of(policy_with(), random_params(policy_with(), {"a.b": observations()}), {"a.b": observations()})
+    with pytest.raises(ValueError, match=r"two arrays of the observation are called 'a\.b'"):
+        twin.act(tensor({"a.b": observations(), "a": {"b": observations()}}))

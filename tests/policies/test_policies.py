@@ -32,8 +32,9 @@ from ejax.policies import (
 from ejax.policies.flash import FlashQ
 from ejax.policies.mlp import dense_product, orthogonal
 from ejax.policies.normalize import update_normalizer
-from ejax.policies.observations import flatten_observation, select_observation
+from ejax.policies.observations import flatten_observation, select_observation, without
 from ejax.policies.recurrence import MemoryConfig, Recurrence
+from ejax.policies.vision import VisionPolicy
 from ejax.rollout import reset, unroll
 from ejax.runtime.device import matmul_precision
 from ejax.types import Params, make_train_state
@@ -330,7 +331,7 @@ def test_obs_groups_select_by_path_in_the_order_given() -> None:
 
 
 def test_an_obs_group_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match=r"b\.z.*\['x', 'y'\]"):
+    with pytest.raises(ValueError, match=r"b\.z.*a, b\.x, b\.y"):
         select_observation(NESTED, ("b.z",))
     with pytest.raises(ValueError, match="no array"):
         flatten_observation({})
@@ -516,3 +517,18 @@ def test_a_large_minibatch_is_computed_as_columns_with_the_same_numbers(
     with matmul_precision("float32", "cuda"):  # a program for a GPU, which may be traced on a CPU
         value_and_grad(params, x)
     assert calls == [1]
+
+
+def test_keys_with_dots_are_named_as_they_are() -> None:
+    obs = {"observation.state": jnp.ones((4, 1)), "observation": jnp.full((4, 2), 2.0), "n": {"a.b": jnp.zeros((4, 1))}}
+    assert select_observation(obs, ("observation.state", "n"))[0].tolist() == [1.0, 0.0]
+    assert select_observation(obs, ("observation", "n.a.b"))[0].tolist() == [2.0, 2.0, 0.0]
+    assert without(obs, ("n.a.b", "observation")) == {"observation.state": obs["observation.state"]}
+    with pytest.raises(ValueError, match="reads like a part of"):
+        flatten_observation({"n.a": jnp.ones(1), "n": {"a": jnp.zeros(1)}})
+
+
+def test_pictures_whose_encoders_would_have_one_name_are_refused() -> None:
+    policy = VisionPolicy(TWO, SMALL, SMALL, images=("cam.l", "cam_l"))
+    with pytest.raises(ValueError, match="two encoders are called 'encoder_cam_l'"):
+        policy.init(KEY, {name: jnp.zeros((1, 32, 32, 3), jnp.uint8) for name in policy.images})

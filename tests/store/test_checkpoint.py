@@ -448,3 +448,10 @@ def test_there_is_one_best_checkpoint(run: RunDirectory) -> None:
 
 def test_meta_is_plain_json(saved: Path) -> None:
     assert json.loads((saved / "meta.json").read_text())["global_step"] == 64
+
+
+def test_leaves_whose_names_would_be_equal_come_back_each_in_its_place(tmp_path: Path) -> None:
+    state = {"a.b": jnp.ones(()), "a": {"b": jnp.full(3, 2.0), "c": jnp.zeros(0)}, "x": {"d.e": jnp.full(3, 4.0)}}
+    path = save_checkpoint(tmp_path, "a_step_1", state, {"global_step": 1})
+    chex.assert_trees_all_equal(load_checkpoint(path, state)[0], state)
+    assert sorted(arrays.read_arrays(path, None)) == ["a.b", "a\\.b", "x.d.e"], "all others are named as ever"

@@ -185,3 +185,16 @@ def test_environments_inside_the_program_have_no_steps_to_see(tmp_path: Path) ->
     seen = Recorder()
     train(config(tmp_path), run_dir=tmp_path / "run", callbacks=[seen])
     assert not seen.steps
+
+
+class Namesake(Callback):
+    """Logs under a tag that ejax has, too."""
+
+    def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
+        run.log({"train/loss": 0.0})
+
+
+@pytest.mark.slow
+def test_a_number_under_a_tag_that_ejax_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two metrics are called 'train/loss'"):
+        train(config(tmp_path), run_dir=tmp_path / "run", callbacks=[Namesake()])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ejax.schema.messages import short_repr
+from ejax.schema.paths import find
 from ejax.schema.problems import EMPTY, KeyReport
 from ejax.schema.sections import Section, is_empty
 
@@ -33,12 +34,10 @@ class Draft(Section):
         self.gym_config: tuple[str, Path] | None = None  # its name, and the file that it was read from
 
     def get(self, key: str) -> Any:
-        node: Any = self.tree
-        for name in key.split("."):
-            if not isinstance(node, Mapping) or name not in node:
-                return None
-            node = node[name]
-        return node
+        try:
+            return find(self.tree, key)
+        except KeyError:
+            return None
 
     def has(self, key: str) -> bool:
         section, _, name = key.rpartition(".")

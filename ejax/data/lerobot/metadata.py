@@ -2,7 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -105,6 +107,8 @@ def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any])
             skipped[feature] = made
     if not columns:
         raise ValueError(f"{folder} has no feature that can be read; skipped: {shown(skipped, 200)}")
+    paths = {column.path for column in columns}
+    columns = [column if column.feature in given else _beside(column, paths) for column in columns]
     try:
         check_paths([column.path for column in columns])
     except ValueError as error:
@@ -166,6 +170,13 @@ def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any
             raise ValueError(f"{where} keeps field '{path}' as {shown(name)}, {problem}")
         taken.add(name)
     return dict(ours)
+
+
+def _beside(column: Column, paths: Collection[str]) -> Column:
+    """Let the dots of a feature be dots behind the path of another: ``action.original`` is no part of ``action``."""
+    heads = accumulate(column.path.split("/")[:-1], "{}/{}".format)
+    whole = len(next((head for head in heads if head in paths), column.path))
+    return replace(column, path=column.path[:whole] + column.path[whole:].replace("/", "."))
 
 
 def _foreign_column(feature: str, entry: Mapping[str, Any]) -> Column | str:

@@ -5,6 +5,7 @@ field ``observation/state``; data other than numbers and images is left out, and
 """
 
 import math
+import re
 import threading
 import warnings
 from collections import OrderedDict
@@ -25,6 +26,20 @@ from ejax.data.lerobot.metadata import load_columns, load_info, load_ours
 from ejax.data.lerobot.parquet import EPISODES, load_rows, named
 from ejax.data.lerobot.pictures import decode_image, decode_video
 from ejax.data.task import Episode, Origin, frame_numbers, nest
+
+FLAGS = ("next.terminated", "is_terminal", "next.done", "next.truncated", "next.success")
+"""Features of LeRobot and RLDS that say how an episode ends."""
+
+
+def terminates(flags: Mapping[str, bool]) -> bool:
+    """Return whether an episode ended its task, by those of ``FLAGS`` that its last frame has; without any, it did."""
+    for name in FLAGS[:2]:
+        if name in flags:
+            return flags[name]
+    success = flags.get("next.success")
+    if not flags.keys() & {"next.done", "next.truncated"}:
+        return success is not False
+    return flags.get("next.done", True) and (not flags.get("next.truncated") or bool(success))
 
 
 class EpisodeReader:
@@ -72,6 +87,13 @@ class EpisodeReader:
         """Return the frames of each episode."""
         return np.array([row["length"] for row in self._rows], np.int64)
 
+    @property
+    def training(self) -> range:
+        """Return the episodes of the set's split ``train``; all where it has none."""
+        splits = self.info.get("splits")
+        named = re.fullmatch(r"(\d{1,9}):(\d{1,9})", str(splits.get("train"))) if isinstance(splits, dict) else None
+        return (range(len(self))[int(named[1]) : int(named[2])] if named else range(0)) or range(len(self))
+
     def instruction(self, index: int) -> str:
         """Return the episode's first "task"."""
         tasks = self._rows[index]["tasks"]
@@ -117,8 +139,21 @@ class EpisodeReader:
         return part | self._own_frames(index, start, count)
 
     def _episode(self, index: int, frames: dict[str, Any], fields: dict[str, Any]) -> Episode:
-        terminated = bool(self._rows[index].get("ejax/terminated", True))  # LeRobot does not record it
-        return Episode(frames, segment_id=np.repeat(*self.segments(index)), fields=fields, terminated=terminated)
+        ends = self._ends(index)
+        terminated = self._rows[index].get("ejax/terminated")
+        return Episode(
+            frames,
+            segment_id=np.repeat(*self.segments(index)),
+            fields=fields,
+            terminated=terminates(ends) if terminated is None else bool(terminated),
+            success=ends.get("next.success", True),
+        )
+
+    def _ends(self, index: int) -> dict[str, bool]:
+        """Read the flags of an episode's last frame, those that the set has."""
+        flags = [column for column in self.columns if column.feature in FLAGS and column.kind == "number"]
+        frames = self._cache.get((index, ""), lambda: self._read(index)) if flags else {}
+        return {column.feature: bool(np.any(frames[column.path][-1])) for column in flags}
 
     def _own_frames(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
         kept = self._cache.get((index, ""), lambda: self._read(index))

@@ -22,7 +22,7 @@ class RecordedEpisodes(ChunkSource):
     May be pickled; threads may share it, and draw then in no fixed order.
 
     Args:
-        episodes: to draw from, e.g. the training part; None: all.
+        episodes: to draw from, e.g. the training part; None: the set's split ``train``, or all where it has none.
         seed: for draws without an ``rng``.
         cache_mb: size of the cache of decoded episodes, in MiB.
         part: which windows of each draw are read and returned. Several processes draw alike, and read a part each.
@@ -43,7 +43,7 @@ class RecordedEpisodes(ChunkSource):
     ) -> None:
         self.reader = EpisodeReader(folder, cache_mb=cache_mb)
         self.seed, self._part = check_seed(seed), part
-        self._episodes = _chosen(episodes, len(self.reader), self.reader.folder)
+        self._episodes = _chosen(episodes, self.reader)
         self._rng = make_rng(self.seed)
         # runs of all episodes one behind the other: one search finds the run of a window, in any number of episodes
         runs = [self.reader.segments(int(index))[1] for index in self._episodes]
@@ -131,8 +131,9 @@ class RecordedEpisodes(ChunkSource):
         return first, np.maximum(np.minimum(self._start + self._run, last) - first, 0)
 
 
-def _chosen(episodes: Sequence[int] | None, count: int, folder: Path) -> NDArray[np.int64]:
-    chosen = np.arange(count) if episodes is None else np.array(episodes, np.int64).reshape(-1)
+def _chosen(episodes: Sequence[int] | None, reader: EpisodeReader) -> NDArray[np.int64]:
+    count, folder = len(reader), reader.folder
+    chosen = np.array(reader.training if episodes is None else episodes, np.int64).reshape(-1)
     if not chosen.size:
         raise ValueError(f"no episode to draw from; {folder} has {count}, of which {episodes} were chosen")
     if chosen.min() < 0 or chosen.max() >= count:

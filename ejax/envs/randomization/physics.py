@@ -27,6 +27,7 @@ from ejax.envs.task.entities import (
     bodies_of,
     drives_of_joints,
     joint_dofs,
+    label,
     matching_names,
     object_body,
     robot_links,
@@ -79,12 +80,12 @@ def randomize_mass(
 
 
 def _links(model: mujoco.MjModel, entity: Entity) -> Mapping[str, int]:
-    return {model.body(body).name: body for body in robot_links(model, entity)}
+    return {label(model, "body", body): body for body in robot_links(model, entity)}
 
 
 def _object(model: mujoco.MjModel, entity: Entity) -> Mapping[str, int]:
     body = object_body(model, entity)
-    return {model.body(body).name: body}
+    return {label(model, "body", body): body}
 
 
 randomize_rigid_object_mass = partial(randomize_mass, _object)

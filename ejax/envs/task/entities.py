@@ -2,6 +2,7 @@
 moves freely, or the robot; its joints and links are named by regular expressions that match whole names."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ejax.schema.messages import did_you_mean
+from ejax.schema.paths import unique
 from ejax.types import Array
 
 T = TypeVar("T")
@@ -70,13 +72,13 @@ def object_body(model: mujoco.MjModel, entity: Any) -> int:
 
 def free_bodies(model: mujoco.MjModel) -> dict[str, int]:
     """Name -> number of every body that moves freely, a legged robot's base among them."""
-    return {model.body(i).name: i for i in range(1, model.nbody) if model.body_dofnum[i] == 6}
+    return {label(model, "body", i): i for i in range(1, model.nbody) if model.body_dofnum[i] == 6}
 
 
 def robot_links(model: mujoco.MjModel, entity: Any) -> list[int]:
     """List the bodies of the robot that have a mass."""
     roots = {int(model.body_rootid[body]) for body in _driven(model)}
-    names = {ROBOT: 0, **{model.body(root).name: root for root in sorted(roots)}}
+    names = {ROBOT: 0, **{label(model, "body", root): root for root in sorted(roots)}}
     look_up("robot", _uid(entity), names, "entity_cfg: ")
     return [i for i in range(1, model.nbody) if model.body_rootid[i] in roots and model.body_mass[i] > 0.0]
 
@@ -90,7 +92,7 @@ def bodies_of(model: mujoco.MjModel, entity: Any) -> list[int]:
 def joint_dofs(model: mujoco.MjModel, entity: Any, joint_names: Any) -> NDArray[np.int_]:
     """List the numbers in qvel of an entity's joints of these names."""
     bodies = bodies_of(model, entity)
-    joints = {model.joint(j).name: j for j in range(model.njnt) if model.jnt_bodyid[j] in bodies}
+    joints = {label(model, "joint", j): j for j in range(model.njnt) if model.jnt_bodyid[j] in bodies}
     chosen = {joints[name] for name in matching_names("joint", joint_names, joints)}
     return np.array([dof for dof in range(model.nv) if model.dof_jntid[dof] in chosen], int)
 
@@ -124,9 +126,7 @@ def pose_slots(model: mujoco.MjModel, body: int) -> tuple[int, int] | None:
 
 def name_joint(model: mujoco.MjModel, joint: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """Name, with units, a joint's numbers in qpos and in qvel, and how many numbers each name has."""
-    kind, name = int(model.jnt_type[joint]), model.joint(joint).name
-    body = model.body(int(model.jnt_bodyid[joint])).name
-    name = (body or name if kind == FREE else name or body) or f"joint {joint}"
+    kind, name = int(model.jnt_type[joint]), joint_names(model)[joint]
     turned, turning = (f"{name} quaternion [1]", 4), (f"{name} angular velocity in its own frame [rad/s]", 3)
     if kind == FREE:
         return [(f"{name} position [m]", 3), turned], [(f"{name} velocity [m/s]", 3), turning]
@@ -134,6 +134,25 @@ def name_joint(model: mujoco.MjModel, joint: int) -> tuple[list[tuple[str, int]]
         return [turned], [turning]
     what, unit = ("position", "m") if kind == _SLIDE else ("angle", "rad")
     return [(f"{name} {what} [{unit}]", 1)], [(f"{name} velocity [{unit}/s]", 1)]
+
+
+def joint_names(model: mujoco.MjModel) -> list[str]:
+    """Name every joint: a free one like its body, another like itself or, without a name, like its body. Those that
+    would be called like another one so get their place in the body too."""
+    own = [model.joint(joint).name for joint in range(model.njnt)]
+    bodies = [model.body(int(body)).name for body in model.jnt_bodyid]
+    names = [
+        (bodies[i] or own[i] if model.jnt_type[i] == FREE else own[i] or bodies[i]) or f"joint {i}"
+        for i in range(model.njnt)
+    ]
+    counts, places = Counter(names), np.arange(model.njnt) - model.body_jntadr[model.jnt_bodyid] + 1
+    apart = (own[i] or f"{x} {places[i]}" if counts[x] > 1 and x != own[i] else x for i, x in enumerate(names))
+    return list(unique(((name, name) for name in apart), "joints"))
+
+
+def label(model: mujoco.MjModel, kind: Kind, index: int) -> str:
+    """Get the name of an element; of one without a name its kind and number."""
+    return getattr(model, kind)(index).name or f"{kind} {index}"
 
 
 def fitting(what: str, value: ArrayLike, where: slice, like: Array) -> Array:

@@ -34,6 +34,7 @@ from ejax.envs.task.step import Outcome
 from ejax.envs.task.world import World
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.messages import did_you_mean
+from ejax.schema.paths import unique
 from ejax.types import Array, Key
 
 _NEAR = 0.8  # From here on a name reads like a misspelt one; helpers that do are given a leading underscore
@@ -269,7 +270,9 @@ class MuJoCoTask(PhysicsTask):
     def total(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         kind, own = type(self).__name__, self.of("rewards")
         weights = {**{term.name: term.weight for term in own}, **self.weights}
-        given = {**self.rewards(world, before), **{term.name: term(world) for term in own}}
+        given = unique(
+            (*self.rewards(world, before).items(), *((each.name, each(world)) for each in own)), "terms of the reward"
+        )
         terms = {name: jnp.asarray(x, jnp.float32) for name, x in given.items()}
         if not terms:
             raise ValueError(f"{kind}.rewards gave no terms")

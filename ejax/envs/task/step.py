@@ -51,13 +51,15 @@ def conclude(outcomes: Iterable[Outcome]) -> Outcome:
     """Join outcomes: any of them ends the episode; base rewards add up."""
     whole = Outcome()
     # None stays None: a task without a notion of success logs none
-    for each in outcomes:
+    for i, each in enumerate(outcomes):
+        # two terms may measure the same
+        names = {name: f"{name}_{i}" if name in whole.metrics else name for name in each.metrics}
         whole = Outcome(
             success=_joined(whole.success, each.success),
             fail=_joined(whole.fail, each.fail),
             truncated=_joined(whole.truncated, each.truncated),
             reward=_joined(whole.reward, each.reward, operator.add),
-            metrics={**whole.metrics, **each.metrics},
+            metrics={**whole.metrics, **{names[name]: x for name, x in each.metrics.items()}},
         )
     return whole
 

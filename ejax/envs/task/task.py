@@ -19,6 +19,7 @@ from ejax.envs.task.step import Outcome, Snapshot, conclude
 from ejax.envs.task.terms import Kind, Term, fire, weigh
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze_fields, thaw
+from ejax.schema.paths import unique
 from ejax.types import Array, Key, PyTree, Timestep
 
 
@@ -120,7 +121,8 @@ class Task:
 
     def total(self, world: Any, before: Any, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         """Give the reward and its terms. Default: their sum."""
-        terms = {**self.rewards(world, before), **weigh(self.of("rewards"), world)}
+        own, more = self.rewards(world, before), weigh(self.of("rewards"), world)
+        terms = unique((*own.items(), *more.items()), "terms of the reward")
         return sum(terms.values(), jnp.zeros(())), terms
 
     def of(self, kind: Kind) -> tuple[Term, ...]:
@@ -219,7 +221,8 @@ class Task:
         # rewards may pay for an end, so ends are known before them
         world = replace(world, info={**info, "fail": fail})
         reward, rewards = self.total(world, before, outcome)
-        info |= {"rewards": rewards, **self.extras(world), **({"metrics": outcome.metrics} if outcome.metrics else {})}
+        info |= {"rewards": rewards, **({"metrics": outcome.metrics} if outcome.metrics else {})}
+        info = unique((*info.items(), *self.extras(world).items()), "entries of info")
 
         terminated = fail if self.ends_on_failure else jnp.zeros((), bool)
         if success is not None and self.ends_on_success:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from flax.core import FrozenDict
 
 from ejax.envs.task.step import Snapshot
+from ejax.schema.paths import unique
 from ejax.types import Array, Key
 
 if TYPE_CHECKING:  # it imports MuJoCo, which not every task needs
@@ -88,7 +89,7 @@ class Term:
 
 def weigh(terms: Iterable[Term], world: Any) -> dict[str, Array]:
     """Compute the weighted terms of a reward, by name."""
-    return {term.name: term.weight * term(world) for term in terms}
+    return unique(((term.name, term.weight * term(world)) for term in terms), "terms")
 
 
 def compute(terms: Iterable[Term], world: Any, start: Array | None = None) -> tuple[Array, dict[str, Array]]:

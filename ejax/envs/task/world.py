@@ -21,6 +21,7 @@ from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quater
 from ejax.envs.task.entities import BALL, FREE, find, fitting, joint_slices, name_joint, names_of, pose_slots
 from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.step import Snapshot
+from ejax.schema.paths import unique
 from ejax.types import Array
 
 if TYPE_CHECKING:
@@ -358,10 +359,10 @@ class World(Snapshot):
         return Frame(pose[:3, 3], pose[:3, :3], rate)
 
     def _named(self, names: Iterable[str], values: Array, side: int) -> dict[str, Array]:
-        model, named = self.model, {}
+        model, named = self.model, list[tuple[str, Array]]()
         for joint in [find(model, "joint", name) for name in names] or range(model.njnt):
             start = joint_slices(model, joint)[side].start
             for name, size in name_joint(model, joint)[side]:
-                named[name] = values[start] if size == 1 else values[start : start + size]
+                named.append((name, values[start] if size == 1 else values[start : start + size]))
                 start += size
-        return named
+        return unique(named, "numbers of joints")

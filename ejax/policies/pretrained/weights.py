@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.runtime.tree_text import named_leaves
 from ejax.schema.messages import shorten
 from ejax.schema.plain_files import HUGE, check_plain, package_folder
 from ejax.schema.registry import WEIGHT_READERS, import_entry
@@ -109,8 +110,7 @@ def fit_weights(
         WeightsError: a leaf without an array, an array without a leaf, or one of another shape, of another kind of
             number, or with NaN or infinity. All of them are listed in one error.
     """
-    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    leaves = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
+    leaves, structure = named_leaves(tree), jax.tree.structure(tree)
     placed, left, twice = _by_leaf(leaves, flat, rename or {}, tuple(may_be_left))
     missing = [name for name, leaf in leaves.items() if name not in placed and leaf.size]
     fitted, numbers, shapes = {}, [], []
