@@ -53,7 +53,7 @@ def transfer_run(
 
     Returns:
         ``rows`` with estimates; ``differences`` of each engine from the reference, as it is and where results differ;
-        and what they were made with.
+        what they were made with; and ``left_out``, engine that is not installed -> how to install it.
 
     Raises:
         ValueError: an engine that is not there; a shift that the environment cannot have.
@@ -96,7 +96,14 @@ def transfer_run(
                 compare = partial(find_difference, policy, params, envs[pair[0]], envs[pair[1]], key)
                 found["first"] = compare(num_envs=min(num_envs, num_episodes), tolerance=tolerance)
             differences.append(found)
-    made = {"checkpoint": str(path), "seed": seed, "episodes": num_episodes, "tolerance": tolerance}
+    left_out = {name: how for name in ENGINES if engines is None and (how := how_to_install(name))}
+    made = {
+        "checkpoint": str(path),
+        "seed": seed,
+        "episodes": num_episodes,
+        "tolerance": tolerance,
+        "left_out": left_out,
+    }
     return {**made, "rows": list(rows.values()), "differences": differences}
 
 
