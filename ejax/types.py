@@ -4,7 +4,7 @@ time-major, ``[T, N, ...]``.
 Letters in shapes: T time steps, N parallel environments, A action dimensions, B a flat batch of T·N rows.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
@@ -26,6 +26,16 @@ Phase: TypeAlias = Literal["train", "eval"]
 PHASES: tuple[Phase, ...] = ("train", "eval")
 
 
+def brief(arrays: Any) -> str:
+    """Give a short ``repr`` of a dataclass of arrays: type and shape of each, of a tree the number of arrays."""
+    found = []
+    for name, leaves in ((each.name, jax.tree.leaves(getattr(arrays, each.name))) for each in fields(arrays)):
+        only = leaves[0] if len(leaves) == 1 and hasattr(leaves[0], "shape") else None
+        text = f"<{len(leaves)} arrays>" if only is None else f"{only.dtype}{list(only.shape)}"
+        found += [f"{name}={text}"] if leaves else []
+    return f"{type(arrays).__name__}({', '.join(found)})"
+
+
 @struct.dataclass(kw_only=True)
 class Timestep:
     """An environment's answer to one action. ``final_obs`` None: a single environment, which never resets itself;
@@ -44,6 +54,8 @@ class Timestep:
     every step. Each of the three may be missing."""
     final_obs: PyTree = None
     """The true next observation, before any reset: equal to ``obs`` in rows that did not end."""
+
+    __repr__ = brief
 
     @property
     def done(self) -> Array:
@@ -82,6 +94,8 @@ class Rollout:
     extras: dict[str, Any] = struct.field(default_factory=dict)
     """Arrays of your own, for your own algorithm; ejax reads none of them."""
 
+    __repr__ = brief
+
     @property
     def done(self) -> Array:
         """Mark the steps that ended an episode, for any reason. ``[T, N]`` bool."""
@@ -100,6 +114,8 @@ class TrainState:
     """Frozen parameters that the policy is kept close to, where an algorithm has a ``kl_coef``."""
     target: Params = None
     """The parameters with a target critic, which follows the critic slowly, where an algorithm has one."""
+
+    __repr__ = brief
 
 
 def init_train_state(
