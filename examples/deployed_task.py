@@ -124,7 +124,7 @@ def answer_recorded(directory: Path, contract: Mapping[str, Any], act: Act, most
         expected = file[f"{case}/expected/action"][:most]
     memory = obs.pop("memory", None)
     rows = range(len(expected))
-    if memory is not None:  # zeros are the start of the next episode, which ``act`` is not told
+    if memory is not None:  # zeros are the start of the next episode, of which ``act`` hears nothing
         rows = range(next((i for i in rows[1:] if not memory[i].any()), len(rows)))
     answers = [np.asarray(act({name: x[i : i + 1] for name, x in obs.items()})) for i in rows]
     error = np.abs(np.stack(answers).reshape(len(rows), -1) - expected[: len(rows)].reshape(len(rows), -1)).max()

@@ -1,4 +1,4 @@
-"""What a notebook or ``print`` shows of results and states: facts, and no arrays."""
+"""Results and states as ``print`` and notebooks show them: facts, and no arrays."""
 
 from pathlib import Path
 
