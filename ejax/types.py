@@ -4,7 +4,7 @@ time-major, ``[T, N, ...]``.
 Letters in shapes: T time steps, N parallel environments, A action dimensions, B a flat batch of T·N rows.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
@@ -27,13 +27,9 @@ PHASES: tuple[Phase, ...] = ("train", "eval")
 
 
 def brief(arrays: Any) -> str:
-    """Give a short ``repr`` of a dataclass of arrays: type and shape of each, of a tree the number of arrays."""
-    found = []
-    for name, leaves in ((each.name, jax.tree.leaves(getattr(arrays, each.name))) for each in fields(arrays)):
-        only = leaves[0] if len(leaves) == 1 and hasattr(leaves[0], "shape") else None
-        text = f"<{len(leaves)} arrays>" if only is None else f"{only.dtype}{list(only.shape)}"
-        found += [f"{name}={text}"] if leaves else []
-    return f"{type(arrays).__name__}({', '.join(found)})"
+    """Give a short ``repr`` of a dataclass of arrays."""
+    sizes = [np.size(x) for x in jax.tree.leaves(arrays)]
+    return f"<{type(arrays).__name__}: {len(sizes)} arrays of {sum(sizes):,} numbers; ejax.print_tree shows them>"
 
 
 @struct.dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-ALL = [Requirement(text) for texts in ([*EXTRAS.values()] + [PROJECT["dependencies"]]) for text in texts]
+ALL = [Requirement(text) for texts in [*EXTRAS.values(), PROJECT["dependencies"]] for text in texts]
 OWN = [requirement for requirement in ALL if requirement.name != "ejax"]
 
 

@@ -14,7 +14,7 @@ import pwd
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ _NOT_FOUND = (ImportError, ValueError, AttributeError, KeyError, OSError)
 """Errors of looking a module up: finders of other packages raise more than ImportError."""
 _SAME_EVERYWHERE = sys.stdlib_module_names | {"ejax", "interop"}
 
-_noted: dict[str, str] = {}
-"""Module -> "SHA-256 file", as the run says that is being opened: where to look, not what to trust."""
+noted: dict[str, str] = {}
+"""Module -> "SHA-256 file", as the run says whose config is being read: where to look, not what to trust."""
 
 
 def module_of(place: str) -> str:
@@ -40,33 +40,20 @@ def note_code(places: Iterable[str]) -> dict[str, str]:
     return {name: f"{_digest(file)} {file}" for name, file in own.items() if "site-packages" not in Path(file).parts}
 
 
-@contextlib.contextmanager
-def noted(code: dict[str, str]) -> Iterator[None]:
-    """Look for code where a run noted that it lay, by ``note_code``, while the run's config is read."""
-    _noted.update(code)
-    try:
-        yield
-    finally:
-        _noted.clear()
-
-
 def noted_file(place: str) -> str | None:
     """Give the real path of the file that the run noted, if it is there. None: there is none."""
-    file = _noted.get(module_of(place), "").partition(" ")[2]
+    file = noted.get(module_of(place), "").partition(" ")[2]
     return os.path.realpath(file) if os.path.isabs(file) and os.path.isfile(file) else None
 
 
 def change_since_noted(place: str) -> str:
     """Describe how the code found here differs from that which the run noted; "" where it does not."""
-    file, (digest, _, then) = file_of(place), _noted.get(module_of(place), "").partition(" ")
+    file, (digest, _, then) = file_of(place), noted.get(module_of(place), "").partition(" ")
     if not then or (file and _digest(file) == digest):
         return ""
     differs = f", from which {file} differs" if file else ""
-    return (
-        f"{file} has changed since the run was trained with it"
-        if file == then
-        else f"the run was trained with {then}{differs}"
-    )
+    changed = f"{file} has changed since the run was trained with it"
+    return changed if file == then else f"the run was trained with {then}{differs}"
 
 
 def root_of(module: str, file: str) -> str:

@@ -341,10 +341,12 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     check_configs(path)
     file = path / "configs" / "resolved.json"
     # a file as any other: what it names is not trusted; and who reads it chooses the device
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(CheckpointError):  # the first runs do not have it
-            stack.enter_context(noted(RunDirectory(path, "").versions().get("code", {})))
+    with contextlib.suppress(CheckpointError):  # the first runs do not have it
+        noted.update(RunDirectory(path, "").versions().get("code", {}))
+    try:
         config = load_config(file, device="cpu")
+    finally:
+        noted.clear()
     return RunDirectory(path, config.trainer.exp_name), config
 
 

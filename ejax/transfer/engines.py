@@ -96,14 +96,8 @@ def transfer_run(
                 compare = partial(find_difference, policy, params, envs[pair[0]], envs[pair[1]], key)
                 found["first"] = compare(num_envs=min(num_envs, num_episodes), tolerance=tolerance)
             differences.append(found)
-    left_out = {name: how for name in ENGINES if engines is None and (how := how_to_install(name))}
-    made = {
-        "checkpoint": str(path),
-        "seed": seed,
-        "episodes": num_episodes,
-        "tolerance": tolerance,
-        "left_out": left_out,
-    }
+    made = {"checkpoint": str(path), "seed": seed, "episodes": num_episodes, "tolerance": tolerance}
+    made["left_out"] = {name: how for name in ENGINES if engines is None and (how := how_to_install(name))}
     return {**made, "rows": list(rows.values()), "differences": differences}
 
 
