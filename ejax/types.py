@@ -26,6 +26,12 @@ Phase: TypeAlias = Literal["train", "eval"]
 PHASES: tuple[Phase, ...] = ("train", "eval")
 
 
+def brief(arrays: Any) -> str:
+    """Give a short ``repr`` of a dataclass of arrays."""
+    sizes = [np.size(x) for x in jax.tree.leaves(arrays)]
+    return f"<{type(arrays).__name__}: {len(sizes)} arrays of {sum(sizes):,} numbers; ejax.print_tree shows them>"
+
+
 @struct.dataclass(kw_only=True)
 class Timestep:
     """An environment's answer to one action. ``final_obs`` None: a single environment, which never resets itself;
@@ -44,6 +50,8 @@ class Timestep:
     every step. Each of the three may be missing."""
     final_obs: PyTree = None
     """The true next observation, before any reset: equal to ``obs`` in rows that did not end."""
+
+    __repr__ = brief
 
     @property
     def done(self) -> Array:
@@ -82,6 +90,8 @@ class Rollout:
     extras: dict[str, Any] = struct.field(default_factory=dict)
     """Arrays of your own, for your own algorithm; ejax reads none of them."""
 
+    __repr__ = brief
+
     @property
     def done(self) -> Array:
         """Mark the steps that ended an episode, for any reason. ``[T, N]`` bool."""
@@ -100,6 +110,8 @@ class TrainState:
     """Frozen parameters that the policy is kept close to, where an algorithm has a ``kl_coef``."""
     target: Params = None
     """The parameters with a target critic, which follows the critic slowly, where an algorithm has one."""
+
+    __repr__ = brief
 
 
 def init_train_state(

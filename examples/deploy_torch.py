@@ -1,10 +1,11 @@
-"""Drive a task with an exported policy in torch. Needs torch and numpy, and what the task needs.
+"""Drive a task with an exported policy in torch. Needs torch and numpy; the task, what it needs.
 
 python -m interop.export RUN --to exported
 python examples/deploy_torch.py exported
 
 plays the episode that the export holds, that of ``python -m ejax.evaluate RUN --episodes 1``, and prints both returns.
-PushCube needs mujoco and no ejax; see ``deployed_task`` for the others.
+PushCube needs mujoco and no ejax, other tasks ejax (``deployed_task``). Without them the policy answers the export's
+own observations, and the difference from JAX's actions is printed.
 """
 
 import argparse

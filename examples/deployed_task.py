@@ -2,7 +2,8 @@
 
 ``contract.json`` names the environment and what the policy reads; ``episode.json`` the seed of the episode that the
 export holds. PushCube, as its observation of 15 numbers has it, runs in plain MuJoCo, without jax and ejax; all other
-tasks are ejax's own environments, those outside JAX (``gymnasium:CartPole-v1``) included, and need ejax.
+tasks are ejax's own environments, those outside JAX (``gymnasium:CartPole-v1``) included, and need ejax. Where what the
+task needs is not installed, the policy answers the observations of the export instead.
 """
 
 import json
@@ -12,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from push_cube_mujoco import PushCube
 
 Act = Callable[[Mapping[str, NDArray[Any]]], NDArray[Any]]
 """Arrays [1, ...] by the contract's names, without a memory -> action [1, A], or a choice [1]."""
@@ -77,13 +77,15 @@ def make_task(contract: Mapping[str, Any], episode: Mapping[str, Any] | None) ->
     """Make the task at the start of the export's episode; without one, of seed 0.
 
     Raises:
-        ValueError: the policy reads text.
+        ValueError: the policy reads text. ModuleNotFoundError: what the task needs is not installed.
     """
     if any("text" in entry for entry in contract["observation"]):
         raise ValueError("this policy reads text: drive it with examples/deploy_vla.py")
     names = [entry["name"] for entry in contract["observation"] if entry["name"] != "memory"]
     plain = names == ["obs"] and "entries" not in contract["observation"][0] and "chunk" not in contract["action"]
     if contract["env"]["id"] == "PushCubeRL" and plain and episode is not None:
+        from push_cube_mujoco import PushCube
+
         return PushCube(contract, episode["start"])
     return EjaxTask(contract, 0 if episode is None else episode["seed"])
 
@@ -97,7 +99,12 @@ def play(directory: Path, act: Act) -> None:
     contract = json.loads((directory / "contract.json").read_text())
     file = directory / "episode.json"
     episode = json.loads(file.read_text()) if file.exists() else None
-    task = make_task(contract, episode)
+    try:
+        task = make_task(contract, episode)
+    except ModuleNotFoundError as error:
+        print(f"the task is not played: {error.name} is not installed. The export's own observations instead:")
+        print(answer_recorded(directory, contract, act))
+        return
     limit = contract["env"]["max_episode_steps"] or 1000
     episode_return, length, ended = 0.0, 0, False
     while length < limit and not ended:
@@ -106,6 +113,22 @@ def play(directory: Path, act: Act) -> None:
     print(_line({"return": episode_return, "length": length, **task.result()}))
     if episode is not None:
         print(f"by JAX {_line(episode['result'])}")
+
+
+def answer_recorded(directory: Path, contract: Mapping[str, Any], act: Act, most: int = 256) -> str:
+    """Let the policy answer observations of ``observations.npz``, of one with memory an episode's, as JAX did."""
+    names = [entry["name"] for entry in contract["observation"]]
+    case = "consecutive" if "memory" in names else "environment"
+    with np.load(directory / "observations.npz", allow_pickle=False) as file:
+        obs = {name: file[f"{case}/observation/{name}"][:most] for name in names}
+        expected = file[f"{case}/expected/action"][:most]
+    memory = obs.pop("memory", None)
+    rows = range(len(expected))
+    if memory is not None:  # zeros are the start of the next episode, of which ``act`` hears nothing
+        rows = range(next((i for i in rows[1:] if not memory[i].any()), len(rows)))
+    answers = [np.asarray(act({name: x[i : i + 1] for name, x in obs.items()})) for i in rows]
+    error = np.abs(np.stack(answers).reshape(len(rows), -1) - expected[: len(rows)].reshape(len(rows), -1)).max()
+    return f"{len(rows)} observations, largest difference from JAX's actions {error:.1e}"
 
 
 def _part(obs: Any, entry: Mapping[str, Any]) -> NDArray[Any]:

@@ -41,14 +41,21 @@ extras+=$engines
 if [ $engines ]; then
     "${install[@]}" kubernetes-validate==1.37.0
 fi
-case $env in
-*-newest) "${install[@]}" --upgrade --upgrade-strategy eager --editable ".[$extras]" ;;
-*-floor)
-    "${install[@]}" uv
-    $env/bin/uv pip install --quiet --python $env/bin/python --resolution lowest-direct --editable ".[$extras]"
-    ;;
-*) "${install[@]}" --editable ".[$extras]" ;;
-esac
+install_ejax() {
+    case $env in
+    *-newest) "${install[@]}" --upgrade --upgrade-strategy eager --editable ".[$extras]" ;;
+    *-floor)
+        "${install[@]}" uv
+        $env/bin/uv pip install --quiet --python $env/bin/python --resolution lowest-direct --editable ".[$extras]"
+        ;;
+    *) "${install[@]}" --editable ".[$extras]" ;;
+    esac
+}
+install_ejax
+if ! $env/bin/python -c 'import mujoco' 2>/dev/null; then # an upgrade from 3 to 4, whose files are those of two packages
+    $env/bin/python -m pip uninstall --quiet --yes mujoco mujoco-core mujoco-studio
+    install_ejax
+fi
 if [ $learning ]; then
     exec $env/bin/python tests/learning.py "$@"
 fi

@@ -4,6 +4,7 @@
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def measure(entry: dict[str, Any]) -> dict[str, int]:
 def check(path: Path, config: str | None = None) -> list[str]:
     """List counts above their budgets for the jax that is here, of all entries or of those of one config.
 
-    Entries for a physics engine that is not installed are left out.
+    Entries for a physics engine that is not installed are left out, and named on stderr.
 
     Raises:
         ConfigError: counts of other releases of jax alone, or none for this config. FactsError: no file of budgets.
@@ -92,7 +93,10 @@ def _entries(budgets: dict[str, Any], config: str | None, path: Path) -> list[di
     if not found:
         known = ", ".join(sorted({entry["config"] for entry in budgets["entries"]}))
         raise ConfigError([Problem("--config", f"got '{config}'; there are budgets for {known}")], str(path))
-    return [entry for entry in found if all(map(_is_installed, entry["overrides"]))]
+    installed = [entry for entry in found if all(map(_is_installed, entry["overrides"]))]
+    for entry in (entry for entry in found if entry not in installed):
+        print(f"ejax.preflight: {_title(entry)} is left out: its engine is not installed", file=sys.stderr)
+    return installed
 
 
 def _is_installed(override: str) -> bool:

@@ -32,6 +32,7 @@ from ejax.types import (
     Rollout,
     Timestep,
     TrainState,
+    brief,
     init_train_state,
 )
 
@@ -52,6 +53,8 @@ class RunState:
     """State of the algorithm besides its ``TrainState``, such as a replay buffer; see ``Algorithm.make_own``."""
     source: PyTree = ()
     """The demonstrations that a run that clones has drawn from."""
+
+    __repr__ = brief
 
 
 Step: TypeAlias = Callable[[RunState, Key], tuple[RunState, Metrics]]

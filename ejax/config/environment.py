@@ -23,7 +23,6 @@ from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.paths import leaves, named, within
 from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import did_you_mean_family, resolve
-from ejax.schema.values import leaves
 from ejax.types import PHASES
 
 _REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)  # what a class may raise at wrong arguments

@@ -40,6 +40,9 @@ class Actor:
         # where the environment acts on what is beyond the bounds, clipping would make another policy
         self.bounds = (space.low, space.high) if describe(env).clips_actions else None
 
+    def __repr__(self) -> str:
+        return f"Actor({self.config.env.id}, {self.config.policy.name}, checkpoint={str(self.checkpoint)!r})"
+
     def act(
         self, obs: PyTree, *, deterministic: bool = True, starts: NDArray[np.bool_] | None = None
     ) -> NDArray[np.generic]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
+from ejax.schema.code_places import as_imported
 from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import tables_beside
 from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
@@ -143,7 +144,9 @@ def trusted_name(kind: Kind, name: str) -> str:
 
 
 def registered_name(kind: Kind, name: str) -> str:
-    """Spell a name as registered; a family's, or a place of code, stays. UnknownNameError: no such name."""
+    """Spell a name as registered; a family's stays, and a place of code too, but for ``__main__`` (``as_imported``).
+    UnknownNameError: no such name."""
+    name = as_imported(name)
     for known in _TABLES[kind]:
         if known.casefold() == name.casefold():
             return known

@@ -9,37 +9,45 @@ Other code runs only if it was named
 - or if it is in a folder that was named so, ``--trust FOLDER``. Every step of ``package.module`` must be a regular
   package inside it that only the user can write, not in ``site-packages``, a run, a checkpoint or an export.
 
-Asking imports nothing, and needs the standard library alone, since the worker of ``ejax.data`` checks too.
+It is imported from where it lies (``_choose``). Asking imports nothing, and needs the standard library alone, since the
+worker of ``ejax.data`` checks too.
 """
 
 import argparse
 import contextlib
-import grp
 import importlib
-import importlib.util
-import itertools
 import json
 import os
-import pwd
 import re
 import shlex
-import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ejax.schema.code_places import (
+    as_imported,
+    change_since_noted,
+    file_of,
+    folder_problem,
+    found_in,
+    made_by_ejax,
+    main_module,
+    module_of,
+    noted_file,
+    reach,
+    root_of,
+    steps,
+)
 from ejax.schema.messages import short_repr
 
 _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 """``package.module:Name`` or ``FILE.py:Name``; the name may be one of Gymnasium's ids."""
 _MAX_CHARS = 1000
 _FOLDERS = "folders"  # key of the remembered folders among the places, of which none has such a form
-_NOT_FOUND = (ImportError, ValueError, AttributeError, KeyError, OSError)
-"""Errors of looking a module up: finders of other packages raise more than ImportError."""
 
 _named: dict[str, bool] = {}
 """Places that this process lets through; True: named on the command line, and to be remembered once it is used."""
@@ -59,13 +67,16 @@ class UntrustedCodeError(ValueError):
 def trust(*places: str) -> None:
     """Let code through that files name, in this process only; to be called before they are opened.
 
-    ``places``: ``package.module:Name``, also as ``gymnasium:package.module:Name-v0`` or ``torch:FILE.py:Name``; another
-    form is a ValueError.
+    ``places``: ``package.module:Name``, also as ``gymnasium:package.module:Name-v0`` or ``torch:FILE.py:Name``, or an
+    absolute path of a folder; another form is a ValueError.
     """
     for text in places:
-        if (place := _place_in(text)) is None:
+        if (place := _place_in(text)) is not None:
+            _named.setdefault(place, False)
+        elif os.path.isabs(text) and os.path.isdir(text):
+            _folders.setdefault(os.path.realpath(text), False)
+        else:
             raise ValueError(f"got {short_repr(text)}; write package.module:Name")
-        _named.setdefault(place, False)
 
 
 def trusted() -> tuple[set[str], set[str]]:
@@ -81,11 +92,8 @@ def trust_as(others: tuple[set[str], set[str]]) -> None:
 
 def trust_strings(tree: Any) -> None:
     """``trust`` every place among the strings of nested mappings and lists."""
-    if isinstance(tree, str) and (place := _place_in(tree)):
-        _named.setdefault(place, False)
-    elif isinstance(tree, Mapping | list | tuple):
-        for part in tree.values() if isinstance(tree, Mapping) else tree:
-            trust_strings(part)
+    for place in places_in(tree):
+        _named.update({name: _named.get(name, False) for name in (place, as_imported(place))})
 
 
 def trust_words(words: Iterable[str], *, remember: bool = False) -> None:
@@ -115,19 +123,30 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
 
 
 def check_trusted(place: str) -> None:
-    """Check that code may run, importing none. UntrustedCodeError: nobody named it; the text has the remedy."""
+    """Check that code may run, importing none; the folder that it lies in is on Python's path then.
+
+    UntrustedCodeError: nobody named it, or two modules have that name; the text has the remedy.
+    """
     if _place_in(place) != place:
         raise UntrustedCodeError(f"{short_repr(place)} is no place of code; write package.module:Name")
+    if place.startswith("__main__:") and not hasattr(sys.modules["__main__"], place.partition(":")[2]):
+        text = "was defined at a prompt, in a notebook or another script; put it into a module, and train with that"
+        raise UntrustedCodeError(f"{short_repr(place)} {text}")
+    reason = _choose(place)
     if place not in _named and (not_in_folder := _by_folder(place)) is not None:
-        found, earlier = _found_in(place), _remembered().get(place, [])
+        found, earlier = found_in(place), _remembered().get(place, [])
         if found is None or found not in earlier:
-            raise UntrustedCodeError(_refusal(place, found, earlier, not_in_folder))
+            raise UntrustedCodeError(_refusal(place, found, earlier, not_in_folder or reason))
         _named[place] = False
+    if text := _two_of_a_name(place):
+        raise UntrustedCodeError(text)
     if _named.get(place):
         _named[place] = False
-        if found := _found_in(place):  # else the import reports it
+        if found := found_in(place):  # else the import reports it
             _write_down(place, found, f"'{place}' in {found}")
-    _reach(place)
+    if found_in(place):
+        _notice(change_since_noted(place))
+    reach(place)
 
 
 def import_trusted(place: str) -> ModuleType:
@@ -139,7 +158,15 @@ def import_trusted(place: str) -> ModuleType:
     module = place.partition(":")[0]
     if module.endswith(".py"):
         raise ImportError(f"'{place}' is a file; write package.module:Name")
-    return importlib.import_module(module)
+    main_module(module)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        note = change_since_noted(place)
+        text = f"{error}{note and f'; {note}'}; add --trust FOLDER with the folder that it lies in"
+        raise ModuleNotFoundError(text, name=error.name) from None
 
 
 def import_trusted_file(place: str) -> ModuleType:
@@ -148,7 +175,7 @@ def import_trusted_file(place: str) -> ModuleType:
     ImportError: there is no such file.
     """
     check_trusted(place)
-    file = place.rpartition(":")[0]
+    file = module_of(place)
     if not Path(file).is_file():
         raise ImportError(f"there is no file {file}; it is looked for from the working directory")
     # its name in sys.modules is unset: what pickles or compares its classes wants a package.module
@@ -163,6 +190,15 @@ def trusted_file() -> Path:
     given = os.environ.get("XDG_CONFIG_HOME", "")
     folder = Path(given) if os.path.isabs(given) else Path.home() / ".config"  # relative: would be anybody's folder
     return folder / "ejax" / "trusted.json"
+
+
+def places_in(tree: Any) -> Iterator[str]:
+    """List the places of code among the strings of nested mappings and lists."""
+    if isinstance(tree, str) and (place := _place_in(tree)):
+        yield place
+    elif isinstance(tree, Mapping | list | tuple):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from places_in(part)
 
 
 def _place_in(text: str) -> str | None:
@@ -183,15 +219,59 @@ def _argument(text: str) -> str:
     return text
 
 
-def _by_folder(place: str) -> str | None:
-    """Ask the folders that the user named. None: one lets the place through; else why none does."""
-    files, remembered, reason = _steps(place), _remembered().get(_FOLDERS, []), ""
+def _choose(place: str) -> str:
+    """Put the folder on Python's path that a place lies in, if it was named now; or where Python finds no such module,
+    the one in which a run noted it, or the only one in which it was trusted before. Returns why neither may; or ""."""
+    here, lay, earlier, reason = found_in(place), noted_file(place), _remembered().get(place, []), ""
+    module, top = module_of(place), place.partition(":")[0].partition(".")[0]
+    root = root_of(module, lay) if lay else root_of(top, earlier[0]) if len(earlier) == 1 else None
+    settled = found_in(place, root) == here if root in _folders else _inside(here, _folders)
+    if module.endswith(".py") or (here and settled):
+        return ""
+    for folder in dict.fromkeys(
+        [*sorted(_folders, key=lambda each: each != root), *([root] if root and not here else [])]
+    ):
+        found = found_in(place, folder)
+        if found in (None, here):
+            continue
+        problem = None if found in earlier else _by_folder(place, folder)
+        if problem == "" and folder == root and place in _named:  # its name is enough, where nobody else put it there
+            above = next(filter(made_by_ejax, Path(folder).parents), Path(folder))
+            problem = folder_problem(above, [file for file in steps(place, folder) if file]) or None
+        if problem is not None:
+            reason = problem
+        elif here and top in sys.modules:
+            text = f"{short_repr(place)} is {here} in this process, and you trust {found}; open it in another process"
+            raise UntrustedCodeError(text)
+        else:
+            _notice(f"'{place}' is taken from {found}; there is another in {here}" if here else "")
+            reach(place, folder)
+            return ""
+    return reason
+
+
+def _two_of_a_name(place: str) -> str:
+    """Describe the code found here beside another that the run noted; "" if there is one, or a folder says which."""
+    here, lay = file_of(place), noted_file(place)
+    if not here or lay in (None, here) or (_inside(here, _folders) and not _inside(lay, _folders)):
+        return ""
+    text = f"{short_repr(place)} is {here} here, and the run was trained with {lay}; add --trust FOLDER with the folder"
+    return f"{text} of the one that you mean (docs/security.md)"
+
+
+def _inside(path: str | None, folders: Iterable[str]) -> bool:
+    return path is not None and any(Path(path).is_relative_to(folder) for folder in folders)
+
+
+def _by_folder(place: str, root: str = "") -> str | None:
+    """Ask the folders that the user named. None: one, ``root`` if given, lets the place through; else why not."""
+    files, remembered, reason = steps(place, root), _remembered().get(_FOLDERS, []), ""
     if not files or not files[0]:  # a file by its path, or what is not there: it may be anybody's
         return ""
     for folder in sorted({*_folders, *remembered}):
-        if not Path(files[0]).is_relative_to(folder):
+        if not _inside(files[0], [folder]) or root not in ("", folder):
             continue
-        if not (reason := _folder_problem(Path(folder), files)):
+        if not (reason := folder_problem(Path(folder), files)):
             if _folders.get(folder) and folder not in remembered:
                 _folders[folder] = False
                 _write_down(_FOLDERS, folder, f"all code in {folder}")
@@ -199,111 +279,16 @@ def _by_folder(place: str) -> str | None:
     return reason
 
 
-def _find_spec(name: str) -> ModuleSpec | None:
-    """Find a top-level module, last in the working directory (not under ``python -P``)."""
-    found = importlib.util.find_spec(name)
-    return found if found or sys.flags.safe_path else PathFinder.find_spec(name, [os.getcwd()])
-
-
-def _reach(place: str) -> None:
-    """Put the working directory last on Python's path, for trusted code that only it has."""
-    name = place.rpartition(":")[0].partition(".")[0]
-    with contextlib.suppress(*_NOT_FOUND):
-        if importlib.util.find_spec(name) is None and _find_spec(name) is not None:
-            sys.path.append(os.getcwd())
-
-
-def _steps(place: str) -> list[str]:
-    """Find the file of each step of ``package.module:Name``, importing none; "" for one that is no source file."""
-    module = place.rpartition(":")[0]
-    if module.endswith(".py"):
-        return []
-    files, path = list[str](), None
-    # the names of all steps, outermost first: "a", "a.b", "a.b.c"
-    for name in itertools.accumulate(module.split("."), "{}.{}".format):
-        if files and path is None:  # the step before is no package
-            return [*files, ""]
-        try:
-            # below the first step without importlib.util.find_spec, which imports the packages above
-            spec = PathFinder.find_spec(name, path) if files else _find_spec(name)
-        except _NOT_FOUND:
-            spec = None
-        origin = spec.origin if spec and spec.has_location and (spec.origin or "").endswith(".py") else None
-        files.append(os.path.realpath(origin) if origin else "")
-        path = spec.submodule_search_locations if spec and origin else None
-    return files
-
-
-def _folder_problem(folder: Path, files: list[str]) -> str:
-    for file in files:
-        if not file:
-            return "each step must be a module, or a package with an __init__.py"
-        path = Path(file)
-        if not path.is_relative_to(folder) or "site-packages" in path.relative_to(folder).parts:
-            return f"{file} is not part of {folder}"
-        for each in (path, *path.parents):
-            if each != path and (kind := _made_by_ejax(each)):
-                return f"{each} is {kind}, whose files may be a stranger's"
-            if problem := _owner_problem(each):
-                return f"{each} {problem}"
-            if each == folder:
-                break
-    return ""
-
-
-def _made_by_ejax(folder: Path) -> str:
-    """Name the kind of a folder that people send to each other; "" for any other."""
-    if (folder / "configs" / "resolved.json").exists() or (folder / "population.json").exists():
-        return "a run"
-    if (folder / "SHA256").exists() and (folder / "meta.json").exists():
-        return "a checkpoint"
-    return "an export" if (folder / "policy.json").exists() else ""
-
-
-def _owner_problem(path: Path) -> str:
-    status, user = path.stat(), os.getuid()
-    if status.st_uid not in (user, 0):
-        return "belongs to another user"
-    writable = stat.S_IWOTH
-    if status.st_gid not in (0, _private_group()):
-        writable |= stat.S_IWGRP
-    return "can be written by others (chmod go-w)" if status.st_mode & writable else ""
-
-
-def _private_group() -> int | None:
-    """Give the user's group that nobody else is in, whose files a umask of 002 leaves writable."""
-    try:
-        entry = pwd.getpwuid(os.getuid())
-        members = grp.getgrgid(entry.pw_gid).gr_mem
-    except KeyError:  # a user of a container without a name
-        return None
-    return entry.pw_gid if set(members) <= {entry.pw_name} else None
-
-
 def _refusal(place: str, found: str | None, earlier: list[str], not_in_folder: str) -> str:
     where = f"found in {found}" if found else f"there is no module '{place.partition(':')[0].partition('.')[0]}' here"
+    if note := change_since_noted(place):
+        where += f"; {note}"
     text = f"{short_repr(place)} ({where}) is code that a file alone may not start"
     if not_in_folder:
         text += f", and the folder that you trusted does not let it through: {not_in_folder}"
     if earlier:
         text += f", and what you trusted by that name is in {' and in '.join(earlier)}"
     return f"{text}; if you know it, add --trust {shlex.quote(place)} to the command line (docs/security.md)"
-
-
-def _found_in(place: str) -> str | None:
-    """Give the file of the code's top-level package; of a namespace package its folders. Imports nothing."""
-    module = place.rpartition(":")[0]
-    if module.endswith(".py"):
-        return os.path.realpath(module)
-    try:
-        spec = _find_spec(module.partition(".")[0])
-    except _NOT_FOUND:
-        return None
-    if spec is None:
-        return None
-    if spec.origin is None:
-        return os.pathsep.join(sorted(map(os.path.realpath, spec.submodule_search_locations or ()))) or None
-    return os.path.realpath(spec.origin) if spec.has_location else spec.origin
 
 
 def _remembered() -> dict[str, list[str]]:
@@ -353,6 +338,6 @@ def _write_down(place: str, found: str, what: str) -> None:
 
 
 def _notice(text: str) -> None:
-    if text not in _noticed:
+    if text and text not in _noticed:
         _noticed.add(text)
         print(f"ejax: {text}", file=sys.stderr)

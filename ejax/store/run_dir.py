@@ -2,8 +2,8 @@
 
 <output_dir>/<exp_name>_<YYYYmmdd_HHMMSS>/
     configs/resolved.json       the config in canonical form: the run can be repeated from it alone
-    configs/versions.json       Python, libraries, device and what it decided; the file of another system that the run
-                                started from
+    configs/versions.json       Python, libraries, device and what it decided; where code lay that is not installed; the
+                                file of another system that the run started from
     configs/SHA256              of both, so that a change to what the run is made from is noticed
     configs/changes.json        what resumes changed of resolved.json: where, keys and values, updates of the whole run
     checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
@@ -19,6 +19,7 @@
     schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
 """
 
+import contextlib
 import difflib
 import glob
 import json
@@ -37,6 +38,8 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 from ejax.config import RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.logs.metric_log import Logged
+from ejax.schema.code_places import note_code, noted
+from ejax.schema.trust import places_in
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
@@ -81,6 +84,7 @@ class RunMeta(CheckpointMeta):
 
 class _Versions(BaseModel):
     origin: str | None = None
+    code: dict[str, str] = {}
 
 
 class _Summary(BaseModel):
@@ -245,6 +249,7 @@ def create_run_directory(
         "platform": platform.platform(),
         "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
         **library_versions(),
+        **({"code": code} if (code := note_code(places_in(config.to_dict()))) else {}),
         **({} if origin is None else {"origin": os.path.abspath(origin)}),
         **({"notes": list(notes)} if notes else {}),
     }
@@ -336,7 +341,12 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     check_configs(path)
     file = path / "configs" / "resolved.json"
     # a file as any other: what it names is not trusted; and who reads it chooses the device
-    config = load_config(file, device="cpu")
+    with contextlib.suppress(CheckpointError):  # the first runs do not have it
+        noted.update(RunDirectory(path, "").versions().get("code", {}))
+    try:
+        config = load_config(file, device="cpu")
+    finally:
+        noted.clear()
     return RunDirectory(path, config.trainer.exp_name), config
 
 

@@ -25,8 +25,8 @@ from ejax.types import Env, HostEnv, Params, Policy
 class RunResult:
     """Result of a run; EmbodiChain's names."""
 
-    policy: Policy
-    params: Params
+    policy: Policy = field(repr=False)
+    params: Params = field(repr=False)
     run_dir: Path
     global_step: int
     num_updates: int
@@ -41,14 +41,14 @@ class RunResult:
     best_eval_value: float | None = None
     latest_checkpoint_path: Path | None = None
     best_checkpoint_path: Path | None = None
-    last_train_metrics: dict[str, float] = field(default_factory=dict)
-    last_eval_metrics: dict[str, float] = field(default_factory=dict)
-    train_history: list[dict[str, float]] = field(default_factory=list)
-    eval_history: list[dict[str, float]] = field(default_factory=list)
-    fresh_eval_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    last_train_metrics: dict[str, float] = field(default_factory=dict, repr=False)
+    last_eval_metrics: dict[str, float] = field(default_factory=dict, repr=False)
+    train_history: list[dict[str, float]] = field(default_factory=list, repr=False)
+    eval_history: list[dict[str, float]] = field(default_factory=list, repr=False)
+    fresh_eval_metrics: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     """``best`` and ``last``: means over ``trainer.final_eval_episodes``, checkpoint, number and seeds of episodes.
     Empty for a run that is not finished or not evaluated."""
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict, repr=False)
     """Seconds by activity, as in the log's ``time/``: those of the loop, and of the C engine within them."""
 
     def _repr_html_(self) -> str:

@@ -20,6 +20,7 @@ from ejax.policies.calls import DroppingPolicy
 from ejax.policies.heads import injected
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.schema import registry
+from ejax.schema.code_places import as_imported
 from ejax.schema.frozen import given_fields
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import Kind
@@ -157,8 +158,8 @@ def _name_of_function(event: str, function: Any) -> str:
     if getattr(sys.modules.get(module), name, None) is not function:
         text = f"got {short_repr(function)}, which no file can name; register it by @register_functor('events', name)"
         raise ConfigError([Problem(f"{event}.func", text)])
-    trust(f"{module}:{name}")  # the caller has run this code already
-    return f"{module}:{name}"
+    trust(place := as_imported(f"{module}:{name}"))  # the caller has run this code already
+    return place
 
 
 def _describe_policy(policy: Policy) -> dict[str, Any]:
@@ -224,8 +225,8 @@ def _name_of(kind: Kind, made: Any, module: str, attribute: str, short: str) -> 
     if (name := _registered_name(kind, made, module)) is not None:
         return name
     if getattr(sys.modules.get(module), attribute, None) is made:
-        trust(f"{module}:{attribute}")  # the caller has run this code already
-        return f"{module}:{attribute}"
+        trust(place := as_imported(f"{module}:{attribute}"))  # the caller has run this code already
+        return place
     return _register(kind, short, made)
 
 

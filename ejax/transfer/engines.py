@@ -53,7 +53,7 @@ def transfer_run(
 
     Returns:
         ``rows`` with estimates; ``differences`` of each engine from the reference, as it is and where results differ;
-        and what they were made with.
+        what they were made with; and ``left_out``, engine that is not installed -> how to install it.
 
     Raises:
         ValueError: an engine that is not there; a shift that the environment cannot have.
@@ -97,6 +97,7 @@ def transfer_run(
                 found["first"] = compare(num_envs=min(num_envs, num_episodes), tolerance=tolerance)
             differences.append(found)
     made = {"checkpoint": str(path), "seed": seed, "episodes": num_episodes, "tolerance": tolerance}
+    made["left_out"] = {name: how for name in ENGINES if engines is None and (how := how_to_install(name))}
     return {**made, "rows": list(rows.values()), "differences": differences}
 
 

@@ -19,6 +19,7 @@ def as_markdown(result: Mapping[str, Any]) -> str:
     ]
     what = f"{result['episodes']} episodes a row, intervals of 95 %"
     lines += ["", f"{what}; seed {result['seed']}, {result['checkpoint']}"]
+    lines += [f"{name} is left out: not installed ({how})" for name, how in result["left_out"].items()]
     for row in result["rows"]:
         if row["nonfinite"]:
             lines.append(f"{row['engine']}, {row['condition']}: {row['nonfinite']} episodes with numbers not finite")

@@ -1,5 +1,6 @@
 """The two physics engines: they are pure functions, they agree, and forward kinematics agrees with both."""
 
+import copy
 import gc
 import os
 import subprocess
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.drawing import Appearance, default_view
 from ejax.envs.mujoco.engine import Physics, render
 from ejax.envs.mujoco.engines.mjx import load_mjx
+from ejax.envs.mujoco.engines.mujoco import _HostStepper
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.mujoco.models import settings_changed
 from ejax.envs.mujoco.scenery import place_camera
@@ -39,6 +41,16 @@ def test_a_step_is_mj_step_from_the_same_state() -> None:
 def test_the_same_inputs_give_the_same_bits() -> None:
     state, ctrl = sweep(33)
     assert_same_bits(trajectory(C_ENGINE, state, ctrl), trajectory(C_ENGINE, state, ctrl))
+
+
+def test_a_wrong_sparse_solver_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MuJoCo 4.0.0's, whose accelerations are off by up to their size (docs/install.md)."""
+    sparse = mujoco.mjtJacobian.mjJAC_SPARSE
+    for release, solver in (("4.0.0", mujoco.mjtJacobian.mjJAC_DENSE), ("4.0.1", sparse), ("3.17.0", sparse)):
+        monkeypatch.setattr(mujoco, "__version__", release)
+        model = copy.copy(C_ENGINE.model)
+        model.opt.jacobian = sparse
+        assert _HostStepper(model, 1)._model.opt.jacobian == solver
 
 
 @pytest.mark.slow

@@ -498,6 +498,28 @@ runpy.run_path("examples/" + {name!r}, run_name="__main__")
         assert float(found[4]) == pytest.approx(measured["eval/metrics/distance_to_goal"], abs=tolerance)
 
 
+@pytest.mark.slow_cases("torch.py")
+@pytest.mark.parametrize(
+    ("script", "hidden"),
+    [
+        pytest.param("deploy_torch.py", "onnxruntime", marks=needs_torch),
+        pytest.param("deploy_onnx.py", "torch", marks=needs_onnx),
+    ],
+)
+def test_a_deployed_policy_needs_no_more_than_its_runtime(exported: Path, script: str, hidden: str) -> None:
+    code = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys(("jax", "ejax", "flax", "interop", "mujoco", "gymnasium", "pydantic", {hidden!r})))
+sys.argv = [{script!r}, {str(exported)!r}]
+sys.path.insert(0, "examples")
+runpy.run_path("examples/" + {script!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "mujoco is not installed" in done.stdout, done.stderr
+    found = re.search(r"(\d+) observations, largest difference from JAX's actions (\S+)$", done.stdout.strip())
+    assert found and int(found[1]) == 256 and float(found[2]) < 1e-4, done.stdout
+
+
 @needs_onnx
 def test_any_task_is_driven_by_what_its_contract_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

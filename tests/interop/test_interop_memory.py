@@ -145,6 +145,10 @@ def test_a_deployed_policy_remembers_as_it_did_in_jax(
     runpy.run_path(str(ROOT / "examples" / f"{script}.py"), run_name="__main__")
     here, there = (float(line.split("return ")[1].split()[0]) for line in capsys.readouterr().out.splitlines())
     assert here == pytest.approx(there, abs=2e-4)
+    monkeypatch.setitem(sys.modules, "ejax.rollout", None)
+    runpy.run_path(str(ROOT / "examples" / f"{script}.py"), run_name="__main__")
+    told = capsys.readouterr().out
+    assert "ejax.rollout is not installed" in told and float(told.split()[-1]) < 1e-5
 
 
 def test_a_policy_with_memory_has_no_interface_without_it(exported: Any) -> None:

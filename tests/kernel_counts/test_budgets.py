@@ -105,7 +105,7 @@ def test_a_config_without_budgets_is_refused(tmp_path: Path) -> None:
 
 
 def test_entries_for_an_engine_that_is_not_installed_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(budgets, "how_to_install", {"warp": "pip install -e '.[warp]'", "mjx": None}.get)
     monkeypatch.setattr(budgets, "measure", lambda entry: {"train/update/kernels": 9})
@@ -116,6 +116,7 @@ def test_entries_for_an_engine_that_is_not_installed_are_left_out(
     (path := tmp_path / "budgets.json").write_text(json.dumps({"entries": entries}))
     (exceeded,) = check(path)
     assert exceeded.startswith("a.yaml env.cfg.physics=mjx on")
+    assert "env.cfg.physics=warp on" in (told := capsys.readouterr().err) and "mjx" not in told
 
 
 def test_rewriting_measures_what_is_asked_for_and_keeps_the_rest(

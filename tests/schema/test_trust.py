@@ -33,7 +33,7 @@ from ejax.envs.terms.registry import find_functor
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.play import __main__ as play
 from ejax.play.saved_policy import elsewhere
-from ejax.schema import trust
+from ejax.schema import code_places, trust
 from ejax.schema.registry import place_of_task, resolve
 from ejax.schema.trust import UntrustedCodeError, check_trusted, trust_as, trusted
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
@@ -418,7 +418,6 @@ def test_ejax_vouches_for_no_config() -> None:
     allowed = {
         ("ejax/config/load.py", "trust_strings"): "parse_config itself",
         ("ejax/data/record.py", "trust_strings"): "--task-cfg and --action-config, on the command line",
-        ("ejax/schema/trust.py", "trust_strings"): "its own recursion",
         (
             "ejax/training/policies.py",
             "trust_strings",
@@ -670,7 +669,7 @@ def test_a_trusted_folder_lets_through_nothing_that_others_can_write(
             trust.check_trusted("shared.task:Env")
         (tmp_path / path).chmod(mode)
     monkeypatch.setattr("os.getuid", lambda: 4321)
-    monkeypatch.setattr(trust, "_owner_problem", partial(_as_another, trust._owner_problem))
+    monkeypatch.setattr(code_places, "_owner_problem", partial(_as_another, code_places._owner_problem))
     with pytest.raises(UntrustedCodeError, match="belongs to another user"):
         trust.check_trusted("shared.task:Env")
 
@@ -796,7 +795,7 @@ _ALLOWED = {
     ("ejax/runtime/process_exit.py", "import_module"): "the module that a command names",
     ("ejax/__main__.py", "run_module"): "its own table of commands",
     ("ejax/schema/trust.py", "import_module"): "the gate",
-    ("ejax/schema/trust.py", "find_spec"): "the gate: a top-level name, which imports nothing",
+    ("ejax/schema/code_places.py", "find_spec"): "for the gate: a top-level name, which imports nothing",
     ("ejax/schema/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
     ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",

@@ -23,6 +23,7 @@ from ejax.transfer.__main__ import main
 from ejax.transfer.differences import compare, find_difference
 from ejax.transfer.engines import average, check_engines, differ, proportion, transfer_run
 from ejax.transfer.shifts import AS_IT_IS, TOGETHER, conditions
+from ejax.transfer.table import as_markdown
 
 TERMS = ["state/a", "observation b", "contact c", "reward/d"]
 
@@ -226,3 +227,5 @@ def test_what_cannot_be_compared_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ValueError, match=r"warp is not installed: pip install -e '\.\[warp\]'"):
         check_engines(["c", "warp"])
     assert check_engines(None) == ["mujoco", "mjx"]
+    made = {"checkpoint": "x", "seed": 0, "episodes": 2, "tolerance": 0.01, "rows": [], "differences": []}
+    assert "warp is left out: not installed (pip" in as_markdown({**made, "left_out": {"warp": "pip install x"}})

@@ -56,6 +56,8 @@ class _HostStepper:
     def __init__(self, model: mujoco.MjModel, num_substeps: int, names: tuple[str, ...] = ()) -> None:
         # the cores that this process may use, of which a container often has fewer than the machine
         num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if mujoco.__version__ == "4.0.0":  # its factor of a sparse Hessian is wrong, and with it the accelerations
+            model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE
         self._model, self._num_substeps, self._num_threads = model, num_substeps, num_threads
         self._data = [mujoco.MjData(model) for _ in range(num_threads)]
         self._pool = Rollout(nthread=num_threads)

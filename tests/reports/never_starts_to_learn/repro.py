@@ -1,0 +1,20 @@
+"""learning_starts beyond total_timesteps. RIGHT: refused, or named. WRONG: no gradient step, and no word."""
+
+import contextlib
+import io
+
+from common import NETWORK, main, refused, run
+
+
+def report():
+    policy = {"name": "actor_q", "squash_actions": True, "actor": NETWORK, "critic": NETWORK}
+    options = {"batch_size": 8, "learning_starts": 10_000, "replay": {"capacity": 20_000}}
+    sections = {"policy": policy, "algorithm": {"name": "sac", "cfg": options}, "trainer": {"console": True}}
+    with contextlib.redirect_stdout(told := io.StringIO()), contextlib.redirect_stderr(told):
+        text = refused(run, **sections)
+    said = "learning_starts" in told.getvalue()
+    return f"{'REFUSED' if text and 'learning_starts' in text else 'RIGHT' if said else 'WRONG'} {(text or '')[:300]}"
+
+
+if __name__ == "__main__":
+    main(report)

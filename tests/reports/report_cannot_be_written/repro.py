@@ -1,0 +1,24 @@
+"""A run in which nothing can be written any more.
+
+RIGHT: evaluate prints its metrics, and names what was not written.
+"""
+
+import contextlib
+import io
+
+from common import main, run
+
+from ejax import evaluate
+
+
+def report():
+    folder = run(trainer={"iterations": 1}).run_dir
+    (folder / "evaluations").write_text("a file in the place of the folder")
+    with contextlib.redirect_stdout(told := io.StringIO()), contextlib.redirect_stderr(told):
+        code = evaluate.main([str(folder), "--episodes", "2", "--num-envs", "2"])
+    text = told.getvalue()
+    return f"{'RIGHT' if 'avg_reward' in text and 'evaluations' in text else 'WRONG'} code {code}: {text[:300]!r}"
+
+
+if __name__ == "__main__":
+    main(report)

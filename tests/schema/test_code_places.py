@@ -1,0 +1,260 @@
+"""A run with code of its own, opened from another folder: the code is imported from where it lies, or nothing is."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny import tiny
+
+from ejax.config import ConfigError, parse_config
+from ejax.schema import trust
+from ejax.schema.code_places import main_module, note_code
+from ejax.schema.registry import resolve
+from ejax.store.run_dir import create_run_directory, open_run_directory
+
+pytestmark = pytest.mark.usefixtures("nothing_trusted")
+TASK = "from ejax.envs.tasks.point_mass import PointMassRL\n{}\nclass Env(PointMassRL):\n    where = {!r}\n"
+PLACES = {"lift_task": "lift_task.py", "lift_pkg.tasks": "lift_pkg/tasks.py", "lift_space.task": "lift_space/task.py"}
+
+
+@pytest.fixture(autouse=True)
+def other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Stand in an empty folder, as a process that has imported nothing of a user's."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    another_process(monkeypatch, folder)
+    yield folder
+    another_process(monkeypatch, folder)
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", ["", *(entry for entry in sys.path if entry and "pytest-of" not in entry)])
+    monkeypatch.setattr(trust, "_named", {})
+    monkeypatch.setattr(trust, "_folders", {})
+    monkeypatch.setattr(trust, "_noticed", set())
+    for name in [name for name in sys.modules if name.startswith("lift_")]:
+        del sys.modules[name]
+
+
+def project(folder: Path, extra: str = "") -> Path:
+    for file in PLACES.values():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(TASK.format(extra, folder.name))
+    (folder / "lift_pkg" / "__init__.py").touch()
+    return folder
+
+
+def made(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str = "lift_task") -> Path:
+    """Make a run by a program that stands in ``folder``, and forget it."""
+    here = Path.cwd()
+    another_process(monkeypatch, folder)
+    config = parse_config({**tiny(), "env": {"id": f"{module}:Env"}})
+    run = create_run_directory(config, folder / f"run_{module}").path
+    another_process(monkeypatch, here)
+    return run
+
+
+def typed(*words: str) -> None:
+    trust.trust_words([trust._argument(word) for word in words], remember=True)
+
+
+def where(run: Path, module: str = "lift_task") -> str:
+    """Open a run, and name the project that its environment is of."""
+    return str(resolve("env", open_run_directory(run)[1].env.id).where)
+
+
+@pytest.mark.parametrize("module", PLACES)
+@pytest.mark.parametrize("how", ["name", "folder", "program", "program's folder"])
+def test_what_is_trusted_is_imported_from_where_it_lies(
+    how: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = project(tmp_path / "own")
+    run = made(own, monkeypatch, module)
+    with pytest.raises(ConfigError, match=f"trained with {own / PLACES[module]}"):
+        open_run_directory(run)
+    {
+        "name": lambda: typed(f"{module}:Env"),
+        "folder": lambda: typed(str(own)),
+        "program": lambda: trust.trust(f"{module}:Env"),
+        "program's folder": lambda: trust.trust(str(own)),
+    }[how]()
+    if module == "lift_space.task" and "folder" in how:  # a folder without __init__.py can be filled by a stranger
+        with pytest.raises(ConfigError, match="may not start"):
+            open_run_directory(run)
+    else:
+        assert where(run, module) == "own"
+
+
+def test_what_was_trusted_before_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_folder: Path
+) -> None:
+    run = made(project(tmp_path / "own"), monkeypatch)
+    typed("lift_task:Env")
+    assert where(run) == "own"
+    another_process(monkeypatch, other_folder)
+    assert where(run) == "own"
+    another_process(monkeypatch, other_folder)
+    assert resolve("env", "lift_task:Env").where == "own"  # also where no run has noted it: an episode's file
+
+
+def test_another_module_of_the_name_is_not_taken_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = project(tmp_path / "own")
+    run, here = made(own, monkeypatch), project(other_folder)
+    typed("lift_task:Env")
+    with pytest.raises(ConfigError, match=f"is {here}/lift_task.py here, .* with {own}/lift_task.py; .*--trust FOLDER"):
+        open_run_directory(run)
+    for folder, taken in ((own, "own"), (here, "elsewhere")):
+        another_process(monkeypatch, other_folder)
+        typed(str(folder))
+        assert where(run) == taken
+        told = capsys.readouterr().err
+        assert str(own / "lift_task.py") in told and str(here / "lift_task.py") in told
+
+
+def test_two_runs_with_modules_of_one_name_do_not_share_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (made(project(tmp_path / name), monkeypatch) for name in ("first", "second"))
+    typed(str(tmp_path / "first"), str(tmp_path / "second"))
+    assert where(first) == "first"
+    with pytest.raises(ConfigError, match=r"first/lift_task\.py in this process, .*second/lift_task\.py"):
+        open_run_directory(second)
+    assert where(first) == "first"
+
+
+def test_changed_and_moved_code_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = project(tmp_path / "own")
+    run = made(own, monkeypatch)
+    typed(str(own))
+    assert where(run) == "own" and "has changed" not in capsys.readouterr().err
+    another_process(monkeypatch, other_folder)
+    project(own, extra="changed = True")
+    assert where(run) == "own" and f"{own}/lift_task.py has changed since" in capsys.readouterr().err
+    moved = own.rename(tmp_path / "moved")
+    another_process(monkeypatch, other_folder)
+    typed("lift_task:Env")
+    with pytest.raises(ConfigError, match=f"trained with {own}/lift_task.py; add --trust FOLDER"):
+        open_run_directory(moved / run.name)
+    typed(str(moved))
+    assert where(moved / run.name) == "own" and "from which" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        ("{run}/lift_task.py", "is a run"),
+        ("{run}/code/lift_task.py", "is a run"),
+        ("{own}/open/lift_task.py", "can be written by others"),
+        ("{own}/outputs/lift_task.py", None),
+    ],
+)
+@pytest.mark.parametrize("word", ["lift_task:Env", "FOLDER", None])
+def test_the_place_that_a_strangers_run_notes_is_trusted_by_no_folder_above_it(
+    word: str | None, file: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    run = made(project(own), monkeypatch)
+    (own / "lift_task.py").unlink()
+    noted = Path(file.format(run=run, own=own))
+    noted.parent.mkdir(exist_ok=True)
+    noted.write_text("raise AssertionError('a stranger ran')")
+    if noted.parent.name == "open":
+        noted.parent.chmod(0o777)
+    versions = run / "configs" / "versions.json"
+    versions.write_text(json.dumps(json.loads(versions.read_text()) | {"code": {"lift_task": f"0 {noted}"}}))
+    (run / "configs" / "SHA256").unlink()
+    typed(*([] if word is None else [str(own) if word == "FOLDER" else word]))
+    if word != "lift_task:Env" or problem is not None:
+        with pytest.raises(ConfigError, match=r"may not start|cannot be imported"):
+            open_run_directory(run)
+    else:  # the person's word for the name, as it is in the working directory
+        with pytest.raises(AssertionError, match="a stranger ran"):
+            open_run_directory(run)
+
+
+@pytest.mark.parametrize("code", [None, [], {"lift_task": 3}, {"lift_task": ""}, {"lift_task": "0 lift_task.py"}])
+def test_a_damaged_note_finds_nothing(code: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(project(tmp_path / "own"), monkeypatch)
+    versions = run / "configs" / "versions.json"
+    versions.write_text(json.dumps(json.loads(versions.read_text()) | {"code": code}))
+    (run / "configs" / "SHA256").unlink()
+    typed("lift_task:Env")
+    with pytest.raises(ConfigError, match="add --trust FOLDER"):
+        open_run_directory(run)
+
+
+def test_what_is_installed_is_not_noted(tmp_path: Path) -> None:
+    tree = [{"func": "json:loads"}, "numpy:array", "ejax.envs.tasks.point_mass:PointMassRL", "no_such_module:Env"]
+    assert note_code(trust.places_in(tree)) == {}
+
+
+def test_the_module_that_was_started_has_the_name_that_others_import_it_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = type(sys)("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    main.__spec__ = None
+    assert main_module() == "__main__"  # a notebook
+    main.__file__ = "/somewhere/lift_script.py"
+    assert main_module("other") == "__main__" and main_module() == "lift_script"
+    assert sys.modules["lift_script"] is main
+    main.__file__ = "/somewhere/json.py"
+    assert main_module() == "__main__"  # others would import the standard library's
+
+
+def test_a_class_of_a_notebook_is_told_apart() -> None:
+    with pytest.raises(trust.UntrustedCodeError, match="notebook"):
+        trust.check_trusted("__main__:NoSuchClass")
+
+
+def test_a_program_names_its_own_module_as_others_import_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_folder: Path
+) -> None:
+    own = project(tmp_path / "own")
+    monkeypatch.syspath_prepend(own)
+    import lift_task
+
+    monkeypatch.delitem(sys.modules, "lift_task")
+    monkeypatch.setitem(sys.modules, "__main__", lift_task)
+    lift_task.__spec__ = None  # type: ignore[assignment]
+    config = parse_config({**tiny(), "env": {"id": "__main__:Env"}})
+    assert config.env.id == "lift_task:Env" and resolve("env", config.env.id) is lift_task.Env
+
+
+@pytest.mark.slow
+def test_every_command_opens_a_run_of_a_script_from_another_folder(tmp_path: Path, other_folder: Path) -> None:
+    own, root = project(tmp_path / "own"), Path(__file__).parents[2]
+    lines = [
+        "if __name__ == '__main__':",
+        "    import sys; from pathlib import Path; sys.path.append('{helpers}')",
+        "    from tiny import tiny; from ejax.config import parse_config; from ejax.run import train",
+        "    tree = {**tiny(iterations=1, save_freq=8), 'env': {'id': '__main__:Env'}}",
+        "    train(parse_config(tree), run_dir=Path('run'))",
+    ]
+    text = "\n".join(lines).replace("{helpers}", str(root / "tests" / "helpers"))
+    (own / "lift_task.py").write_text(TASK.format("", "own") + text)
+    environ = {**os.environ, "PYTHONPATH": str(root), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+    def run(*words: str, cwd: Path = other_folder) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, *words], cwd=cwd, env=environ, capture_output=True, text=True)
+
+    assert (first := run("lift_task.py", cwd=own)).returncode == 0, first.stderr
+    made, trusting = str(own / "run"), ["--trust", "lift_task:Env"]
+    refused = run("-m", "ejax.evaluate", made, "--episodes", "2")
+    assert refused.returncode == 2 and f"trained with {own}/lift_task.py" in refused.stderr
+    loading = f"import ejax; from ejax.schema.trust import trust; trust('lift_task:Env'); print(ejax.load({made!r}))"
+    for words in (
+        ["-m", "ejax.evaluate", made, "--episodes", "2", "--num-envs", "2", *trusting],
+        ["-c", loading],
+        ["-m", "ejax.train", "--run", made, "--resume", "latest", "trainer.iterations=2"],
+        ["-m", "ejax.train", "--fork", made, "--run", str(tmp_path / "fork"), "trainer.iterations=3"],
+        ["-m", "interop.export", made, "--to", str(tmp_path / "export"), "--formats", "stablehlo"],
+        ["-m", "ejax.report", made, "--to", str(tmp_path / "report.html")],
+    ):
+        done = run(*words)
+        assert done.returncode == 0, (words, done.stderr[-2000:])
