@@ -14,7 +14,7 @@ from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 1 if only the video could not be made."""
+    """Run the command line. Returns the exit code: 1 if only the report or the video could not be made."""
     args = _parser().parse_intermixed_args(argv)
     import_late("ejax.play.saved_policy")
     return until_signal("ejax.evaluate", lambda: _run(args))
@@ -28,6 +28,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.store.checkpoint import CheckpointError
 
     trust_words(args.trust, remember=True)  # of the command line only: a run's files are not trusted
+    known: dict[str, object] = {}
     try:
         metrics = evaluate_run(
             args.run,
@@ -40,12 +41,13 @@ def _run(args: argparse.Namespace) -> int:
             seed=args.seed,
             device=args.device,
             video=args.video,
+            shown=lambda metrics: (known.update(metrics), summary(metrics)),
         )
     except (ConfigError, CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
         print(f"ejax.evaluate: {error}", file=sys.stderr)
         return 2
-    summary(metrics)  # also without a video, which is the lesser part
-    return 1 if "no video" in metrics else 0
+    summary({name: x for name, x in metrics.items() if name not in known})
+    return 1 if {"no report", "no video"} & metrics.keys() else 0
 
 
 def _parser() -> argparse.ArgumentParser:

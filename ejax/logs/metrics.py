@@ -28,6 +28,7 @@ from ejax.logs.best import Best
 from ejax.logs.console import make_console
 from ejax.logs.metric_log import MetricLog, keep_up_to, write_session
 from ejax.schema.plain_files import read_text
+from ejax.schema.writing import append_file, append_whole, make_folder, replace_file
 
 _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
@@ -69,9 +70,10 @@ class MetricWriter:
         # before any file is made
         wandb = _import_wandb() if trainer.use_wandb and not quiet else None
         problems: list[str] = []
+        self.missed: dict[str, str] = {}
         with ExitStack() as stack:
             jsonl = log_dir / "metrics.jsonl"
-            log_dir.mkdir(parents=True, exist_ok=True)
+            make_folder(log_dir, run_dir)
             if not is_new:
                 problems = keep_up_to(jsonl, step, logged=meta.get("log"), evaluates_again=evaluates_again)
             elif jsonl.exists():
@@ -81,10 +83,11 @@ class MetricWriter:
                 stack.callback(write_session, log_dir, time.time() - (time.monotonic() - started))
             self._log = stack.enter_context(MetricLog(jsonl))
             # JSONL first: the others can be made from it
-            self._sinks: list[_Write] = [self._log.write, _open_tensorboard(log_dir / name, resume_step, stack)]
+            self._sinks: dict[str, _Write] = {str(jsonl): self._log.write}
+            self._sinks["TensorBoard"] = _open_tensorboard(log_dir / name, resume_step, stack)
             if wandb is not None:
                 run = _start_wandb(wandb, log_dir, config, resumes=not is_new)
-                self._sinks.append(partial(_log_to_wandb, run))
+                self._sinks["W&B"] = partial(_log_to_wandb, run)
                 # An exit function, not a callback: a run that ends by an exception is marked as failed.
                 stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))
             self._view = None
@@ -113,8 +116,11 @@ class MetricWriter:
             shown: the part of them for the console. None: all.
         """
         metrics = {tag: float(value) for tag, value in metrics.items()}
-        for sink in self._sinks:
-            sink(step, metrics)
+        for name, sink in self._sinks.items():
+            try:
+                sink(step, metrics)
+            except OSError as error:  # the training goes on
+                self.miss(f"{name} lacks numbers of this run: {error}", name)
         if self._view is not None:
             self._view.write(step, metrics if shown is None else shown, best)
 
@@ -128,6 +134,12 @@ class MetricWriter:
             self._view.note(message)
         else:
             print(f"ejax: {message}", file=sys.stderr, flush=True)
+
+    def miss(self, text: str, what: str = "") -> None:
+        """``alarm`` of something beside the result that cannot be written, of each ``what`` once."""
+        if (what or text) not in self.missed:
+            self.missed[what or text] = text
+            self.alarm(text)
 
     def logged(self) -> dict[str, Any]:
         return self._log.so_far()
@@ -143,7 +155,10 @@ class MetricWriter:
 
 
 def _log_to_wandb(run: Any, step: int, metrics: Mapping[str, float]) -> None:
-    run.log({tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step)
+    try:
+        run.log({tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step)
+    except Exception as error:  # of its own kinds
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _open_tensorboard(folder: Path, resume_step: int | None, stack: ExitStack) -> _Write:
@@ -153,19 +168,17 @@ def _open_tensorboard(folder: Path, resume_step: int | None, stack: ExitStack) -
     from tensorboardX.proto.summary_pb2 import Summary
     from tensorboardX.record_writer import masked_crc32c
 
-    folder.mkdir(parents=True, exist_ok=True)
     # Nanoseconds at the end: a resume in the same second gets its own file, and sorts after the earlier one.
     now = time.time_ns()
     name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
-    file = stack.enter_context((folder / name).open("xb"))
+    file = stack.enter_context(append_file(folder / name, folder.parents[1]))
 
     def append(**event: Any) -> None:
         """Append one TFRecord: u64 length, its CRC, the message, its CRC."""
         data = Event(wall_time=time.time(), **event).SerializeToString()
         length = struct.pack("<Q", len(data))
         checks = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
-        file.write(length + next(checks) + data + next(checks))
-        file.flush()
+        append_whole(file, length + next(checks) + data + next(checks))
 
     def write(step: int, metrics: Mapping[str, float]) -> None:
         if value := [{"tag": tag, "simple_value": x} for tag, x in metrics.items() if not math.isnan(x)]:
@@ -190,8 +203,9 @@ def _import_wandb() -> Any:
 def _start_wandb(wandb: Any, log_dir: Path, config: RunConfig, *, resumes: bool) -> Any:
     trainer, id_file = config.trainer, log_dir / "wandb_id"
     run_id = read_text(id_file).strip() if resumes and id_file.exists() else None
+    make_folder(log_dir / "wandb", log_dir.parent)
     place = {"project": trainer.wandb_project_name, "name": trainer.exp_name, "dir": str(log_dir)}
     # W&B ignores steps below those it already has: after a resume each step still has one value.
     run = wandb.init(**place, config=config.to_dict(), id=run_id, resume="allow")
-    id_file.write_text(run.id)
+    replace_file(id_file, run.id, log_dir.parent)
     return run

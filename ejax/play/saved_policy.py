@@ -4,7 +4,8 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import write_video
 from ejax.schema.registry import is_import_path, resolve
+from ejax.schema.writing import by_product, replace_file
 from ejax.store.checkpoint import load_params, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_policy_run
 from ejax.training.environments import build_env, sample_obs
@@ -44,6 +46,7 @@ def evaluate_run(
     seed: int | None = None,
     device: str = "cpu",
     video: Path | None = None,
+    shown: Callable[[Mapping[str, object]], object] = lambda metrics: None,
 ) -> dict[str, object]:
     """Evaluate a checkpoint of a run and write ``<run>/evaluations/<checkpoint>.json``.
 
@@ -54,9 +57,10 @@ def evaluate_run(
         choice: which episodes count, see ``ejax.evaluation.evaluate``.
         seed: of the start states. None: the run's ``eval_seed``.
         video: also record four episodes into this file.
+        shown: gets the metrics as soon as they are there, before anything is written.
 
     Returns:
-        The metrics under EmbodiChain's tags, the checkpoint and what was written; ``no video``: why there is none.
+        The metrics under EmbodiChain's tags, the checkpoint and what was written; ``no report``, ``no video``: why not.
 
     Raises:
         FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
@@ -80,12 +84,13 @@ def evaluate_run(
         metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
         metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
         # overrides are part of the name: evaluations elsewhere do not overwrite each other
-        report = directory.path / "evaluations" / f"{'_'.join([path.name, *map(_slug, overrides)])}.json"
-        report.parent.mkdir(exist_ok=True)
+        report = directory.path / "evaluations" / f"{_shortened('_'.join([path.name, *map(_slug, overrides)]))}.json"
+        shown(metrics)
         per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
         facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
-        report.write_text(json.dumps(facts, indent=2))
-        metrics["report"] = report
+        with by_product("the report", lambda text: metrics.update({"no report": text})):
+            replace_file(report, json.dumps(facts, indent=2), directory.path)
+            metrics["report"] = report
         if video is not None:
             metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)
         return metrics
@@ -111,6 +116,12 @@ def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 def _slug(override: str) -> str:
     key, _, value = override.partition("=")
     return re.sub(r"[^\w.+-]+", "-", f"{key.rpartition('.')[2]}={value}".replace("=", "-"))[:60]
+
+
+def _shortened(name: str) -> str:
+    """Give a long name's beginning, and a number for the rest: file systems take 255 bytes."""
+    data = name.encode()
+    return name if len(data) <= 240 else f"{data[:220].decode(errors='ignore')}_{zlib.crc32(data):08x}"
 
 
 def _try_to_record(

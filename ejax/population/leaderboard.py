@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ejax.config.models import TrainerConfig
 from ejax.config.population import Member
-from ejax.logs.json_records import replace_text
 from ejax.population.step import FITNESS
 from ejax.schema.frozen import thaw
+from ejax.schema.writing import by_product, replace_file
 from ejax.training.saver import Progress
 
 
@@ -41,6 +41,8 @@ class PopulationResult:
     latest_checkpoint_path: Path | None
     last_eval_metrics: dict[str, float]
     """Summaries over the members."""
+    not_written: dict[str, str] = field(default_factory=dict)
+    """As in ``RunResult``."""
 
     @classmethod
     def of(cls, progress: Sequence[Progress], alive: Sequence[bool], **facts: Any) -> "PopulationResult":
@@ -96,6 +98,7 @@ def write_summary(
     rewards: Sequence[float],
     alive: Sequence[bool],
     values: Mapping[str, Sequence[Any]],
+    miss: Callable[[str], object],
 ) -> int | None:
     """Write ``population.json`` and give the best member. ``values``: those that move, of each member now."""
     best = best_member(trainer, progress, rewards)
@@ -109,5 +112,6 @@ def write_summary(
         row |= {"last_eval": own.last_eval_metrics, FITNESS: rewards[i] if math.isfinite(rewards[i]) else None}
         rows.append(row | {"alive": bool(alive[i]), "skipped_updates": own.skipped_updates})
     facts = {"best": best, "metric": trainer.best_eval_metric, "step": step, "members": rows}
-    replace_text(folder / "population.json", json.dumps(facts, indent=2))
+    with by_product(str(folder / "population.json"), miss):
+        replace_file(folder / "population.json", json.dumps(facts, indent=2), folder)
     return best

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from ejax.logs.metric_log import MetricLog, read_log
 from ejax.population.leaderboard import PopulationResult, summaries, write_summary
 from ejax.population.step import FITNESS
 from ejax.run import train
+from ejax.schema.writing import by_product, make_folder
 from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import RunDirectory, RunMeta
 from ejax.training.saver import Progress
@@ -89,9 +91,23 @@ def _train_members(config: RunConfig, directory: RunDirectory, map_members: MapM
     known = [[line[FITNESS] for line in log if line.get(FITNESS) is not None] for log in logs]
     rewards = [float(each[-1]) if each else math.nan for each in known]
     step = max(meta.get("global_step", 0) for meta in metas)
+    missed: list[str] = []
     best = write_summary(
-        directory.path, config.trainer, members, progress, step=step, rewards=rewards, alive=alive, values={}
+        directory.path,
+        config.trainer,
+        members,
+        progress,
+        step=step,
+        rewards=rewards,
+        alive=alive,
+        values={},
+        miss=missed.append,
     )
+    last: dict[str, float] = {}
+    with by_product("the summary of the members", missed.append):
+        last = _summarize(config, directory, logs)
+    for text in missed:
+        print(f"ejax: {text}", file=sys.stderr)
     return PopulationResult.of(
         progress,
         alive,
@@ -104,7 +120,8 @@ def _train_members(config: RunConfig, directory: RunDirectory, map_members: MapM
         finished=finished,
         best_member=best,
         latest_checkpoint_path=None,
-        last_eval_metrics=_summarize(config, directory, logs),
+        last_eval_metrics=last,
+        not_written={text: text for text in missed},
     )
 
 
@@ -124,7 +141,7 @@ def _summarize(config: RunConfig, directory: RunDirectory, logs: Sequence[list[d
             if tag not in ("step", "time") and value is not None:
                 at.setdefault(tag, []).append(value)
     file = directory.path / "logs" / "metrics.jsonl"
-    file.parent.mkdir(exist_ok=True)
+    make_folder(file.parent, directory.path)
     file.unlink(missing_ok=True)  # made of the members' logs, whole each time
     last: dict[str, float] = {}
     with MetricLog(file) as log:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
 from ejax.logs.best import REWARD
-from ejax.logs.json_records import replace_text
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.population.leaderboard import PopulationResult, summaries, write_summary
@@ -23,6 +22,7 @@ from ejax.population.lineage import EXPLOITS, Exploited, read_exploits, write_ex
 from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.stopwatch import ENGINE
+from ejax.schema.writing import by_product, replace_file
 from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import create_run_directory
 from ejax.store.run_lock import run_lock
@@ -60,7 +60,8 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         if self._exploits:
             # exploits after the checkpoint are made again
             kept = [each for each in read_exploits(self._directory.path) if each.update <= first]
-            replace_text(self._directory.path / EXPLOITS, "".join(f"{each.model_dump_json()}\n" for each in kept))
+            text = "".join(f"{each.model_dump_json()}\n" for each in kept)
+            replace_file(self._directory.path / EXPLOITS, text, self._directory.path)
         if self._trainer.cameras:
             self.note("no videos of a population's members: python -m ejax.evaluate RUN --member I --video FILE")
         metas = meta.get("members", [{}] * len(parts.members))
@@ -137,7 +138,8 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             }
             step, parent = update * self._rows, int(parents[i])
             exploited = Exploited(step=step, update=update, member=i, parent=parent, values=values)
-            write_exploit(self._directory.path, exploited)
+            with by_product(EXPLOITS, self._writer.miss):
+                write_exploit(self._directory.path, exploited)
             self.note(f"update {update}: member {i} goes on from member {parents[i]} with {values}")
             # the metric is from before the copy, which revives a broken member
             self._alive[i] = True
@@ -173,6 +175,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             rewards=self._rewards.tolist(),
             alive=self._alive.tolist(),
             values=values,
+            miss=self._writer.miss,
         )
 
     def _more(self) -> dict[str, Any]:
@@ -209,7 +212,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         for i, folder in enumerate(folders):
             for which, checkpoints in (("best", best), ("last", last)):
                 own = {tag: float(x[i]) for tag, x in found[which].items()}
-                write_fresh(folder.path, which, checkpoints[i], self._trainer, own)
+                write_fresh(folder.path, which, checkpoints[i], self._trainer, own, self._writer.miss)
 
     def end(self, state: PopulationState, update: int, steps_per_s: float, should_stop: ShouldStop) -> PopulationResult:
         finished = update >= self._trainer.num_updates
@@ -224,6 +227,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
                 f"stopped at {update * self._rows} {self._config.step_name} of each member; "
                 f"go on with python -m ejax.train --run {self._directory.path} --resume latest"
             )
+        writers = [self._writer, *(folder.writer for folder in self._folders)]
         return PopulationResult.of(
             [folder.progress for folder in self._folders],
             self._alive.tolist(),
@@ -237,6 +241,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             best_member=best,
             latest_checkpoint_path=self._saver.latest,
             last_eval_metrics=self._last_eval,
+            not_written={name: x for each in writers for name, x in each.missed.items()},
         )
 
 

@@ -12,7 +12,7 @@ import stat
 import tomllib
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 MAX_DIGITS = 100  # digits of an integer: the time to read one grows with their square, and nobody means more
 HUGE = 1 << 40  # bytes of a file that is read piece by piece
@@ -41,21 +41,9 @@ def open_plain(path: str | Path, most: int = MAX_BYTES) -> BufferedReader:
     OSError: it is not there, not a regular file, or has more than ``most`` bytes.
     """
     check_plain(path, most)  # before it is opened: that alone may do something to a device
-    return cast(BufferedReader, _open(path, os.O_RDONLY, "rb", most))
-
-
-def append_plain(path: str | Path) -> IO[bytes]:
-    """Open a file for writing at its end, and make it if need be; follows no link and waits for no pipe's reader.
-
-    OSError: it is a link (ELOOP) or no regular file, or cannot be written.
-    """
-    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, "ab", HUGE)
-
-
-def _open(path: str | Path, flags: int, mode: str, most: int) -> IO[bytes]:
-    file = os.fdopen(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666), mode)
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     try:  # again, of what is open now: another file may have taken its name
-        _check(os.fstat(file.fileno()), path, most)
+        check_found(os.fstat(file.fileno()), path, most)
     except BaseException:
         file.close()
         raise
@@ -65,7 +53,7 @@ def _open(path: str | Path, flags: int, mode: str, most: int) -> IO[bytes]:
 def check_plain(path: str | Path, most: int = MAX_BYTES) -> None:
     """Refuse what ``open_plain`` does, with its errors, for a library that opens the file itself."""
     try:
-        _check(os.stat(path), path, most)
+        check_found(os.stat(path), path, most)
     except ValueError as error:  # a null character
         raise OSError(errno.EINVAL, str(error), str(path)) from None
 
@@ -80,8 +68,8 @@ def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
-    """Read a regular file as UTF-8; errors as ``open_plain``. UnicodeDecodeError: it is something else."""
-    return read_bytes(path, most).decode("utf-8")
+    """Read a regular file as UTF-8, without a byte order mark; errors as ``open_plain``. UnicodeDecodeError: other bytes."""
+    return read_bytes(path, most).decode("utf-8-sig")
 
 
 def read_json(path: str | Path, most: int = MAX_BYTES) -> Any:
@@ -113,7 +101,8 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _check(found: os.stat_result, path: str | Path, most: int) -> None:
+def check_found(found: os.stat_result, path: str | Path, most: int) -> None:
+    """Refuse what ``open_plain`` does, with its errors, by the file's ``stat``."""
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ejax.schema.plain_files import HUGE, MAX_BYTES, open_plain, read_text
+from ejax.schema.writing import replace_file
 
 LISTING = "SHA256"
 
@@ -27,7 +28,7 @@ def write_digests(folder: Path, origin: Path | None = None) -> None:
     """
     listed = {} if origin is None else _listed(read_text(origin / LISTING))
     known = {name: digest for name, digest in listed.items() if origin and _is_same(folder / name, origin / name)}
-    (folder / LISTING).write_text(render_digests(_digests(folder, None, known)), encoding="utf-8")
+    replace_file(folder / LISTING, render_digests(_digests(folder, None, known)))
 
 
 def render_digests(digests: Mapping[str, str]) -> str:

@@ -35,8 +35,9 @@ import jax
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from ejax.config import RunConfig, load_config
-from ejax.logs.json_records import FactsError, read_facts, replace_text
+from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
+from ejax.schema.writing import make_folder, move, replace_file
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
@@ -196,12 +197,12 @@ class RunDirectory:
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename the checkpoints of later env steps, which would pass for the newest ones, and return them."""
         later = [path for path in self.saved() if int(path.name.rpartition("_")[2]) > step]
-        return [path.rename(path.with_name(f"superseded_{time.time_ns()}_{path.name}")) for path in later]
+        return [move(path, path.with_name(f"superseded_{time.time_ns()}_{path.name}"), self.path) for path in later]
 
     def take_back(self) -> None:
         """Undo ``create_run_directory``, so that the folder can be given again; what others put there stays."""
-        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, CHANGES, LISTING, ".partial")]
-        for file in (*configs, self.path / SCHEDULE, self.path / LOCK):
+        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, CHANGES, LISTING)]
+        for file in (*configs, *configs[0].parent.glob(".*partial*"), self.path / SCHEDULE, self.path / LOCK):
             file.unlink(missing_ok=True)
         for folder in (self.config_file.parent, self.checkpoints, self.path):  # empty ones only: the rest is not ours
             if folder.is_dir() and not any(folder.iterdir()):
@@ -266,15 +267,14 @@ def create_run_directory(
 
 
 def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[str, Any]) -> None:
-    configs = directory.config_file.parent
-    configs.mkdir(parents=True, exist_ok=True)  # a kill may have come right after it
-    directory.checkpoints.mkdir(exist_ok=True)
+    configs, run = directory.config_file.parent, directory.path
+    make_folder(directory.checkpoints, run)  # a kill may have come right after it
     texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
     # before the config: a run without its seal would look damaged
-    (configs / LISTING).write_text(render_digests(digests))
-    (configs / VERSIONS).write_text(texts[1])
-    replace_text(directory.config_file, texts[0])  # last and whole: it makes the folder a run
+    replace_file(configs / LISTING, render_digests(digests), run)
+    replace_file(configs / VERSIONS, texts[1], run)
+    replace_file(directory.config_file, texts[0], run)  # last and whole: it makes the folder a run
 
 
 def new_run_folder(config: RunConfig) -> Path:

@@ -16,9 +16,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ejax.config.models import TrainerConfig
-from ejax.logs.json_records import FactsError, read_facts, replace_text
+from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
+from ejax.schema.writing import by_product, replace_file
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.types import Params
 
@@ -97,7 +98,12 @@ def play_best_and_last(
 
 
 def write_fresh(
-    run: Path, which: str, checkpoint: Path, trainer: TrainerConfig, metrics: Mapping[str, float]
+    run: Path,
+    which: str,
+    checkpoint: Path,
+    trainer: TrainerConfig,
+    metrics: Mapping[str, float],
+    miss: Callable[[str], object],
 ) -> dict[str, Any]:
     """Write ``evaluations/fresh_<which>.json`` of a run, ``best`` or ``last``, and give what it holds."""
     seeds = fresh_seeds(trainer)
@@ -109,8 +115,8 @@ def write_fresh(
         "seeds": seeds,
     }
     file = run / "evaluations" / f"fresh_{which}.json"
-    file.parent.mkdir(exist_ok=True)
-    replace_text(file, json.dumps(facts, indent=2))
+    with by_product(str(file), miss):
+        replace_file(file, json.dumps(facts, indent=2), run)
     return facts
 
 
