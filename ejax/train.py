@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
+from ejax.schema.writing import LinkError
 
 if TYPE_CHECKING:
     from ejax.config import RunConfig
     from ejax.population.leaderboard import PopulationResult
     from ejax.run import RunResult
 
-_PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+_PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, LinkError, PermissionError)
 _DISK_REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; make room, or give another trainer.output_dir"),
     errno.EROFS: "; give another trainer.output_dir",
@@ -33,7 +34,8 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
     """Run the command line, under the name of one of the modules that train.
 
     Returns:
-        0; ``--stopped-exit-code`` after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a
+        0; 1 where it is trained, and a log or a figure beside the checkpoints could not be written;
+        ``--stopped-exit-code`` after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a
         signal ended it before or without that; 2 for what could not be started; 3 for numbers that are not finite.
     """
     args = _parser(name).parse_intermixed_args(argv)
@@ -48,7 +50,7 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
                 population = import_late("ejax.population")
                 result = population.train_population(config, resume=args.resume, run_dir=args.run)
                 failure = print_population(name, config, result)
-            return failure or (0 if result.finished else args.stopped_exit_code)
+            return failure or (args.stopped_exit_code if not result.finished else int(bool(result.not_written)))
         except Exception as error:
             code, text = exit_code_of(error)
             if code is None:
@@ -176,6 +178,7 @@ def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_eac
         "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
         f"{config.step_name.removeprefix('env ')}/s{of_all}": result.training_fps,
     }
+    shared |= {"not written": "; ".join(result.not_written.values()) or None}
     last = {"interrupted": None if result.finished else "yes; go on with --resume latest"}  # the last line that is seen
     summary({key: value for key, value in (shared | facts | last).items() if value is not None})
 

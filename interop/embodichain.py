@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
             for note in import_pt(args.file, config, args.run, policy_only=args.policy_only):
                 print(f"note: {note}")
             print(f"go on with: python -m ejax.train --run {args.run} --resume latest")
-    except (CheckpointError, ConfigError, FileExistsError, FileNotFoundError, TypeError, ValueError) as error:
+    except (CheckpointError, ConfigError, OSError, TypeError, ValueError) as error:
         print(f"interop.embodichain: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:

@@ -18,7 +18,6 @@
 
 import argparse
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -38,6 +37,7 @@ from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
+from ejax.schema.writing import make_folder, move, replace_file, sync
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
@@ -174,8 +174,10 @@ def export_policy(
         FileExistsError: ``to`` holds files already.
     """
     _check_names(formats)
-    if to.exists() and any(to.iterdir()):
-        raise FileExistsError(f"{to} holds files already; give a new folder")
+    if to.is_symlink() or (to.exists() and any(to.iterdir())):
+        raise FileExistsError(f"{to} {'is a link' if to.is_symlink() else 'holds files already'}; give a new folder")
+    with tempfile.TemporaryFile(dir=make_folder(to.parent)):
+        pass  # now: what cannot be written is not computed
     exporter, no_twin = exporter_of_any(policy)
     if no_twin:
         no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
@@ -259,15 +261,14 @@ def _write(
     Args:
         left_out: format -> the reason. None: all were chosen, and one that cannot be made is an error.
     """
-    to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
         # beside ``to``, on the same file system: the last step is a rename
         made = Path(scratch) / "export"
         made.mkdir()
-        (made / "policy.json").write_text(spec_to_json(trained.spec))
+        replace_file(made / "policy.json", spec_to_json(trained.spec))
         for name, document in documents.items():
             text = document if isinstance(document, str) else json.dumps(document, indent=2, allow_nan=False)
-            (made / name).write_text(text)
+            replace_file(made / name, text)
         save_cases(made / "observations.npz", cases)
         if isinstance(trained.spec, VLASpec):
             check_texts(made, trained.spec)
@@ -299,10 +300,11 @@ def _write(
             "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
             "versions": {"python": platform.python_version(), "machine": platform.machine(), **library_versions()},
         }
-        (made / "parity.json").write_text(json.dumps(report, indent=2))
+        replace_file(made / "parity.json", json.dumps(report, indent=2))
         if to.exists():
             to.rmdir()  # empty, and os.replace does not replace a folder everywhere
-        os.replace(made, to)
+        sync(made)
+        move(made, to)
     return report
 
 

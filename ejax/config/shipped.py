@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from ejax.config.files import MAX_BYTES, is_file
 from ejax.schema.plain_files import read_text
 from ejax.schema.problems import ConfigError
+from ejax.schema.writing import new_file
 
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = _PACKAGE / "configs"
@@ -63,11 +65,12 @@ def copy_config(name: str, to: Path | None = None) -> list[Path]:
     if gym_config.is_file() and '"gym_config"' in read_text(source):
         pairs.append((gym_config, target.with_name(gym_config.name)))
     for _, path in pairs:
-        if path.exists():
+        if os.path.lexists(path):
             raise FileExistsError(f"{path} exists; give another name: ejax configs copy {name} FILE")
     for original, path in pairs:
         # an editor finds the schema of the installed version, wherever the copy lies
-        path.write_text(_SCHEMA.sub(str(_PACKAGE / "config.schema.json"), read_text(original)))
+        with new_file(path) as file:
+            file.write(_SCHEMA.sub(str(_PACKAGE / "config.schema.json"), read_text(original)).encode())
     return [path for _, path in pairs]
 
 

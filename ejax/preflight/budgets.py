@@ -14,6 +14,7 @@ from ejax.envs.mujoco.choice import how_to_install
 from ejax.logs.json_records import read_facts
 from ejax.preflight.run import preflight
 from ejax.schema.problems import ConfigError, Problem
+from ejax.schema.writing import replace_file
 
 _COUNTED = ("kernels", "launches", "library_calls", "host_trips", "callbacks", "collectives", "collective_bytes")
 _UNITS = ("update", "env step", "physics step", "minibatch")
@@ -83,7 +84,7 @@ def rewrite(path: Path, config: str | None = None) -> None:
     for entry in _entries(budgets, config, path):
         # counts are XLA's: they hold for one release
         entry["counts"] = {**entry.get("counts", {}), jax.__version__: measure(entry)}
-    path.write_text(json.dumps(budgets, indent=1) + "\n")
+    replace_file(path, json.dumps(budgets, indent=1) + "\n")
 
 
 def _entries(budgets: dict[str, Any], config: str | None, path: Path) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.logs.json_records import FactsError
     from ejax.report.page import render
     from ejax.report.reading import read_export, read_run, runs_in
+    from ejax.schema.writing import replace_file
     from ejax.store.checkpoint import CheckpointError
 
     left_out: list[str] = []
@@ -47,13 +48,8 @@ def _run(args: argparse.Namespace) -> int:
             if any(run.path.resolve() == other.path.resolve() for other in runs[:i]):
                 raise FactsError(f"{run.path} is given twice; name each run once")
         exports = {str(path): read_export(path) for path in args.parity}
-        partial = args.to.with_name(f".{args.to.name}.partial")
         page = render(runs, exports, args.to.parent, left_out)
-        try:
-            partial.write_bytes(page.encode("utf-8", "backslashreplace"))  # names may be no text
-            os.replace(partial, args.to)
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_file(args.to, page.encode("utf-8", "backslashreplace"))  # names may be no text
     except (FactsError, OSError) as error:
         print(f"ejax.report: {error}", file=sys.stderr)
         return 2

@@ -5,6 +5,7 @@ The standard library alone is needed.
 """
 
 import errno
+import hashlib
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ import stat
 import tomllib
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 MAX_DIGITS = 100  # digits of an integer: the time to read one grows with their square, and nobody means more
 HUGE = 1 << 40  # bytes of a file that is read piece by piece
@@ -68,8 +69,14 @@ def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
-    """Read a regular file as UTF-8, without a byte order mark; errors as ``open_plain``. UnicodeDecodeError: other bytes."""
+    """Read a regular file as UTF-8, without its byte order mark. As ``open_plain``; UnicodeDecodeError: other bytes."""
     return read_bytes(path, most).decode("utf-8-sig")
+
+
+def sha256(source: bytes | IO[bytes]) -> str:
+    """Give the digest of bytes, or of what is left to read of an open file, in hexadecimal digits."""
+    made = hashlib.sha256(source) if isinstance(source, bytes) else hashlib.file_digest(cast(Any, source), "sha256")
+    return made.hexdigest()
 
 
 def read_json(path: str | Path, most: int = MAX_BYTES) -> Any:

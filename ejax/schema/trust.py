@@ -25,7 +25,6 @@ import re
 import shlex
 import stat
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -33,6 +32,7 @@ from types import ModuleType
 from typing import Any
 
 from ejax.schema.messages import short_repr
+from ejax.schema.writing import replace_file
 
 _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 """``package.module:Name`` or ``FILE.py:Name``; the name may be one of Gymnasium's ids."""
@@ -337,15 +337,7 @@ def _write_down(place: str, found: str, what: str) -> None:
     try:
         file = trusted_file()
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=".trusted-")  # mode 600
-        try:
-            with open(descriptor, "w", encoding="utf-8") as opened:
-                json.dump({"trusted": dict(sorted(places.items()))}, opened, indent=1)
-            os.replace(partial, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        replace_file(file, json.dumps({"trusted": dict(sorted(places.items()))}, indent=1), mode=0o600)
     except (OSError, RuntimeError) as error:
         _notice(f"{what} is trusted this once, it cannot be remembered: {error}")
     else:

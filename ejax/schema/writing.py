@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -126,6 +127,17 @@ def by_product(what: str, note: Callable[[str], object]) -> Iterator[None]:
         note(f"{what} is not written: {error}")
 
 
+def write_extra(command: str, path: Path | None, text: str) -> int:
+    """Write a file that a command line asks for beside its result, if any. Returns the exit code: 1 where it fails."""
+    failed: list[str] = []
+    if path is not None:
+        with by_product(str(path), failed.append):
+            replace_file(path, text)
+    for line in failed:
+        print(f"{command}: {line}", file=sys.stderr)
+    return len(failed)
+
+
 def _opener(folder: int, mode: int = 0o666) -> Callable[[str, int], int]:
     def opener(path: str, flags: int) -> int:
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -145,7 +157,8 @@ def _folder(path: Path, below: Path | None) -> Iterator[int]:
     """Open the folder of ``path``, made if need be; an error names what it means."""
     place = path.parent if below is None else below
     names = path.parent.relative_to(place).parts
-    place.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # a file, if it is not a folder: not to be opened
+        place.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     descriptor = os.open(place, flags)
     try:
@@ -153,6 +166,7 @@ def _folder(path: Path, below: Path | None) -> Iterator[int]:
             place /= name
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=descriptor)
+                os.fsync(descriptor)
             _refuse_link(place, os.lstat(name, dir_fd=descriptor), below)
             inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=descriptor)
             os.close(descriptor)

@@ -4,13 +4,12 @@
 <digest>  SHA256        of the lines above
 """
 
-import hashlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ejax.schema.plain_files import HUGE, MAX_BYTES, open_plain, read_text
+from ejax.schema.plain_files import HUGE, MAX_BYTES, open_plain, read_text, sha256
 from ejax.schema.writing import replace_file
 
 LISTING = "SHA256"
@@ -57,10 +56,6 @@ def check_digests(folder: Path, names: Sequence[str] | None = None, listing: str
         raise DamagedError(_difference(written, digests))
 
 
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def files_of(folder: Path) -> list[Path]:
     """List the files of ``folder``, at any depth, in order. DamagedError: one is neither a file nor a folder."""
     found = []
@@ -91,7 +86,7 @@ def _digests(folder: Path, names: Sequence[str] | None, known: Mapping[str, str]
         elif name != LISTING if names is None else name in names:
             # named ones are facts, which nobody reads where they are larger
             with open_plain(path, HUGE if names is None else MAX_BYTES) as file:
-                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                digests[name] = sha256(file)
     return digests
 
 

@@ -37,6 +37,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 from ejax.config import RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
+from ejax.schema.plain_files import sha256
 from ejax.schema.writing import make_folder, move, replace_file
 from ejax.store.checkpoint import (
     CheckpointError,
@@ -51,7 +52,7 @@ from ejax.store.checkpoint import (
     save_share,
     verify_checkpoint,
 )
-from ejax.store.digests import LISTING, DamagedError, check_digests, render_digests, sha256
+from ejax.store.digests import LISTING, DamagedError, check_digests, render_digests
 from ejax.store.run_lock import LOCK
 from ejax.store.schedule_file import SCHEDULE
 from ejax.types import PyTree

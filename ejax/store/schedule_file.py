@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from ejax.logs.json_records import FactsError, read_facts
+from ejax.schema.plain_files import sha256
 from ejax.schema.writing import move, replace_file
-from ejax.store.digests import sha256
 
 SCHEDULE = "schedule.json"
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
+from ejax.schema.writing import write_extra
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code."""
+    """Run the command line. Returns the exit code: 1 if only --json could not be written."""
     args = _parser().parse_intermixed_args(argv)
     import_late("ejax.transfer.engines")
     return until_signal("ejax.transfer", lambda: _run(args))
@@ -34,12 +35,10 @@ def _run(args: argparse.Namespace) -> int:
     try:
         result = transfer_run(**options, shifts={name: getattr(args, name) for name in SHIFTS})
         print(as_markdown(result))  # first: a file that cannot be written costs nothing
-        if args.json is not None:
-            args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except (ConfigError, CheckpointError, ImportError, OSError, ValueError) as error:
         print(f"ejax.transfer: {error}", file=sys.stderr)
         return 2
-    return 0
+    return write_extra("ejax.transfer", args.json, json.dumps(result, indent=2) + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:

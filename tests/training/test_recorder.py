@@ -178,7 +178,9 @@ def test_what_went_wrong_is_told(failure: str, tmp_path: Path, monkeypatch: pyte
     elif failure == "the picture":
         monkeypatch.setattr(Lamp, "render", fail)
     else:
-        monkeypatch.setattr(os, "replace", lambda *paths: fail() if str(paths[-1]).endswith(".mp4") else RENAME(*paths))
+        monkeypatch.setattr(
+            os, "replace", lambda *paths, **at: fail() if str(paths[-1]).endswith(".mp4") else RENAME(*paths, **at)
+        )
     with make_recorder(folder) as recorder:
         (report,) = record(recorder)
     assert report.startswith("no video: ") and told in report

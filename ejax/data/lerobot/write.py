@@ -20,6 +20,7 @@ from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import Images, make_columns
 from ejax.data.lerobot.recording import Format, open_recording
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
+from ejax.schema.writing import append_file, make_folder
 
 _LOCK = ".lock"
 _MAX_FRAMES = 2**31 - 1
@@ -65,7 +66,7 @@ class EpisodeWriter:
         self.folder = Path(folder)
         columns = tuple(make_columns(spec, names or {}, images))
         self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
-        self.folder.mkdir(parents=True, exist_ok=True)  # after all checks that need no folder
+        make_folder(self.folder)  # after all checks that need no folder
         self._lock: IO[bytes] | None = _lock(self.folder)
         self._is_whole = True
         """False after an error that may have left files half in place."""
@@ -155,7 +156,7 @@ class EpisodeWriter:
 
 def _lock(folder: Path) -> IO[bytes]:
     """Return the locked file; the system releases it when the process ends, however it ends."""
-    file = inside(folder, _LOCK).open("ab")  # never "wb": a stranger's file of that name must not be emptied
+    file = append_file(inside(folder, _LOCK), folder)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

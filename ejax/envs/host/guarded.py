@@ -5,6 +5,8 @@ episode is over, a new one starts, and its steps go to a file for ``python -m ej
 raises can be recreated, which ends the episodes of all its rows.
 """
 
+import io
+import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -12,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,6 +25,7 @@ from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows
+from ejax.schema.writing import new_file
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
 _MAX_ACTIONS = 10_000  # steps of an episode that a replay file can hold
@@ -160,7 +163,6 @@ class GuardedEnv:
 
     def _quarantine(self, broken: NDArray[np.bool_], seed: NDArray[np.uint32], timestep: HostTimestep) -> None:
         """Write a replay file for each broken row. Raises HostEnvError: more rows than allowed."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         for row in np.flatnonzero(broken):
             self.num_quarantined += 1
             length = self.num_steps - int(self._began[row])
@@ -176,11 +178,12 @@ class GuardedEnv:
             actions = np.stack([each[row] for each in self._actions][-length:])
             last = {f"obs/{i}": np.asarray(leaf)[row] for i, leaf in enumerate(jax.tree.leaves(self._obs))}
             broke = {f"final_obs/{i}": leaf[row] for i, leaf in enumerate(jax.tree.leaves(timestep.final_obs))}
-            with _new_file(self._folder, f"step{self.num_steps}_row{row}") as file:
-                np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
-                path = file.name
+            arrays = {"facts": json.dumps(facts), "actions": actions, **last, **broke}
+            path = _write_new(self._folder, f"step{self.num_steps}_row{row}", arrays)
             remedy = f"replay it with python -m ejax.replay {path}"
-            if not (facts["seeded"] and facts["complete"]):
+            if isinstance(path, OSError):  # the run goes on without
+                remedy = f"its steps are not written: {path}"
+            elif not (facts["seeded"] and facts["complete"]):
                 late = "the episode began before the first of them"
                 why = late if facts["seeded"] else "the environment does not seed rows one by one"
                 remedy = f"its steps are in {path}, but cannot be replayed: {why}"
@@ -229,15 +232,22 @@ class GuardedEnv:
         raise HostEnvError(f"env '{self.name}' {text}, {where}")
 
 
-def _new_file(folder: Path, stem: str) -> IO[bytes]:
-    """Open ``<stem>.npz``, or ``<stem>_2.npz`` and so on where the name is taken."""
-    number, name = 1, f"{stem}.npz"
-    while True:
+def _write_new(folder: Path, stem: str, arrays: Mapping[str, Any]) -> Path | OSError:
+    """Write ``<stem>.npz``, or ``<stem>_2.npz`` and so on where the name is taken; its path, or why there is none."""
+    run = next((each.parent for each in (folder, folder.parent) if each.name == "quarantine"), folder)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)
+    for number in itertools.count(1):
+        path = folder / (f"{stem}_{number}.npz" if number > 1 else f"{stem}.npz")
         try:  # of several runs and groups in one folder, one makes each name
-            return (folder / name).open("xb")
+            with new_file(path, run) as file:
+                file.write(packed.getbuffer())
+            return path
         except FileExistsError:
-            number += 1
-            name = f"{stem}_{number}.npz"
+            continue
+        except OSError as error:
+            return error
+    raise AssertionError
 
 
 def _blank_rows(rows: NDArray[np.bool_], info: dict[str, Any]) -> dict[str, Any]:
