@@ -34,8 +34,7 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
     """Run the command line, under the name of one of the modules that train.
 
     Returns:
-        0; 1 where it is trained, and a log or a figure beside the checkpoints could not be written;
-        ``--stopped-exit-code`` after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a
+        0; ``--stopped-exit-code`` after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a
         signal ended it before or without that; 2 for what could not be started; 3 for numbers that are not finite.
     """
     args = _parser(name).parse_intermixed_args(argv)
@@ -50,7 +49,7 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
                 population = import_late("ejax.population")
                 result = population.train_population(config, resume=args.resume, run_dir=args.run)
                 failure = print_population(name, config, result)
-            return failure or (args.stopped_exit_code if not result.finished else int(bool(result.not_written)))
+            return failure or (0 if result.finished else args.stopped_exit_code)
         except Exception as error:
             code, text = exit_code_of(error)
             if code is None:
@@ -178,7 +177,6 @@ def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_eac
         "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
         f"{config.step_name.removeprefix('env ')}/s{of_all}": result.training_fps,
     }
-    shared |= {"not written": "; ".join(result.not_written.values()) or None}
     last = {"interrupted": None if result.finished else "yes; go on with --resume latest"}  # the last line that is seen
     summary({key: value for key, value in (shared | facts | last).items() if value is not None})
 

@@ -28,7 +28,7 @@ from ejax.logs.best import Best
 from ejax.logs.console import make_console
 from ejax.logs.metric_log import MetricLog, keep_up_to, write_session
 from ejax.schema.plain_files import read_text
-from ejax.schema.writing import append_file, append_whole, make_folder, replace_file
+from ejax.schema.writing import append_file, append_whole, by_product, make_folder, replace_file
 
 _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
@@ -70,7 +70,6 @@ class MetricWriter:
         # before any file is made
         wandb = _import_wandb() if trainer.use_wandb and not quiet else None
         problems: list[str] = []
-        self.missed: dict[str, str] = {}
         with ExitStack() as stack:
             jsonl = log_dir / "metrics.jsonl"
             make_folder(log_dir, run_dir)
@@ -117,10 +116,8 @@ class MetricWriter:
         """
         metrics = {tag: float(value) for tag, value in metrics.items()}
         for name, sink in self._sinks.items():
-            try:
+            with by_product(f"a line of {name}", self.alarm):  # the training goes on
                 sink(step, metrics)
-            except OSError as error:  # the training goes on
-                self.miss(f"{name} lacks numbers of this run: {error}", name)
         if self._view is not None:
             self._view.write(step, metrics if shown is None else shown, best)
 
@@ -134,12 +131,6 @@ class MetricWriter:
             self._view.note(message)
         else:
             print(f"ejax: {message}", file=sys.stderr, flush=True)
-
-    def miss(self, text: str, what: str = "") -> None:
-        """``alarm`` of something beside the result that cannot be written, of each ``what`` once."""
-        if (what or text) not in self.missed:
-            self.missed[what or text] = text
-            self.alarm(text)
 
     def logged(self) -> dict[str, Any]:
         return self._log.so_far()

@@ -60,7 +60,7 @@ def evaluate_run(
         shown: gets the metrics as soon as they are there, before anything is written.
 
     Returns:
-        The metrics under EmbodiChain's tags, the checkpoint and what was written; ``no report``, ``no video``: why not.
+        The metrics under EmbodiChain's tags, the checkpoint and what was written; ``no video``: why there is none.
 
     Raises:
         FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
@@ -88,7 +88,7 @@ def evaluate_run(
         shown(metrics)
         per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
         facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
-        with by_product("the report", lambda text: metrics.update({"no report": text})):
+        with by_product("the report"):
             replace_file(report, json.dumps(facts, indent=2), directory.path)
             metrics["report"] = report
         if video is not None:

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,6 @@ class PopulationResult:
     latest_checkpoint_path: Path | None
     last_eval_metrics: dict[str, float]
     """Summaries over the members."""
-    not_written: dict[str, str] = field(default_factory=dict)
-    """As in ``RunResult``."""
 
     @classmethod
     def of(cls, progress: Sequence[Progress], alive: Sequence[bool], **facts: Any) -> "PopulationResult":
@@ -98,7 +96,6 @@ def write_summary(
     rewards: Sequence[float],
     alive: Sequence[bool],
     values: Mapping[str, Sequence[Any]],
-    miss: Callable[[str], object],
 ) -> int | None:
     """Write ``population.json`` and give the best member. ``values``: those that move, of each member now."""
     best = best_member(trainer, progress, rewards)
@@ -112,6 +109,6 @@ def write_summary(
         row |= {"last_eval": own.last_eval_metrics, FITNESS: rewards[i] if math.isfinite(rewards[i]) else None}
         rows.append(row | {"alive": bool(alive[i]), "skipped_updates": own.skipped_updates})
     facts = {"best": best, "metric": trainer.best_eval_metric, "step": step, "members": rows}
-    with by_product(str(folder / "population.json"), miss):
+    with by_product(f"{folder / 'population.json'}, with the best member"):
         replace_file(folder / "population.json", json.dumps(facts, indent=2), folder)
     return best

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -91,23 +90,12 @@ def _train_members(config: RunConfig, directory: RunDirectory, map_members: MapM
     known = [[line[FITNESS] for line in log if line.get(FITNESS) is not None] for log in logs]
     rewards = [float(each[-1]) if each else math.nan for each in known]
     step = max(meta.get("global_step", 0) for meta in metas)
-    missed: list[str] = []
     best = write_summary(
-        directory.path,
-        config.trainer,
-        members,
-        progress,
-        step=step,
-        rewards=rewards,
-        alive=alive,
-        values={},
-        miss=missed.append,
+        directory.path, config.trainer, members, progress, step=step, rewards=rewards, alive=alive, values={}
     )
     last: dict[str, float] = {}
-    with by_product("the summary of the members", missed.append):
+    with by_product("the log of all members"):
         last = _summarize(config, directory, logs)
-    for text in missed:
-        print(f"ejax: {text}", file=sys.stderr)
     return PopulationResult.of(
         progress,
         alive,
@@ -121,7 +109,6 @@ def _train_members(config: RunConfig, directory: RunDirectory, map_members: MapM
         best_member=best,
         latest_checkpoint_path=None,
         last_eval_metrics=last,
-        not_written={text: text for text in missed},
     )
 
 

@@ -138,7 +138,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             }
             step, parent = update * self._rows, int(parents[i])
             exploited = Exploited(step=step, update=update, member=i, parent=parent, values=values)
-            with by_product(EXPLOITS, self._writer.miss):
+            with by_product(EXPLOITS, self._writer.alarm):
                 write_exploit(self._directory.path, exploited)
             self.note(f"update {update}: member {i} goes on from member {parents[i]} with {values}")
             # the metric is from before the copy, which revives a broken member
@@ -175,7 +175,6 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             rewards=self._rewards.tolist(),
             alive=self._alive.tolist(),
             values=values,
-            miss=self._writer.miss,
         )
 
     def _more(self) -> dict[str, Any]:
@@ -212,7 +211,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         for i, folder in enumerate(folders):
             for which, checkpoints in (("best", best), ("last", last)):
                 own = {tag: float(x[i]) for tag, x in found[which].items()}
-                write_fresh(folder.path, which, checkpoints[i], self._trainer, own, self._writer.miss)
+                write_fresh(folder.path, which, checkpoints[i], self._trainer, own)
 
     def end(self, state: PopulationState, update: int, steps_per_s: float, should_stop: ShouldStop) -> PopulationResult:
         finished = update >= self._trainer.num_updates
@@ -227,7 +226,6 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
                 f"stopped at {update * self._rows} {self._config.step_name} of each member; "
                 f"go on with python -m ejax.train --run {self._directory.path} --resume latest"
             )
-        writers = [self._writer, *(folder.writer for folder in self._folders)]
         return PopulationResult.of(
             [folder.progress for folder in self._folders],
             self._alive.tolist(),
@@ -241,7 +239,6 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             best_member=best,
             latest_checkpoint_path=self._saver.latest,
             last_eval_metrics=self._last_eval,
-            not_written={name: x for each in writers for name, x in each.missed.items()},
         )
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ejax.runtime.process_exit import exit_with
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.writing import write_extra
+from ejax.schema.writing import by_product, replace_file
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 1 over a budget or without --json, 2 for what cannot compile."""
+    """Run the command line. Returns the exit code: 1 where a budget is exceeded, 2 for what cannot be compiled."""
     args = _parser().parse_intermixed_args(argv)
     os.environ["JAX_PLATFORMS"] = "cpu"  # what is traced must not touch a GPU that is here
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of missing drivers, which is the point
@@ -51,7 +51,10 @@ def _run(args: argparse.Namespace) -> int:
     found = preflight(config, args.overrides, target=args.target, gpus=args.gpus, hosts=args.hosts, fit=args.fit)
     console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False)
     show(found, console)
-    return write_extra("ejax.preflight", args.json, json.dumps(found, indent=1) + "\n")
+    if args.json is not None:
+        with by_product(str(args.json)):
+            replace_file(args.json, json.dumps(found, indent=1) + "\n")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

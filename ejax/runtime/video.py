@@ -48,7 +48,7 @@ def write_video(
     first = next(stream, None)
     if first is None:
         raise ValueError(f"no frames to write to {path}; give at least one.")
-    with replacing(path, below) as file, _encoder(Path(file.name), first.shape[:2], fps, keyframe_every) as sink:
+    with replacing(path, below) as file, _encoder(path, file.name, first.shape[:2], fps, keyframe_every) as sink:
         for frame in itertools.chain([first], stream):
             sink.write(frame.tobytes())
     return path
@@ -99,7 +99,9 @@ def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]
 
 
 @contextmanager
-def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int | None) -> Iterator[IO[bytes]]:
+def _encoder(
+    path: Path, partial: str, size: tuple[int, ...], fps: float, keyframe_every: int | None
+) -> Iterator[IO[bytes]]:
     """Run ffmpeg on raw RGB frames; imageio_ffmpeg's ``write_frames`` drops its exit status and resizes odd frames."""
     import imageio_ffmpeg  # here: a run without videos needs no ffmpeg
 
@@ -108,7 +110,7 @@ def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int 
     target = "-an -c:v libx264 -preset veryfast -pix_fmt yuv420p -crf 20 -movflags +faststart"
     keyframes = "" if keyframe_every is None else f"-g {keyframe_every} -bf 0"
     options = f"-loglevel error -y {source} {target} {keyframes}".split()
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options, str(path)]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options, partial]
     with tempfile.TemporaryFile() as log:
         # Its own session: ctrl-C in the terminal is for the training loop to handle.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, start_new_session=True)

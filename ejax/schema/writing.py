@@ -21,15 +21,18 @@ from ejax.schema.plain_files import HUGE, check_found
 _STREAMS = re.compile(r"/dev/(stdout|stderr|null|fd/\d+)|/proc/self/fd/\d+")
 """Paths that a shell gives a command to write to."""
 
+FAILED: list[str] = []
+"""Lines of this process on what ``by_product`` could not write."""
+
 
 class LinkError(OSError):
     """A symbolic link where a file or a folder is to be written; the text has the remedy."""
 
 
 def replace_file(path: Path, content: str | bytes, below: Path | None = None, *, mode: int = 0o666) -> None:
-    """Write a file, text as UTF-8; arguments and errors as ``replacing``."""
+    """Write a file, text as UTF-8, as ``replacing``; without ``below`` its folder must be there."""
     data = content.encode() if isinstance(content, str) else content
-    if below is None and _STREAMS.fullmatch(str(path)):
+    if below is None and (_STREAMS.fullmatch(str(path)) or not path.parent.is_dir()):
         with path.open("wb") as stream:
             stream.write(data)
         return
@@ -119,23 +122,18 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def by_product(what: str, note: Callable[[str], object]) -> Iterator[None]:
-    """Write something beside a result: what fails is one line for ``note``, so that the result is not lost with it."""
+def by_product(what: str, note: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Write something beside a result, which is not lost if that fails: it is a line, and the command's exit code 1.
+
+    ``note`` takes the line; None: standard error.
+    """
     try:
         yield
     except OSError as error:
-        note(f"{what} is not written: {error}")
-
-
-def write_extra(command: str, path: Path | None, text: str) -> int:
-    """Write a file that a command line asks for beside its result, if any. Returns the exit code: 1 where it fails."""
-    failed: list[str] = []
-    if path is not None:
-        with by_product(str(path), failed.append):
-            replace_file(path, text)
-    for line in failed:
-        print(f"{command}: {line}", file=sys.stderr)
-    return len(failed)
+        line = f"{what} is not written: {error}"
+        if line not in FAILED:  # a full disk refuses many alike
+            FAILED.append(line)
+            print(f"ejax: {line}", file=sys.stderr, flush=True) if note is None else note(line)
 
 
 def _opener(folder: int, mode: int = 0o666) -> Callable[[str, int], int]:

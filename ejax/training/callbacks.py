@@ -50,8 +50,6 @@ class RunResult:
     Empty for a run that is not finished or not evaluated."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds by activity, as in the log's ``time/``: those of the loop, and of the C engine within them."""
-    not_written: dict[str, str] = field(default_factory=dict)
-    """Logs and other files beside the checkpoints that could not be written, by name: what happened."""
 
     def _repr_html_(self) -> str:
         """Show curves and facts in a notebook."""

@@ -98,12 +98,7 @@ def play_best_and_last(
 
 
 def write_fresh(
-    run: Path,
-    which: str,
-    checkpoint: Path,
-    trainer: TrainerConfig,
-    metrics: Mapping[str, float],
-    miss: Callable[[str], object],
+    run: Path, which: str, checkpoint: Path, trainer: TrainerConfig, metrics: Mapping[str, float]
 ) -> dict[str, Any]:
     """Write ``evaluations/fresh_<which>.json`` of a run, ``best`` or ``last``, and give what it holds."""
     seeds = fresh_seeds(trainer)
@@ -115,7 +110,7 @@ def write_fresh(
         "seeds": seeds,
     }
     file = run / "evaluations" / f"fresh_{which}.json"
-    with by_product(str(file), miss):
+    with by_product(str(file)):
         replace_file(file, json.dumps(facts, indent=2), run)
     return facts
 

@@ -203,10 +203,7 @@ class RunSink(Sink[RunState, RunResult]):
             self.note(BROKEN_OFF)
             return {}
         folder, checkpoints = self._directory.path, {"best": best, "last": last}
-        miss = self._writer.miss
-        return {
-            which: write_fresh(folder, which, path, trainer, found[which], miss) for which, path in checkpoints.items()
-        }
+        return {which: write_fresh(folder, which, path, trainer, found[which]) for which, path in checkpoints.items()}
 
     def end(self, state: RunState, update: int, steps_per_s: float, should_stop: ShouldStop) -> RunResult:
         """Save and evaluate for the last time, where the loop has not; give the facts of the run."""
@@ -244,7 +241,6 @@ class RunSink(Sink[RunState, RunResult]):
             eval_history=self._reporter.eval_history,
             fresh_eval_metrics=fresh,
             seconds=self._reporter.total.take(),
-            not_written=self._writer.missed,
         )
         for each in self._all:
             each.on_end(run, result)

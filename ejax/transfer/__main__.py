@@ -13,11 +13,11 @@ from typing import Any
 
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
-from ejax.schema.writing import write_extra
+from ejax.schema.writing import by_product, replace_file
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 1 if only --json could not be written."""
+    """Run the command line. Returns the exit code."""
     args = _parser().parse_intermixed_args(argv)
     import_late("ejax.transfer.engines")
     return until_signal("ejax.transfer", lambda: _run(args))
@@ -35,10 +35,13 @@ def _run(args: argparse.Namespace) -> int:
     try:
         result = transfer_run(**options, shifts={name: getattr(args, name) for name in SHIFTS})
         print(as_markdown(result))  # first: a file that cannot be written costs nothing
+        if args.json is not None:
+            with by_product(str(args.json)):
+                replace_file(args.json, json.dumps(result, indent=2) + "\n")
     except (ConfigError, CheckpointError, ImportError, OSError, ValueError) as error:
         print(f"ejax.transfer: {error}", file=sys.stderr)
         return 2
-    return write_extra("ejax.transfer", args.json, json.dumps(result, indent=2) + "\n")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

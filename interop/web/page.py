@@ -20,7 +20,7 @@ from ejax.policies.actor_q import ActorQ
 from ejax.policies.heads import injected
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.schema.plain_files import read_bytes, read_text
-from ejax.schema.writing import replace_file
+from ejax.schema.writing import make_folder, replace_file
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
 from ejax.types import Env, HostEnv, Params, Policy
@@ -54,6 +54,7 @@ def write_page(
         data = page_data(*load_policy(config, env, path), env, seed)
     data |= {"title": f"{trainer.exp_name} · {config.env.id}", "checkpoint": path.name}
     data["versions"] = {"jax": jax.__version__, "mujoco": mujoco.__version__, "wasm": engine.pop("version")}
+    make_folder(to.parent)
     replace_file(to, assemble(data, engine))
     return {"page": to, "MB": round(to.stat().st_size / 1e6, 1), "checkpoint": str(path)}
 

@@ -5,8 +5,6 @@ episode is over, a new one starts, and its steps go to a file for ``python -m ej
 raises can be recreated, which ends the episodes of all its rows.
 """
 
-import io
-import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -25,7 +23,7 @@ from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows
-from ejax.schema.writing import new_file
+from ejax.schema.writing import by_product, new_file
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
 _MAX_ACTIONS = 10_000  # steps of an episode that a replay file can hold
@@ -178,12 +176,12 @@ class GuardedEnv:
             actions = np.stack([each[row] for each in self._actions][-length:])
             last = {f"obs/{i}": np.asarray(leaf)[row] for i, leaf in enumerate(jax.tree.leaves(self._obs))}
             broke = {f"final_obs/{i}": leaf[row] for i, leaf in enumerate(jax.tree.leaves(timestep.final_obs))}
-            arrays = {"facts": json.dumps(facts), "actions": actions, **last, **broke}
-            path = _write_new(self._folder, f"step{self.num_steps}_row{row}", arrays)
+            path, name = "nowhere", f"step{self.num_steps}_row{row}"
+            with by_product("what led there", self._reports.append), _new_file(self._folder, name) as file:
+                np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
+                path = file.name
             remedy = f"replay it with python -m ejax.replay {path}"
-            if isinstance(path, OSError):  # the run goes on without
-                remedy = f"its steps are not written: {path}"
-            elif not (facts["seeded"] and facts["complete"]):
+            if not (facts["seeded"] and facts["complete"]):
                 late = "the episode began before the first of them"
                 why = late if facts["seeded"] else "the environment does not seed rows one by one"
                 remedy = f"its steps are in {path}, but cannot be replayed: {why}"
@@ -232,22 +230,16 @@ class GuardedEnv:
         raise HostEnvError(f"env '{self.name}' {text}, {where}")
 
 
-def _write_new(folder: Path, stem: str, arrays: Mapping[str, Any]) -> Path | OSError:
-    """Write ``<stem>.npz``, or ``<stem>_2.npz`` and so on where the name is taken; its path, or why there is none."""
+def _new_file(folder: Path, stem: str) -> IO[bytes]:
+    """Open ``<stem>.npz``, or ``<stem>_2.npz`` and so on where the name is taken."""
+    number, name = 1, f"{stem}.npz"
     run = next((each.parent for each in (folder, folder.parent) if each.name == "quarantine"), folder)
-    packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)
-    for number in itertools.count(1):
-        path = folder / (f"{stem}_{number}.npz" if number > 1 else f"{stem}.npz")
+    while True:
         try:  # of several runs and groups in one folder, one makes each name
-            with new_file(path, run) as file:
-                file.write(packed.getbuffer())
-            return path
+            return new_file(folder / name, run)
         except FileExistsError:
-            continue
-        except OSError as error:
-            return error
-    raise AssertionError
+            number += 1
+            name = f"{stem}_{number}.npz"
 
 
 def _blank_rows(rows: NDArray[np.bool_], info: dict[str, Any]) -> dict[str, Any]:
