@@ -7,10 +7,9 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from pathlib import Path
 
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import MAX_SEED, add_policy_options, whole
+from ejax.schema.values import MAX_SEED, a_path, add_policy_options, whole
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,7 +51,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.evaluate", description="Evaluate a trained policy.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
+    parser.add_argument("run", type=a_path, metavar="RUN", help="the run's folder; without its time the newest")
     parser.add_argument(
         "overrides", nargs="*", metavar="env.KEY=VALUE", help="evaluate elsewhere, e.g. env.cfg.episode_length=50"
     )
@@ -67,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=whole(0, MAX_SEED), help="of the start states (default: the run's eval_seed)")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
-    parser.add_argument("--video", type=Path, metavar="FILE", help="record four episodes, e.g. push.mp4")
+    parser.add_argument("--video", type=a_path, metavar="FILE", help="record four episodes, e.g. push.mp4")
     add_trust_option(parser)
     return parser
 

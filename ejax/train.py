@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
+from ejax.schema.values import a_path, path_text
 from ejax.schema.writing import LinkError
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def print_population(name: str, config: "RunConfig", result: "PopulationResult")
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"python -m ejax.{name}", description="Train a policy from a config file.")
     parser.add_argument(
-        "--config", metavar="FILE|NAME", help="JSON or YAML, or a shipped config (ejax configs); docs/config.md"
+        "--config", type=path_text, metavar="FILE|NAME", help="JSON, YAML or a shipped config (ejax configs)"
     )
     parser.add_argument(
         "overrides",
@@ -240,16 +241,17 @@ def _parser(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--process-id", type=int, metavar="I", help="of this one, from 0")
     parser.add_argument(
         "--resume",
+        type=path_text,
         metavar="latest|best|PATH",
         help="go on from a checkpoint, of --run or of the newest run; EmbodiChain's FILE.pt: in a new run",
     )
     parser.add_argument(
         "--fork",
-        type=Path,
+        type=a_path,
         metavar="RUN|CHECKPOINT",
         help="a new run from the whole state of another, its best checkpoint; without --config by its config",
     )
-    parser.add_argument("--run", type=Path, metavar="DIR", help="the run's folder (default: a new one, named by time)")
+    parser.add_argument("--run", type=a_path, metavar="DIR", help="the run's folder (default: one named by time)")
     parser.add_argument(
         "--stopped-exit-code",
         type=int,

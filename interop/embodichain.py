@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.runtime.device import prepare_jax
 from ejax.schema.trust import add_trust_option, trust_words
+from ejax.schema.values import a_path, path_text
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
 from ejax.store.run_dir import create_run_directory, open_policy_run
 from ejax.store.schedule_file import write_schedule
@@ -169,18 +170,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     to_pt = commands.add_parser("to-pt", help="from a run of ejax to EmbodiChain's .pt file")
-    to_pt.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    to_pt.add_argument("--out", type=Path, required=True, metavar="FILE.pt")
+    to_pt.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")
+    to_pt.add_argument("--out", type=a_path, required=True, metavar="FILE.pt")
     to_pt.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
-    to_pt.add_argument("--checkpoint", default="latest", metavar="latest|best|PATH")
+    to_pt.add_argument("--checkpoint", type=path_text, default="latest", metavar="latest|best|PATH")
     to_pt.add_argument("--layout", default="0.3", choices=("0.3", "head", "seed"), help="EmbodiChain's version")
     to_pt.add_argument(
-        "--like", type=Path, metavar="FILE.pt", help="a checkpoint by EmbodiChain 0.3 of the same config"
+        "--like", type=a_path, metavar="FILE.pt", help="a checkpoint by EmbodiChain 0.3 of the same config"
     )
     from_pt = commands.add_parser("from-pt", help="from EmbodiChain's .pt file to a run of ejax")
-    from_pt.add_argument("file", type=Path, metavar="FILE.pt")
-    from_pt.add_argument("--config", type=Path, required=True, metavar="FILE", help="of the training, JSON or YAML")
-    from_pt.add_argument("--run", type=Path, required=True, metavar="DIR", help="the run's folder, to be made")
+    from_pt.add_argument("file", type=a_path, metavar="FILE.pt")
+    from_pt.add_argument("--config", type=a_path, required=True, metavar="FILE", help="of the training, JSON or YAML")
+    from_pt.add_argument("--run", type=a_path, required=True, metavar="DIR", help="the run's folder, to be made")
     from_pt.add_argument("--policy-only", action="store_true", help="start a new training from the file's parameters")
     for command in (to_pt, from_pt):
         add_trust_option(command)

@@ -36,7 +36,7 @@ from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import add_policy_options
+from ejax.schema.values import a_path, add_policy_options
 from ejax.schema.writing import make_folder, move, replace_file, sync
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import open_policy_run
@@ -175,7 +175,8 @@ def export_policy(
     """
     _check_names(formats)
     if to.is_symlink() or (to.exists() and any(to.iterdir())):
-        raise FileExistsError(f"{to} {'is a link' if to.is_symlink() else 'holds files already'}; give a new folder")
+        there = "is a link" if to.is_symlink() else f"holds files already, such as {min(to.iterdir()).name}"
+        raise FileExistsError(f"{to} {there}; give a new folder")
     with tempfile.TemporaryFile(dir=make_folder(to.parent)):
         pass  # now: what cannot be written is not computed
     exporter, no_twin = exporter_of_any(policy)
@@ -343,9 +344,9 @@ def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m interop.export", description="Export a trained policy, with proof.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")
     add_policy_options(parser)
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--formats", metavar="A,B", help=f"of {','.join(FORMATS)}; default: all that can be made")
     parser.add_argument(
         "--clip",

@@ -260,6 +260,11 @@ def _find(draft: Draft, name: Any) -> Path | None:
     if not isinstance(name, str):
         draft.problem("env", f"got {short_repr(name)}; must be the path of a gym config")
         return None
+    try:
+        name = expanded(name)
+    except ValueError as error:
+        draft.problem("env", str(error))
+        return None
     folders = [folder for folder in (draft.folder, Path.cwd()) if folder is not None]
     expected = [folder / name for folder in (reversed(folders) if typed else folders)]
     files = _candidates(draft.folder, name, expected)

@@ -4,10 +4,10 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 from ejax.runtime.process_exit import exit_with
 from ejax.schema.trust import add_trust_option, trust_words
+from ejax.schema.values import a_path
 from ejax.schema.writing import by_product, replace_file
 
 
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "python -m ejax.preflight",
         description="Compile a config for GPUs that are not here, and count what it would do.",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="JSON or YAML; see docs/config.md")
+    parser.add_argument("--config", type=a_path, metavar="FILE", help="JSON or YAML; see docs/config.md")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax.train")
     parser.add_argument(
         "--target",
@@ -77,11 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fit", action="store_true", help="compile at several sizes for the largest num_envs that fits"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, too")
+    parser.add_argument("--json", type=a_path, metavar="FILE", help="write everything there, too")
     parser.add_argument(
-        "--budgets", type=Path, metavar="FILE", help="instead: check the counts of its configs, or of --config alone"
+        "--budgets", type=a_path, metavar="FILE", help="instead: check the counts of its configs, or of --config alone"
     )
-    parser.add_argument("--rewrite-budgets", type=Path, metavar="FILE", help="instead: rewrite its counts")
+    parser.add_argument("--rewrite-budgets", type=a_path, metavar="FILE", help="instead: rewrite its counts")
     add_trust_option(parser)
     return parser
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ejax.schema.values import a_path
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 where runs were left out, 2 without a page."""
@@ -64,10 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     about = "One HTML page about runs: curves, tables, videos. It needs no network."
     parser = argparse.ArgumentParser("python -m ejax.report", description=about)
     text = "a run's folder, of a population all members; without its time: the newest run"
-    parser.add_argument("run", type=Path, nargs="+", metavar="RUN", help=text)
-    parser.add_argument("--to", type=Path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
+    parser.add_argument("run", type=a_path, nargs="+", metavar="RUN", help=text)
+    parser.add_argument("--to", type=a_path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
     text = "exports whose parity.json is shown too; those in a run's folder are anyway"
-    several: dict[str, Any] = {"type": Path, "nargs": "+", "action": "extend", "default": []}
+    several: dict[str, Any] = {"type": a_path, "nargs": "+", "action": "extend", "default": []}
     parser.add_argument("--parity", **several, metavar="EXPORT", help=text)
     return parser
 

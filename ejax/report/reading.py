@@ -157,7 +157,7 @@ class _Folder:
         return inside
 
     def files(self, folder: str, pattern: str) -> list[Path]:
-        found = (self.path / folder).glob(pattern)
+        found = (path for path in (self.path / folder).glob(pattern) if not is_side_file(path.name))
         return sorted(filter(self.owns, found)) if self.owns(self.path / folder) else []
 
     def facts(self, files: Iterable[Path], schema: type[BaseModel]) -> dict[Path, dict[str, Any]]:

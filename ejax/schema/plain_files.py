@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import stat
 import tomllib
 from io import BufferedReader
@@ -20,6 +21,14 @@ HUGE = 1 << 40  # bytes of a file that is read piece by piece
 MAX_DEPTH = 100  # mappings and lists inside each other
 MAX_BYTES = 64 << 20  # bytes of a file, where the reader gives no bound of its own
 _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
+_SIDE_FILE = re.compile(
+    r"\.DS_Store|\._.*|__MACOSX|\.(Spotlight-V100|Trashes|fseventsd|AppleDouble|localized)|Icon\r"  # of a Mac
+    r"|(eh)?thumbs(_vista)?\.db|desktop\.ini|\$RECYCLE\.BIN|.*:Zone\.Identifier"  # of Windows
+    r"|\.nfs[0-9a-f]+|\.fuse_hidden\w+|\.directory|@eaDir|\.Trash-\d+"  # of Linux and network drives
+    r"|.+~|\.?#.*|\..*\.sw[a-z]|\.~lock\..*|\.(ipynb_checkpoints|idea|vscode)",  # of editors
+    re.IGNORECASE,
+)
+_UNKNOWN = re.compile(r"(~[^/]*)|.*?(\$(?:\w+|\{[^}]*\}))")  # what os.path could not expand
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a folder",
@@ -120,6 +129,22 @@ def check_found(found: os.stat_result, path: str | Path, most: int) -> None:
 
 def _too_large(path: str | Path, size: int, most: int) -> OSError:
     return OSError(errno.EFBIG, f"has {size} bytes; at most {most} are read", str(path))
+
+
+def is_side_file(name: str) -> bool:
+    """Recognize by its name what systems and editors leave beside the files of others, and nobody reads."""
+    return _SIDE_FILE.fullmatch(name) is not None
+
+
+def expanded(path: str) -> str:
+    """Put the home folder for ``~`` and variables of the environment for ``$NAME`` and ``${NAME}``.
+
+    ValueError: there is no home folder, or no such variable, nor a file of that very name.
+    """
+    found = os.path.expandvars(os.path.expanduser(path))
+    if (left := _UNKNOWN.match(found)) and (path[:1] == "~" or not os.path.lexists(path)):
+        raise ValueError(f"got '{path}', and here {left[1] or left[2]} stands for nothing; write the path without it")
+    return found
 
 
 def tables_beside(module: str) -> dict[str, Any]:

@@ -174,8 +174,8 @@ def _place_in(text: str) -> str | None:
 
 
 def _argument(text: str) -> str:
-    if os.path.isdir(text):
-        return _Folder(text)
+    if os.path.isdir(folder := os.path.expanduser(text)):
+        return _Folder(folder)
     if _place_in(text) is None:
         raise argparse.ArgumentTypeError(
             f"got {short_repr(text)}; write package.module:Name, or a folder that is there"

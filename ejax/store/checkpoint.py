@@ -25,11 +25,12 @@ from pydantic import BaseModel, NonNegativeInt
 import ejax
 from ejax.collectors.replay_buffer import replays_in, with_rows, without_rows
 from ejax.logs.json_records import FactsError, read_facts
+from ejax.schema.plain_files import is_side_file
 from ejax.schema.writing import make_folder, move, replace_file, sync
 from ejax.store.arrays import CheckpointError as CheckpointError
 from ejax.store.arrays import is_key, load_arrays, read_arrays
 from ejax.store.arrays import save_arrays as save_arrays
-from ejax.store.digests import LISTING, DamagedError, check_digests, write_digests
+from ejax.store.digests import LISTING, DamagedError, ForeignError, check_digests, write_digests
 from ejax.store.replay_rows import FOLDER, link_file, load_rows, save_rows
 from ejax.types import PyTree
 
@@ -37,6 +38,10 @@ SCHEMA_VERSION = 2
 _PARTIAL, _REPLACED = ".partial-", ".replaced-"
 _REMEDY = "Use the config it was made with."
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")  # those whose versions may change numbers
+
+
+class ForeignFileError(CheckpointError):
+    """Something in a checkpoint that ejax did not put there: no reason to go on from an older one."""
 
 
 class CheckpointMeta(BaseModel):
@@ -155,10 +160,12 @@ def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta)
     try:
         check_digests(path)
         meta = read_facts(path / "meta.json", schema)
-        if not any((path / "state").iterdir()):  # digests of nothing agree
+        if all(is_side_file(each.name) for each in (path / "state").iterdir()):  # digests of nothing agree
             raise DamagedError("state is empty")
     except OSError:
         raise CheckpointError(f"checkpoint {path} is damaged: it has no folder state") from None
+    except ForeignError as error:
+        raise ForeignFileError(f"checkpoint {path}: {error}") from None
     except (DamagedError, FactsError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from None
     if meta["schema_version"] != SCHEMA_VERSION:

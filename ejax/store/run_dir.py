@@ -37,11 +37,12 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 from ejax.config import RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
-from ejax.schema.plain_files import sha256
+from ejax.schema.plain_files import expanded, is_side_file, sha256
 from ejax.schema.writing import make_folder, move, replace_file
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
+    ForeignFileError,
     arrays_under_way,
     library_versions,
     list_checkpoints,
@@ -52,7 +53,7 @@ from ejax.store.checkpoint import (
     save_share,
     verify_checkpoint,
 )
-from ejax.store.digests import LISTING, DamagedError, check_digests, render_digests
+from ejax.store.digests import LISTING, DamagedError, ForeignError, check_digests, render_digests
 from ejax.store.run_lock import LOCK
 from ejax.store.schedule_file import SCHEDULE
 from ejax.types import PyTree
@@ -223,6 +224,8 @@ class RunDirectory:
             try:
                 verify_checkpoint(path, RunMeta)
                 return path
+            except ForeignFileError:
+                raise
             except CheckpointError as error:
                 report(f"{error}; using the one before it")
         seen = f"all {len(candidates)} are damaged" if candidates else "there is none yet"
@@ -298,6 +301,7 @@ def find_run(path: Path) -> Path:
     """
     if "\0" in str(path):
         raise FileNotFoundError(f"{str(path)!r} holds a null character: no file has such a name")
+    path = Path(expanded(str(path)))
     if not path.exists():
         path = newest_run(path.parent, path.name)
     if not (path / "configs" / "resolved.json").is_file():
@@ -321,7 +325,11 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
 
 def never_began(path: Path) -> bool:
     """Recognize a folder that a kill left while it was made, before there was a run."""
-    if not path.is_dir() or {each.name for each in path.iterdir()} - {"configs", "checkpoints", LOCK}:
+    if not path.is_dir() or {each.name for each in path.iterdir() if not is_side_file(each.name)} - {
+        "configs",
+        "checkpoints",
+        LOCK,
+    }:
         return False
     return not (path / "configs" / "resolved.json").exists() and not any((path / "checkpoints").glob("*"))
 
@@ -353,6 +361,8 @@ def check_configs(path: Path) -> None:
                     raise
                 check_digests(file.parent, _CONFIGS, NEXT_LISTING)
         read_facts(file, _Resolved)
+    except ForeignError as error:
+        raise CheckpointError(f"run {path}: configs/{error}") from None
     except (DamagedError, FactsError) as error:
         raise CheckpointError(
             f"the configs of run {path} are damaged: {error}. Put back a copy of that folder; without one, write the "

@@ -86,7 +86,7 @@ def page_data(policy: Policy, params: Params, env: Env, seed: int) -> dict[str, 
 
 def assemble(data: Mapping[str, Any], engine: Mapping[str, bytes]) -> str:
     """Put the parts into the template. ``engine``: its program, ``js``, and its code, ``wasm``."""
-    parts = {path.name: read_text(path) for path in _HERE.glob("*.js")}
+    parts = {path.name: read_text(path) for path in _HERE.glob("[!.]*.js")}
     parts["data"] = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts |= {name: base64.b64encode(gzip.compress(x, mtime=0)).decode() for name, x in engine.items()}
     head, *rest = read_text(_HERE / "page.html").split("{{")

@@ -20,6 +20,7 @@ from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import Images, make_columns
 from ejax.data.lerobot.recording import Format, open_recording
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
+from ejax.schema.plain_files import is_side_file
 from ejax.schema.writing import append_file, make_folder
 
 _LOCK = ".lock"
@@ -71,7 +72,8 @@ class EpisodeWriter:
         self._is_whole = True
         """False after an error that may have left files half in place."""
         try:
-            there = sorted(path.name for path in self.folder.iterdir() if path.name != _LOCK)
+            found = {path.name for path in self.folder.iterdir()} - {_LOCK}
+            there = sorted(name for name in found if not is_side_file(name))
             if there and not append:
                 raise FileExistsError(
                     f"{self.folder} is not empty, it has {', '.join(there[:5])}; give append=True to go on with it, or "
