@@ -20,7 +20,7 @@ from ejax.config.schema import allowed_keys
 from ejax.config.shipped import find_config
 from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
-from ejax.schema.plain_files import read_bytes
+from ejax.schema.plain_files import expanded, read_bytes
 from ejax.schema.problems import ConfigError, KeyNote, Problem, join_by_key, with_sections
 from ejax.schema.trust import trust_strings, trust_words
 from ejax.schema.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems

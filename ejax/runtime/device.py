@@ -86,9 +86,10 @@ def prepare_jax(device: str) -> None:
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # jax defines it at run time
         given = os.environ.get("XDG_CACHE_HOME", "")
         try:
-            home = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
-            with tempfile.TemporaryFile(dir=make_folder(home / "ejax" / "compiled")):  # else each program warns of it
-                jax.config.update("jax_compilation_cache_dir", str(home / "ejax" / "compiled"))
+            home = Path(given) if os.path.isabs(given) else Path.home().resolve(strict=True) / ".cache"
+            folder = make_folder(home / "ejax" / "compiled")
+            with tempfile.TemporaryFile(dir=folder):  # else JAX warns of each program
+                jax.config.update("jax_compilation_cache_dir", str(folder))
         except (OSError, RuntimeError) as error:  # no home folder, or one that cannot be written
             text = "no compiled programs are kept for the next process; give a folder in JAX_COMPILATION_CACHE_DIR"
             print(f"ejax: {text}: {error}", file=sys.stderr)

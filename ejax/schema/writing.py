@@ -173,7 +173,7 @@ def _folder(path: Path, below: Path | None) -> Iterator[int]:
         yield descriptor
     except OSError as error:
         if error.errno is not None and os.sep not in str(error.filename):  # relative to the folder, or none
-            error.filename, error.filename2 = str(place), None
+            raise OSError(error.errno, error.strerror, str(place)) from error
         raise
     finally:
         os.close(descriptor)
