@@ -8,8 +8,9 @@ if __name__ == "__main__":
 import argparse
 import sys
 
+from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import MAX_SEED, a_path, add_policy_options, whole
+from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -23,9 +23,8 @@ from ejax.logs.json_records import check_facts
 from ejax.rollout import reset
 from ejax.rollout import step as rollout_step
 from ejax.runtime.process_exit import exit_with
-from ejax.schema.plain_files import open_plain, parse_json
+from ejax.schema.plain_files import a_path, open_plain, parse_json
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import a_path
 from ejax.training.environments import make_env
 from ejax.training.watchdog import guarded_calls
 from ejax.types import HostEnv, HostTimestep

@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ejax.schema.plain_files import LinkError, a_path, expanded
 from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
-from ejax.schema.values import a_path, path_text
-from ejax.schema.writing import LinkError
 
 if TYPE_CHECKING:
     from ejax.config import RunConfig
@@ -221,7 +220,7 @@ def print_population(name: str, config: "RunConfig", result: "PopulationResult")
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"python -m ejax.{name}", description="Train a policy from a config file.")
     parser.add_argument(
-        "--config", type=path_text, metavar="FILE|NAME", help="JSON, YAML or a shipped config (ejax configs)"
+        "--config", type=expanded, metavar="FILE|NAME", help="JSON, YAML or a shipped config (ejax configs)"
     )
     parser.add_argument(
         "overrides",
@@ -241,7 +240,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--process-id", type=int, metavar="I", help="of this one, from 0")
     parser.add_argument(
         "--resume",
-        type=path_text,
+        type=expanded,
         metavar="latest|best|PATH",
         help="go on from a checkpoint, of --run or of the newest run; EmbodiChain's FILE.pt: in a new run",
     )

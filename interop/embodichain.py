@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.runtime.device import prepare_jax
+from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import a_path, path_text
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
 from ejax.store.run_dir import create_run_directory, open_policy_run
 from ejax.store.schedule_file import write_schedule
@@ -173,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     to_pt.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")
     to_pt.add_argument("--out", type=a_path, required=True, metavar="FILE.pt")
     to_pt.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
-    to_pt.add_argument("--checkpoint", type=path_text, default="latest", metavar="latest|best|PATH")
+    to_pt.add_argument("--checkpoint", type=expanded, default="latest", metavar="latest|best|PATH")
     to_pt.add_argument("--layout", default="0.3", choices=("0.3", "head", "seed"), help="EmbodiChain's version")
     to_pt.add_argument(
         "--like", type=a_path, metavar="FILE.pt", help="a checkpoint by EmbodiChain 0.3 of the same config"

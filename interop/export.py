@@ -35,9 +35,9 @@ from ejax.envs.host.calls import HostEnvError
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with
+from ejax.schema.plain_files import a_path, make_folder, move, replace_file, sync
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import a_path, add_policy_options
-from ejax.schema.writing import make_folder, move, replace_file, sync
+from ejax.schema.values import add_policy_options
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env

@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog="Exit code: 0 policy.onnx answers as certified and every file has its SHA-256; 1 a file is damaged, "
         "unlisted or deviates; 2 no certificate, or of another version; 3 nothing was run.",
     )
-    parser.add_argument("directory", type=a_path, metavar="DIR", help="holds parity.json and the files that it lists")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="holds parity.json and the files that it lists")
     directory: Path = parser.parse_args(argv).directory
     return print_verdict("standalone_verify", directory, lambda: verify_onnx(directory), _one_line_each)
 
@@ -192,11 +192,6 @@ def check_files(directory: Path, report: Mapping[str, Any]) -> None:
             f"{'; '.join(problems)}. The folder was changed, or an older ejax made it: remove what is not of the "
             f"export, or {_AGAIN}"
         )
-
-
-def a_path(text: str) -> Path:
-    """Read a path of a command line, in which a shell may have left ``~``."""
-    return Path(os.path.expanduser(text))
 
 
 def sha256(path: Path) -> str:

@@ -5,9 +5,9 @@ import json
 import sys
 
 from ejax.runtime.process_exit import import_late
+from ejax.schema.plain_files import a_path
 from ejax.schema.problems import ConfigError
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import a_path
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 from ejax.config.files import MAX_BYTES, is_file
-from ejax.schema.plain_files import expanded, read_text
+from ejax.schema.plain_files import a_path, expanded, new_file, read_text
 from ejax.schema.problems import ConfigError
-from ejax.schema.values import a_path
-from ejax.schema.writing import new_file
 
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = _PACKAGE / "configs"

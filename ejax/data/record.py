@@ -23,8 +23,8 @@ from ejax.data.lerobot.format import Images, policy_names
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import attempt_seeds, check_seed
 from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, TimedTask, flatten, judge
+from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, import_trusted, trust, trust_strings, trust_words
-from ejax.schema.values import a_path
 
 _DEFAULT_FPS = 30
 

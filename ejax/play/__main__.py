@@ -9,8 +9,9 @@ import argparse
 import sys
 from typing import Any
 
+from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import MAX_SEED, a_path, add_policy_options, whole
+from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
 _NOT_SHOWN = ("run", "overrides", "trust", "web", "wasm")
 """Arguments that are no option of a ``Show``."""

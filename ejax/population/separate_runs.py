@@ -16,7 +16,7 @@ from ejax.logs.metric_log import MetricLog, read_log
 from ejax.population.leaderboard import PopulationResult, summaries, write_summary
 from ejax.population.step import FITNESS
 from ejax.run import train
-from ejax.schema.writing import by_product, make_folder
+from ejax.schema.plain_files import by_product, make_folder
 from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import RunDirectory, RunMeta
 from ejax.training.saver import Progress

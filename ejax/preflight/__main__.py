@@ -6,9 +6,8 @@ import os
 import sys
 
 from ejax.runtime.process_exit import exit_with
+from ejax.schema.plain_files import a_path, by_product, replace_file
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import a_path
-from ejax.schema.writing import by_product, replace_file
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.logs.json_records import read_facts
 from ejax.preflight.run import preflight
+from ejax.schema.plain_files import replace_file
 from ejax.schema.problems import ConfigError, Problem
-from ejax.schema.writing import replace_file
 
 _COUNTED = ("kernels", "launches", "library_calls", "host_trips", "callbacks", "collectives", "collective_bytes")
 _UNITS = ("update", "env step", "physics step", "minibatch")

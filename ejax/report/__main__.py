@@ -1,6 +1,7 @@
 """``python -m ejax.report RUN…``: runs as one HTML page that opens anywhere."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, until_signal
+from ejax.schema.plain_files import a_path
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
@@ -11,8 +12,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from ejax.schema.values import a_path
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,7 +25,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.logs.json_records import FactsError
     from ejax.report.page import render
     from ejax.report.reading import read_export, read_run, runs_in
-    from ejax.schema.writing import replace_file
+    from ejax.schema.plain_files import replace_file
     from ejax.store.checkpoint import CheckpointError
 
     left_out: list[str] = []

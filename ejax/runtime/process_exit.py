@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from ejax.schema.writing import FAILED
+from ejax.schema.plain_files import FAILED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S = 10.0  # for threads that are about to end, such as one that writes a video
@@ -44,7 +44,7 @@ class ProcessExit(SystemExit):
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a command line and end the process with its exit code, even if an environment left threads.
 
-    The exit code is 1 where only something beside the result could not be written, ``ejax.schema.writing.by_product``.
+    The exit code is 1 where something beside the result could not be written: ``ejax.schema.plain_files.by_product``.
     Python waits for threads that are no daemons, without a bound. Those that outlive a grace time are named, and the
     process ends without them. Only for ``if __name__ == "__main__"``: a library must not end its caller.
     """

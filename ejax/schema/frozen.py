@@ -5,15 +5,8 @@ from collections.abc import Callable
 from typing import Annotated, Any, Self, TypeAlias, TypeVar, cast
 
 from flax.core import FrozenDict
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    PlainSerializer,
-    PlainValidator,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic.functional_validators import AfterValidator
 
 from ejax.schema.configclass import ConfigClass
 from ejax.schema.messages import short_repr

@@ -7,7 +7,6 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ejax.schema.messages import short_repr
@@ -39,24 +38,11 @@ def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
     return read
 
 
-def path_text(text: str) -> str:
-    """Read a path of a command line, for argparse: a shell leaves the ``~`` of ``--to=~/file``, and what is quoted."""
-    try:
-        return expanded(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def a_path(text: str) -> Path:
-    """As ``path_text``."""
-    return Path(path_text(text))
-
-
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the policy of a run: of which member, at which checkpoint."""
     parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
     text = "default: best, or latest if there is none"
-    parser.add_argument("--checkpoint", type=path_text, metavar="best|latest|PATH", help=text)
+    parser.add_argument("--checkpoint", type=expanded, metavar="best|latest|PATH", help=text)
 
 
 def is_positive(value: Any) -> bool:

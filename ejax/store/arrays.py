@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from ejax.schema.writing import make_folder
+from ejax.schema.plain_files import make_folder
 from ejax.types import PyTree
 
 _MAX_NAMED = 20

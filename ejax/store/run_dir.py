@@ -37,8 +37,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 from ejax.config import RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
-from ejax.schema.plain_files import expanded, is_side_file, sha256
-from ejax.schema.writing import make_folder, move, replace_file
+from ejax.schema.plain_files import expanded, is_side_file, make_folder, move, replace_file, sha256
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,

@@ -19,7 +19,7 @@ from ejax.config.models import TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
-from ejax.schema.writing import by_product, replace_file
+from ejax.schema.plain_files import by_product, replace_file
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.types import Params
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ejax.config.models import ProfileConfig
-from ejax.schema.writing import by_product, make_folder, replace_file
+from ejax.schema.plain_files import by_product, make_folder, replace_file
 from ejax.training.steppers import Stepper
 
 _PARTS = (

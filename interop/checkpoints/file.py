@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ejax.optim import SCHEDULE_KWARGS, ScheduleConfig
-from ejax.schema.writing import replacing
+from ejax.schema.plain_files import replacing
 from interop.checkpoints.content import problems
 from interop.checkpoints.plain_pt import load_plain
 from interop.exporters.entries import StateDict

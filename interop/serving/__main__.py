@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any
 
 from ejax import __version__
+from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.schema.values import a_path, add_policy_options, whole
+from ejax.schema.values import add_policy_options, whole
 
 _LEAST_TOKEN = 16
 

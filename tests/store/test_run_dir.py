@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_written_is_taken_back(tmp_path: Path, monkeypat
     def full(*args: object, **folders: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ejax.schema.writing.os.replace", full)
+    monkeypatch.setattr("ejax.schema.plain_files.os.replace", full)
     with pytest.raises(OSError, match="No space left"):
         create_run_directory(config("tiny"), tmp_path / "tiny")
     assert not (tmp_path / "tiny").exists()

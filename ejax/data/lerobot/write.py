@@ -20,8 +20,7 @@ from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import Images, make_columns
 from ejax.data.lerobot.recording import Format, open_recording
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
-from ejax.schema.plain_files import is_side_file
-from ejax.schema.writing import append_file, make_folder
+from ejax.schema.plain_files import append_file, is_side_file, make_folder
 
 _LOCK = ".lock"
 _MAX_FRAMES = 2**31 - 1
