@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ejax.schema.plain_files import LinkError, a_path, expanded
+from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ejax.population.leaderboard import PopulationResult
     from ejax.run import RunResult
 
-_PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, LinkError, PermissionError)
+_PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 _DISK_REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; make room, or give another trainer.output_dir"),
     errno.EROFS: "; give another trainer.output_dir",

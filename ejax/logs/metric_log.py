@@ -94,7 +94,7 @@ def keep_up_to(
         evaluates_again: drop the evaluation at ``step`` as well, since it is written a second time.
     """
     problems: list[str] = []
-    if path.exists() and not path.is_file():
+    if path.is_symlink() or (path.exists() and not path.is_file()):
         aside = move(path, _aside(path), path.parents[1])
         problems.append(f"{path} was no file; it is {aside.name} now, and the log begins here")
         return problems

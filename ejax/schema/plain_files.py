@@ -28,6 +28,7 @@ HUGE = 1 << 40  # bytes of a file that is read piece by piece
 MAX_DEPTH = 100  # mappings and lists inside each other
 MAX_BYTES = 64 << 20  # bytes of a file, where the reader gives no bound of its own
 _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SIDE_FILE = re.compile(
     r"\.DS_Store|\._.*|__MACOSX|\.(Spotlight-V100|Trashes|fseventsd|AppleDouble|localized)|Icon\r"  # of a Mac
     r"|(eh)?thumbs(_vista)?\.db|desktop\.ini|\$RECYCLE\.BIN|.*:Zone\.Identifier"  # of Windows
@@ -186,6 +187,8 @@ def package_folder(name: str) -> Path | None:
 class LinkError(OSError):
     """A symbolic link where a file or a folder is to be written; the text has the remedy."""
 
+    errno = errno.ELOOP
+
 
 def replace_file(path: Path, content: str | bytes, below: Path | None = None, *, mode: int = 0o666) -> None:
     """Write a file, text as UTF-8, as ``replacing``; without ``below`` its folder must be there."""
@@ -329,7 +332,8 @@ def _folder(path: Path, below: Path | None) -> Iterator[int]:
         place = path
         yield descriptor
     except OSError as error:
-        if error.errno is not None and os.sep not in str(error.filename):  # relative to the folder, or none
+        ours = error.filename == place.name or ".partial" in str(error.filename)  # relative to the folder
+        if ours or (error.filename is None and error.errno in _FULL):
             raise OSError(error.errno, error.strerror, str(place)) from error
         raise
     finally:

@@ -102,6 +102,7 @@ def recover_checkpoints(directory: Path) -> list[Path]:
     Only for a process that goes on with the run: one that is saving has such names as well.
     """
     recovered = []
+    make_folder(directory, directory.parent)
     for partial in sorted(directory.glob(f"{_PARTIAL}?*")):
         final = partial.with_name(partial.name.removeprefix(_PARTIAL))
         if not os.path.lexists(final):

@@ -108,7 +108,9 @@ def _difference(written: str, digests: Mapping[str, str]) -> DamagedError:
             return DamagedError(f"{name} is missing")
         if listed[name] != digests[name]:
             return DamagedError(f"{name} was changed, or its digest in {LISTING}")
-    if written == render_digests({name: x for name, x in digests.items() if name in listed}):
-        name = min(digests.keys() - listed)
-        return ForeignError(f"{name} is not in {LISTING}, which lists every file; remove it, and nothing is damaged")
+    for name in sorted(digests.keys() - listed):
+        text = f"{name} is not in {LISTING}, which lists every file"
+        if written == render_digests({name: x for name, x in digests.items() if name in listed}):
+            return ForeignError(f"{text}; remove it, and nothing is damaged")
+        return DamagedError(text)
     return DamagedError(f"{LISTING} was changed")  # its order, a line given twice, or the digest of its own

@@ -137,7 +137,7 @@ def link_file(source: str | Path, target: str | Path) -> str | Path:
     try:
         os.link(source, target)
     except OSError:
-        with open(source, "rb") as read, replacing(Path(target)) as written:
+        with open_plain(source, HUGE) as read, replacing(Path(target)) as written:
             shutil.copyfileobj(read, written)
     return target
 

@@ -204,9 +204,10 @@ class RunDirectory:
         """Undo ``create_run_directory``, so that the folder can be given again; what others put there stays."""
         configs = [self.config_file.with_name(name) for name in (*_CONFIGS, CHANGES, LISTING)]
         for file in (*configs, *configs[0].parent.glob(".*partial*"), self.path / SCHEDULE, self.path / LOCK):
-            file.unlink(missing_ok=True)
+            if not file.parent.is_symlink() or file.parent == self.path:
+                file.unlink(missing_ok=True)
         for folder in (self.config_file.parent, self.checkpoints, self.path):  # empty ones only: the rest is not ours
-            if folder.is_dir() and not any(folder.iterdir()):
+            if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
                 folder.rmdir()
 
     def find(self, which: str | None, report: Callable[[str], None]) -> Path:

@@ -38,7 +38,7 @@ def check_schedule(run: Path, first: int, digest: str | None) -> list[str]:
     try:
         versions = _read_schedule(file)[:first]
         # without a digest, of an old checkpoint, the number has to do
-        if len(versions) == first and digest in (None, _schedule_digest(versions)):
+        if len(versions) == first and digest in (None, _schedule_digest(versions)) and not file.is_symlink():
             return []
         problem = f"{file} does not hold the versions of the {first} rollouts before this resume"
     except FactsError as error:

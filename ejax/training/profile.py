@@ -52,9 +52,10 @@ class Profiler:
             jax.block_until_ready(state)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # calls of Python functions would hide the program's operations
-            make_folder(self._folder / "plugins" / "profile", self._folder.parent)
-            jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
-            self._tracing = True
+            with by_product("the profile"):
+                make_folder(self._folder / "plugins" / "profile", self._folder.parent)
+                jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
+                self._tracing = True
 
     def ends(self, update: int) -> bool:
         """Recognize the end of the trace under way."""
