@@ -17,7 +17,7 @@ from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
-from ejax.config.shipped import find_config
+from ejax.config.shipped import FOLDER, find_config
 from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import expanded, read_bytes
@@ -39,7 +39,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
     """
     found = find_config(path)
     config = parse_untrusted(read_file(found), overrides, device, found.parent, str(found))
-    if found == Path(path):
+    if found == Path(path) or FOLDER not in found.parents:
         return config
     read = KeyNote("config", "used", f"{path} is no file here; read ejax's own, {found}")
     return config.model_copy(update={"notices": (read, *config.notices)})

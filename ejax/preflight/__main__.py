@@ -6,7 +6,7 @@ import os
 import sys
 
 from ejax.runtime.process_exit import exit_with
-from ejax.schema.plain_files import a_path, by_product, replace_file
+from ejax.schema.plain_files import a_path, by_product, expanded, replace_file
 from ejax.schema.trust import add_trust_option, trust_words
 
 
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax.train")
     parser.add_argument(
         "--target",
+        type=expanded,
         default="h100",
         metavar="h100|h200|a100|l40s|rtx4090|b200|FILE",
         help="the card, or a file with XLA's GpuTargetConfigProto as text (default: %(default)s)",

@@ -171,6 +171,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [file] and file.read_text() == "old"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # JAX warns of the fork
 def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     file, seen = tmp_path / "file", set()
     for count in range(8):
