@@ -17,6 +17,7 @@ from small_configs import BASE, ROOT, gym, make, trainer
 
 from ejax.algorithms.demonstrations import DemonstrationConfig
 from ejax.algorithms.distill import DistillConfig
+from ejax.collectors.config import CollectorConfig
 from ejax.collectors.replay_buffer import ReplayConfig
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.data import DataConfig
@@ -88,6 +89,7 @@ PATHS = [
     (PolicyConfig, "init_from"),
     (DataConfig, "folder"),
     (ReplayConfig, "folder"),
+    (CollectorConfig, "replay_schedule"),
     (DemonstrationConfig, "folder"),
     (DistillConfig, "teacher"),
     (VLAConfig, "model_path"),
