@@ -87,7 +87,7 @@ class MetricWriter:
                 run = _start_wandb(wandb, log_dir, config, resumes=not is_new)
                 self._sinks["W&B"] = partial(_log_to_wandb, run)
                 # An exit function, not a callback: a run that ends by an exception is marked as failed.
-                stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))
+                stack.push(lambda kind, *_: _finish_wandb(run, kind))
             self._view = None
             if trainer.console and not quiet:
                 self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step)
@@ -115,7 +115,7 @@ class MetricWriter:
         """
         metrics = {tag: float(value) for tag, value in metrics.items()}
         for name, sink in self._sinks.items():
-            with by_product(f"a line of {name}", self.alarm):  # the training goes on
+            with by_product(f"a line of {name}", self.alarm, Exception):  # W&B has its own; the training goes on
                 sink(step, metrics)
         if self._view is not None:
             self._view.write(step, metrics if shown is None else shown, best)
@@ -144,11 +144,13 @@ class MetricWriter:
         self._stack.__exit__(*error)
 
 
+def _finish_wandb(run: Any, kind: type[BaseException] | None) -> None:
+    with by_product("the end of the run in W&B", errors=Exception):
+        run.finish(exit_code=int(kind is not None))
+
+
 def _log_to_wandb(run: Any, step: int, metrics: Mapping[str, float]) -> None:
-    try:
-        run.log({tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step)
-    except Exception as error:  # of its own kinds
-        raise OSError(f"{type(error).__name__}: {error}") from error
+    run.log({tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step)
 
 
 def _open_tensorboard(folder: Path, resume_step: int | None, stack: ExitStack) -> _Write:

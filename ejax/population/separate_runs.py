@@ -76,6 +76,7 @@ def _train_members(config: RunConfig, directory: RunDirectory, map_members: MapM
     jobs: dict[int, MemberJob] = {}
     for i, member in enumerate(members):
         own, folder = config.of_member(member), directory.member(i)
+        make_folder(folder.path, directory.path)
         if _meta(folder).get("num_updates", 0) < own.trainer.num_updates:  # else finished by an earlier call
             name = f"member {i} of {count}: trainer.seed={member.seed} {member.values}"
             jobs[i] = MemberJob(name, own, folder)

@@ -22,7 +22,7 @@ from ejax.population.lineage import EXPLOITS, Exploited, read_exploits, write_ex
 from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.stopwatch import ENGINE
-from ejax.schema.plain_files import by_product, replace_file
+from ejax.schema.plain_files import by_product, make_folder, replace_file
 from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import create_run_directory
 from ejax.store.run_lock import run_lock
@@ -248,6 +248,7 @@ class MemberFolder:
     def __init__(self, call: Call, start: StartState, index: int, config: RunConfig, meta: Mapping[str, Any]) -> None:
         directory, is_new = call.location.directory.member(index), call.location.is_new
         rows, update, step = start.cadence.rows, start.update, start.update * start.cadence.rows
+        make_folder(directory.path, call.location.directory.path)
         call.stack.enter_context(run_lock(directory.path))  # a member can be gone on with by itself
         if is_new or not directory.config_file.exists():
             create_run_directory(config, directory.path)

@@ -241,7 +241,14 @@ def append_file(path: Path, below: Path) -> IO[bytes]:
     with _folder(path, below) as folder:
         with suppress(FileNotFoundError):
             _refuse_link(path, os.lstat(path.name, dir_fd=folder), below)
-        return open(path, "a+b", buffering=0, opener=_opener(folder))
+        descriptor = _opener(folder)(str(path), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    file = os.fdopen(descriptor, "a+b", 0)
+    try:
+        check_found(os.fstat(file.fileno()), path, HUGE)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def append_whole(file: IO[bytes], record: bytes) -> None:
@@ -282,14 +289,16 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def by_product(what: str, note: Callable[[str], object] | None = None) -> Iterator[None]:
+def by_product(
+    what: str, note: Callable[[str], object] | None = None, errors: type[Exception] = OSError
+) -> Iterator[None]:
     """Write something beside a result, which is not lost if that fails: it is a line, and the command's exit code 1.
 
     ``note`` takes the line; None: standard error.
     """
     try:
         yield
-    except OSError as error:
+    except errors as error:
         line = f"{what} is not written: {error}"
         if line not in FAILED:  # a full disk refuses many alike
             FAILED.append(line)
@@ -297,17 +306,8 @@ def by_product(what: str, note: Callable[[str], object] | None = None) -> Iterat
 
 
 def _opener(folder: int, mode: int = 0o666) -> Callable[[str, int], int]:
-    def opener(path: str, flags: int) -> int:
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(os.path.basename(path), flags, mode, dir_fd=folder)
-        try:
-            check_found(os.fstat(descriptor), path, HUGE)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    return opener
+    more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return lambda path, flags: os.open(os.path.basename(path), flags | more, mode, dir_fd=folder)
 
 
 @contextmanager

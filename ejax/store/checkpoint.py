@@ -39,10 +39,6 @@ _REMEDY = "Use the config it was made with."
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")  # those whose versions may change numbers
 
 
-class ForeignFileError(CheckpointError):
-    """Something in a checkpoint that ejax did not put there: no reason to go on from an older one."""
-
-
 class CheckpointMeta(BaseModel):
     """The form of ``meta.json``, which may have more."""
 
@@ -165,7 +161,7 @@ def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta)
     except OSError:
         raise CheckpointError(f"checkpoint {path} is damaged: it has no folder state") from None
     except ForeignError as error:
-        raise ForeignFileError(f"checkpoint {path}: {error}") from None
+        raise ForeignError(f"checkpoint {path}: {error}") from None
     except (DamagedError, FactsError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from None
     if meta["schema_version"] != SCHEMA_VERSION:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ejax.schema.plain_files import HUGE, MAX_BYTES, is_side_file, kind_of, open_plain, read_text, replace_file, sha256
+from ejax.store.arrays import CheckpointError
 
 LISTING = "SHA256"
 
@@ -18,8 +19,8 @@ class DamagedError(ValueError):
     """A folder that differs from its digests; the text begins with the difference."""
 
 
-class ForeignError(DamagedError):
-    """Something in the folder that ejax did not put there; the text has the remedy."""
+class ForeignError(DamagedError, CheckpointError):
+    """Something in the folder that ejax did not put there: no reason to take an older one. The text has the remedy."""
 
 
 def write_digests(folder: Path, origin: Path | None = None) -> None:

@@ -41,7 +41,6 @@ from ejax.schema.plain_files import expanded, is_side_file, make_folder, move, r
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
-    ForeignFileError,
     arrays_under_way,
     library_versions,
     list_checkpoints,
@@ -224,7 +223,7 @@ class RunDirectory:
             try:
                 verify_checkpoint(path, RunMeta)
                 return path
-            except ForeignFileError:
+            except ForeignError:
                 raise
             except CheckpointError as error:
                 report(f"{error}; using the one before it")
@@ -325,11 +324,8 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
 
 def never_began(path: Path) -> bool:
     """Recognize a folder that a kill left while it was made, before there was a run."""
-    if not path.is_dir() or {each.name for each in path.iterdir() if not is_side_file(each.name)} - {
-        "configs",
-        "checkpoints",
-        LOCK,
-    }:
+    there = {each.name for each in path.iterdir() if not is_side_file(each.name)} if path.is_dir() else {""}
+    if there - {"configs", "checkpoints", LOCK}:
         return False
     return not (path / "configs" / "resolved.json").exists() and not any((path / "checkpoints").glob("*"))
 
@@ -362,7 +358,7 @@ def check_configs(path: Path) -> None:
                 check_digests(file.parent, _CONFIGS, NEXT_LISTING)
         read_facts(file, _Resolved)
     except ForeignError as error:
-        raise CheckpointError(f"run {path}: configs/{error}") from None
+        raise ForeignError(f"run {path}: configs/{error}") from None
     except (DamagedError, FactsError) as error:
         raise CheckpointError(
             f"the configs of run {path} are damaged: {error}. Put back a copy of that folder; without one, write the "

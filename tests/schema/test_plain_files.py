@@ -50,7 +50,6 @@ OTHERWISE = {
     ("ejax/envs/manager/robots.py", "(ASSETS / file).read_text"): _SHIPPED,
     ("ejax/envs/mujoco/models.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
     ("ejax/schema/plain_files.py", "os.open"): _READER,
-    ("ejax/schema/plain_files.py", "open"): "append_file: opens at the end, of a run's lock the owner is read",
     ("ejax/schema/plain_files.py", "Path(module).with_suffix('.toml').read_text"): _SHIPPED,
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
     ("ejax/preflight/targets.py", "_TABLE.read_text"): _SHIPPED,
