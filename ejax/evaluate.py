@@ -28,7 +28,6 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.store.checkpoint import CheckpointError
 
     trust_words(args.trust, remember=True)  # of the command line only: a run's files are not trusted
-    known: dict[str, object] = {}
     try:
         metrics = evaluate_run(
             args.run,
@@ -41,12 +40,12 @@ def _run(args: argparse.Namespace) -> int:
             seed=args.seed,
             device=args.device,
             video=args.video,
-            shown=lambda metrics: (known.update(metrics), summary(metrics)),
+            shown=summary,
         )
     except (ConfigError, CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
         print(f"ejax.evaluate: {error}", file=sys.stderr)
         return 2
-    summary({name: x for name, x in metrics.items() if name not in known})
+    summary({name: x for name, x in metrics.items() if name in ("report", "video", "no video")})
     return 1 if "no video" in metrics else 0
 
 

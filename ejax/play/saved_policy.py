@@ -30,6 +30,7 @@ from ejax.training.recorder import draw, play
 from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
 
+_LONGEST = 240  # bytes of a report's name
 _FILMED = 4
 """Episodes of a video, side by side."""
 
@@ -84,11 +85,14 @@ def evaluate_run(
         metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
         metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
         # overrides are part of the name: evaluations elsewhere do not overwrite each other
-        report = directory.path / "evaluations" / f"{_shortened('_'.join([path.name, *map(_slug, overrides)]))}.json"
+        name = "_".join([path.name, *map(_slug, overrides)])
+        if len(name.encode()) > _LONGEST:
+            name = f"{path.name}_{zlib.crc32(name.encode()):08x}"
+        report = directory.path / "evaluations" / f"{name}.json"
         shown(metrics)
         per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
         facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
-        with by_product("the report"):
+        with by_product("the report of these numbers"):
             replace_file(report, json.dumps(facts, indent=2), directory.path)
             metrics["report"] = report
         if video is not None:
@@ -116,12 +120,6 @@ def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 def _slug(override: str) -> str:
     key, _, value = override.partition("=")
     return re.sub(r"[^\w.+-]+", "-", f"{key.rpartition('.')[2]}={value}".replace("=", "-"))[:60]
-
-
-def _shortened(name: str) -> str:
-    """Give a long name's beginning, and a number for the rest: file systems take 255 bytes."""
-    data = name.encode()
-    return name if len(data) <= 240 else f"{data[:220].decode(errors='ignore')}_{zlib.crc32(data):08x}"
 
 
 def _try_to_record(

@@ -99,16 +99,14 @@ def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]
 
 
 @contextmanager
-def _encoder(
-    path: Path, partial: str, size: tuple[int, ...], fps: float, keyframe_every: int | None
-) -> Iterator[IO[bytes]]:
+def _encoder(path: Path, partial: str, size: tuple[int, ...], fps: float, every: int | None) -> Iterator[IO[bytes]]:
     """Run ffmpeg on raw RGB frames; imageio_ffmpeg's ``write_frames`` drops its exit status and resizes odd frames."""
     import imageio_ffmpeg  # here: a run without videos needs no ffmpeg
 
     height, width = size
     source = f"-f rawvideo -pix_fmt rgb24 -video_size {width}x{height} -framerate {fps} -i -"
     target = "-an -c:v libx264 -preset veryfast -pix_fmt yuv420p -crf 20 -movflags +faststart"
-    keyframes = "" if keyframe_every is None else f"-g {keyframe_every} -bf 0"
+    keyframes = "" if every is None else f"-g {every} -bf 0"
     options = f"-loglevel error -y {source} {target} {keyframes}".split()
     command = [imageio_ffmpeg.get_ffmpeg_exe(), *options, partial]
     with tempfile.TemporaryFile() as log:

@@ -37,6 +37,8 @@ _SIDE_FILE = re.compile(
     re.IGNORECASE,
 )
 _UNKNOWN = re.compile(r"(~[^/]*)|.*?(\$(?:\w+|\{[^}]*\}))")  # what os.path could not expand
+FAILED: list[str] = []
+"""Lines of this process on what ``by_product`` could not write."""
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a folder",
@@ -46,10 +48,6 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-
-
-FAILED: list[str] = []
-"""Lines of this process on what ``by_product`` could not write."""
 
 
 class ExpansionError(argparse.ArgumentTypeError, ValueError):
@@ -289,9 +287,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def by_product(
-    what: str, note: Callable[[str], object] | None = None, errors: type[Exception] = OSError
-) -> Iterator[None]:
+def by_product(what: str, note: Callable[[str], object] | None = None, errors: Any = OSError) -> Iterator[None]:
     """Write something beside a result, which is not lost if that fails: it is a line, and the command's exit code 1.
 
     ``note`` takes the line; None: standard error.

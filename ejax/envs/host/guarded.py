@@ -176,12 +176,12 @@ class GuardedEnv:
             actions = np.stack([each[row] for each in self._actions][-length:])
             last = {f"obs/{i}": np.asarray(leaf)[row] for i, leaf in enumerate(jax.tree.leaves(self._obs))}
             broke = {f"final_obs/{i}": leaf[row] for i, leaf in enumerate(jax.tree.leaves(timestep.final_obs))}
-            path, name = "nowhere", f"step{self.num_steps}_row{row}"
+            path, name = "", f"step{self.num_steps}_row{row}"
             with by_product("what led there", self._reports.append), _new_file(self._folder, name) as file:
                 np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
                 path = file.name
-            remedy = f"replay it with python -m ejax.replay {path}"
-            if not (facts["seeded"] and facts["complete"]):
+            remedy = f"replay it with python -m ejax.replay {path}" if path else "it cannot be replayed"
+            if path and not (facts["seeded"] and facts["complete"]):
                 late = "the episode began before the first of them"
                 why = late if facts["seeded"] else "the environment does not seed rows one by one"
                 remedy = f"its steps are in {path}, but cannot be replayed: {why}"
