@@ -129,6 +129,8 @@ def commands_page() -> str:
         "# Command lines",
         "Every command with all its options, as `--help` prints them.\n"
         "`ejax COMMAND …` is the same as the `python -m …` that each section names.",
+        "The result is printed first. If something beside it cannot be written (a report, a log, a file),\n"
+        "a line on standard error says what and why, and the exit code is 1.",
         "```bash\nejax train push_cube/ppo trainer.seed=3\nejax evaluate outputs/push_cube_ppo --episodes 100\n```",
         "\n".join(["| command | what it does |", "|---|---|", *rows]),
     ]

@@ -7,8 +7,8 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from pathlib import Path
 
+from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
@@ -40,17 +40,18 @@ def _run(args: argparse.Namespace) -> int:
             seed=args.seed,
             device=args.device,
             video=args.video,
+            shown=summary,
         )
     except (ConfigError, CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
         print(f"ejax.evaluate: {error}", file=sys.stderr)
         return 2
-    summary(metrics)  # also without a video, which is the lesser part
+    summary({name: x for name, x in metrics.items() if name in ("report", "video", "no video")})
     return 1 if "no video" in metrics else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.evaluate", description="Evaluate a trained policy.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
+    parser.add_argument("run", type=a_path, metavar="RUN", help="the run's folder; without its time the newest")
     parser.add_argument(
         "overrides", nargs="*", metavar="env.KEY=VALUE", help="evaluate elsewhere, e.g. env.cfg.episode_length=50"
     )
@@ -65,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=whole(0, MAX_SEED), help="of the start states (default: the run's eval_seed)")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
-    parser.add_argument("--video", type=Path, metavar="FILE", help="record four episodes, e.g. push.mp4")
+    parser.add_argument("--video", type=a_path, metavar="FILE", help="record four episodes, e.g. push.mp4")
     add_trust_option(parser)
     return parser
 

@@ -24,7 +24,7 @@ from ejax.rollout import reset
 from ejax.rollout import step as rollout_step
 from ejax.runtime.process_exit import exit_with
 from ejax.runtime.tree_text import named_leaves
-from ejax.schema.plain_files import open_plain, parse_json
+from ejax.schema.plain_files import a_path, open_plain, parse_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.environments import make_env
 from ejax.training.watchdog import guarded_calls
@@ -174,7 +174,7 @@ def _not_finite(timestep: HostTimestep) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.replay", description="Play a quarantined episode again.")
-    parser.add_argument("file", type=Path, metavar="FILE", help="<run>/quarantine/….npz")
+    parser.add_argument("file", type=a_path, metavar="FILE", help="<run>/quarantine/….npz")
     add_trust_option(parser)
     return parser
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def print_population(name: str, config: "RunConfig", result: "PopulationResult")
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"python -m ejax.{name}", description="Train a policy from a config file.")
     parser.add_argument(
-        "--config", metavar="FILE|NAME", help="JSON or YAML, or a shipped config (ejax configs); docs/config.md"
+        "--config", type=expanded, metavar="FILE|NAME", help="JSON, YAML or a shipped config (ejax configs)"
     )
     parser.add_argument(
         "overrides",
@@ -241,16 +242,17 @@ def _parser(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--process-id", type=int, metavar="I", help="of this one, from 0")
     parser.add_argument(
         "--resume",
+        type=expanded,
         metavar="latest|best|PATH",
         help="go on from a checkpoint, of --run or of the newest run; EmbodiChain's FILE.pt: in a new run",
     )
     parser.add_argument(
         "--fork",
-        type=Path,
+        type=a_path,
         metavar="RUN|CHECKPOINT",
         help="a new run from the whole state of another, its best checkpoint; without --config by its config",
     )
-    parser.add_argument("--run", type=Path, metavar="DIR", help="the run's folder (default: a new one, named by time)")
+    parser.add_argument("--run", type=a_path, metavar="DIR", help="the run's folder (default: one named by time)")
     parser.add_argument(
         "--stopped-exit-code",
         type=int,

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.runtime.device import prepare_jax
+from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
 from ejax.store.run_dir import create_run_directory, open_policy_run
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
             for note in import_pt(args.file, config, args.run, policy_only=args.policy_only):
                 print(f"note: {note}")
             print(f"go on with: python -m ejax.train --run {args.run} --resume latest")
-    except (CheckpointError, ConfigError, FileExistsError, FileNotFoundError, TypeError, ValueError) as error:
+    except (CheckpointError, ConfigError, OSError, TypeError, ValueError) as error:
         print(f"interop.embodichain: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
@@ -169,18 +170,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     to_pt = commands.add_parser("to-pt", help="from a run of ejax to EmbodiChain's .pt file")
-    to_pt.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    to_pt.add_argument("--out", type=Path, required=True, metavar="FILE.pt")
+    to_pt.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")
+    to_pt.add_argument("--out", type=a_path, required=True, metavar="FILE.pt")
     to_pt.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
-    to_pt.add_argument("--checkpoint", default="latest", metavar="latest|best|PATH")
+    to_pt.add_argument("--checkpoint", type=expanded, default="latest", metavar="latest|best|PATH")
     to_pt.add_argument("--layout", default="0.3", choices=("0.3", "head", "seed"), help="EmbodiChain's version")
     to_pt.add_argument(
-        "--like", type=Path, metavar="FILE.pt", help="a checkpoint by EmbodiChain 0.3 of the same config"
+        "--like", type=a_path, metavar="FILE.pt", help="a checkpoint by EmbodiChain 0.3 of the same config"
     )
     from_pt = commands.add_parser("from-pt", help="from EmbodiChain's .pt file to a run of ejax")
-    from_pt.add_argument("file", type=Path, metavar="FILE.pt")
-    from_pt.add_argument("--config", type=Path, required=True, metavar="FILE", help="of the training, JSON or YAML")
-    from_pt.add_argument("--run", type=Path, required=True, metavar="DIR", help="the run's folder, to be made")
+    from_pt.add_argument("file", type=a_path, metavar="FILE.pt")
+    from_pt.add_argument("--config", type=a_path, required=True, metavar="FILE", help="of the training, JSON or YAML")
+    from_pt.add_argument("--run", type=a_path, required=True, metavar="DIR", help="the run's folder, to be made")
     from_pt.add_argument("--policy-only", action="store_true", help="start a new training from the file's parameters")
     for command in (to_pt, from_pt):
         add_trust_option(command)

@@ -18,7 +18,6 @@
 
 import argparse
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with
+from ejax.schema.plain_files import a_path, make_folder, move, replace_file, sync
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
@@ -175,8 +175,11 @@ def export_policy(
         FileExistsError: ``to`` holds files already.
     """
     _check_names(formats)
-    if to.exists() and any(to.iterdir()):
-        raise FileExistsError(f"{to} holds files already; give a new folder")
+    if to.is_symlink() or (to.exists() and any(to.iterdir())):
+        there = "is a link" if to.is_symlink() else f"holds files already, such as {min(to.iterdir()).name}"
+        raise FileExistsError(f"{to} {there}; give a new folder")
+    with tempfile.TemporaryFile(dir=make_folder(to.parent)):
+        pass  # now: what cannot be written is not computed
     exporter, no_twin = exporter_of_any(policy)
     if no_twin:
         no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
@@ -267,15 +270,14 @@ def _write(
     Args:
         left_out: format -> the reason. None: all were chosen, and one that cannot be made is an error.
     """
-    to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
         # beside ``to``, on the same file system: the last step is a rename
         made = Path(scratch) / "export"
         made.mkdir()
-        (made / "policy.json").write_text(spec_to_json(trained.spec))
+        replace_file(made / "policy.json", spec_to_json(trained.spec))
         for name, document in documents.items():
             text = document if isinstance(document, str) else json.dumps(document, indent=2, allow_nan=False)
-            (made / name).write_text(text)
+            replace_file(made / name, text)
         save_cases(made / "observations.npz", cases)
         if isinstance(trained.spec, VLASpec):
             check_texts(made, trained.spec)
@@ -307,10 +309,11 @@ def _write(
             "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
             "versions": {"python": platform.python_version(), "machine": platform.machine(), **library_versions()},
         }
-        (made / "parity.json").write_text(json.dumps(report, indent=2))
+        replace_file(made / "parity.json", json.dumps(report, indent=2))
         if to.exists():
             to.rmdir()  # empty, and os.replace does not replace a folder everywhere
-        os.replace(made, to)
+        sync(made)
+        move(made, to)
     return report
 
 
@@ -349,9 +352,9 @@ def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m interop.export", description="Export a trained policy, with proof.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")
     add_policy_options(parser)
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--formats", metavar="A,B", help=f"of {','.join(FORMATS)}; default: all that can be made")
     parser.add_argument(
         "--clip",

@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         "unlisted or deviates; 2 no certificate, or of another version; 3 nothing was run.",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="holds parity.json and the files that it lists")
-    directory: Path = parser.parse_args(argv).directory
+    directory: Path = parser.parse_args(argv).directory.expanduser()
     return print_verdict("standalone_verify", directory, lambda: verify_onnx(directory), _one_line_each)
 
 

@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 what was run answers as JAX did and every file has its SHA-256; 1 a file is damaged, "
         "unlisted or deviates; 2 no export, or of another version; 3 nothing was run.",
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote")
+    parser.add_argument("directory", type=lambda x: Path(x).expanduser(), metavar="DIR", help="of interop.export")
     parser.add_argument(
         "--trust",
         action="store_true",

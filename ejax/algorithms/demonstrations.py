@@ -15,7 +15,7 @@ from flax.core import FrozenDict
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from ejax.collectors.replay_buffer import Replay, Transition, add_rollout, init_replay, sample_rows, take_rows
-from ejax.schema.frozen import Kwargs, StrictModel
+from ejax.schema.frozen import Kwargs, PathText, StrictModel
 from ejax.schema.problems import Problem
 from ejax.schema.registry import trusted_name
 from ejax.types import Array, Key, Rollout
@@ -34,7 +34,7 @@ class DemonstrationConfig(StrictModel):
     """Demonstrating task, as in ``data.task``: failed attempts are left out."""
     task_cfg: Kwargs = Field(default_factory=FrozenDict)
     """Arguments of the task. The fields of its environment, ``env``, are ``env.cfg`` where this has none."""
-    folder: str | None = None
+    folder: PathText | None = None
     """In place of ``task``: a LeRobot v3.0 dataset, with rewards."""
     seed: NonNegativeInt = 0
     """Seed of the task's attempts."""

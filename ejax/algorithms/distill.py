@@ -35,7 +35,7 @@ from ejax.policies.calls import apply_policy, first_memory, rows_like
 from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import part_of
 from ejax.rollout import reset, unroll
-from ejax.schema.frozen import Kwargs
+from ejax.schema.frozen import Kwargs, PathText
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Distribution, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
@@ -43,7 +43,7 @@ from ejax.types import Array, Distribution, Env, HostEnv, Key, Metrics, Params, 
 class DistillConfig(MinibatchOptions):
     """``algorithm.cfg`` of ``distill``. EmbodiChain has no such algorithm."""
 
-    teacher: str | None = None
+    teacher: PathText | None = None
     """A run's folder (its best checkpoint), a checkpoint's, that of an export, or EmbodiChain's file ``….pt``."""
     teacher_obs: str | None = None
     """The part of the observation, by dotted path, that the teacher sees as its whole one. None: all of it."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from ejax.schema.frozen import MayChange, StrictModel
+from ejax.schema.frozen import MayChange, PathText, StrictModel
 
 
 class CollectorConfig(StrictModel):
@@ -22,7 +22,7 @@ class CollectorConfig(StrictModel):
     schedule: Literal["fixed", "free"] = "fixed"
     """async: ``fixed`` makes every rollout with parameters exactly ``max_staleness`` updates old, so that runs are
     reproducible; ``free`` with the newest parameters available."""
-    replay_schedule: str | None = None
+    replay_schedule: PathText | None = None
     """async: a run's ``schedule.json``; its versions are replayed, so that a free run is reproduced bit for bit."""
     pause_in_evaluation: MayChange[bool] = True
     """async: environments stand still while the policy is evaluated."""

@@ -17,7 +17,7 @@ from pydantic import PositiveInt
 from ejax.collectors.host_rows import HostRows
 from ejax.numerics.finite import finite_rows
 from ejax.runtime.sharding import by_device
-from ejax.schema.frozen import MayChange, StrictModel
+from ejax.schema.frozen import MayChange, PathText, StrictModel
 from ejax.types import Array, Key, PyTree, Rollout
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class ReplayConfig(StrictModel):
     storage: MayChange[Literal["device", "host", "shared"]] = "device"
     """Memory that has the rows: the device's; the host's, for GPUs whose own is too small; or mapped files, which
     may be larger than it, and which other processes can read. The last two are for one device."""
-    folder: MayChange[str] = "replay"
+    folder: MayChange[PathText] = "replay"
     """Folder of the files of ``shared``, ``<field>.npy``, which are there while the run trains: in the run's own. In an
     absolute one, such as /dev/shm, the run has a folder of its own."""
 

@@ -3,9 +3,9 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from ejax.runtime.process_exit import import_late
+from ejax.schema.plain_files import a_path
 from ejax.schema.problems import ConfigError
 from ejax.schema.trust import add_trust_option, trust_words
 
@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("schema", help="print the JSON Schema")
     checked = commands.add_parser("check", help="list each key as used, renamed, without effect, or unsupported")
-    checked.add_argument("file", type=Path)
+    checked.add_argument("file", type=a_path)
     checked.add_argument("overrides", nargs="*", metavar="section.key=value")
     checked.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_trust_option(checked)

@@ -9,7 +9,7 @@ from flax.core import FrozenDict
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ejax.config.annotations import argument_problems
-from ejax.schema.frozen import Kwargs, MayChange, StrictModel, thaw
+from ejax.schema.frozen import Kwargs, MayChange, PathText, StrictModel, thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import Problem
 from ejax.schema.registry import DEMONSTRATORS, place_of_task, resolve, trusted_name
@@ -79,7 +79,7 @@ class DataConfig(StrictModel):
     shutdown_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 5.0
     """engine: s, how long its worker may take to end before it is killed."""
 
-    folder: MayChange[str | None] = None
+    folder: MayChange[PathText | None] = None
     """recorded: a LeRobot v3.0 dataset."""
     cache_mb: MayChange[PositiveFloat] = 512.0
     """recorded: MiB of frames that stay decoded."""

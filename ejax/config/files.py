@@ -104,8 +104,10 @@ def read_json(text: str) -> Any:
 
 def _decoded(data: bytes) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # files of Windows may begin with a byte order mark
     except UnicodeDecodeError as error:
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise UnreadableError("it is UTF-16, as PowerShell's > writes it; save it as UTF-8") from None
         line = data.count(b"\n", 0, error.start) + 1
         raise UnreadableError(f"the byte {data[error.start]:#x} is no UTF-8: {error.reason}", line) from None
 

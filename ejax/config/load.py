@@ -17,10 +17,10 @@ from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig, TrainerConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
-from ejax.config.shipped import find_config
+from ejax.config.shipped import FOLDER, find_config
 from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
-from ejax.schema.plain_files import read_bytes
+from ejax.schema.plain_files import expanded, read_bytes
 from ejax.schema.problems import ConfigError, KeyNote, Problem, join_by_key, with_sections
 from ejax.schema.trust import trust_strings, trust_words
 from ejax.schema.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
@@ -39,7 +39,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
     """
     found = find_config(path)
     config = parse_untrusted(read_file(found), overrides, device, found.parent, str(found))
-    if found == Path(path):
+    if found == Path(path) or FOLDER not in found.parents:
         return config
     read = KeyNote("config", "used", f"{path} is no file here; read ejax's own, {found}")
     return config.model_copy(update={"notices": (read, *config.notices)})
@@ -262,6 +262,11 @@ def _find(draft: Draft, name: Any) -> Path | None:
     draft.spelled["env"] = "trainer.gym_config"
     if not isinstance(name, str):
         draft.problem("env", f"got {short_repr(name)}; must be the path of a gym config")
+        return None
+    try:
+        name = expanded(name)
+    except ValueError as error:
+        draft.problem("env", str(error))
         return None
     folders = [folder for folder in (draft.folder, Path.cwd()) if folder is not None]
     expected = [folder / name for folder in (reversed(folders) if typed else folders)]

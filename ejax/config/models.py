@@ -35,7 +35,7 @@ from ejax.policies.record import PolicyKind, find_policy
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
 from ejax.runtime.device import MatmulPrecision
-from ejax.schema.frozen import ANY_CASE, Kwargs, MayChange, StrictModel, freeze
+from ejax.schema.frozen import ANY_CASE, Kwargs, MayChange, PathText, StrictModel, freeze
 from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.registry import trusted_name
 from ejax.schema.values import INT64_MAX
@@ -128,7 +128,7 @@ class CameraConfig(StrictModel):
     """(fx, fy, cx, cy) in pixels, from the upper left corner. None: (600, 600, w/2, h/2)."""
     max_env_num: PositiveInt = 16
     """Environments in the video, side by side."""
-    save_path: str | None = None
+    save_path: PathText | None = None
     """Folder, in which no video replaces another. None: ``videos/<phase>`` in the run's folder."""
     interval_step: PositiveInt = 1
     """Every how many steps a frame is taken; the event's key of this name."""
@@ -224,7 +224,7 @@ class TrainerConfig(StrictModel):
     """Updates between checkpoints; both frequencies may be given."""
     keep_checkpoints: MayChange[PositiveInt] = 3
     """ejax: how many periodic checkpoints stay on disk, besides the best and the last."""
-    output_dir: MayChange[str] = "outputs"
+    output_dir: MayChange[PathText] = "outputs"
     """ejax: the folder that runs are written under."""
     collector: CollectorConfig = CollectorConfig()
     """Placement and timing of rollouts."""
@@ -339,7 +339,7 @@ class PolicyConfig(StrictModel):
     """Parts of a nested observation that each network reads."""
     vla_config: VLAConfig | None = None
     """Options of the policy ``vla``."""
-    init_from: str | None = None
+    init_from: PathText | None = None
     """ejax: the policy to start from: a checkpoint's folder, a run's (its best checkpoint), or EmbodiChain's file
     ``….pt``. Optimizer and step count start from zero."""
 

@@ -2,12 +2,13 @@
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from pathlib import Path
 
 from ejax.config.files import MAX_BYTES, is_file
-from ejax.schema.plain_files import read_text
+from ejax.schema.plain_files import a_path, expanded, new_file, read_text
 from ejax.schema.problems import ConfigError
 
 _PACKAGE = Path(__file__).parents[1]
@@ -18,7 +19,7 @@ _SCHEMA = re.compile(r"(?<=\$schema=)\S*config\.schema\.json")
 
 def names() -> list[str]:
     """List the names of the train configs, such as ``push_cube/ppo``; JSON files have their suffix."""
-    files = (path for path in FOLDER.rglob("*") if path.suffix in MAX_BYTES and path.name != "gym_config.json")
+    files = (path for path in FOLDER.rglob("[!.]*") if path.suffix in MAX_BYTES and path.name != "gym_config.json")
     return sorted(path.relative_to(FOLDER).as_posix().removesuffix(".yaml") for path in files)
 
 
@@ -28,7 +29,10 @@ def find_config(name: str | Path) -> Path:
     A file wins. What is neither comes back as it is where it looks like a path of the user's own, since reading it
     says best what is wrong. Raises ConfigError: a name that no shipped config has; with the nearest.
     """
-    path = Path(name)
+    try:
+        path = Path(expanded(str(name)))
+    except ValueError as error:
+        raise ConfigError([], str(error)) from None
     if is_file(path):
         return path
     short = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
@@ -63,11 +67,12 @@ def copy_config(name: str, to: Path | None = None) -> list[Path]:
     if gym_config.is_file() and '"gym_config"' in read_text(source):
         pairs.append((gym_config, target.with_name(gym_config.name)))
     for _, path in pairs:
-        if path.exists():
+        if os.path.lexists(path):
             raise FileExistsError(f"{path} exists; give another name: ejax configs copy {name} FILE")
     for original, path in pairs:
         # an editor finds the schema of the installed version, wherever the copy lies
-        path.write_text(_SCHEMA.sub(str(_PACKAGE / "config.schema.json"), read_text(original)))
+        with new_file(path) as file:
+            file.write(_SCHEMA.sub(str(_PACKAGE / "config.schema.json"), read_text(original)).encode())
     return [path for _, path in pairs]
 
 
@@ -78,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     copy = parser.add_subparsers(dest="command").add_parser("copy", help="write a config, to edit it")
     copy.add_argument("name")
-    copy.add_argument("to", nargs="?", type=Path, help="a file or a folder (default: here)")
+    copy.add_argument("to", nargs="?", type=a_path, help="a file or a folder (default: here)")
     args = parser.parse_args(argv)
     if args.command == "copy":
         try:

@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -24,6 +23,7 @@ from ejax.data.lerobot.format import Images, policy_names
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import attempt_seeds, check_seed
 from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, TimedTask, flatten, judge
+from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option, import_trusted, trust, trust_strings, trust_words
 
 _DEFAULT_FPS = 30
@@ -164,11 +164,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.data.record", description="Keep a task's demonstrations.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--task", metavar="package.module:Name", help="what demonstrates")
-    what.add_argument("--gym-config", metavar="FILE", help="EmbodiChain's, in whose environment is demonstrated")
+    what.add_argument("--gym-config", type=expanded, metavar="FILE", help="EmbodiChain's, whose environment it is")
     parser.add_argument("--task-cfg", type=_mapping, default={}, metavar="JSON", help="arguments of --task")
     parser.add_argument("--action-config", type=_mapping, default={}, metavar="JSON", help="those of --gym-config's")
     parser.add_argument("--episodes", type=int, required=True, metavar="N", help="how many more to keep")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a LeRobot v3.0 dataset")
+    parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="a LeRobot v3.0 dataset")
     parser.add_argument("--append", action="store_true", help="go on with what is in DIR")
     parser.add_argument("--seed", type=int, default=0, help="of the attempts (default: 0)")
     parser.add_argument("--fps", type=int, help="frames per second (default: those of the task, else 30)")

@@ -1,7 +1,6 @@
-"""Facts in JSON files: read under a stated schema, or refused with the file and the reason; written as a whole."""
+"""Facts in JSON files: read under a stated schema, or refused with the file and the reason."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,3 @@ def check_facts(facts: Any, schema: type[BaseModel]) -> dict[str, Any]:
         given = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}…"
         raise FactsError(f"has a wrong '{key}': {first['msg']}, got {given}") from None
     return facts
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Replace a file's text: a kill leaves the former one or the new one. For one writer in a folder."""
-    partial = file.with_name(".partial")
-    with partial.open("w", encoding="utf-8") as new:
-        new.write(text)
-        new.flush()
-        os.fsync(new.fileno())  # before the name: a power cut must not leave an empty file
-    os.replace(partial, file)

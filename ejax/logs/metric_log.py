@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from ejax.logs.json_records import check_facts, replace_text
-from ejax.schema.plain_files import append_plain, parse_json, read_bytes
+from ejax.logs.json_records import check_facts
+from ejax.schema.plain_files import append_file, append_whole, move, parse_json, read_bytes, replace_file
 
 _MAX_BYTES = 1 << 30
 """Bytes of a log that is read; 1000 lines have less than 1 MiB."""
@@ -57,7 +57,7 @@ class MetricLog:
     """The file, to be written on at its end. A context manager."""
 
     def __init__(self, path: Path) -> None:
-        self._file = append_plain(path)
+        self._file = append_file(path, path.parents[1])
         before = read_bytes(path, _MAX_BYTES)  # the digest goes on from what earlier calls wrote
         self._bytes, self._digest = len(before), hashlib.sha256(before)
 
@@ -66,8 +66,7 @@ class MetricLog:
         record: dict[str, float | None] = {"step": step, "time": time.time()}
         record |= {tag: value if math.isfinite(value) else None for tag, value in metrics.items()}
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        self._file.write(line)
-        self._file.flush()  # a kill loses no line that was written
+        append_whole(self._file, line)  # a kill loses no line that was written
         self._bytes += len(line)
         self._digest.update(line)
 
@@ -95,9 +94,8 @@ def keep_up_to(
         evaluates_again: drop the evaluation at ``step`` as well, since it is written a second time.
     """
     problems: list[str] = []
-    if path.exists() and not path.is_file():
-        aside = _aside(path)
-        os.replace(path, aside)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        aside = move(path, _aside(path), path.parents[1])
         problems.append(f"{path} was no file; it is {aside.name} now, and the log begins here")
         return problems
     content = read_bytes(path, _MAX_BYTES) if path.exists() else b""
@@ -114,14 +112,14 @@ def keep_up_to(
         problems.append(f"{path} {changed}")
     if problems and content:
         aside = _aside(path)
-        aside.write_bytes(content)  # nothing is lost, also of what we cannot read
+        replace_file(aside, content, path.parents[1])  # nothing is lost, also of what we cannot read
         problems[-1] += f" (as it was: {aside.name})"
     elif later:
         aside = _aside(path, "superseded")
-        aside.write_bytes(b"".join(later))
+        replace_file(aside, b"".join(later), path.parents[1])
         problems.append(f"{path}: the run goes on from step {step}; what it had of later ones is in {aside.name} now")
     if content:
-        replace_text(path, b"".join(lines).decode())
+        replace_file(path, b"".join(lines), path.parents[1])
     return problems
 
 
@@ -180,8 +178,8 @@ def _aside(path: Path, why: str = "damaged") -> Path:
 
 def write_session(logs: Path, start: float) -> None:
     """Append a line for a session that ends now. A full disk does not hide why the run ends."""
-    with suppress(OSError), append_plain(logs / SESSIONS) as file:
-        file.write(json.dumps({"start": start, "end": time.time()}).encode() + b"\n")
+    with suppress(OSError), append_file(logs / SESSIONS, logs.parent) as file:
+        append_whole(file, json.dumps({"start": start, "end": time.time()}).encode() + b"\n")
 
 
 def read_sessions(logs: Path) -> list[Recorded]:

@@ -27,7 +27,7 @@ from ejax.config import RunConfig
 from ejax.logs.best import Best
 from ejax.logs.console import make_console
 from ejax.logs.metric_log import MetricLog, keep_up_to, write_session
-from ejax.schema.plain_files import read_text
+from ejax.schema.plain_files import append_file, append_whole, by_product, make_folder, read_text, replace_file
 
 _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
@@ -71,7 +71,7 @@ class MetricWriter:
         problems: list[str] = []
         with ExitStack() as stack:
             jsonl = log_dir / "metrics.jsonl"
-            log_dir.mkdir(parents=True, exist_ok=True)
+            make_folder(log_dir, run_dir)
             if not is_new:
                 problems = keep_up_to(jsonl, step, logged=meta.get("log"), evaluates_again=evaluates_again)
             elif jsonl.exists():
@@ -81,12 +81,13 @@ class MetricWriter:
                 stack.callback(write_session, log_dir, time.time() - (time.monotonic() - started))
             self._log = stack.enter_context(MetricLog(jsonl))
             # JSONL first: the others can be made from it
-            self._sinks: list[_Write] = [self._log.write, _open_tensorboard(log_dir / name, resume_step, stack)]
+            self._sinks: dict[str, _Write] = {str(jsonl): self._log.write}
+            self._sinks["TensorBoard"] = _open_tensorboard(log_dir / name, resume_step, stack)
             if wandb is not None:
                 run = _start_wandb(wandb, log_dir, config, resumes=not is_new)
-                self._sinks.append(partial(_log_to_wandb, run))
+                self._sinks["W&B"] = partial(_log_to_wandb, run)
                 # An exit function, not a callback: a run that ends by an exception is marked as failed.
-                stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))
+                stack.push(lambda kind, *_: _finish_wandb(run, kind))
             self._view = None
             if trainer.console and not quiet:
                 self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step)
@@ -113,8 +114,9 @@ class MetricWriter:
             shown: the part of them for the console. None: all.
         """
         metrics = {tag: float(value) for tag, value in metrics.items()}
-        for sink in self._sinks:
-            sink(step, metrics)
+        for name, sink in self._sinks.items():
+            with by_product(f"a line of {name}", self.alarm, Exception):  # W&B has its own; the training goes on
+                sink(step, metrics)
         if self._view is not None:
             self._view.write(step, metrics if shown is None else shown, best)
 
@@ -142,6 +144,11 @@ class MetricWriter:
         self._stack.__exit__(*error)
 
 
+def _finish_wandb(run: Any, kind: type[BaseException] | None) -> None:
+    with by_product("the end of the run in W&B", errors=Exception):
+        run.finish(exit_code=int(kind is not None))
+
+
 def _log_to_wandb(run: Any, step: int, metrics: Mapping[str, float]) -> None:
     run.log({tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step)
 
@@ -153,19 +160,17 @@ def _open_tensorboard(folder: Path, resume_step: int | None, stack: ExitStack) -
     from tensorboardX.proto.summary_pb2 import Summary
     from tensorboardX.record_writer import masked_crc32c
 
-    folder.mkdir(parents=True, exist_ok=True)
     # Nanoseconds at the end: a resume in the same second gets its own file, and sorts after the earlier one.
     now = time.time_ns()
     name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
-    file = stack.enter_context((folder / name).open("xb"))
+    file = stack.enter_context(append_file(folder / name, folder.parents[1]))
 
     def append(**event: Any) -> None:
         """Append one TFRecord: u64 length, its CRC, the message, its CRC."""
         data = Event(wall_time=time.time(), **event).SerializeToString()
         length = struct.pack("<Q", len(data))
         checks = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
-        file.write(length + next(checks) + data + next(checks))
-        file.flush()
+        append_whole(file, length + next(checks) + data + next(checks))
 
     def write(step: int, metrics: Mapping[str, float]) -> None:
         if value := [{"tag": tag, "simple_value": x} for tag, x in metrics.items() if not math.isnan(x)]:
@@ -190,8 +195,9 @@ def _import_wandb() -> Any:
 def _start_wandb(wandb: Any, log_dir: Path, config: RunConfig, *, resumes: bool) -> Any:
     trainer, id_file = config.trainer, log_dir / "wandb_id"
     run_id = read_text(id_file).strip() if resumes and id_file.exists() else None
+    make_folder(log_dir / "wandb", log_dir.parent)
     place = {"project": trainer.wandb_project_name, "name": trainer.exp_name, "dir": str(log_dir)}
     # W&B ignores steps below those it already has: after a resume each step still has one value.
     run = wandb.init(**place, config=config.to_dict(), id=run_id, resume="allow")
-    id_file.write_text(run.id)
+    replace_file(id_file, run.id, log_dir.parent)
     return run

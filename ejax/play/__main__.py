@@ -7,9 +7,9 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
+from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
@@ -59,11 +59,11 @@ def _write_page(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.play", description="Watch a trained policy: docs/play.md.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
+    parser.add_argument("run", type=a_path, metavar="RUN", help="the run's folder; without its time the newest")
     parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="play elsewhere, as in ejax.evaluate")
-    parser.add_argument("--video", type=Path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
-    parser.add_argument("--web", type=Path, metavar="FILE", help="a page that plays it in a browser, e.g. walk.html")
-    parser.add_argument("--wasm", type=Path, metavar="FOLDER", help="of npm's @mujoco/mujoco, which --web embeds")
+    parser.add_argument("--video", type=a_path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
+    parser.add_argument("--web", type=a_path, metavar="FILE", help="a page that plays it in a browser, e.g. walk.html")
+    parser.add_argument("--wasm", type=a_path, metavar="FOLDER", help="of npm's @mujoco/mujoco, which --web embeds")
     add_policy_options(parser)
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument(

@@ -4,7 +4,8 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
 from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import write_video
+from ejax.schema.plain_files import by_product, replace_file
 from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import load_params, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_policy_run
@@ -28,6 +30,7 @@ from ejax.training.recorder import draw, play
 from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
 
+_LONGEST = 240  # bytes of a report's name
 _FILMED = 4
 """Episodes of a video, side by side."""
 
@@ -44,6 +47,7 @@ def evaluate_run(
     seed: int | None = None,
     device: str = "cpu",
     video: Path | None = None,
+    shown: Callable[[Mapping[str, object]], object] = lambda metrics: None,
 ) -> dict[str, object]:
     """Evaluate a checkpoint of a run and write ``<run>/evaluations/<checkpoint>.json``.
 
@@ -54,6 +58,7 @@ def evaluate_run(
         choice: which episodes count, see ``ejax.evaluation.evaluate``.
         seed: of the start states. None: the run's ``eval_seed``.
         video: also record four episodes into this file.
+        shown: gets the metrics as soon as they are there, before anything is written.
 
     Returns:
         The metrics under EmbodiChain's tags, the checkpoint and what was written; ``no video``: why there is none.
@@ -82,12 +87,16 @@ def evaluate_run(
             print(f"ejax.evaluate: {text}", file=sys.stderr)
         metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
         # overrides are part of the name: evaluations elsewhere do not overwrite each other
-        report = directory.path / "evaluations" / f"{'_'.join([path.name, *map(_slug, overrides)])}.json"
-        report.parent.mkdir(exist_ok=True)
+        name = "_".join([path.name, *map(_slug, overrides)])
+        if len(name.encode()) > _LONGEST:
+            name = f"{path.name}_{zlib.crc32(name.encode()):08x}"
+        report = directory.path / "evaluations" / f"{name}.json"
+        shown(metrics)
         per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
         facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
-        report.write_text(json.dumps(facts, indent=2))
-        metrics["report"] = report
+        with by_product("the report of these numbers"):
+            replace_file(report, json.dumps(facts, indent=2), directory.path)
+            metrics["report"] = report
         if video is not None:
             metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)
         return metrics

@@ -22,6 +22,7 @@ from ejax.play.player import Moment, Score, count, play_host, play_pure
 from ejax.play.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import with_caption, write_video
+from ejax.schema.plain_files import by_product
 from ejax.store.run_dir import RunDirectory, open_policy_run
 from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls
@@ -109,7 +110,7 @@ def _play_outside(
     moments = play_host(policy, env, params, _seed(config, show), samples=show.samples)
     fps = env.frames_per_second
     frames = (with_caption(sight, score.text) for sight in _until(moments, score, show, 1.0 / fps))
-    return {"video": write_video(show.video, frames, fps * show.speed)}
+    return _film(show.video, frames, fps * show.speed)
 
 
 def _play_pure(
@@ -130,11 +131,17 @@ def _play_pure(
     sights = _until(moments, score, show, period_of_action)
     if asset is None or show.video is not None:
         frames = (with_caption(env.render(sight, *_SIZE), _text(env, sight, score)) for sight in sights)
-        return {"video": write_video(cast(Path, show.video), frames, show.speed / period_of_action)}
+        return _film(cast(Path, show.video), frames, show.speed / period_of_action)
     # the mouse comes last, over the command and the blows
     with Window(asset, period_of_action, speed=show.speed, on_key=command.press) as window:
         patches.append(lambda state: add_velocity(state, window.velocity_change(period)))
         return _show(window, env, sights, score, period_of_action)
+
+
+def _film(path: Path, frames: Iterator[Any], fps: float) -> dict[str, object]:
+    with by_product(str(path)):  # the episodes' numbers are there
+        return {"video": write_video(path, frames, fps)}
+    return {}
 
 
 def _patches(config: RunConfig, env: RenderableEnv, asset: str | None, show: Show) -> list[StatePatch]:

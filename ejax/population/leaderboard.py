@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ejax.config.models import TrainerConfig
 from ejax.config.population import Member
-from ejax.logs.json_records import replace_text
 from ejax.population.step import FITNESS
 from ejax.schema.frozen import thaw
+from ejax.schema.plain_files import by_product, replace_file
 from ejax.training.saver import Progress
 
 
@@ -109,5 +109,6 @@ def write_summary(
         row |= {"last_eval": own.last_eval_metrics, FITNESS: rewards[i] if math.isfinite(rewards[i]) else None}
         rows.append(row | {"alive": bool(alive[i]), "skipped_updates": own.skipped_updates})
     facts = {"best": best, "metric": trainer.best_eval_metric, "step": step, "members": rows}
-    replace_text(folder / "population.json", json.dumps(facts, indent=2))
+    with by_product(f"{folder / 'population.json'}, with the best member"):
+        replace_file(folder / "population.json", json.dumps(facts, indent=2), folder)
     return best

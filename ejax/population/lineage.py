@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from ejax.logs.latest import number
-from ejax.schema.plain_files import append_plain, read_bytes
+from ejax.schema.plain_files import append_file, append_whole, read_bytes
 
 EXPLOITS = "exploits.jsonl"
 
@@ -34,8 +34,8 @@ def read_exploits(population: Path) -> list[Exploited]:
 
 
 def write_exploit(population: Path, exploited: Exploited) -> None:
-    with append_plain(population / EXPLOITS) as file:
-        file.write(f"{exploited.model_dump_json()}\n".encode())
+    with append_file(population / EXPLOITS, population) as file:
+        append_whole(file, f"{exploited.model_dump_json()}\n".encode())
 
 
 def values_at(exploits: Sequence[Exploited], member: int, step: float, first: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ejax.logs.metric_log import MetricLog, read_log
 from ejax.population.leaderboard import PopulationResult, summaries, write_summary
 from ejax.population.step import FITNESS
 from ejax.run import train
+from ejax.schema.plain_files import by_product, make_folder
 from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import RunDirectory, RunMeta
 from ejax.training.saver import Progress
@@ -75,6 +76,7 @@ def _train_members(config: RunConfig, directory: RunDirectory, map_members: MapM
     jobs: dict[int, MemberJob] = {}
     for i, member in enumerate(members):
         own, folder = config.of_member(member), directory.member(i)
+        make_folder(folder.path, directory.path)
         if _meta(folder).get("num_updates", 0) < own.trainer.num_updates:  # else finished by an earlier call
             name = f"member {i} of {count}: trainer.seed={member.seed} {member.values}"
             jobs[i] = MemberJob(name, own, folder)
@@ -92,6 +94,9 @@ def _train_members(config: RunConfig, directory: RunDirectory, map_members: MapM
     best = write_summary(
         directory.path, config.trainer, members, progress, step=step, rewards=rewards, alive=alive, values={}
     )
+    last: dict[str, float] = {}
+    with by_product("the log of all members"):
+        last = _summarize(config, directory, logs)
     return PopulationResult.of(
         progress,
         alive,
@@ -104,7 +109,7 @@ def _train_members(config: RunConfig, directory: RunDirectory, map_members: MapM
         finished=finished,
         best_member=best,
         latest_checkpoint_path=None,
-        last_eval_metrics=_summarize(config, directory, logs),
+        last_eval_metrics=last,
     )
 
 
@@ -124,7 +129,7 @@ def _summarize(config: RunConfig, directory: RunDirectory, logs: Sequence[list[d
             if tag not in ("step", "time") and value is not None:
                 at.setdefault(tag, []).append(value)
     file = directory.path / "logs" / "metrics.jsonl"
-    file.parent.mkdir(exist_ok=True)
+    make_folder(file.parent, directory.path)
     file.unlink(missing_ok=True)  # made of the members' logs, whole each time
     last: dict[str, float] = {}
     with MetricLog(file) as log:

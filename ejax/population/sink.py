@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
 from ejax.logs.best import REWARD
-from ejax.logs.json_records import replace_text
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.population.leaderboard import PopulationResult, summaries, write_summary
@@ -23,6 +22,7 @@ from ejax.population.lineage import EXPLOITS, Exploited, read_exploits, write_ex
 from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.stopwatch import ENGINE
+from ejax.schema.plain_files import by_product, make_folder, replace_file
 from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import create_run_directory
 from ejax.store.run_lock import run_lock
@@ -60,7 +60,8 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         if self._exploits:
             # exploits after the checkpoint are made again
             kept = [each for each in read_exploits(self._directory.path) if each.update <= first]
-            replace_text(self._directory.path / EXPLOITS, "".join(f"{each.model_dump_json()}\n" for each in kept))
+            text = "".join(f"{each.model_dump_json()}\n" for each in kept)
+            replace_file(self._directory.path / EXPLOITS, text, self._directory.path)
         if self._trainer.cameras:
             self.note("no videos of a population's members: python -m ejax.evaluate RUN --member I --video FILE")
         metas = meta.get("members", [{}] * len(parts.members))
@@ -137,7 +138,8 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             }
             step, parent = update * self._rows, int(parents[i])
             exploited = Exploited(step=step, update=update, member=i, parent=parent, values=values)
-            write_exploit(self._directory.path, exploited)
+            with by_product(EXPLOITS, self._writer.alarm):
+                write_exploit(self._directory.path, exploited)
             self.note(f"update {update}: member {i} goes on from member {parents[i]} with {values}")
             # the metric is from before the copy, which revives a broken member
             self._alive[i] = True
@@ -246,6 +248,7 @@ class MemberFolder:
     def __init__(self, call: Call, start: StartState, index: int, config: RunConfig, meta: Mapping[str, Any]) -> None:
         directory, is_new = call.location.directory.member(index), call.location.is_new
         rows, update, step = start.cadence.rows, start.update, start.update * start.cadence.rows
+        make_folder(directory.path, call.location.directory.path)
         call.stack.enter_context(run_lock(directory.path))  # a member can be gone on with by itself
         if is_new or not directory.config_file.exists():
             create_run_directory(config, directory.path)

@@ -4,10 +4,10 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from ejax.runtime.process_exit import exit_with
+from ejax.schema.plain_files import a_path, by_product, expanded, replace_file
 from ejax.schema.trust import add_trust_option, trust_words
 
 
@@ -40,7 +40,8 @@ def _run(args: argparse.Namespace) -> int:
     )
     show(found, Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False))
     if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        with by_product(str(args.json)):
+            replace_file(args.json, json.dumps(found, indent=1) + "\n")
     return 0
 
 
@@ -105,10 +106,11 @@ def _parser() -> argparse.ArgumentParser:
         "python -m ejax.preflight",
         description="Compile a config for GPUs that are not here: its memory on each, and the work of an update.",
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON or YAML; see docs/config.md")
+    parser.add_argument("--config", type=a_path, required=True, metavar="FILE", help="JSON or YAML; see docs/config.md")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax.train")
     parser.add_argument(
         "--target",
+        type=expanded,
         default="h100",
         metavar="h100|h200|a100|l40s|rtx4090|b200|FILE",
         help="the card, or a file with XLA's GpuTargetConfigProto as text (default: %(default)s)",
@@ -120,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fit", action="store_true", help="compile at several sizes for the largest num_envs that fits"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, too")
+    parser.add_argument("--json", type=a_path, metavar="FILE", help="write everything there, too")
     add_trust_option(parser)
     return parser
 

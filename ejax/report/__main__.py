@@ -1,6 +1,7 @@
 """``python -m ejax.report RUN…``: runs as one HTML page that opens anywhere."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, until_signal
+from ejax.schema.plain_files import a_path
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
@@ -24,6 +25,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.logs.json_records import FactsError
     from ejax.report.page import render
     from ejax.report.reading import read_export, read_run, runs_in
+    from ejax.schema.plain_files import replace_file
     from ejax.store.checkpoint import CheckpointError
 
     left_out: list[str] = []
@@ -47,13 +49,8 @@ def _run(args: argparse.Namespace) -> int:
             if any(run.path.resolve() == other.path.resolve() for other in runs[:i]):
                 raise FactsError(f"{run.path} is given twice; name each run once")
         exports = {str(path): read_export(path) for path in args.parity}
-        partial = args.to.with_name(f".{args.to.name}.partial")
         page = render(runs, exports, args.to.parent, left_out)
-        try:
-            partial.write_bytes(page.encode("utf-8", "backslashreplace"))  # names may be no text
-            os.replace(partial, args.to)
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_file(args.to, page.encode("utf-8", "backslashreplace"))  # names may be no text
     except (FactsError, OSError) as error:
         print(f"ejax.report: {error}", file=sys.stderr)
         return 2
@@ -68,10 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     about = "One HTML page about runs: curves, tables, videos. It needs no network."
     parser = argparse.ArgumentParser("python -m ejax.report", description=about)
     text = "a run's folder, of a population all members; without its time: the newest run"
-    parser.add_argument("run", type=Path, nargs="+", metavar="RUN", help=text)
-    parser.add_argument("--to", type=Path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
+    parser.add_argument("run", type=a_path, nargs="+", metavar="RUN", help=text)
+    parser.add_argument("--to", type=a_path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
     text = "exports whose parity.json is shown too; those in a run's folder are anyway"
-    several: dict[str, Any] = {"type": Path, "nargs": "+", "action": "extend", "default": []}
+    several: dict[str, Any] = {"type": a_path, "nargs": "+", "action": "extend", "default": []}
     parser.add_argument("--parity", **several, metavar="EXPORT", help=text)
     return parser
 

@@ -18,6 +18,7 @@ from ejax.logs.json_records import FactsError, check_facts, read_facts
 from ejax.logs.metric_log import read_log, read_sessions
 from ejax.population.lineage import EXPLOITS, Exploited, read_exploits
 from ejax.report.runs import Run, is_not_finite
+from ejax.schema.plain_files import is_side_file
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.run_dir import RunDirectory, RunMeta, check_configs, find_run
 
@@ -157,7 +158,7 @@ class _Folder:
         return inside
 
     def files(self, folder: str, pattern: str) -> list[Path]:
-        found = (self.path / folder).glob(pattern)
+        found = (path for path in (self.path / folder).glob(pattern) if not is_side_file(path.name))
         return sorted(filter(self.owns, found)) if self.owns(self.path / folder) else []
 
     def facts(self, files: Iterable[Path], schema: type[BaseModel]) -> dict[Path, dict[str, Any]]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import jax
+
+from ejax.schema.plain_files import make_folder
 
 MatmulPrecision: TypeAlias = Literal["float32", "tf32", "bf16"]
 ON_CPU = "highest"
@@ -70,7 +73,8 @@ def prepare_jax(device: str) -> None:
     """Select the device (``cpu``, ``cuda`` or ``cuda:N``) and keep compiled programs between runs.
 
     Call it before JAX makes its first array: later, ``cpu`` cannot hide an accelerator any more. The programs go to
-    ``$JAX_COMPILATION_CACHE_DIR``, or ``$XDG_CACHE_HOME/ejax/compiled``. ValueError: JAX has no such device here.
+    ``$JAX_COMPILATION_CACHE_DIR``, or ``$XDG_CACHE_HOME/ejax/compiled``; nowhere, with a note, where that cannot be
+    written. ValueError: JAX has no such device here.
     """
     platform, _, index = device.partition(":")
     if platform == "cpu":
@@ -80,5 +84,12 @@ def prepare_jax(device: str) -> None:
     if platform != "cpu":
         jax.config.update("jax_default_device", jax.local_devices(backend=platform)[int(index or 0)])
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # jax defines it at run time
-        home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        jax.config.update("jax_compilation_cache_dir", str(home / "ejax" / "compiled"))
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        try:
+            home = Path(given) if os.path.isabs(given) else Path.home().resolve(strict=True) / ".cache"
+            folder = make_folder(home / "ejax" / "compiled")
+            with tempfile.TemporaryFile(dir=folder):  # else JAX warns of each program
+                jax.config.update("jax_compilation_cache_dir", str(folder))
+        except (OSError, RuntimeError) as error:  # no home folder, or one that cannot be written
+            text = "no compiled programs are kept for the next process; give a folder in JAX_COMPILATION_CACHE_DIR"
+            print(f"ejax: {text}: {error}", file=sys.stderr)

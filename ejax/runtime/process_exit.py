@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from ejax.schema.plain_files import FAILED
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S = 10.0  # for threads that are about to end, such as one that writes a video
 _MAX_NAMED = 4  # of them, in the message
@@ -42,13 +44,14 @@ class ProcessExit(SystemExit):
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a command line and end the process with its exit code, even if an environment left threads.
 
+    The exit code is 1 where something beside the result could not be written: ``ejax.schema.plain_files.by_product``.
     Python waits for threads that are no daemons, without a bound. Those that outlive a grace time are named, and the
     process ends without them. Only for ``if __name__ == "__main__"``: a library must not end its caller.
     """
     code = 1
     os._exit = functools.partial(_refuse_exit, os.getpid())
     try:
-        code = main()
+        code = main() or int(bool(FAILED))
     except SystemExit as exit:  # argparse's
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         raise

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -13,12 +12,19 @@ from typing import IO, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.schema.plain_files import replacing
+
 _LAST_FRAMES_S = 600.0  # for the encoder to write what it holds back, once the last frame is there
 _SMALLEST_TEXT = 8  # pixels; smaller letters cannot be read
 
 
 def write_video(
-    path: Path, frames: Iterable[NDArray[np.uint8]], fps: float, *, keyframe_every: int | None = None
+    path: Path,
+    frames: Iterable[NDArray[np.uint8]],
+    fps: float,
+    *,
+    keyframe_every: int | None = None,
+    below: Path | None = None,
 ) -> Path:
     """Write ``frames`` as H.264, yuv420p: what browsers and players can show.
 
@@ -30,6 +36,7 @@ def write_video(
         frames: each ``[H, W, 3]`` uint8 RGB, all of one size; may be a generator.
         keyframe_every: frames from one that stands alone to the next, and all in order: for random access, and for
             videos that are joined later. None: as few as the encoder likes, which gives the smallest file.
+        below: see ``ejax.schema.plain_files``.
 
     ValueError: no frames, a frame of another shape or dtype, or ``fps`` not positive. RuntimeError: ffmpeg failed; the
     message carries its output.
@@ -37,19 +44,13 @@ def write_video(
     path = Path(path)
     if not fps > 0:
         raise ValueError(f"fps is {fps}; give a positive number of frames per second.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     stream = _checked(frames)
     first = next(stream, None)
     if first is None:
         raise ValueError(f"no frames to write to {path}; give at least one.")
-    try:
-        with _encoder(partial, first.shape[:2], fps, keyframe_every) as sink:
-            for frame in itertools.chain([first], stream):
-                sink.write(frame.tobytes())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path, below) as file, _encoder(path, file.name, first.shape[:2], fps, keyframe_every) as sink:
+        for frame in itertools.chain([first], stream):
+            sink.write(frame.tobytes())
     return path
 
 
@@ -98,16 +99,16 @@ def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]
 
 
 @contextmanager
-def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int | None) -> Iterator[IO[bytes]]:
+def _encoder(path: Path, partial: str, size: tuple[int, ...], fps: float, every: int | None) -> Iterator[IO[bytes]]:
     """Run ffmpeg on raw RGB frames; imageio_ffmpeg's ``write_frames`` drops its exit status and resizes odd frames."""
     import imageio_ffmpeg  # here: a run without videos needs no ffmpeg
 
     height, width = size
     source = f"-f rawvideo -pix_fmt rgb24 -video_size {width}x{height} -framerate {fps} -i -"
     target = "-an -c:v libx264 -preset veryfast -pix_fmt yuv420p -crf 20 -movflags +faststart"
-    keyframes = "" if keyframe_every is None else f"-g {keyframe_every} -bf 0"
+    keyframes = "" if every is None else f"-g {every} -bf 0"
     options = f"-loglevel error -y {source} {target} {keyframes}".split()
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options, str(path)]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options, partial]
     with tempfile.TemporaryFile() as log:
         # Its own session: ctrl-C in the terminal is for the training loop to handle.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, start_new_session=True)

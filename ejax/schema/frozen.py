@@ -6,9 +6,11 @@ from typing import Annotated, Any, Self, TypeAlias, TypeVar, cast
 
 from flax.core import FrozenDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic.functional_validators import AfterValidator
 
 from ejax.schema.configclass import ConfigClass
 from ejax.schema.messages import short_repr
+from ejax.schema.plain_files import expanded
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -17,6 +19,8 @@ MayChange: TypeAlias = Annotated[T, RESUMABLE]
 """Mark of a key that a resumed run may change, with all below it: it changes nothing that an update computes."""
 
 
+PathText: TypeAlias = Annotated[str, AfterValidator(expanded)]
+"""A path, in which ``~`` and ``$NAME`` stand for what they do in a shell."""
 ANY_CASE = BeforeValidator(lambda name: name.lower() if isinstance(name, str) else name)
 """Reads a name of any case; with ``Annotated[Literal[...], ANY_CASE]``."""
 

@@ -14,14 +14,12 @@ worker of ``ejax.data`` checks too.
 """
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -43,6 +41,7 @@ from ejax.schema.code_places import (
     steps,
 )
 from ejax.schema.messages import short_repr
+from ejax.schema.plain_files import replace_file
 
 _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 """``package.module:Name`` or ``FILE.py:Name``; the name may be one of Gymnasium's ids."""
@@ -210,8 +209,8 @@ def _place_in(text: str) -> str | None:
 
 
 def _argument(text: str) -> str:
-    if os.path.isdir(text):
-        return _Folder(text)
+    if os.path.isdir(folder := os.path.expanduser(text)):
+        return _Folder(folder)
     if _place_in(text) is None:
         raise argparse.ArgumentTypeError(
             f"got {short_repr(text)}; write package.module:Name, or a folder that is there"
@@ -322,15 +321,7 @@ def _write_down(place: str, found: str, what: str) -> None:
     try:
         file = trusted_file()
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=".trusted-")  # mode 600
-        try:
-            with open(descriptor, "w", encoding="utf-8") as opened:
-                json.dump({"trusted": dict(sorted(places.items()))}, opened, indent=1)
-            os.replace(partial, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        replace_file(file, json.dumps({"trusted": dict(sorted(places.items()))}, indent=1), mode=0o600)
     except (OSError, RuntimeError) as error:
         _notice(f"{what} is trusted this once, it cannot be remembered: {error}")
     else:

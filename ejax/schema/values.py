@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ejax.schema.messages import short_repr
-from ejax.schema.plain_files import MAX_DIGITS
+from ejax.schema.plain_files import MAX_DIGITS, expanded
 from ejax.schema.problems import ConfigError, Problem
 
 MAX_SEED = 2**33 - 1
@@ -41,7 +41,8 @@ def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the policy of a run: of which member, at which checkpoint."""
     parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
-    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    text = "default: best, or latest if there is none"
+    parser.add_argument("--checkpoint", type=expanded, metavar="best|latest|PATH", help=text)
 
 
 def is_positive(value: Any) -> bool:

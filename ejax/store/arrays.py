@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ejax.runtime.tree_text import named_leaves
+from ejax.schema.plain_files import make_folder
 from ejax.types import PyTree
 
 _MAX_NAMED = 20
@@ -28,7 +29,7 @@ class CheckpointError(RuntimeError):
 
 def save_arrays(folder: Path, state: PyTree) -> None:
     """Write this process's share of a state's arrays; CheckpointError: orbax stored something else."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent, folder.parents[1])
     with _silent_orbax() as ocp, _plain_path(folder) as path:
         try:
             ocp.save(path, {name: _storable(leaf) for name, leaf in _flatten(state).items()})

@@ -25,10 +25,11 @@ from pydantic import BaseModel, NonNegativeInt
 import ejax
 from ejax.collectors.replay_buffer import replays_in, with_rows, without_rows
 from ejax.logs.json_records import FactsError, read_facts
+from ejax.schema.plain_files import is_side_file, make_folder, move, replace_file, sync
 from ejax.store.arrays import CheckpointError as CheckpointError
 from ejax.store.arrays import is_key, load_arrays, read_arrays
 from ejax.store.arrays import save_arrays as save_arrays
-from ejax.store.digests import LISTING, DamagedError, check_digests, files_of, write_digests
+from ejax.store.digests import LISTING, DamagedError, ForeignError, check_digests, write_digests
 from ejax.store.replay_rows import FOLDER, link_file, load_rows, save_rows
 from ejax.types import PyTree
 
@@ -62,7 +63,7 @@ def save_checkpoint(
 
     ``previous``: a checkpoint of an earlier state of the same run, for ``ejax.store.replay_rows.save_rows``.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory, directory.parent)
     _tidy(directory)
     arrays = arrays_under_way(directory, name)
     save_share(arrays, state, save_arrays, previous)
@@ -97,13 +98,13 @@ def recover_checkpoints(directory: Path) -> list[Path]:
     Only for a process that goes on with the run: one that is saving has such names as well.
     """
     recovered = []
+    make_folder(directory, directory.parent)
     for partial in sorted(directory.glob(f"{_PARTIAL}?*")):
         final = partial.with_name(partial.name.removeprefix(_PARTIAL))
         if not os.path.lexists(final):
             with suppress(CheckpointError):
                 verify_checkpoint(partial)
-                os.replace(partial, final)
-                recovered.append(final)
+                recovered.append(move(partial, final, directory.parent))
     return recovered + _tidy(directory)
 
 
@@ -155,10 +156,12 @@ def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta)
     try:
         check_digests(path)
         meta = read_facts(path / "meta.json", schema)
-        if not any((path / "state").iterdir()):  # digests of nothing agree
+        if all(is_side_file(each.name) for each in (path / "state").iterdir()):  # digests of nothing agree
             raise DamagedError("state is empty")
     except OSError:
         raise CheckpointError(f"checkpoint {path} is damaged: it has no folder state") from None
+    except ForeignError as error:
+        raise ForeignError(f"checkpoint {path}: {error}") from None
     except (DamagedError, FactsError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from None
     if meta["schema_version"] != SCHEMA_VERSION:
@@ -190,15 +193,13 @@ def library_versions() -> dict[str, str]:
 def _complete(partial: Path, final: Path, meta: dict[str, Any], linked: Path | None = None) -> Path:
     """Put a checkpoint in place; ``linked``: one that some of its files are links to."""
     meta = {"schema_version": SCHEMA_VERSION, "versions": library_versions(), **meta}
-    (partial / "meta.json").write_text(json.dumps(meta, indent=2))
+    replace_file(partial / "meta.json", json.dumps(meta, indent=2))
     write_digests(partial, linked if linked is not None and (linked / LISTING).is_file() else None)
-    for path in [*files_of(partial), *(path for path in partial.rglob("*") if path.is_dir()), partial]:
-        _sync(path)
+    sync(partial)
     replaced = final.with_name(f"{_REPLACED}{final.name}")
     if os.path.lexists(final):
-        os.replace(final, replaced)  # a kill here leaves both, of which recovery keeps the new one
-    os.replace(partial, final)
-    _sync(final.parent)
+        move(final, replaced)  # a kill here leaves both, of which recovery keeps the new one
+    move(partial, final)
     remove(replaced)
     return final
 
@@ -213,8 +214,7 @@ def _tidy(directory: Path) -> list[Path]:
         if os.path.lexists(final):
             remove(replaced)
         else:
-            os.replace(replaced, final)
-            restored.append(final)
+            restored.append(move(replaced, final, directory.parent))
     return restored
 
 
@@ -223,12 +223,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Force a file or directory to disk: after a power cut a renamed directory could else hold empty files."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

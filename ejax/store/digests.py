@@ -4,19 +4,23 @@
 <digest>  SHA256        of the lines above
 """
 
-import hashlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ejax.schema.plain_files import HUGE, MAX_BYTES, open_plain, read_text
+from ejax.schema.plain_files import HUGE, MAX_BYTES, is_side_file, kind_of, open_plain, read_text, replace_file, sha256
+from ejax.store.arrays import CheckpointError
 
 LISTING = "SHA256"
 
 
 class DamagedError(ValueError):
     """A folder that differs from its digests; the text begins with the difference."""
+
+
+class ForeignError(DamagedError, CheckpointError):
+    """Something in the folder that ejax did not put there: no reason to take an older one. The text has the remedy."""
 
 
 def write_digests(folder: Path, origin: Path | None = None) -> None:
@@ -27,7 +31,7 @@ def write_digests(folder: Path, origin: Path | None = None) -> None:
     """
     listed = {} if origin is None else _listed(read_text(origin / LISTING))
     known = {name: digest for name, digest in listed.items() if origin and _is_same(folder / name, origin / name)}
-    (folder / LISTING).write_text(render_digests(_digests(folder, None, known)), encoding="utf-8")
+    replace_file(folder / LISTING, render_digests(_digests(folder, None, known)))
 
 
 def render_digests(digests: Mapping[str, str]) -> str:
@@ -53,24 +57,23 @@ def check_digests(folder: Path, names: Sequence[str] | None = None, listing: str
         raise DamagedError(f"{listing} was changed: it is not text") from None
     # compared as a whole, so that no line can hide
     if not digests or written != render_digests(digests):
-        raise DamagedError(_difference(written, digests))
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+        raise _difference(written, digests)
 
 
 def files_of(folder: Path) -> list[Path]:
-    """List the files of ``folder``, at any depth, in order. DamagedError: one is neither a file nor a folder."""
+    """List the files of ``folder``, at any depth, in order. ForeignError: one is neither a file nor a folder."""
     found = []
     for root, folders, names in os.walk(folder):
-        for path in (Path(root, name) for name in (*folders, *names)):
+        folders[:] = [name for name in folders if not is_side_file(name)]
+        for path in (Path(root, name) for name in (*folders, *names) if not is_side_file(name)):
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
                 found.append(path)
             elif not stat.S_ISDIR(mode):
-                kind = "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
-                raise DamagedError(f"{path.relative_to(folder)} is {kind}; only files and folders may be there")
+                text = f"is {kind_of(mode)}, where only files and folders may be; remove it"
+                if stat.S_ISLNK(mode):  # as huggingface_hub has its snapshots
+                    text = "is a symbolic link; copy the whole folder with cp -rL, or download it with local_dir="
+                raise ForeignError(f"{path.relative_to(folder)} {text}")
     return sorted(found)
 
 
@@ -90,7 +93,7 @@ def _digests(folder: Path, names: Sequence[str] | None, known: Mapping[str, str]
         elif name != LISTING if names is None else name in names:
             # named ones are facts, which nobody reads where they are larger
             with open_plain(path, HUGE if names is None else MAX_BYTES) as file:
-                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                digests[name] = sha256(file)
     return digests
 
 
@@ -99,13 +102,16 @@ def _listed(written: str) -> dict[str, str]:
     return {name: digest for digest, _, name in lines if name not in ("", LISTING)}
 
 
-def _difference(written: str, digests: Mapping[str, str]) -> str:
+def _difference(written: str, digests: Mapping[str, str]) -> DamagedError:
     listed = _listed(written)
-    for name in sorted(listed.keys() | digests.keys()):
+    for name in sorted(listed):
         if name not in digests:
-            return f"{name} is missing"
-        if name not in listed:
-            return f"{name} is not in {LISTING}, which lists every file"
+            return DamagedError(f"{name} is missing")
         if listed[name] != digests[name]:
-            return f"{name} was changed, or its digest in {LISTING}"
-    return f"{LISTING} was changed"  # its order, a line given twice, or the digest of its own
+            return DamagedError(f"{name} was changed, or its digest in {LISTING}")
+    for name in sorted(digests.keys() - listed):
+        text = f"{name} is not in {LISTING}, which lists every file"
+        if written == render_digests({name: x for name, x in digests.items() if name in listed}):
+            return ForeignError(f"{text}; remove it, and nothing is damaged")
+        return DamagedError(text)
+    return DamagedError(f"{LISTING} was changed")  # its order, a line given twice, or the digest of its own

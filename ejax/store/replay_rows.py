@@ -25,7 +25,7 @@ from ejax.collectors.replay_buffer import Replay, Transition
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.runtime.sharding import is_main_process, wait_for_all
 from ejax.runtime.tree_text import named_leaves
-from ejax.schema.plain_files import HUGE, open_plain
+from ejax.schema.plain_files import HUGE, make_folder, new_file, open_plain, replace_file, replacing
 from ejax.store.arrays import CheckpointError
 
 FOLDER, _INDEX = "replay", "index.json"
@@ -100,7 +100,7 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
         return
     wait_for_all("the folder of a checkpoint")  # the first process makes it
     folder = folder / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     old: list[Buffer] = []
     with suppress(CheckpointError):  # nothing to link then
         old = [] if previous is None else _read_index(previous)
@@ -114,9 +114,10 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
                     with suppress(OSError):  # gone: written again
                         link_file(previous / FOLDER / name, folder / name)
                         continue
-                (folder / name).write_bytes(read(start, count).view(np.uint8).data)
+                with new_file(folder / name) as file:
+                    file.write(read(start, count).view(np.uint8).data)
     if is_main_process():
-        (folder / _INDEX).write_text(json.dumps({"buffers": [buffer.model_dump() for buffer in buffers]}))
+        replace_file(folder / _INDEX, json.dumps({"buffers": [buffer.model_dump() for buffer in buffers]}))
 
 
 def load_rows(path: Path, like: Sequence[Replay]) -> list[Transition | HostRows]:
@@ -136,7 +137,8 @@ def link_file(source: str | Path, target: str | Path) -> str | Path:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        with open_plain(source, HUGE) as read, replacing(Path(target)) as written:
+            shutil.copyfileobj(read, written)
     return target
 
 

@@ -1,7 +1,6 @@
 """Changes of the config that a resumed run may make, and their record in the run's folder."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,12 +8,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from ejax.config import RunConfig, TrainerConfig
-from ejax.logs.json_records import FactsError, read_facts, replace_text
+from ejax.logs.json_records import FactsError, read_facts
 from ejax.optim import STRETCHABLE
 from ejax.schema.frozen import RESUMABLE, with_value
-from ejax.schema.plain_files import read_bytes, read_json
+from ejax.schema.plain_files import move, read_bytes, read_json, replace_file, sha256
 from ejax.store.checkpoint import CheckpointError
-from ejax.store.digests import LISTING, render_digests, sha256
+from ejax.store.digests import LISTING, render_digests
 from ejax.store.run_dir import CHANGES, NEXT_LISTING, VERSIONS
 
 M = TypeVar("M", bound=BaseModel)
@@ -93,11 +92,12 @@ def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
         changes = []
     updates = [trainer.num_updates, config.trainer.num_updates]
     changes.append({"step": step, "time": time.time(), "updates": updates, "changed": changed})
-    replace_text(config_file.with_name(CHANGES), json.dumps({"changes": changes}, indent=2))
+    run = config_file.parents[1]
+    replace_file(config_file.with_name(CHANGES), json.dumps({"changes": changes}, indent=2), run)
     text = json.dumps(now, indent=2)
     versions = config_file.with_name(VERSIONS)
     digests = {config_file.name: sha256(text.encode()), VERSIONS: sha256(read_bytes(versions))}
     listing = config_file.with_name(NEXT_LISTING)
-    replace_text(listing, render_digests(digests))  # in reserve, until the config that it seals is there
-    replace_text(config_file, text)
-    os.replace(listing, config_file.with_name(LISTING))
+    replace_file(listing, render_digests(digests), run)  # in reserve, until the config that it seals is there
+    replace_file(config_file, text, run)
+    move(listing, config_file.with_name(LISTING), run)

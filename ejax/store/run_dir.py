@@ -36,9 +36,10 @@ import jax
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from ejax.config import RunConfig, load_config
-from ejax.logs.json_records import FactsError, read_facts, replace_text
+from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
 from ejax.schema.code_places import note_code, noted
+from ejax.schema.plain_files import expanded, is_side_file, make_folder, move, replace_file, sha256
 from ejax.schema.trust import places_in
 from ejax.store.checkpoint import (
     CheckpointError,
@@ -53,7 +54,7 @@ from ejax.store.checkpoint import (
     save_share,
     verify_checkpoint,
 )
-from ejax.store.digests import LISTING, DamagedError, check_digests, render_digests, sha256
+from ejax.store.digests import LISTING, DamagedError, ForeignError, check_digests, render_digests
 from ejax.store.run_lock import LOCK
 from ejax.store.schedule_file import SCHEDULE
 from ejax.types import PyTree
@@ -200,15 +201,16 @@ class RunDirectory:
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename the checkpoints of later env steps, which would pass for the newest ones, and return them."""
         later = [path for path in self.saved() if int(path.name.rpartition("_")[2]) > step]
-        return [path.rename(path.with_name(f"superseded_{time.time_ns()}_{path.name}")) for path in later]
+        return [move(path, path.with_name(f"superseded_{time.time_ns()}_{path.name}"), self.path) for path in later]
 
     def take_back(self) -> None:
         """Undo ``create_run_directory``, so that the folder can be given again; what others put there stays."""
-        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, CHANGES, LISTING, ".partial")]
-        for file in (*configs, self.path / SCHEDULE, self.path / LOCK):
-            file.unlink(missing_ok=True)
+        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, CHANGES, LISTING)]
+        for file in (*configs, *configs[0].parent.glob(".*partial*"), self.path / SCHEDULE, self.path / LOCK):
+            if not file.parent.is_symlink() or file.parent == self.path:
+                file.unlink(missing_ok=True)
         for folder in (self.config_file.parent, self.checkpoints, self.path):  # empty ones only: the rest is not ours
-            if folder.is_dir() and not any(folder.iterdir()):
+            if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
                 folder.rmdir()
 
     def find(self, which: str | None, report: Callable[[str], None]) -> Path:
@@ -225,6 +227,8 @@ class RunDirectory:
             try:
                 verify_checkpoint(path, RunMeta)
                 return path
+            except ForeignError:
+                raise
             except CheckpointError as error:
                 report(f"{error}; using the one before it")
         seen = f"all {len(candidates)} are damaged" if candidates else "there is none yet"
@@ -271,15 +275,14 @@ def create_run_directory(
 
 
 def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[str, Any]) -> None:
-    configs = directory.config_file.parent
-    configs.mkdir(parents=True, exist_ok=True)  # a kill may have come right after it
-    directory.checkpoints.mkdir(exist_ok=True)
+    configs, run = directory.config_file.parent, directory.path
+    make_folder(directory.checkpoints, run)  # a kill may have come right after it
     texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
     # before the config: a run without its seal would look damaged
-    (configs / LISTING).write_text(render_digests(digests))
-    (configs / VERSIONS).write_text(texts[1])
-    replace_text(directory.config_file, texts[0])  # last and whole: it makes the folder a run
+    replace_file(configs / LISTING, render_digests(digests), run)
+    replace_file(configs / VERSIONS, texts[1], run)
+    replace_file(directory.config_file, texts[0], run)  # last and whole: it makes the folder a run
 
 
 def new_run_folder(config: RunConfig) -> Path:
@@ -302,6 +305,7 @@ def find_run(path: Path) -> Path:
     """
     if "\0" in str(path):
         raise FileNotFoundError(f"{str(path)!r} holds a null character: no file has such a name")
+    path = Path(expanded(str(path)))
     if not path.exists():
         path = newest_run(path.parent, path.name)
     if not (path / "configs" / "resolved.json").is_file():
@@ -325,7 +329,8 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
 
 def never_began(path: Path) -> bool:
     """Recognize a folder that a kill left while it was made, before there was a run."""
-    if not path.is_dir() or {each.name for each in path.iterdir()} - {"configs", "checkpoints", LOCK}:
+    there = {each.name for each in path.iterdir() if not is_side_file(each.name)} if path.is_dir() else {""}
+    if there - {"configs", "checkpoints", LOCK}:
         return False
     return not (path / "configs" / "resolved.json").exists() and not any((path / "checkpoints").glob("*"))
 
@@ -362,6 +367,8 @@ def check_configs(path: Path) -> None:
                     raise
                 check_digests(file.parent, _CONFIGS, NEXT_LISTING)
         read_facts(file, _Resolved)
+    except ForeignError as error:
+        raise ForeignError(f"run {path}: configs/{error}") from None
     except (DamagedError, FactsError) as error:
         raise CheckpointError(
             f"the configs of run {path} are damaged: {error}. Put back a copy of that folder; without one, write the "

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ejax.schema.plain_files import parse_json
+from ejax.schema.plain_files import append_file, make_folder, parse_json
 from ejax.store.checkpoint import CheckpointError
 
 LOCK = ".lock"
@@ -41,14 +41,14 @@ def run_lock(folder: Path) -> Iterator[str]:
     """
     if "\0" in str(folder):
         raise NotADirectoryError(f"{str(folder)!r} holds a null character: no folder has such a name")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / LOCK
     if path.is_symlink() or (path.exists() and not path.is_file()):  # what it leads to would be written over
         raise CheckpointError(f"{path} is no regular file, as the lock of a run is; remove it, or do not use this run")
     # before opening it: closing any descriptor of a file gives up the process's lock
     if path.exists() and _identity(path.stat()) in _HELD:
         raise RunInUseError(_refusal(folder, "another call in this process"))
-    with path.open("a+b") as file:  # never truncated before the lock is held
+    with append_file(path, folder) as file:  # never truncated before the lock is held
         identity, former = _identity(os.fstat(file.fileno())), dict[str, Any]()
         file.seek(0)
         with suppress(ValueError):  # of a damaged file nothing is known

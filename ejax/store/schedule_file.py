@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from ejax.logs.json_records import FactsError, read_facts, replace_text
-from ejax.store.digests import sha256
+from ejax.logs.json_records import FactsError, read_facts
+from ejax.schema.plain_files import move, replace_file, sha256
 
 SCHEDULE = "schedule.json"
 
@@ -24,7 +24,7 @@ def write_schedule(run: Path, first: int, versions: Sequence[int]) -> str:
     earlier = _read_schedule(file)[:first] if first and file.exists() else []
     # a hole is kept as null: later versions stay at their places
     all_versions = [*earlier, *[None] * (first - len(earlier)), *versions]
-    replace_text(file, json.dumps({"versions": all_versions}))
+    replace_file(file, json.dumps({"versions": all_versions}), run)
     return _schedule_digest(all_versions)
 
 
@@ -38,14 +38,14 @@ def check_schedule(run: Path, first: int, digest: str | None) -> list[str]:
     try:
         versions = _read_schedule(file)[:first]
         # without a digest, of an old checkpoint, the number has to do
-        if len(versions) == first and digest in (None, _schedule_digest(versions)):
+        if len(versions) == first and digest in (None, _schedule_digest(versions)) and not file.is_symlink():
             return []
         problem = f"{file} does not hold the versions of the {first} rollouts before this resume"
     except FactsError as error:
         problem = str(error)
     aside = file.with_name(f"schedule.damaged-{time.time_ns()}.json")
     if os.path.lexists(file):
-        os.replace(file, aside)
+        move(file, aside, run)
         problem += f" (as it was: {aside.name})"
     return [f"{problem}; theirs are null from now on, and this run's schedule cannot be played again"]
 

@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ejax.config.models import TrainerConfig
 from ejax.evaluation import UNFINISHED_EPISODES
-from ejax.logs.json_records import FactsError, read_facts, replace_text
+from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
+from ejax.schema.plain_files import by_product, replace_file
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.types import Params
 
@@ -110,8 +111,8 @@ def write_fresh(
         "seeds": seeds,
     }
     file = run / "evaluations" / f"fresh_{which}.json"
-    file.parent.mkdir(exist_ok=True)
-    replace_text(file, json.dumps(facts, indent=2))
+    with by_product(str(file)):
+        replace_file(file, json.dumps(facts, indent=2), run)
     return facts
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ejax.config.models import ProfileConfig
+from ejax.schema.plain_files import by_product, make_folder, replace_file
 from ejax.training.steppers import Stepper
 
 _PARTS = (
@@ -51,8 +52,10 @@ class Profiler:
             jax.block_until_ready(state)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # calls of Python functions would hide the program's operations
-            jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
-            self._tracing = True
+            with by_product("the profile"):
+                make_folder(self._folder / "plugins" / "profile", self._folder.parent)
+                jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
+                self._tracing = True
 
     def ends(self, update: int) -> bool:
         """Recognize the end of the trace under way."""
@@ -69,7 +72,8 @@ class Profiler:
             return notes
         seconds = {part: ns / 1e9 for part, ns in shares(lines(trace), scopes(stepper.program)).items()}
         facts = {"updates": number, "busy_s": seconds}
-        (self._folder / "parts.json").write_text(json.dumps(facts, indent=2))
+        with by_product("parts.json", notes.append):
+            replace_file(self._folder / "parts.json", json.dumps(facts, indent=2), self._folder.parent)
         total = sum(seconds.values()) or 1.0
         text = ", ".join(f"{part} {share / total:.0%}" for part, share in sorted(seconds.items(), key=lambda x: -x[1]))
         return [*notes, f"profile: of the device's busy time {text}"]

@@ -140,7 +140,8 @@ class VideoRecorder(Callback):
                 if camera.phase == phase:
                     frames = draw(env, states, done, camera.resolution, camera.view, every=camera.interval_step)
                     path = self._path(camera, f"ep{count}_{camera.name}_allenvs")
-                    paths.append(write_video(path, self._unless_broken_off(frames), _FPS))
+                    below = self._folder.parent if camera.save_path is None else None
+                    paths.append(write_video(path, self._unless_broken_off(frames), _FPS, below=below))
         return paths
 
     def _path(self, camera: CameraConfig, name: str) -> Path:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ejax.collectors.host_rows import HostRows, RowMemory
 from ejax.collectors.replay_buffer import Replay, put_back, replays_in, row_bytes, take_out
 from ejax.config import ConfigError, Problem
-from ejax.schema.plain_files import read_text
+from ejax.schema.plain_files import make_folder, read_text
 from ejax.types import PyTree
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def place_rows(state: T, run: Path) -> tuple[T, tuple[RowMemory, ...]]:
         free, files = free_bytes(jax.local_devices(backend="cpu")[0]), replay.rows.files(run)
         try:
             for file in files:
-                file.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(file.parent, run if file.is_relative_to(run) else None)
                 file.unlink(missing_ok=True)  # a killed run's; a process that still maps it keeps it
                 free = shutil.disk_usage(file.parent).free
             _refuse_more_than(free, [replay], _place(replay.rows, run))

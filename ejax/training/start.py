@@ -21,6 +21,7 @@ from ejax.runtime.processes import Group
 from ejax.runtime.stopwatch import Stopwatch
 from ejax.schema.frozen import with_value
 from ejax.schema.messages import short_repr
+from ejax.schema.plain_files import expanded
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
 from ejax.store.resume_rules import check_same_run, differences, record_changes, started_for, with_changes
@@ -119,6 +120,7 @@ def locate_run(
     """Begin as the arguments name it; they and the errors are ``ejax.run.train``'s. ``locks`` keeps the lock."""
     if fork is not None and resume is not None:
         raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
+    run_dir = run_dir and Path(expanded(str(run_dir)))
     if fork is not None:
         passed_over: list[str] = []
         origin = str(find_checkpoint(fork, passed_over).absolute())

@@ -8,9 +8,9 @@ if __name__ == "__main__":
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
+from ejax.schema.plain_files import a_path, by_product, replace_file
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
@@ -35,7 +35,8 @@ def _run(args: argparse.Namespace) -> int:
         result = transfer_run(**options, shifts={name: getattr(args, name) for name in SHIFTS})
         print(as_markdown(result))  # first: a file that cannot be written costs nothing
         if args.json is not None:
-            args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            with by_product(str(args.json)):
+                replace_file(args.json, json.dumps(result, indent=2) + "\n")
     except (ConfigError, CheckpointError, ImportError, OSError, ValueError) as error:
         print(f"ejax.transfer: {error}", file=sys.stderr)
         return 2
@@ -44,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.transfer", description="Compare engines: docs/transfer.md.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
+    parser.add_argument("run", type=a_path, metavar="RUN", help="the run's folder; without its time the newest")
     parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="as in ejax.evaluate")
     text = "of c (or mujoco), mjx, warp; the first is what the others are compared with (default: all installed)"
     parser.add_argument("--engines", type=lambda given: given.split(","), metavar="A,B", help=text)
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add_policy_options(parser)
     parser.add_argument("--seed", type=whole(0, MAX_SEED), help="of the start states (default: the run's eval_seed)")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="everything, for programs")
+    parser.add_argument("--json", type=a_path, metavar="FILE", help="everything, for programs")
     add_trust_option(parser)
     return parser
 

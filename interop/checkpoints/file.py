@@ -12,7 +12,6 @@ checked by ``interop.checkpoints.content`` before it is used.
 """
 
 import math
-import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 from ejax.optim import SCHEDULE_KWARGS, ScheduleConfig
+from ejax.schema.plain_files import replacing
 from interop.checkpoints.content import problems
 from interop.checkpoints.plain_pt import load_plain
 from interop.exporters.entries import StateDict
@@ -113,14 +113,8 @@ def _ranks_differ(normalizers: list[Mapping[str, torch.Tensor]]) -> bool:
 
 def write_pt(path: Path, payload: dict[str, Any]) -> Path:
     """Write arrays as tensors and everything else unchanged; the file appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with replacing(path) as file:
         torch.save(_to_tensors(payload), file)
-        file.flush()
-        # before the rename: a crash leaves the old file or the whole new one
-        os.fsync(file.fileno())
-    os.replace(partial, path)
     return path
 
 

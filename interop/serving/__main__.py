@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ejax import __version__
+from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options, whole
 
@@ -71,7 +71,7 @@ def _is_loopback(host: str) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m interop.serving", description="Serve a policy.")
-    parser.add_argument("policy", type=Path, metavar="RUN-or-EXPORT", help="a run's folder, or an export's")
+    parser.add_argument("policy", type=a_path, metavar="RUN-or-EXPORT", help="a run's folder, or an export's")
     parser.add_argument("--host", default="127.0.0.1", help="any but the loopback's needs --token")
     parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any that is free")
     parser.add_argument(

@@ -19,7 +19,7 @@ from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.actor_q import ActorQ
 from ejax.policies.heads import injected
 from ejax.runtime.device import matmul_precision, prepare_jax
-from ejax.schema.plain_files import read_bytes, read_text
+from ejax.schema.plain_files import make_folder, read_bytes, read_text, replace_file
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
 from ejax.types import Env, HostEnv, Params, Policy
@@ -53,8 +53,8 @@ def write_page(
         data = page_data(*load_policy(config, env, path), env, seed)
     data |= {"title": f"{trainer.exp_name} · {config.env.id}", "checkpoint": path.name}
     data["versions"] = {"jax": jax.__version__, "mujoco": mujoco.__version__, "wasm": engine.pop("version")}
-    to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text(assemble(data, engine), encoding="utf-8")
+    make_folder(to.parent)
+    replace_file(to, assemble(data, engine))
     return {"page": to, "MB": round(to.stat().st_size / 1e6, 1), "checkpoint": str(path)}
 
 
@@ -85,7 +85,7 @@ def page_data(policy: Policy, params: Params, env: Env, seed: int) -> dict[str, 
 
 def assemble(data: Mapping[str, Any], engine: Mapping[str, bytes]) -> str:
     """Put the parts into the template. ``engine``: its program, ``js``, and its code, ``wasm``."""
-    parts = {path.name: read_text(path) for path in _HERE.glob("*.js")}
+    parts = {path.name: read_text(path) for path in _HERE.glob("[!.]*.js")}
     parts["data"] = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts |= {name: base64.b64encode(gzip.compress(x, mtime=0)).decode() for name, x in engine.items()}
     head, *rest = read_text(_HERE / "page.html").split("{{")

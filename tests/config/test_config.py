@@ -5,18 +5,26 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from shipped import load_shipped
 from small_configs import BASE, ROOT, gym, make, trainer
 
+from ejax.algorithms.demonstrations import DemonstrationConfig
+from ejax.algorithms.distill import DistillConfig
+from ejax.collectors.config import CollectorConfig
+from ejax.collectors.replay_buffer import ReplayConfig
 from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.data import DataConfig
 from ejax.config.embodichain.check import check
+from ejax.config.models import CameraConfig, PolicyConfig, TrainerConfig
 from ejax.config.schema import make_schema, schema_text
+from ejax.policies.vla.config import VLAConfig
 from ejax.schema import registry
 from ejax.train import main
 
@@ -62,6 +70,62 @@ def test_json_and_yaml_give_the_same_config(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(BASE))
     (tmp_path / "a.YML").write_text(yaml.safe_dump(BASE))
     assert load_config(tmp_path / "a.json") == load_config(tmp_path / "a.yaml") == load_config(tmp_path / "a.YML")
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_files_of_windows_are_read(encoding: str, ends: str, tmp_path: Path) -> None:
+    for name, text in (("a.json", json.dumps(BASE, indent=1)), ("a.yaml", yaml.safe_dump(BASE))):
+        (tmp_path / name).write_bytes(text.replace("\n", ends).encode(encoding))
+        assert load_config(tmp_path / name) == make()
+        (tmp_path / name).write_bytes(text.encode("utf-16"))
+        with pytest.raises(ConfigError, match=r"UTF-16.*save it as UTF-8"):
+            load_config(tmp_path / name)
+
+
+PATHS = [
+    (TrainerConfig, "output_dir"),
+    (CameraConfig, "save_path"),
+    (PolicyConfig, "init_from"),
+    (DataConfig, "folder"),
+    (ReplayConfig, "folder"),
+    (CollectorConfig, "replay_schedule"),
+    (DemonstrationConfig, "folder"),
+    (DistillConfig, "teacher"),
+    (VLAConfig, "model_path"),
+]
+"""Every key of a config that is a path; ``trainer.gym_config`` and a model's file are looked for by others."""
+
+
+@pytest.mark.parametrize(("section", "key"), PATHS, ids=lambda x: getattr(x, "__name__", x))
+def test_a_path_of_a_config_is_expanded(section: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    field = section.model_fields[key]
+    adapter = TypeAdapter(Annotated[field.annotation, None, *field.metadata])
+    for path in ("~/a", "$HOME/a", "${HOME}/a"):
+        assert adapter.validate_python(path) == "/home/me/a"
+    with pytest.raises(ValueError, match=r"\$NOWHERE stands for nothing"):
+        adapter.validate_python("$NOWHERE/a")
+
+
+def test_no_path_of_a_config_keeps_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text(json.dumps(BASE))
+    config = load_config("~/a.json", ["trainer.output_dir=~/runs"])
+    assert config.trainer.output_dir == f"{tmp_path}/runs" and not any(x.key == "config" for x in config.notices)
+    for override in ("trainer.output_dir", "policy.init_from", "trainer.gym_config"):
+        with pytest.raises(ConfigError, match=r"\$NOWHERE stands for nothing"):
+            load_config("$HOME/a.json", [f"{override}=$NOWHERE/a"])
+    with pytest.raises(ConfigError, match=r"\$NOWHERE stands for nothing"):
+        load_config("$NOWHERE/a.json")
+    (tmp_path / "gym").mkdir()
+    cart_pole = (ROOT / "tests" / "gym_configs" / "cart_pole.json").read_text()
+    (tmp_path / "gym" / "cart_pole.json").write_text(cart_pole)
+    (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": {"gym_config": "~/gym/cart_pole.json"}}))
+    assert load_config("a.json").env.cfg
+    with pytest.raises(SystemExit):
+        main(["--run=~no_one/run"])
 
 
 @pytest.mark.parametrize(

@@ -628,3 +628,24 @@ def test_a_file_that_the_list_lacks_is_refused(kept: Path) -> None:
         ValueError, match=r"file-001\.parquet is damaged, or no file of the recording: its SHA-256 is not in"
     ):
         EpisodeReader(kept)
+
+
+@pytest.mark.parametrize("digests", [True, False])
+def test_files_that_systems_and_editors_leave_are_no_part_of_it(kept: Path, digests: bool) -> None:
+    if not digests:
+        without_digests(kept)
+    for folder in [kept, *(path for path in kept.rglob("*") if path.is_dir())]:
+        for path in [*folder.iterdir(), folder / "x.parquet"]:
+            path.with_name(f"._{path.name}").write_bytes(b"\0\5\26\7" + bytes(4092))
+        (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there are no digests
+        assert check_numbers(kept) == 3
+        with EpisodeWriter(kept, SPEC, fps=20, append=True) as writer:
+            writer.append(episode(3), instruction(3), seed=3)
+        assert check_numbers(kept) == 4
+    new = kept.with_name("new")
+    new.mkdir()
+    (new / ".DS_Store").write_bytes(b"")
+    keep(new, [0])  # as into an empty folder
+    assert check_numbers(new) == 1

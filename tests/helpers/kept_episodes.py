@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ejax.data import Episode, EpisodeSpec
+from ejax.data.lerobot import commit
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.lerobot.write import EpisodeWriter
 
@@ -121,7 +122,7 @@ class Countdown:
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
         """``patch(object, name, function)`` replaces an attribute."""
-        write = Path.write_bytes
+        write = commit.replace_file
 
         def write_half(path: Path, data: bytes) -> None:
             try:
@@ -131,8 +132,8 @@ class Countdown:
                 raise
             write(path, data)
 
-        patch(Path, "write_bytes", write_half)
-        for module, name in ((os, "replace"), (os, "fsync"), (Path, "mkdir"), (Path, "unlink"), (Path, "rmdir")):
+        patch(commit, "replace_file", write_half)
+        for module, name in ((os, "replace"), (os, "fsync"), (os, "mkdir"), (Path, "unlink"), (Path, "rmdir")):
             patch(module, name, self._stepping(getattr(module, name)))
 
     def _stepping(self, function: Callable[..., Any]) -> Any:

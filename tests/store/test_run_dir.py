@@ -54,10 +54,10 @@ def test_a_checkout_that_is_not_installed_has_its_version(tmp_path: Path, monkey
 
 
 def test_a_folder_that_cannot_be_written_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
+    def full(*args: object, **folders: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ejax.store.run_dir.os.replace", full)
+    monkeypatch.setattr("ejax.schema.plain_files.os.replace", full)
     with pytest.raises(OSError, match="No space left"):
         create_run_directory(config("tiny"), tmp_path / "tiny")
     assert not (tmp_path / "tiny").exists()
@@ -333,12 +333,12 @@ def test_a_kill_while_a_change_is_recorded_leaves_a_whole_run(tmp_path: Path, mo
     longer = parse_config(tiny(tmp_path, iterations=3))
     real, left = os.replace, 0
 
-    def replace_some(source: Any, target: Any) -> None:
+    def replace_some(source: Any, target: Any, **folders: int) -> None:
         nonlocal left
         if left == 0:
             raise Killed
         left -= 1
-        real(source, target)
+        real(source, target, **folders)
 
     directory, _ = open_run_directory(run)
     for count in range(4):

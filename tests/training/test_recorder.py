@@ -178,7 +178,9 @@ def test_what_went_wrong_is_told(failure: str, tmp_path: Path, monkeypatch: pyte
     elif failure == "the picture":
         monkeypatch.setattr(Lamp, "render", fail)
     else:
-        monkeypatch.setattr(os, "replace", lambda *paths: fail() if str(paths[-1]).endswith(".mp4") else RENAME(*paths))
+        monkeypatch.setattr(
+            os, "replace", lambda *paths, **at: fail() if str(paths[-1]).endswith(".mp4") else RENAME(*paths, **at)
+        )
     with make_recorder(folder) as recorder:
         (report,) = record(recorder)
     assert report.startswith("no video: ") and told in report
@@ -213,7 +215,7 @@ def test_a_video_that_takes_too_long_after_the_end_is_broken_off(
         while not DRAWN:
             time.sleep(0.01)
     assert recorder.reports() == ["no video: TimeoutError: broken off at the end of the run"]
-    assert not list((tmp_path / "eval").iterdir())
+    assert not [path for path in tmp_path.rglob("*") if not path.is_dir()]
 
 
 def test_a_stopped_run_does_not_wait_for_a_video(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from ejax.experts.planned import KEYS, planned
 from ejax.experts.task import ScriptedTask
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
-from ejax.schema.plain_files import tables_beside
+from ejax.schema.plain_files import expanded, tables_beside
 from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import import_entry, resolve
 from ejax.schema.trust import UntrustedCodeError, import_trusted
@@ -59,7 +59,7 @@ def read_demonstrations(
         gym_config: as loaded, or its file.
         max_episode_steps, num_envs: where the gym config has none.
     """
-    data = read_file(Path(gym_config)) if isinstance(gym_config, str) else thaw(dict(gym_config))
+    data = read_file(Path(expanded(gym_config))) if isinstance(gym_config, str) else thaw(dict(gym_config))
     data, draft = copy.deepcopy(data), Draft({})
     section: dict[str, Any] = data["env"] if isinstance(data.get("env"), dict) else {}
     extensions = section["extensions"] if isinstance(section.get("extensions"), dict) else {}

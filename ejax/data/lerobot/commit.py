@@ -5,14 +5,14 @@ digests first, which has both versions of each, ``meta/info.json`` last. Its cou
 are ahead of it have more rows or frames at their end, which no reader uses and the next writer removes.
 """
 
-import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.files import DIGESTS, Digests, digests_file, inside, open_inside, sha256
+from ejax.data.lerobot.files import DIGESTS, Digests, digests_file, inside, open_inside
+from ejax.schema.plain_files import make_folder, move, replace_file, sha256, sync
 
 STAGING = ".staging"
 
@@ -25,13 +25,11 @@ class Change:
 
     def write(self, name: str, data: bytes) -> None:
         """Write the new version of file ``name``, relative to the folder."""
-        self.path(name).write_bytes(data)
+        replace_file(self.path(name), data)
 
     def path(self, name: str) -> Path:
         """Return the path to which another program writes the new version of ``name``."""
-        path = self._staging / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        return make_folder((self._staging / name).parent, self.folder) / Path(name).name
 
     def commit(self, before: Digests) -> Digests:
         """Put the new versions in place; from the digests ``before`` return those of the files now. OSError: the disk
@@ -45,20 +43,14 @@ class Change:
                 listed[name] = tuple(dict.fromkeys((sha256(file), *before.get(name, ()))))
         self.write(DIGESTS, digests_file(listed))
         for name in (*names, DIGESTS):
-            _sync(self._staging / name)
+            sync(self._staging / name)
         for group in ([DIGESTS], sorted({*names} - {fmt.INFO}), [fmt.INFO]):
             self._put_in_place(group)
         return {name: digests[:1] for name, digests in listed.items()}
 
     def _put_in_place(self, names: list[str]) -> None:
-        parents = set()
-        for name in names:
-            place = self.folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(self._staging / name, place)
-            parents |= {parent for parent in place.parents if parent.is_relative_to(self.folder)}
-        for parent in parents:  # else a loss of power could bring the next group to the disk, and not this one
-            _sync(parent)
+        for name in names:  # each on the disk: a loss of power could else bring the next group there, and not this one
+            move(self._staging / name, self.folder / name, self.folder)
 
     def __enter__(self) -> Self:
         self._staging.mkdir()
@@ -79,11 +71,3 @@ def remove_leftovers(folder: Path) -> bool:
     had_files = any(not path.is_dir() for path in staging.rglob("*"))
     shutil.rmtree(staging)
     return had_files
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,6 @@ forgery: anyone who can write to the folder can write the list too.
 """
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
 
-from ejax.schema.plain_files import HUGE, MAX_BYTES, kind_of, open_plain, parse_json
+from ejax.schema.plain_files import HUGE, MAX_BYTES, kind_of, open_plain, parse_json, sha256
 
 DIGESTS = "meta/ejax_digests.json"
 _VERSION = 1
@@ -111,10 +110,6 @@ def load_digests(folder: Path) -> Digests | None:
 def digests_file(digests: Digests) -> bytes:
     """Encode the list as stored."""
     return json.dumps({"version": _VERSION, "sha256": dict(sorted(digests.items()))}, indent=1).encode()
-
-
-def sha256(file: IO[bytes]) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # any file of bytes will do
 
 
 def inside(folder: Path, name: str) -> Path:

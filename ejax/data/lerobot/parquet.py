@@ -16,6 +16,7 @@ from ejax.data.lerobot.files import KeptFiles, shown
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.metadata import MAX_COUNT
 from ejax.data.task import Origin
+from ejax.schema.plain_files import is_side_file
 
 EPISODES = "meta/episodes"
 _WHOLE = ("episode_index", "length", "data/chunk_index", "data/file_index")
@@ -96,7 +97,8 @@ def load_rows(
 
 def row_files(files: KeptFiles) -> list[str]:
     """List the files of ``meta/episodes`` that the folder has, or must have, in order."""
-    found = {path.relative_to(files.folder).as_posix() for path in (files.folder / EPISODES).glob("*/*.parquet")}
+    there = (path for path in (files.folder / EPISODES).glob("*/*.parquet") if not is_side_file(path.name))
+    found = {path.relative_to(files.folder).as_posix() for path in there}
     # a file that was removed is in the list, and its absence must be noticed
     return sorted(found | {name for name in files.digests or () if name.startswith(f"{EPISODES}/")})
 

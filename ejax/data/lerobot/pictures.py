@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ejax.runtime.video import write_video
-from ejax.schema.plain_files import HUGE, open_plain
+from ejax.schema.plain_files import HUGE, open_plain, replace_file
 
 KEYFRAME_EVERY = 2
 """Frames. LeRobot's choice: a single frame takes decoding two at most; the file is about twice as large."""
@@ -40,7 +40,7 @@ def join_videos(parts: Sequence[Path], path: Path) -> None:
     # ffmpeg's quoting: a quote ends the text, and begins it again
     script = "".join("file '{}'\n".format(str(part.resolve()).replace("'", r"'\''")) for part in parts)
     listed = path.with_suffix(".txt")
-    listed.write_text(script)
+    replace_file(listed, script)
     source = [*_FILES_ONLY, "-f", "concat", "-safe", "0", "-i", f"file:{listed}"]
     _ffmpeg([*source, "-c", "copy", "-movflags", "+faststart", f"file:{path}"], path)
     listed.unlink()

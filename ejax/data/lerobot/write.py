@@ -20,6 +20,7 @@ from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import Images, make_columns
 from ejax.data.lerobot.recording import Format, open_recording
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
+from ejax.schema.plain_files import append_file, is_side_file, make_folder
 
 _LOCK = ".lock"
 _MAX_FRAMES = 2**31 - 1
@@ -65,12 +66,13 @@ class EpisodeWriter:
         self.folder = Path(folder)
         columns = tuple(make_columns(spec, names or {}, images))
         self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
-        self.folder.mkdir(parents=True, exist_ok=True)  # after all checks that need no folder
+        make_folder(self.folder)  # after all checks that need no folder
         self._lock: IO[bytes] | None = _lock(self.folder)
         self._is_whole = True
         """False after an error that may have left files half in place."""
         try:
-            there = sorted(path.name for path in self.folder.iterdir() if path.name != _LOCK)
+            found = {path.name for path in self.folder.iterdir()} - {_LOCK}
+            there = sorted(name for name in found if not is_side_file(name))
             if there and not append:
                 raise FileExistsError(
                     f"{self.folder} is not empty, it has {', '.join(there[:5])}; give append=True to go on with it, or "
@@ -155,7 +157,7 @@ class EpisodeWriter:
 
 def _lock(folder: Path) -> IO[bytes]:
     """Return the locked file; the system releases it when the process ends, however it ends."""
-    file = inside(folder, _LOCK).open("ab")  # never "wb": a stranger's file of that name must not be emptied
+    file = append_file(inside(folder, _LOCK), folder)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -23,6 +23,7 @@ from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows
+from ejax.schema.plain_files import by_product, new_file
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
 _MAX_ACTIONS = 10_000  # steps of an episode that a replay file can hold
@@ -160,7 +161,6 @@ class GuardedEnv:
 
     def _quarantine(self, broken: NDArray[np.bool_], seed: NDArray[np.uint32], timestep: HostTimestep) -> None:
         """Write a replay file for each broken row. Raises HostEnvError: more rows than allowed."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         for row in np.flatnonzero(broken):
             self.num_quarantined += 1
             length = self.num_steps - int(self._began[row])
@@ -176,11 +176,12 @@ class GuardedEnv:
             actions = np.stack([each[row] for each in self._actions][-length:])
             last = {f"obs/{i}": np.asarray(leaf)[row] for i, leaf in enumerate(jax.tree.leaves(self._obs))}
             broke = {f"final_obs/{i}": leaf[row] for i, leaf in enumerate(jax.tree.leaves(timestep.final_obs))}
-            with _new_file(self._folder, f"step{self.num_steps}_row{row}") as file:
+            path, name = "", f"step{self.num_steps}_row{row}"
+            with by_product("what led there", self._reports.append), _new_file(self._folder, name) as file:
                 np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
                 path = file.name
-            remedy = f"replay it with python -m ejax.replay {path}"
-            if not (facts["seeded"] and facts["complete"]):
+            remedy = f"replay it with python -m ejax.replay {path}" if path else "it cannot be replayed"
+            if path and not (facts["seeded"] and facts["complete"]):
                 late = "the episode began before the first of them"
                 why = late if facts["seeded"] else "the environment does not seed rows one by one"
                 remedy = f"its steps are in {path}, but cannot be replayed: {why}"
@@ -232,9 +233,10 @@ class GuardedEnv:
 def _new_file(folder: Path, stem: str) -> IO[bytes]:
     """Open ``<stem>.npz``, or ``<stem>_2.npz`` and so on where the name is taken."""
     number, name = 1, f"{stem}.npz"
+    run = next((each.parent for each in (folder, folder.parent) if each.name == "quarantine"), folder)
     while True:
         try:  # of several runs and groups in one folder, one makes each name
-            return (folder / name).open("xb")
+            return new_file(folder / name, run)
         except FileExistsError:
             number += 1
             name = f"{stem}_{number}.npz"

@@ -32,7 +32,7 @@ _ZETA = 2.0
 
 @functools.cache
 def robot_names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+    return tuple(sorted(path.stem for path in _FOLDER.glob("[!.]*.toml")))
 
 
 @functools.cache

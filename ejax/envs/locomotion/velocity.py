@@ -31,6 +31,7 @@ from ejax.envs.terms.commands import Command
 from ejax.envs.terms.legged import describe_terms
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze
+from ejax.schema.plain_files import expanded
 from ejax.types import Array, Key, Timestep
 
 
@@ -288,7 +289,7 @@ def _changed_task(env: VelocityRL) -> VelocityTask:
         task = replace(task, push=own.push)
     # a file of one's own has its collision shapes itself
     if env.model is not None:
-        path = Path(env.model).expanduser().absolute()
+        path = Path(expanded(env.model)).absolute()
         task = replace(task, robot=replace(task.robot, source=f"{FILE}{path}", shapes=()))
     return task if env.encoder_bias is None else replace(task, encoder_bias=env.encoder_bias)
 

@@ -15,6 +15,7 @@ from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.task.entities import look_up
 from ejax.schema.messages import did_you_mean
+from ejax.schema.plain_files import expanded
 
 LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}
 """Joints of one number, and its unit."""
@@ -28,6 +29,7 @@ def find_model(given: str, module: str) -> str:
         raise ValueError("there is no model; write model = 'robot.xml', a file beside the class's, or MJCF as text")
     if given.lstrip().startswith("<"):
         return given
+    given = expanded(given)
     file = getattr(sys.modules.get(module), "__file__", None)
     # a notebook's module has no file
     places = [*([Path(file).parent] if file else []), Path.cwd()]

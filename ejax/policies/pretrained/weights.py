@@ -17,7 +17,7 @@ import numpy as np
 
 from ejax.runtime.tree_text import named_leaves
 from ejax.schema.messages import shorten
-from ejax.schema.plain_files import HUGE, check_plain, package_folder
+from ejax.schema.plain_files import HUGE, check_plain, expanded, package_folder
 from ejax.schema.registry import WEIGHT_READERS, import_entry
 from ejax.types import PyTree
 
@@ -56,7 +56,7 @@ def find_weights(model_path: str | Path) -> Path:
         if not path.is_relative_to(folder.resolve()):
             raise WeightsError(f"'{shorten(inside)}' is not inside the package's folder {folder}")
     else:
-        path = Path(text).expanduser()
+        path = Path(expanded(text))
     if path.is_dir():
         if (path / _LISTING).is_file() and (path / "state").is_dir():
             return path

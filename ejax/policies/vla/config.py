@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.schema.frozen import StrictModel, freeze, thaw
+from ejax.schema.frozen import PathText, StrictModel, freeze, thaw
 from ejax.schema.registry import trusted_name
 
 
@@ -124,7 +124,7 @@ class VLAConfig(StrictModel):
     """``policy.vla_config``."""
 
     model_config = ConfigDict(protected_namespaces=(), serialize_by_alias=True)  # model_path is no method of pydantic's
-    model_path: str | None = None
+    model_path: PathText | None = None
     """Weights to start from: .safetensors, a torch ``state_dict``, a checkpoint of ejax. None: random ones; EmbodiChain
     needs it."""
     model_class: str | None = None
