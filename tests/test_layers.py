@@ -23,7 +23,10 @@ LAYERS = [
 """Folders and public modules: each imports from its own row and from those above it in this list. ``data`` has a
 stricter rule, below; ``schema.registry`` names what is above it as text, and imports it when called."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-STANDARD = ("ejax.schema.trust", "ejax.schema.plain_files", "ejax.schema.messages", "ejax.schema.configclass")
+STANDARD = (
+    *(f"ejax.schema.{name}" for name in ("trust", "plain_files", "messages", "configclass")),
+    *(f"ejax.runtime.{name}" for name in ("streams", "process_exit")),
+)
 """Modules that need the standard library alone."""
 FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob("*.py"))
 

@@ -4,6 +4,7 @@ A run directory holds, in EmbodiChain's layout and with its tags::
 
     logs/metrics.jsonl                   one line a write: {"step": 8192, "time": 1.7e9, "train/loss": 0.5}
     logs/sessions.jsonl                  one line a call, once it ends: {"start": 1.7e9, "end": 1.7e9}
+    logs/notes.log                       one line for each standard stream that went quiet
     logs/<exp_name>/events.out.tfevents… TensorBoard
     logs/wandb_id                        the W&B run to go on with, if there is one
 
@@ -26,7 +27,9 @@ from typing import Any, TypeAlias
 from ejax.config import RunConfig
 from ejax.logs.best import Best
 from ejax.logs.console import make_console
-from ejax.logs.metric_log import MetricLog, keep_up_to, write_session
+from ejax.logs.metric_log import MetricLog, keep_up_to, write_note, write_session
+from ejax.runtime.streams import note_losses
+from ejax.schema.messages import noting
 from ejax.schema.plain_files import read_text
 
 _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -86,11 +89,13 @@ class MetricWriter:
                 run = _start_wandb(wandb, log_dir, config, resumes=not is_new)
                 self._sinks.append(partial(_log_to_wandb, run))
                 # An exit function, not a callback: a run that ends by an exception is marked as failed.
-                stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))
+                stack.push(partial(_finish_wandb, run))
             self._view = None
             if trainer.console and not quiet:
                 self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step)
                 stack.callback(self._view.close)
+            if not quiet:
+                note_losses(partial(write_note, log_dir))
             self._stack = stack.pop_all()  # all are open: from here on ``close`` closes them
         for problem in problems:
             self.alarm(problem)
@@ -140,6 +145,11 @@ class MetricWriter:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
+
+
+def _finish_wandb(run: Any, _: object, error: BaseException | None, __: object) -> None:
+    with noting(error, "finishing the run of Weights & Biases"):
+        run.finish(exit_code=int(error is not None))
 
 
 def _log_to_wandb(run: Any, step: int, metrics: Mapping[str, float]) -> None:
