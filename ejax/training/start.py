@@ -15,6 +15,7 @@ from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
+from ejax.runtime.process_exit import refuse_rerun
 from ejax.runtime.processes import Group
 from ejax.runtime.stopwatch import Stopwatch
 from ejax.schema.messages import short_repr
@@ -107,6 +108,7 @@ def locate_run(
     config: RunConfig, resume: str | None, run_dir: Path | None, fork: Path | None = None, *, locks: ExitStack
 ) -> RunLocation:
     """Begin as the arguments name it; they and the errors are ``ejax.run.train``'s. ``locks`` keeps the lock."""
+    refuse_rerun()
     if fork is not None and resume is not None:
         raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
     if fork is not None:

@@ -19,6 +19,8 @@ from ejax.envs.host.answers import answering, check_flags_and_reward, check_succ
 from ejax.envs.host.calls import EnvExit, call_env, described
 from ejax.envs.host.rows import as_rows, into_space, next_seed, put_rows, rows_space
 from ejax.envs.spaces import chunk_space, part_space
+from ejax.runtime.process_exit import GUARD, refuse_rerun
+from ejax.runtime.streams import keep_streams
 from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
@@ -171,7 +173,12 @@ def make(
     if vectorization == "async":
         # of a server: a fork of this process has locks of JAX's threads, and without the threads that hold them
         makers = [partial(make_in_worker, make_one, os.getpid()) for make_one in makers]
-        vector: VectorEnv = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="forkserver")
+        refuse_rerun()
+        try:
+            vector: VectorEnv = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="forkserver")
+        except (ConnectionError, EOFError):  # says nothing
+            text = "its worker process ended before the environment was made, and says above why"
+            raise RuntimeError(f"{name}: {text}; {GUARD}") from None
     else:
         vector = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
     limit = env_kwargs.get("max_episode_steps", spec.max_episode_steps) or 0
@@ -201,6 +208,7 @@ def make_in_worker(make_one: Callable[[], Any], owner: int) -> "Contained":
     """Make one in a process of its own, which leaves Ctrl-C to the owner, who ends the run in order."""
     if os.getpid() != owner:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        keep_streams()  # of a task that prints
     return Contained(_arriving(make_one))
 
 
