@@ -15,7 +15,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 
 from ejax.envs.adapters.library import check_name
-from ejax.envs.host.answers import answering, check_flags_and_reward, check_success
+from ejax.envs.host.answers import answering, check_answer, check_flags_and_reward, check_success
 from ejax.envs.host.calls import EnvExit, call_env, described
 from ejax.envs.host.rows import as_rows, into_space, next_seed, put_rows, rows_space
 from ejax.envs.spaces import chunk_space, part_space
@@ -64,7 +64,7 @@ class GymnasiumVector:
 
     def step(self, action: NDArray[Any]) -> HostTimestep:
         given = into_space(self.action_space, action, clip=self.clip_actions)
-        raw, reward, terminated, truncated, info = self.env.step(given)
+        raw, reward, terminated, truncated, info = check_answer(type(self.env).__name__, self.env.step(given))
         check_flags_and_reward(reward, terminated, truncated, self.num_envs)
         obs = final_obs = as_rows(self.env.single_observation_space, raw)
         done = terminated | truncated
@@ -119,10 +119,10 @@ class GymnasiumVector:
     def _reset(self, rows: Rows, *, everything: bool = False) -> PyTree:
         seeds: Any = [int(each) for each in self.row_seed]  # one per row, which Gymnasium takes despite its annotation
         if everything:
-            raw, _ = self.env.reset(seed=seeds if self._takes_seeds else seeds[0])
+            raw = self.env.reset(seed=seeds if self._takes_seeds else seeds[0])
         else:
-            raw, _ = self.env.reset(seed=seeds, options={"reset_mask": rows.copy()})
-        return as_rows(self.env.single_observation_space, raw)
+            raw = self.env.reset(seed=seeds, options={"reset_mask": rows.copy()})
+        return as_rows(self.env.single_observation_space, check_answer(type(self.env).__name__, raw, 2)[0])
 
     def _final_obs(self, obs: PyTree, info: Mapping[str, Any]) -> PyTree:
         if "final_obs" not in info:
