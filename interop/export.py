@@ -23,7 +23,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,11 +31,11 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from ejax.config import ConfigError
-from ejax.envs.host.calls import HostEnvError
+from ejax.envs.host.calls import HostEnvError, closing
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.runtime.device import prepare_jax
-from ejax.runtime.process_exit import exit_with
+from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.messages import explain
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
@@ -85,11 +85,9 @@ def main(argv: list[str] | None = None) -> int:
             leapp=args.leapp,
         )
     except ParityError as error:
-        print(f"interop.export: {error}", file=sys.stderr)
-        return 1
-    except (CheckpointError, ConfigError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
-        print(f"interop.export: {error}", file=sys.stderr)
-        return 2
+        return refused("interop.export", error, 1)
+    except (CheckpointError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
+        return refused("interop.export", error)
     print(format_table(report["artefacts"] | ({"leapp": report["leapp"]} if args.leapp else {})))
     for name in report["artefacts"]:
         if notice := FORMATS[name].deprecated:
@@ -277,7 +275,7 @@ def _write(
             except ConversionError as error:
                 if left_out is None or leapp:
                     raise
-                left_out[name] = str(error)
+                left_out[name] = explain(error)
         written = [name for name in formats if name not in (left_out or {})]
         artefacts = check_artefacts(made, trained.spec, cases, written, trust=True)
         if leapp:

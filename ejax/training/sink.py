@@ -17,6 +17,7 @@ from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.runtime.processes import count
 from ejax.runtime.sharding import own_copy
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.schema.messages import noting
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
@@ -162,10 +163,11 @@ class RunSink(Sink[RunState, RunResult]):
                 self._judged("given up")
                 return
             require_measured(self._trainer.best_eval_metric, metrics)
-        except Exception:  # of any kind: what was trained until here is kept
+        except Exception as error:  # of any kind: what was trained until here is kept
             run.evaluation_due = True
-            self._judged("failed")  # other processes save with this one, and then see it fail
-            self.saver.save_now(run)
+            with noting(error, "saving the run"):
+                self._judged("failed")  # other processes save with this one, and then see it fail
+                self.saver.save_now(run)
             raise
         run.evaluation_due = False  # only now: a kill before this makes the evaluation again
         for each in self._all:
