@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from ejax.schema.messages import explain
 from ejax.schema.problems import ConfigError
 
 _DEAD_AFTER_S = 15
@@ -83,7 +84,7 @@ def join(address: Address, *, timeout_s: int = 300) -> None:
     if connecting.is_alive():
         raise ProcessesError(f"the others did not all come to {who} within {timeout_s} s; {JOIN}")
     if failures:
-        reason = str(failures[0]).splitlines()[0]
+        reason = explain(failures[0]).splitlines()[0]
         raise ProcessesError(f"cannot join the other processes at {who}: {reason}; {JOIN}") from failures[0]
 
 
@@ -198,7 +199,7 @@ def failing_together() -> Iterator[None]:
         raise
     except BaseException as error:
         if count() > 1:
-            report_failure(f"{type(error).__name__}: {error}")
+            report_failure(explain(error, typed=True))
         raise
 
 
@@ -208,7 +209,7 @@ def _look_for_failure(error: Exception) -> None:
     while time.monotonic() < until:
         _raise_failure()
         time.sleep(0.2)
-    report_failure(f"{type(error).__name__}: {error}")
+    report_failure(explain(error, typed=True))
 
 
 def _raise_failure() -> None:
