@@ -5,6 +5,7 @@ import runpy
 import sys
 
 from ejax import __version__
+from ejax.runtime.streams import keep_streams
 
 COMMANDS = {
     "train": ("ejax.train", "train a policy from a config file, or go on with a run"),
@@ -29,6 +30,7 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command, just as ``python -m`` runs its module. Returns the exit code of what ends here."""
+    keep_streams()
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(_help())

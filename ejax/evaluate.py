@@ -1,12 +1,11 @@
 """``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, record a video."""
 
-from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
-import sys
 
 from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
@@ -21,7 +20,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ejax.config import ConfigError
     from ejax.envs.host.calls import HostEnvError
     from ejax.logs.console import summary
     from ejax.play.saved_policy import evaluate_run
@@ -42,9 +40,8 @@ def _run(args: argparse.Namespace) -> int:
             video=args.video,
             shown=summary,
         )
-    except (ConfigError, CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
-        print(f"ejax.evaluate: {error}", file=sys.stderr)
-        return 2
+    except (CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
+        return refused("ejax.evaluate", error)
     summary({name: x for name, x in metrics.items() if name in ("report", "video", "no video")})
     return 1 if "no video" in metrics else 0
 

@@ -4,9 +4,9 @@ A file of ``examples/robot_loop.py`` has the robot's observations too: they are 
 """
 
 import argparse
-import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 from zipfile import BadZipFile
@@ -18,17 +18,18 @@ from pydantic import BaseModel, Field
 
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.description import WHOLE
-from ejax.envs.host.calls import HostEnvError, call_env
+from ejax.envs.host.calls import HostEnvError, call_env, closing
 from ejax.logs.json_records import check_facts
+from ejax.numerics.finite import name_nonfinite
 from ejax.rollout import reset
 from ejax.rollout import step as rollout_step
-from ejax.runtime.process_exit import exit_with
+from ejax.runtime.process_exit import exit_with, refused
 from ejax.runtime.tree_text import named_leaves
 from ejax.schema.plain_files import a_path, open_plain, parse_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.environments import make_env
 from ejax.training.watchdog import guarded_calls
-from ejax.types import HostEnv, HostTimestep
+from ejax.types import HostEnv
 
 _MAX_UNPACKED = 1 << 30
 _OBSERVED = "observation:"
@@ -65,8 +66,7 @@ def main(argv: list[str] | None = None) -> int:
                 return _compare(facts, actions, seen)
             found = replay(facts, actions)
     except (OSError, ValueError, TypeError, ImportError, HostEnvError) as error:
-        print(f"ejax.replay: {error}", file=sys.stderr)
-        return 2
+        return refused("ejax.replay", error)
     if found is None:
         print("all finite: what broke is not in the start state and the actions alone")
         return 1
@@ -118,7 +118,8 @@ def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | No
         ValueError: no host environment, or actions of another shape.
     """
     for step, timestep in enumerate(_play(facts, actions, host_only=True), 1):
-        if what := _not_finite(timestep):
+        last = {"reward": timestep.reward, "final_obs": timestep.final_obs}
+        if what := name_nonfinite(jax.tree.map(lambda x: x[0], last)):
             return step, what
     return None
 
@@ -147,7 +148,7 @@ def _play(facts: dict[str, Any], actions: NDArray[Any], *, host_only: bool = Fal
     env = call_env(name, "make", make_env, name, facts["recipe"]["cfg"], num_envs=1)
     if host_only and not isinstance(env, HostEnv):
         raise ValueError(f"{name} is no host environment")
-    try:
+    with closing(env) if isinstance(env, HostEnv) else nullcontext():
         shape = tuple(env.action_space.shape or ())
         if actions.dtype.kind not in "biuf" or actions.shape[1:] != shape:
             text = f"{name} takes numbers of shape {list(shape)}; record the episode with this environment"
@@ -161,15 +162,6 @@ def _play(facts: dict[str, Any], actions: NDArray[Any], *, host_only: bool = Fal
         for i, action in enumerate(actions):
             carry, timestep = one_step(env, carry, action[None], jax.random.fold_in(key_steps, i))
             yield jax.device_get(timestep)
-    finally:
-        if isinstance(env, HostEnv):
-            call_env(name, "close", env.close)  # also after an error
-
-
-def _not_finite(timestep: HostTimestep) -> str:
-    """Name what is not finite, with its values; empty where all is."""
-    leaves = named_leaves({"reward": timestep.reward, "final_obs": timestep.final_obs}, "/")
-    return "; ".join(f"{name} {leaf[0]}" for name, leaf in leaves.items() if not np.isfinite(leaf).all())
 
 
 def _parser() -> argparse.ArgumentParser:

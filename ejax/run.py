@@ -17,6 +17,7 @@ from ejax.runtime.process_exit import owns_process
 from ejax.runtime.processes import failing_together
 from ejax.runtime.sharding import is_main_process
 from ejax.runtime.stopwatch import Stopwatch
+from ejax.runtime.streams import keep_streams
 from ejax.training.callbacks import Callback, RunResult, TrainingRun
 from ejax.training.given import Events, Given, config_of, section_of
 from ejax.training.loop import Loop, Sink
@@ -187,6 +188,7 @@ def run_training(
         find: finds the folder, as ``locate_run`` does; called with ``config`` and ``locks``.
         begin: builds what is trained, and its sink.
     """
+    keep_streams()
     trainer, started, clock = config.trainer, time.monotonic(), Stopwatch()
     with (
         failing_together(),

@@ -1,6 +1,6 @@
 """``python -m ejax.train --config FILE``: train, or go on with a run."""
 
-from ejax.runtime.process_exit import ended_by_signal, exit_on_signal, exit_with, import_late
+from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
@@ -9,10 +9,10 @@ import argparse
 import datetime
 import errno
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
 
@@ -38,25 +38,25 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
         signal ended it before or without that; 2 for what could not be started; 3 for numbers that are not finite.
     """
     args = _parser(name).parse_intermixed_args(argv)
-    ejax_run = import_late("ejax.run")
-    with ended_by_signal(f"ejax.{name}") as codes:
-        try:
-            config = _load(args)
-            if config.population is None:
-                result = ejax_run.train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
-                failure = print_summary(name, config, result)
-            else:
-                population = import_late("ejax.population")
-                result = population.train_population(config, resume=args.resume, run_dir=args.run)
-                failure = print_population(name, config, result)
-            return failure or (0 if result.finished else args.stopped_exit_code)
-        except Exception as error:
-            code, text = exit_code_of(error)
-            if code is None:
-                raise
-            print(f"ejax.{name}: {text}", file=sys.stderr)
-            return code
-    return codes[0]
+    import_late("ejax.run")
+    return until_signal(f"ejax.{name}", lambda: _run(name, args))
+
+
+def _run(name: str, args: argparse.Namespace) -> int:
+    try:
+        config = _load(args)
+        if config.population is None:
+            result = import_late("ejax.run").train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
+            failure = print_summary(name, config, result)
+        else:
+            result = import_late("ejax.population").train_population(config, resume=args.resume, run_dir=args.run)
+            failure = print_population(name, config, result)
+        return failure or (0 if result.finished else args.stopped_exit_code)
+    except Exception as error:
+        code, text = exit_code_of(error)
+        if code is None:
+            raise
+        return refused(f"ejax.{name}", text, code)
 
 
 def exit_code_of(error: Exception) -> tuple[int | None, str]:
@@ -67,12 +67,12 @@ def exit_code_of(error: Exception) -> tuple[int | None, str]:
     from ejax.training.skipped import NonFiniteUpdateError
 
     if isinstance(error, (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS)):
-        return 2, str(error)
+        return 2, explain(error)
     if isinstance(error, OSError) and error.errno in _DISK_REMEDIES:
         return 2, f"{error}{_DISK_REMEDIES[error.errno]}"  # no traceback: it is the user's disk
     if isinstance(error, NonFiniteUpdateError):
-        return 3, str(error)
-    return (1 if isinstance(error, ProcessesError) else None), str(error)
+        return 3, explain(error)
+    return (1 if isinstance(error, ProcessesError) else None), explain(error)
 
 
 def _load(args: argparse.Namespace) -> "RunConfig":
@@ -164,8 +164,7 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     }
     _print_facts(config, result, facts)
     if result.finished and result.skipped_updates > 0.5 * result.num_updates:
-        print(f"ejax.{name}: {mostly_skipped_text(result.skipped_updates, result.num_updates)}", file=sys.stderr)
-        return 3
+        return refused(f"ejax.{name}", mostly_skipped_text(result.skipped_updates, result.num_updates), 3)
     return 0
 
 
@@ -214,8 +213,7 @@ def print_population(name: str, config: "RunConfig", result: "PopulationResult")
     }
     _print_facts(config, result, facts, " of each", " of all")
     if len(broken) == len(result.members):  # some that broke are a result, all are a failure
-        print(f"ejax.{name}: every member broke; lower algorithm.cfg.optimizer.learning_rate", file=sys.stderr)
-        return 3
+        return refused(f"ejax.{name}", "every member broke; lower algorithm.cfg.optimizer.learning_rate", 3)
     return 0
 
 

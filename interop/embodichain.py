@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.runtime.device import prepare_jax
+from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
@@ -76,17 +77,12 @@ def main(argv: list[str] | None = None) -> int:
             for note in import_pt(args.file, config, args.run, policy_only=args.policy_only):
                 print(f"note: {note}")
             print(f"go on with: python -m ejax.train --run {args.run} --resume latest")
-    except (CheckpointError, ConfigError, OSError, TypeError, ValueError) as error:
-        print(f"interop.embodichain: {error}", file=sys.stderr)
-        return 2
+    except (CheckpointError, OSError, TypeError, ValueError) as error:
+        return refused("interop.embodichain", error)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        print(
-            "interop.embodichain: the files are torch's: pip install -e '.[torch]' in ejax's folder",
-            file=sys.stderr,
-        )
-        return 2
+        return refused("interop.embodichain", "the files are torch's: pip install -e '.[torch]' in ejax's folder")
     return 0
 
 
@@ -189,4 +185,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

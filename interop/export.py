@@ -22,7 +22,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,12 +30,12 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from ejax.config import ConfigError
-from ejax.envs.host.calls import HostEnvError
+from ejax.envs.host.calls import HostEnvError, closing
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
-from ejax.runtime.process_exit import exit_with
+from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path, make_folder, move, replace_file, sync
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
@@ -86,11 +86,9 @@ def main(argv: list[str] | None = None) -> int:
             leapp=args.leapp,
         )
     except ParityError as error:
-        print(f"interop.export: {error}", file=sys.stderr)
-        return 1
-    except (CheckpointError, ConfigError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
-        print(f"interop.export: {error}", file=sys.stderr)
-        return 2
+        return refused("interop.export", error, 1)
+    except (CheckpointError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
+        return refused("interop.export", error)
     print(format_table(report["artefacts"] | ({"leapp": report["leapp"]} if args.leapp else {})))
     for name in report["artefacts"]:
         if notice := FORMATS[name].deprecated:
@@ -287,7 +285,7 @@ def _write(
             except ConversionError as error:
                 if left_out is None or leapp:
                     raise
-                left_out[name] = str(error)
+                left_out[name] = explain(error)
         written = [name for name in formats if name not in (left_out or {})]
         artefacts = check_artefacts(made, trained.spec, cases, written, trust=True)
         if leapp:

@@ -90,7 +90,7 @@ def print_verdict(
     try:
         artefacts = check()
     except (ParityError, OSError, ValueError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{program}: {str(error) or repr(error)}", file=sys.stderr)
         return 1 if isinstance(error, ParityError) else 2
     print(table(artefacts))
     print(f"{directory / FILE}  sha256 {sha256(directory / FILE)}")

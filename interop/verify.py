@@ -10,12 +10,12 @@ their SHA-256 alone and listed as not verified.
 """
 
 import argparse
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ejax.runtime.process_exit import exit_with
 from interop.artefacts import leapp_bundle
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.texts import check_texts
@@ -153,4 +153,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -24,8 +24,9 @@ LAYERS = [
 """Folders and public modules: each imports from its own row and from those above it in this list. ``data`` has a
 stricter rule, below; ``schema.registry`` names what is above it as text, and imports it when called."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-STANDARD = tuple(
-    f"ejax.schema.{name}" for name in ("trust", "code_places", "plain_files", "messages", "configclass", "paths")
+STANDARD = (
+    *(f"ejax.schema.{name}" for name in ("trust", "code_places", "plain_files", "messages", "configclass", "paths")),
+    *(f"ejax.runtime.{name}" for name in ("streams", "process_exit")),
 )
 """Modules that need the standard library alone."""
 FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob("*.py"))

@@ -17,6 +17,7 @@ from ejax.algorithms.step import RunState, Step, finish
 from ejax.numerics.episodes import drop_current_episodes
 from ejax.numerics.platforms import by_platform, unrolled_scan
 from ejax.rollout import EnvCarry, starts_of, step
+from ejax.schema.messages import explain
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, Timestep, TrainState
 
@@ -52,8 +53,8 @@ def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Proble
     try:
         jax.eval_shape(jax.grad(reward), action, key)
     except (TypeError, ValueError) as error:
-        text = f"the environment cannot be differentiated ({str(error).splitlines()[0]}); PointMassRL and PlanarReachRL"
-        yield Problem("algorithm.name", f"{text} can be, others train with ppo or grpo")
+        text = f"the environment cannot be differentiated ({explain(error).splitlines()[0]})"
+        yield Problem("algorithm.name", f"{text}; PointMassRL and PlanarReachRL can be, others train with ppo or grpo")
 
 
 def without_trajectory(update: Callable[..., Any]) -> Callable[..., tuple[TrainState, EnvCarry, Metrics]]:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from ejax.collectors.buffer import RolloutQueue
 from ejax.collectors.host import Collected, CollectionStopped, HostCollector
 from ejax.envs.host.calls import EnvAbandoned
+from ejax.schema.messages import noting
 from ejax.types import Key, Params
 
 _POLL_S = 0.2  # interval at which a waiting learner checks for an interrupt, in s
@@ -207,12 +208,8 @@ class AsyncCollector:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        try:
+        with noting(error, "closing the collector"):
             self.close()
-        except Exception as problem:
-            if error is None:
-                raise
-            error.add_note(f"while closing the collector: {problem}")
 
     def _is_past(self, version: int) -> bool:
         if version == max(self._published):

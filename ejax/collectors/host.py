@@ -23,6 +23,7 @@ from ejax.envs.host.calls import waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.rollout import make_rollout
 from ejax.runtime.sharding import join, own_copy, sharded
+from ejax.schema.messages import explain, noting
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout
 
 _LAST_STEP_S = 1.0  # time that closing waits for a group's thread that is still in a step
@@ -198,7 +199,7 @@ class HostCollector:
                 player.close(_LAST_STEP_S)
             except Exception as error:
                 if problem is not None:
-                    problem.add_note(f"while closing: {error}")
+                    problem.add_note(f"while closing: {explain(error)}")
                 problem = problem or error
         if problem is not None:
             raise problem
@@ -206,8 +207,9 @@ class HostCollector:
     def __enter__(self) -> "HostCollector":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        with noting(error, "closing the collector"):
+            self.close()
 
     def _assemble(
         self, params: Params, steps: tuple[Any, Any, Any, HostTimestep], rows: dict[str, NDArray[Any]]

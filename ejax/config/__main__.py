@@ -2,9 +2,8 @@
 
 import argparse
 import json
-import sys
 
-from ejax.runtime.process_exit import import_late
+from ejax.runtime.process_exit import exit_with, import_late, refused
 from ejax.schema.plain_files import a_path
 from ejax.schema.problems import ConfigError
 from ejax.schema.trust import add_trust_option, trust_words
@@ -32,8 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         notes = check(args.file, args.overrides)
     except ConfigError as error:
-        print(f"ejax.config: {error}", file=sys.stderr)
-        return 2
+        return refused("ejax.config", error)
     counts = count_by_status(notes)
     if args.json:
         keys = [note._asdict() for note in notes]
@@ -44,4 +42,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

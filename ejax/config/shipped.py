@@ -4,10 +4,10 @@ import argparse
 import difflib
 import os
 import re
-import sys
 from pathlib import Path
 
 from ejax.config.files import MAX_BYTES, is_file
+from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.plain_files import a_path, expanded, new_file, read_text
 from ejax.schema.problems import ConfigError
 
@@ -89,8 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             print("\n".join(map(str, copy_config(args.name, args.to))))
         except (ConfigError, OSError) as error:
-            print(f"ejax configs: {error}", file=sys.stderr)
-            return 2
+            return refused("ejax configs", error)
         return 0
     width = max(map(len, names()))
     print("\n".join(f"{name:<{width}}  {describe(name)}" for name in names()))
@@ -98,4 +97,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -30,6 +30,7 @@ from ejax.data.failures import OnlineDataWorkerError
 from ejax.data.reader import Consumer, Taken, Ticket, take_episodes
 from ejax.data.supervisor import StartCancelledError, Supervisor
 from ejax.data.task import nest
+from ejax.schema.messages import noting
 
 _GIVE_UP_S = 10.0
 """Time for ``start`` to notice that it is cancelled, in addition to ending its worker."""
@@ -124,12 +125,10 @@ class OnlineDataEngine(ChunkSource):
                 if self._supervisor is not None:
                     control = self._supervisor.control
                     has_failed = control.state is EngineState.FAILED
-                    try:
+                    with noting(error, "stopping the worker"):
                         self._supervisor.close()
                         if not has_failed and control["failure_size"]:  # its task raised while it was closed
                             control.raise_failure()
-                    except Exception as late:
-                        error.add_note(f"and the worker could not be stopped cleanly: {late}")
                 self._phase = EngineState.STOPPED if isinstance(error, StartCancelledError) else EngineState.FAILED
                 self._reported = True
                 raise
@@ -255,12 +254,8 @@ class OnlineDataEngine(ChunkSource):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        try:
+        with noting(error, "stopping the engine"):
             self.stop()
-        except Exception as late:
-            if error is None:
-                raise
-            error.add_note(f"and stop() raised {type(late).__name__}: {late}")
 
     def __getstate__(self) -> dict[str, Any]:
         if self._ticket is None:

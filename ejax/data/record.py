@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -23,6 +24,8 @@ from ejax.data.lerobot.format import Images, policy_names
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import attempt_seeds, check_seed
 from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, TimedTask, flatten, judge
+from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.messages import noting
 from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option, import_trusted, trust, trust_strings, trust_words
 
@@ -109,11 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         tally, total = _run(args)
     except (OSError, ValueError, TypeError, RuntimeError, ImportError, AttributeError) as error:
-        print(f"ejax.data.record: {error}", file=sys.stderr)
-        return 1
+        return refused("ejax.data.record", error, 1)
     except KeyboardInterrupt:
-        print(f"ejax.data.record: stopped; what was kept is in {args.to}, go on with --append", file=sys.stderr)
-        return 130
+        return refused("ejax.data.record", f"stopped; what was kept is in {args.to}, go on with --append", 130)
     print(f"{tally.kept} episodes kept, {tally.failed} attempts failed; {args.to} has {total} episodes")
     return 0
 
@@ -134,7 +135,8 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
     with ExitStack() as to_close:
         task: Any = getattr(import_trusted(place), name)(**arguments)
         if isinstance(task, AbstractContextManager):
-            task = to_close.enter_context(task)
+            to_close.push(partial(_leave, task))
+            task = task.__enter__()
         options = {name: getattr(args, name) for name in ("robot_type", "images", "append")}
         spec, fps = task.spec(), _fps_of(task) if args.fps is None else args.fps
         options |= {"fps": fps, "names": policy_names(spec, args.names)}
@@ -147,6 +149,11 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
 
         tally = record(task, writer, args.episodes, seed=args.seed, instruction=args.instruction, on_episode=show)
         return tally, writer.num_episodes
+
+
+def _leave(task: AbstractContextManager[Any], kind: Any, error: BaseException | None, traceback: Any) -> bool | None:
+    with noting(error, "closing the task"):
+        return task.__exit__(kind, error, traceback)
 
 
 def _fps_of(task: Any) -> int:
@@ -190,4 +197,4 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -33,6 +33,7 @@ from ejax.data.task import (
     check_episode,
     judge,
 )
+from ejax.runtime.streams import keep_streams
 from ejax.schema.trust import import_trusted, trust, trust_as
 
 POLL_S = 0.02
@@ -69,6 +70,7 @@ def main(folder: str) -> None:
     """Run the worker; exit with 0 after the signal to stop, with 1 after a failure that it reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole group; the owner decides what happens
     signal.signal(signal.SIGTERM, _stop)
+    keep_streams()
     order: WorkOrder = pickle.loads(Path(folder, ORDER).read_bytes())
     control = Control(Path(folder), order.cfg)
     try:
@@ -93,15 +95,15 @@ def _run(order: WorkOrder, control: Control) -> None:
         task = _make_task(order.task)
         if isinstance(task, AbstractContextManager):
             task = to_close.enter_context(task)
-        spec = task.spec()
-        if not isinstance(spec, EpisodeSpec):
-            raise TypeError(f"spec() must return an EpisodeSpec, got {type(spec).__name__}")
-        order.cfg.check_widths(spec)
-        layout = Layout(order.cfg.buffer_size, order.cfg.max_episode_steps, spec)
-        create(folder / BUFFER, layout.arrays())
-        # the owner reads it once rows are filled, so it need not appear at once
-        (folder / SPEC).write_bytes(pickle.dumps(spec))
         try:
+            spec = task.spec()
+            if not isinstance(spec, EpisodeSpec):
+                raise TypeError(f"spec() must return an EpisodeSpec, got {type(spec).__name__}")
+            order.cfg.check_widths(spec)
+            layout = Layout(order.cfg.buffer_size, order.cfg.max_episode_steps, spec)
+            create(folder / BUFFER, layout.arrays())
+            # the owner reads it once rows are filled, so it need not appear at once
+            (folder / SPEC).write_bytes(pickle.dumps(spec))
             _Filler(order, task, TrajectoryBuffer(folder / BUFFER, layout), control).run()
         except Exception as error:  # now: to close the task may take time, or raise too
             control.publish_failure(pack_failure(error))

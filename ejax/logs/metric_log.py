@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ _MAX_BYTES = 1 << 30
 _BEGINNING = b'{"step": '
 """The first bytes of each line that ``MetricLog`` writes."""
 SESSIONS = "sessions.jsonl"
+NOTES = "notes.log"
 _MAX_SESSION_BYTES = 1 << 20
 _Time = Annotated[float, Field(ge=0.0, lt=1e11)]
 
@@ -180,6 +182,12 @@ def write_session(logs: Path, start: float) -> None:
     """Append a line for a session that ends now. A full disk does not hide why the run ends."""
     with suppress(OSError), append_file(logs / SESSIONS, logs.parent) as file:
         append_whole(file, json.dumps({"start": start, "end": time.time()}).encode() + b"\n")
+
+
+def write_note(logs: Path, text: str) -> None:
+    """Append a line of text, with the time. One that cannot be written costs nothing more."""
+    with suppress(OSError), append_file(logs / NOTES, logs.parent) as file:
+        append_whole(file, f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n".encode())
 
 
 def read_sessions(logs: Path) -> list[Recorded]:

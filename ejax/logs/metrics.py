@@ -4,6 +4,7 @@ A run directory holds, in EmbodiChain's layout and with its tags::
 
     logs/metrics.jsonl                   one line a write: {"step": 8192, "time": 1.7e9, "train/loss": 0.5}
     logs/sessions.jsonl                  one line a call, once it ends: {"start": 1.7e9, "end": 1.7e9}
+    logs/notes.log                       one line for each standard stream that went quiet
     logs/<exp_name>/events.out.tfevents… TensorBoard
     logs/wandb_id                        the W&B run to go on with, if there is one
 
@@ -26,7 +27,8 @@ from typing import Any, TypeAlias
 from ejax.config import RunConfig
 from ejax.logs.best import Best
 from ejax.logs.console import make_console
-from ejax.logs.metric_log import MetricLog, keep_up_to, write_session
+from ejax.logs.metric_log import MetricLog, keep_up_to, write_note, write_session
+from ejax.runtime.streams import note_losses
 from ejax.schema.plain_files import append_file, append_whole, by_product, make_folder, read_text, replace_file
 
 _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -92,6 +94,8 @@ class MetricWriter:
             if trainer.console and not quiet:
                 self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step)
                 stack.callback(self._view.close)
+            if not quiet:
+                note_losses(partial(write_note, log_dir))
             self._stack = stack.pop_all()  # all are open: from here on ``close`` closes them
         for problem in problems:
             self.alarm(problem)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ejax.types import Array, PyTree
 
@@ -28,3 +29,13 @@ def finite_rows(*trees: PyTree, numpy: Any = jnp) -> Any:
     module that computes it; ``np`` for arrays on the host."""
     leaves = jax.tree.leaves(trees)
     return functools.reduce(numpy.logical_and, [numpy.isfinite(x).reshape(len(x), -1).all(axis=1) for x in leaves])
+
+
+def name_nonfinite(tree: PyTree, most: int = 4) -> str:
+    """Name the numbers in arrays on the host that are not finite, by path and index, with their values."""
+    found = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='/')}{list(map(int, at)) or ''} {leaf[tuple(at)]}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, tree))
+        for at in np.argwhere(~np.isfinite(leaf))
+    ]
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")

@@ -1,12 +1,11 @@
 """``python -m ejax.play RUN``: watch a trained policy, in MuJoCo's viewer or in a video, and see what it stands."""
 
-from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
-import sys
 from typing import Any
 
 from ejax.schema.plain_files import a_path
@@ -25,11 +24,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ejax.config import ConfigError
-    from ejax.envs.host.calls import HostEnvError
     from ejax.logs.console import summary
     from ejax.play.show import Show, play_run
-    from ejax.store.checkpoint import CheckpointError
 
     trust_words([*args.trust, *args.overrides], remember=True)
     options = {name: value for name, value in vars(args).items() if name not in _NOT_SHOWN}
@@ -40,9 +36,8 @@ def _run(args: argparse.Namespace) -> int:
         if args.wasm is not None:
             raise ValueError("--wasm goes with --web FILE.html")
         facts = play_run(args.run, args.overrides, Show(**options), lambda text: print(text, flush=True))
-    except (ConfigError, CheckpointError, HostEnvError, ImportError, OSError, RuntimeError, ValueError) as error:
-        print(f"ejax.play: {error}", file=sys.stderr)
-        return 2
+    except (ImportError, OSError, RuntimeError, ValueError) as error:  # ejax's own among them
+        return refused("ejax.play", error)
     summary(facts)
     return 0
 

@@ -154,12 +154,15 @@ class Score:
             self._end(moment.facts)
 
     def summary(self) -> dict[str, object]:
-        """Summarize the episodes that ended, as ``ejax.evaluate`` does."""
+        """Summarize the episodes that ended, as ``ejax.evaluate`` does, and what there is of one that was cut off."""
+        cut: dict[str, object] = {}
+        if self._moments and not self._moments[-1].ended:
+            cut["cut off, not counted"] = self.text
         if not self._episodes:
-            return {"episodes": 0}
+            return {"episodes": 0, **cut}
         columns = {name: np.array([each[name] for each in self._episodes], np.float32) for name in self._episodes[0]}
         means = {name: float(x) for name, x in sorted(summarize(columns).items())}
-        return {**means, "episodes": self.num_episodes}
+        return {**means, "episodes": self.num_episodes, **cut}
 
     def _end(self, facts: Mapping[str, float]) -> None:
         moments, finite = self._moments, all(each.finite for each in self._moments)

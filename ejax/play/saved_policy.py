@@ -6,7 +6,6 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +14,13 @@ import numpy as np
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
+from ejax.envs.host.calls import closing
 from ejax.envs.mujoco.drawing import choose_opengl
 from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
 from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import write_video
+from ejax.schema.messages import explain
 from ejax.schema.plain_files import by_product, replace_file
 from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import load_params, verify_checkpoint
@@ -134,15 +135,17 @@ def _try_to_record(
     quarantine: Path,
 ) -> dict[str, object]:
     """Give the video's path, or the reason why there is none."""
+    # beyond that, an episode without a limit is filmed in part
+    part = {} if env.max_episode_steps else {"video shows": "1,000 steps at most; the episodes have no time limit"}
     try:
         if not isinstance(env, HostEnv):
-            return {"video": record_video(policy, env, params, jax.random.key(seed), video)}
+            return {"video": record_video(policy, env, params, jax.random.key(seed), video), **part}
         drawn: Any = build_env(filmed(config), phase="eval", num_envs=_FILMED, quarantine=quarantine)
         with closing(drawn):
             frames = film_host(policy, drawn, params, seed)
-            return {"video": write_video(video, frames, drawn.frames_per_second)}
+            return {"video": write_video(video, frames, drawn.frames_per_second), **part}
     except Exception as error:  # of any kind: the metrics are there
-        return {"no video": f"{type(error).__name__}: {error}"}
+        return {"no video": explain(error, typed=True)}
 
 
 def chosen_checkpoint(directory: RunDirectory, which: str | None, command: str) -> Path:

@@ -3,7 +3,6 @@
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +11,7 @@ import jax
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.description import caption_of
+from ejax.envs.host.calls import closing
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.mujoco.drawing import asset_of
 from ejax.envs.mujoco.engine import PhysicsState, load_model

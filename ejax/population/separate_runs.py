@@ -16,6 +16,7 @@ from ejax.logs.metric_log import MetricLog, read_log
 from ejax.population.leaderboard import PopulationResult, summaries, write_summary
 from ejax.population.step import FITNESS
 from ejax.run import train
+from ejax.schema.messages import explain
 from ejax.schema.plain_files import by_product, make_folder
 from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import RunDirectory, RunMeta
@@ -64,7 +65,7 @@ def train_member(job: MemberJob) -> MemberOutcome:
     try:
         result = train(job.config, resume=resume, run_dir=job.directory.path)
     except NonFiniteUpdateError as error:
-        print(f"{job.name.partition(':')[0]}: {error}", flush=True)
+        print(f"{job.name.partition(':')[0]}: {explain(error)}", flush=True)
         return MemberOutcome(alive=False)
     return MemberOutcome(True, result.finished, result.elapsed_time_sec, result.global_step)
 

@@ -6,7 +6,8 @@ import os
 import sys
 from typing import Any
 
-from ejax.runtime.process_exit import exit_with
+from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.messages import explain
 from ejax.schema.plain_files import a_path, by_product, expanded, replace_file
 from ejax.schema.trust import add_trust_option, trust_words
 
@@ -16,18 +17,13 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_intermixed_args(argv)
     os.environ["JAX_PLATFORMS"] = "cpu"  # what is traced must not touch a GPU that is here
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of missing drivers, which is the point
-    from ejax.config import ConfigError
     from ejax.envs.host.calls import HostEnvError
-    from ejax.schema.trust import UntrustedCodeError
 
     trust_words([*args.trust, *args.overrides], remember=True)
     try:
         return _run(args)
-    except (ConfigError, HostEnvError, UntrustedCodeError, ModuleNotFoundError, OSError, ValueError) as error:
-        print(
-            f"ejax.preflight: {str(error).removeprefix('ejax.preflight: ')}", file=sys.stderr
-        )  # a ConfigError's source
-        return 2
+    except (HostEnvError, ModuleNotFoundError, OSError, ValueError) as error:
+        return refused("ejax.preflight", explain(error).removeprefix("ejax.preflight: "))  # a ConfigError's source
 
 
 def _run(args: argparse.Namespace) -> int:

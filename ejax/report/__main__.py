@@ -1,6 +1,6 @@
 """``python -m ejax.report RUN…``: runs as one HTML page that opens anywhere."""
 
-from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 from ejax.schema.plain_files import a_path
 
 if __name__ == "__main__":
@@ -25,6 +25,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.logs.json_records import FactsError
     from ejax.report.page import render
     from ejax.report.reading import read_export, read_run, runs_in
+    from ejax.schema.messages import explain
     from ejax.schema.plain_files import replace_file
     from ejax.store.checkpoint import CheckpointError
 
@@ -34,7 +35,7 @@ def _run(args: argparse.Namespace) -> int:
         try:
             return read(path)
         except (CheckpointError, OSError, ValueError) as error:  # FactsError among them
-            left_out.append(f"left out: {path}: {error}")
+            left_out.append(f"left out: {path}: {explain(error)}")
             print(f"ejax.report: {left_out[-1]}", file=sys.stderr)
             return []
 
@@ -52,8 +53,7 @@ def _run(args: argparse.Namespace) -> int:
         page = render(runs, exports, args.to.parent, left_out)
         replace_file(args.to, page.encode("utf-8", "backslashreplace"))  # names may be no text
     except (FactsError, OSError) as error:
-        print(f"ejax.report: {error}", file=sys.stderr)
-        return 2
+        return refused("ejax.report", error)
     count = sum(len(run.problems) for run in runs)
     noted = f"; {count} problem{'s' * (count != 1)} of the logs, at its top" if count else ""
     to = os.fsencode(args.to).decode(errors="backslashreplace")

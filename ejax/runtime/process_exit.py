@@ -4,10 +4,10 @@ SIGTERM, Ctrl-C (SIGINT) and SIGHUP end a command that is importing (``exit_on_s
 a run is built (``interrupting``), and let one that trains finish the update, save and end (``interruptible``).
 """
 
-import errno
 import functools
 import gc
 import importlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -20,9 +20,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from ejax.runtime.streams import keep_streams, results_are_lost, write_stderr
+from ejax.schema.messages import explain
 from ejax.schema.plain_files import FAILED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+GUARD = 'what a script does must stand under `if __name__ == "__main__":`, since worker processes import the script'
 _GRACE_S = 10.0  # for threads that are about to end, such as one that writes a video
 _MAX_NAMED = 4  # of them, in the message
 _UNHEEDED: list[list[int]] = []  # signals that active ``interrupting`` blocks have received
@@ -49,9 +52,10 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     process ends without them. Only for ``if __name__ == "__main__"``: a library must not end its caller.
     """
     code = 1
+    keep_streams()
     os._exit = functools.partial(_refuse_exit, os.getpid())
     try:
-        code = main() or int(bool(FAILED))
+        code = main() or int(bool(FAILED) or results_are_lost())
     except SystemExit as exit:  # argparse's
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         raise
@@ -67,7 +71,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
 def hard_exit(code: int) -> NoReturn:
     """End the process immediately, with what was printed."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or nobody reads it
+        with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
             stream.flush()
     _end_process(code)
 
@@ -107,11 +111,25 @@ def _place(thread: threading.Thread) -> str:
     return f"{last.name}, {last.filename}:{last.lineno}"
 
 
+def refused(command: str, why: BaseException | str, code: int = 2) -> int:
+    """Print why a command did not do its work, on standard error. Returns its exit code."""
+    print(f"{command}: {why if isinstance(why, str) else explain(why)}", file=sys.stderr)
+    return code
+
+
+def refuse_rerun() -> None:
+    """End a worker that imports the main script, and would so do once more what that does. Its owner reports it."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        write_stderr(f"ejax: {GUARD}")
+        _end_process(1)
+
+
 def exit_on_signal() -> None:
     """End the process on a signal from now on, with a line and the shell's exit code. For a command's first line.
 
     No exception: code that is being imported may catch that, or print it.
     """
+    keep_streams()
     if threading.current_thread() is threading.main_thread():
         for number in _heeded():
             signal.signal(number, _exit_before_start)
@@ -141,23 +159,14 @@ def import_late(module: str) -> Any:
 
 
 def until_signal(command: str, body: Callable[[], int]) -> int:
-    """Run a command's ``body`` inside ``ended_by_signal``, and return its exit code."""
-    with ended_by_signal(command) as codes:
-        return body()
-    return codes[0]
+    """Run a command's ``body``, ended with a last word by a signal that it does not heed itself.
 
-
-@contextmanager
-def ended_by_signal(command: str) -> Iterator[list[int]]:
-    """End a command's body, with a last word, by a signal that it does not heed itself.
-
-    Yields a list that has the exit code then: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+    Returns its exit code; after a signal 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
     received: list[int] = []
-    codes: list[int] = []
     try:
         with interrupting(received):
-            yield codes
+            return body()
     except BaseException as error:
         if not received and not isinstance(error, KeyboardInterrupt):
             raise
@@ -165,7 +174,7 @@ def ended_by_signal(command: str) -> Iterator[list[int]]:
         with _handling(None):
             left = "; ".join(getattr(error, "__notes__", [])) or "no run was under way"
             write_stderr(f"{command}: ended at once by {signal.Signals(number).name}: {left}")
-        codes.append(128 + number)
+        return 128 + number
 
 
 @contextmanager
@@ -204,23 +213,6 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(received)
 
 
-def write_stderr(text: str) -> None:
-    """Write a line on standard error, also from a signal handler, where ``print`` may be in use already."""
-    with suppress(OSError):  # nobody may read it any more
-        os.write(2, f"{text}\n".encode())
-
-
-def _let_go_of_closed_terminal() -> None:
-    """Discard output once the terminal is closed: printing would raise, before the run is saved."""
-    for descriptor in (1, 2):
-        try:
-            os.ttyname(descriptor)
-        except OSError as error:
-            if error.errno == errno.EIO:
-                with open(os.devnull, "w") as nowhere:
-                    os.dup2(nowhere.fileno(), descriptor)
-
-
 def _heeded() -> list[signal.Signals]:
     """List all but those that the process was started with ignored: SIGHUP under nohup."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -232,7 +224,6 @@ def _handling(act: Callable[[int], None] | None) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
-        _let_go_of_closed_terminal()
         if act is not None:
             act(number)
 

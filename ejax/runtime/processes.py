@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from ejax.runtime.sharding import process_count
+from ejax.schema.messages import explain
 from ejax.schema.problems import ConfigError
 
 _DEAD_AFTER_S = 15
@@ -84,7 +85,7 @@ def join(address: Address, *, timeout_s: int = 300) -> None:
     if connecting.is_alive():
         raise ProcessesError(f"the others did not all come to {who} within {timeout_s} s; {JOIN}")
     if failures:
-        reason = str(failures[0]).splitlines()[0]
+        reason = explain(failures[0]).splitlines()[0]
         raise ProcessesError(f"cannot join the other processes at {who}: {reason}; {JOIN}") from failures[0]
 
 
@@ -189,7 +190,7 @@ def failing_together() -> Iterator[None]:
         raise
     except BaseException as error:
         if process_count() > 1:
-            report_failure(f"{type(error).__name__}: {error}")
+            report_failure(explain(error, typed=True))
         raise
 
 
@@ -199,7 +200,7 @@ def _look_for_failure(error: Exception) -> None:
     while time.monotonic() < until:
         _raise_failure()
         time.sleep(0.2)
-    report_failure(f"{type(error).__name__}: {error}")
+    report_failure(explain(error, typed=True))
 
 
 def _raise_failure() -> None:

@@ -1,7 +1,9 @@
 """Values and texts in messages: short and printable, however long or odd what they come from is."""
 
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 MAX_VALUE_CHARS = 200
@@ -11,6 +13,37 @@ MAX_TEXT_CHARS = 2000  # characters of one message: the longest lists of allowed
 
 def short_repr(value: Any) -> str:
     return shorten(repr(value), MAX_VALUE_CHARS)
+
+
+def explain(error: BaseException, *, typed: bool = False) -> str:
+    """Describe an error: its text and notes; where those are empty or a single word, or ``typed``, also its type.
+
+    The place where it was raised stands behind a text that says nothing by itself.
+    """
+    name = said = type(error).__name__
+    with suppress(Exception):  # the text of an error is its own code
+        said = str(error).strip() or name
+    speaks = " " in said
+    if said != name and (typed or not speaks):
+        said = f"{name}: {said}"
+    return "\n".join([said if speaks else said + place(error), *getattr(error, "__notes__", ())])
+
+
+@contextmanager
+def noting(error: BaseException | None, doing: str) -> Iterator[None]:
+    """Make what goes wrong inside, such as in a ``close``, a note of ``error``, the first cause; None: raise it."""
+    try:
+        yield
+    except Exception as late:
+        if error is None:
+            raise
+        error.add_note(f"while {doing}: {explain(late)}")
+
+
+def place(error: BaseException) -> str:
+    """Return `` (in function, file:line)``, where it was raised; empty where it was not."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def shorten(text: str, most: int = MAX_TEXT_CHARS) -> str:

@@ -17,6 +17,7 @@ from ejax.collectors import HostStep
 from ejax.config import RunConfig
 from ejax.logs.latest import duration, number
 from ejax.logs.notebook import result_html
+from ejax.schema.messages import explain
 from ejax.training.loop import Cadence
 from ejax.types import Env, HostEnv, Params, Policy
 
@@ -168,7 +169,7 @@ class Callbacks:
             try:
                 json.dumps(state)  # now, with the callback's name, not in the middle of a save
             except (TypeError, ValueError) as error:
-                text = f"callback {name}: its state_dict cannot be saved: {error}"
+                text = f"callback {name}: its state_dict cannot be saved: {explain(error)}"
                 raise ValueError(f"{text}; give numbers, texts, lists and mappings, of an array x.tolist()") from None
         kept = {name: state for name, state in states.items() if state}
         return {"callbacks": kept} if kept else {}

@@ -32,6 +32,7 @@ from ejax.data.task import LOSS_MASK
 from ejax.policies.calls import check_obs
 from ejax.runtime.processes import Group
 from ejax.runtime.sharding import join_rows, own_rows, process_count
+from ejax.schema.messages import noting
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
 from ejax.training.fields import read_array, read_observation, real_numbers
@@ -147,12 +148,13 @@ class CloningStepper(Stepper[RunState]):
         self.demonstrations.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         try:
-            self.demonstrations.__exit__(*error)
+            self.demonstrations.__exit__(kind, error, traceback)
         finally:
-            if self._env is not None:
-                self._env.close()
+            with noting(error, "closing the environment"):
+                if self._env is not None:
+                    self._env.close()
 
     def _check_actions(self, batch: Batch) -> None:
         given = batch["action"].shape[2:]

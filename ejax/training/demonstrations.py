@@ -23,6 +23,7 @@ from ejax.data.task import Episode, Failure, flatten, judge, nest
 from ejax.envs.spaces import obs_forms
 from ejax.numerics.finite import finite_rows
 from ejax.schema.frozen import thaw
+from ejax.schema.messages import explain
 from ejax.schema.registry import resolve
 from ejax.store.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.training.fields import read_array, read_observation
@@ -147,7 +148,7 @@ def _make_task(wanted: DemonstrationConfig, env_cfg: Mapping[str, Any]) -> Any:
     except ImportError as error:
         raise ConfigError([Problem(f"{SECTION}.task", str(error))]) from error
     except (TypeError, ValueError) as error:
-        text = f"{wanted.task} refuses it: {error} (its env is env.cfg where task_cfg has none)"
+        text = f"{wanted.task} refuses it: {explain(error)} (its env is env.cfg where task_cfg has none)"
         raise ConfigError([Problem(f"{SECTION}.task_cfg", text)]) from error
 
 

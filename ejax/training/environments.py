@@ -26,6 +26,7 @@ from ejax.envs.randomization.placing import why_none, with_functor_events
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.logs.json_records import read_facts
 from ejax.schema.frozen import freeze, thaw, with_value
+from ejax.schema.messages import explain
 from ejax.schema.paths import leaves, nest
 from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import CheckpointMeta
@@ -56,7 +57,7 @@ def build_env(
     try:
         env = call_env(config.env.id, "make", make)
     except (TypeError, ValueError) as error:
-        raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {error}")]) from error
+        raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {explain(error)}")]) from error
     if not isinstance(env, HostEnv):
         return env
     if env.num_envs != num_rows:  # a task of one's own may have ignored it

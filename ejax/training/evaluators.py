@@ -14,6 +14,7 @@ from jax.sharding import Sharding
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import TrainerConfig
 from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.schema.messages import noting
 from ejax.training import programs
 from ejax.training.environments import build_env, evaluation_env
 from ejax.training.parts import Parts
@@ -147,13 +148,9 @@ class HostEvaluator(Evaluator):
         return lambda: summarize(play(num_episodes=number, choice=choice))
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        try:
+        with noting(error, "closing the environments of the evaluation"):
             if self._env is not None:
                 self._env.close()
-        except Exception as problem:
-            if error is None:
-                raise
-            error.add_note(f"while closing the environments of the evaluation: {problem}")
 
 
 def episode_options(trainer: TrainerConfig) -> dict[str, Any]:

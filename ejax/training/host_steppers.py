@@ -177,15 +177,7 @@ class HostStepper(Stepper[RunState]):
         self.collector.listeners = listeners
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if self.background is not None:
-            return self.background.__exit__(kind, error, traceback)
-        try:
-            self.collector.close()
-        except Exception as problem:
-            if error is None:
-                raise
-            # the error that ends the run is the one to show
-            error.add_note(f"while closing the collector: {problem}")
+        (self.background or self.collector).__exit__(kind, error, traceback)
 
 
 def consuming(learn: Learn) -> Callable[..., tuple[RunState, Metrics]]:

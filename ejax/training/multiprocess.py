@@ -19,6 +19,7 @@ from ejax.config.load import parse_untrusted
 from ejax.runtime.process_exit import hard_exit
 from ejax.runtime.processes import Group, RescueCall, report_failure
 from ejax.runtime.sharding import exchange, give_copy, is_main_process, process_count
+from ejax.schema.messages import noting
 from ejax.store.checkpoint import save_arrays
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import RunResult
@@ -171,4 +172,5 @@ class FollowerSink(Sink[RunState, RunResult]):
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         if isinstance(error, RescueCall):  # this process's part of what the first one saves while it hangs
-            self._save(*self._complete)
+            with noting(error, "saving"):
+                self._save(*self._complete)

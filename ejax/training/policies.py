@@ -21,7 +21,7 @@ from ejax.policies.heads import injected, uses_dropout
 from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation
 from ejax.policies.record import section_problems
-from ejax.schema.messages import short_repr
+from ejax.schema.messages import explain, short_repr
 from ejax.schema.trust import trust_strings
 from ejax.schema.values import plain
 from ejax.training.environments import sample_obs
@@ -117,7 +117,7 @@ def make_policy(config: PolicyConfig, env: Env | HostEnv, **networks: Any) -> Po
     try:
         return make(**{name: value for name, value in offered.items() if name in accepted}, **config.cfg)
     except (TypeError, ValueError) as error:
-        raise ConfigError([Problem("policy", f"{config.name} refuses it: {error}")]) from error
+        raise ConfigError([Problem("policy", f"{config.name} refuses it: {explain(error)}")]) from error
 
 
 def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ejax.config.models import ProfileConfig
+from ejax.schema.messages import noting
 from ejax.schema.plain_files import by_product, make_folder, replace_file
 from ejax.training.steppers import Stepper
 
@@ -87,8 +88,9 @@ class Profiler:
     def __enter__(self) -> "Profiler":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        with noting(error, "writing the profile"):
+            self.close()
 
 
 def scopes(program: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ejax.envs.description import caption_of
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.runtime.sharding import own_copy
 from ejax.runtime.video import tile_frames, with_caption, write_video
+from ejax.schema.messages import explain
 from ejax.training.callbacks import Callback, TrainingRun
 from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 
@@ -123,7 +124,7 @@ class VideoRecorder(Callback):
         try:
             self._reports += [f"recorded {path}" for path in video.result()]
         except Exception as error:  # of any kind: the training is worth more than the video
-            self._report_once(f"no video: {type(error).__name__}: {error}")
+            self._report_once(f"no video: {explain(error, typed=True)}")
 
     def _report_once(self, text: str) -> None:
         self._reports += [] if text in self._known else [text]

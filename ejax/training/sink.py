@@ -17,6 +17,7 @@ from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.runtime.sharding import own_copy, process_count
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.schema.messages import noting
 from ejax.schema.paths import unique
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
@@ -165,10 +166,11 @@ class RunSink(Sink[RunState, RunResult]):
             require_measured(self._trainer.best_eval_metric, metrics)
             if text := unfinished_note(metrics, self._trainer.num_eval_episodes):
                 self._writer.alarm(text)
-        except Exception:  # of any kind: what was trained until here is kept
+        except Exception as error:  # of any kind: what was trained until here is kept
             run.evaluation_due = True
-            self._judged("failed")  # other processes save with this one, and then see it fail
-            self.saver.save_now(run)
+            with noting(error, "saving the run"):
+                self._judged("failed")  # other processes save with this one, and then see it fail
+                self.saver.save_now(run)
             raise
         run.evaluation_due = False  # only now: a kill before this makes the evaluation again
         for each in self._all:

@@ -17,6 +17,7 @@ from ejax.config.run_config import NOTHING, idle_notes
 from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
 from ejax.optim import STRETCHABLE, schedule_note
+from ejax.runtime.process_exit import refuse_rerun
 from ejax.runtime.processes import Group
 from ejax.runtime.stopwatch import Stopwatch
 from ejax.schema.frozen import with_value
@@ -118,6 +119,7 @@ def locate_run(
     config: RunConfig, resume: str | None, run_dir: Path | None, fork: Path | None = None, *, locks: ExitStack
 ) -> RunLocation:
     """Begin as the arguments name it; they and the errors are ``ejax.run.train``'s. ``locks`` keeps the lock."""
+    refuse_rerun()
     if fork is not None and resume is not None:
         raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
     run_dir = run_dir and Path(expanded(str(run_dir)))

@@ -1,13 +1,12 @@
 """``python -m ejax.transfer RUN``: a trained policy on each physics engine, also late, noisy and with other masses."""
 
-from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, until_signal
+from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from ejax.schema.plain_files import a_path, by_product, replace_file
@@ -23,7 +22,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ejax.config import ConfigError
     from ejax.store.checkpoint import CheckpointError
     from ejax.transfer.engines import transfer_run
     from ejax.transfer.shifts import SHIFTS
@@ -37,9 +35,8 @@ def _run(args: argparse.Namespace) -> int:
         if args.json is not None:
             with by_product(str(args.json)):
                 replace_file(args.json, json.dumps(result, indent=2) + "\n")
-    except (ConfigError, CheckpointError, ImportError, OSError, ValueError) as error:
-        print(f"ejax.transfer: {error}", file=sys.stderr)
-        return 2
+    except (CheckpointError, ImportError, OSError, ValueError) as error:
+        return refused("ejax.transfer", error)
     return 0
 
 

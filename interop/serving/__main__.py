@@ -1,6 +1,6 @@
 """``python -m interop.serving RUN-or-EXPORT``: serve a policy over WebSocket, with the protocol of openpi's client."""
 
-from ejax.runtime.process_exit import exit_on_signal, exit_with
+from ejax.runtime.process_exit import exit_on_signal, exit_with, refused
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
@@ -10,7 +10,6 @@ import asyncio
 import ipaddress
 import os
 import signal
-import sys
 from functools import partial
 from typing import Any
 
@@ -30,8 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         _check(args)
         asyncio.run(_serve(args))
     except (OSError, RuntimeError, ValueError, ImportError) as error:
-        print(f"ejax.serve: {error}", file=sys.stderr)
-        return 2
+        return refused("ejax.serve", error)
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.schema.messages import explain
 from interop.serving.policies import Leaves, Served
 
 Answer: TypeAlias = tuple[NDArray[Any], Leaves, float]
@@ -63,7 +64,7 @@ class Batches:
             try:
                 actions, memory = await asyncio.get_running_loop().run_in_executor(pool, self._act, batch)
             except Exception as error:  # of any kind: the next batch may succeed
-                failure = RuntimeError(f"the policy failed: {type(error).__name__}: {error}")
+                failure = RuntimeError(f"the policy failed: {explain(error, typed=True)}")
                 actions, memory = [failure] * len(batch), []
             infer_ms = 1e3 * (time.perf_counter() - start)
             for i, (request, action) in enumerate(zip(batch, actions, strict=False)):

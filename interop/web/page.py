@@ -5,7 +5,6 @@ import base64
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax
 import mujoco
 import numpy as np
 
+from ejax.envs.host.calls import closing
 from ejax.play.player import play_pure
 from ejax.play.saved_policy import chosen_checkpoint, elsewhere, load_policy
 from ejax.policies import ActorCritic, ActorOnly

@@ -758,7 +758,13 @@ def test_a_task_that_fails_to_close_after_a_failed_start_is_a_note(tmp_path: Pat
     engine = OnlineDataEngine(cfg("data_tasks:Closing", initialization_timeout=3.0, task_cfg=task_cfg))
     with pytest.raises(TimeoutError) as caught:
         engine.start()
-    assert "could not be stopped cleanly: could not close" in caught.value.__notes__[0]
+    assert "while stopping the worker: could not close" in caught.value.__notes__[0]
+
+
+def test_the_first_error_of_a_task_is_told_though_its_closing_fails_too(tmp_path: Path) -> None:
+    task_cfg = {"folder": str(tmp_path), "fail": True, "speechless": True}
+    with pytest.raises(Exception, match="knows no spec"):
+        OnlineDataEngine(cfg("data_tasks:Closing", task_cfg=task_cfg)).start()
 
 
 def test_the_error_of_the_body_stays_the_first() -> None:
@@ -767,7 +773,7 @@ def test_the_error_of_the_body_stays_the_first() -> None:
         engine.sample_batch(8, 5)
         wait_until(lambda: engine.state is EngineState.FAILED)
         raise KeyError("mine")
-    assert "stop() raised OnlineDataWorkerError" in caught.value.__notes__[0]
+    assert "while stopping the engine: " in caught.value.__notes__[0]
     assert "exit code 17" in caught.value.__notes__[0]
 
 
@@ -781,7 +787,7 @@ def test_what_goes_wrong_in_cleaning_up_a_failed_start_is_a_note(monkeypatch: py
     engine = OnlineDataEngine(cfg(initialization_timeout=0.3, task_cfg={"build": "hang"}))
     with pytest.raises(TimeoutError) as caught:
         engine.start()
-    assert "could not be stopped cleanly: outlived" in caught.value.__notes__[0]
+    assert "while stopping the worker: OnlineDataWorkerError: outlived" in caught.value.__notes__[0]
     engine.stop()
 
 

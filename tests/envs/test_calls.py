@@ -18,7 +18,7 @@ from rude_runs import config, in_workers
 from rude_tasks import Rude, Stop, end
 
 from ejax.envs.adapters.gymnasium import Contained, make_in_worker
-from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for
+from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, closing, described, under_way, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.play.saved_policy import evaluate_run
 from ejax.report.reading import read_run
@@ -129,6 +129,9 @@ class Unspeakable(Exception):
 
 def test_errors_are_described_in_bounded_length_whatever_their_repr_does() -> None:
     assert described(Unspeakable()) == "Unspeakable(…)"
+    with pytest.raises(AssertionError) as caught:
+        raise AssertionError
+    assert re.fullmatch(r"AssertionError\(\) \(in test_errors_are.*test_calls\.py:\d+\)", described(caught.value))
     text = described(ValueError("🤖" * 9000))
     assert len(text) < 600 and "… (9014 characters) …" in text
 
@@ -175,6 +178,21 @@ def test_a_close_that_raises_names_the_environment(tmp_path: Path) -> None:
         env.step(CALM)
         with pytest.raises(HostEnvError, match=f"env 'rude_tasks:Rude' {text}"):
             env.close()
+
+
+def test_a_close_that_raises_hides_no_error_and_loses_no_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (guarded(tmp_path, where="close", how="so") for _ in range(2))
+    for env in (first, second):
+        env.reset(SEED)
+        env.step(CALM)
+    with pytest.raises(ValueError, match="the first") as caught, closing(first):
+        raise ValueError("the first")
+    assert "failed to close" in caught.value.__notes__[0]
+    with closing(second):
+        result = 1
+    assert result == 1 and "failed to close" in capsys.readouterr().err
 
 
 # In worker processes of Gymnasium

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import chex
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +22,10 @@ from ladder import Ladder
 from ejax import replay
 from ejax.collectors import HostCollector
 from ejax.config import parse_config
-from ejax.envs.adapters.gymnasium import GymnasiumVector
+from ejax.envs.adapters.gymnasium import GymnasiumVector, vectorize
 from ejax.envs.host.guarded import GuardedEnv, HostEnvError
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.numerics.finite import name_nonfinite
 from ejax.run import train
 from ejax.schema.trust import trust
 from ejax.training.environments import make_env
@@ -64,7 +66,7 @@ def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(tmp_path: Path) -
         np.testing.assert_array_equal(np.asarray(leaf)[[0, 2]], np.asarray(other)[[0, 2]])
     assert env.num_quarantined == 1
     assert env.reports() == [
-        f"quarantined row 1 of env 'ladder:Ladder' at its step 4: not finite; replay it with "
+        f"quarantined row 1 of env 'ladder:Ladder' at its step 4: not finite: reward nan; replay it with "
         f"python -m ejax.replay {tmp_path / 'step4_row1.npz'}"
     ]
     assert env.reports() == []
@@ -193,9 +195,68 @@ def test_an_episode_that_began_before_what_is_kept_is_not_played_again(tmp_path:
         replay.read(tmp_path / "step1_row0.npz")
 
 
+class Former(gymnasium.Env[Any, Any]):
+    """An environment of gym's first API, but for what ``reset`` takes and returns, and the values of ``step``."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    alone, values = False, 5
+
+    def reset(self, **options: Any) -> Any:
+        obs = np.zeros(2, np.float32)
+        return obs if self.alone else (obs, {})
+
+    def step(self, action: Any) -> Any:
+        return (np.zeros(2, np.float32), 1.0, False, False, {})[-self.values :]
+
+
+class Seedless(Former):
+    def reset(self) -> Any:  # type: ignore[override]
+        return np.zeros(2, np.float32)
+
+
+class Optionless(Former):
+    def reset(self, seed: Any = None) -> Any:  # type: ignore[override]
+        return np.zeros(2, np.float32), {}
+
+
+class Alone(Former):
+    alone = True
+
+
+class FourValues(Former):
+    values = 4
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Seedless, r"reset\(\).* argument 'seed'"),
+        (Optionless, r"reset\(\).* argument 'options'"),
+        (Alone, r"Alone\.reset\(\) returns a ndarray alone"),
+        (FourValues, r"FourValues\.step\(\) returns 4 values"),
+    ],
+)
+def test_gyms_former_api_is_named_with_the_form_of_today(make: Any, told: str) -> None:
+    env = vectorize(make(), make, 2)
+    with pytest.raises(ValueError, match=rf"{told}: .*shimmy"):
+        env.reset(SEED[:2])
+        env.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_named(value: float) -> None:
+    scan = np.ones((2, 3), np.float32)
+    scan[1, 2] = scan[0, 0] = value
+    told = name_nonfinite({"reward": np.float32(1.0), "obs": {"scan": scan, "count": np.array([2])}})
+    assert told == f"obs/scan[0, 0] {value}, obs/scan[1, 2] {value}"
+    assert name_nonfinite({"obs": np.full(9, value)}, 1) == f"obs[0] {value} and 8 more"
+    assert name_nonfinite({"obs": np.ones(3)}) == ""
+
+
 def test_a_start_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
     env = guarded(tmp_path, {"id": "ladder:Ladder", "cfg": {"first_nan": True}})
-    with pytest.raises(HostEnvError, match=r"not finite, 3 times in a row, rows \[0, 1, 2\], after 0 steps"):
+    with pytest.raises(HostEnvError, match=r"not finite, 3 times in a row, rows \[0, 1, 2\], after 0 steps.* nan"):
         env.reset(SEED)
     env.close()
 

@@ -138,15 +138,21 @@ class Closing(Toy):
     Args:
         fail: closing raises.
         hang: where it goes deaf: "opened" or "closed"; or what keeps its process from ending: "thread" or "exit".
+        speechless: its spec raises.
     """
 
-    def __init__(self, fail: bool = False, hang: str = "", **kwargs: Any) -> None:
+    def __init__(self, fail: bool = False, hang: str = "", speechless: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.fail, self.hang = fail, hang
+        self.fail, self.hang, self.speechless = fail, hang, speechless
         if hang == "thread":
             threading.Thread(target=time.sleep, args=(60.0,)).start()
         if hang == "exit":
             atexit.register(be_deaf)
+
+    def spec(self) -> EpisodeSpec:
+        if self.speechless:
+            raise SimulationError("knows no spec")
+        return super().spec()
 
     def __enter__(self) -> Self:
         Path(self.folder, "opened").touch()

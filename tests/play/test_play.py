@@ -91,7 +91,8 @@ def test_the_episodes_are_those_of_an_evaluation_in_one_slot() -> None:
 def test_seconds_end_it_in_the_middle_of_an_episode() -> None:
     score = Score(print)
     assert len(list(count(play_pure(Halving(), Drift(), {}, KEY), score, num_actions=1))) == 2
-    assert score.summary() == {"episodes": 0}
+    (cut,) = score.summary().keys() - {"episodes"}
+    assert score.summary() == {"episodes": 0, cut: score.text} and "step 1, " in score.text and "return" in score.text
 
 
 def test_samples_are_not_the_mode() -> None:

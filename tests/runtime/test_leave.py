@@ -3,8 +3,10 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from tiny import tiny
 
 SCRIPT = """
 import sys, threading, time
@@ -76,3 +78,24 @@ def test_a_forked_child_ends_as_it_meant_to() -> None:
         "import os; pid = os.fork(); pid or os._exit(5); return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
     )
     assert (done.returncode, done.stderr) == (5, "")
+
+
+def test_a_script_without_a_guard_is_named_by_the_workers_that_import_it(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    spawn = "multiprocessing.get_context('spawn').Process(target=print)"
+    text = f"import multiprocessing\nfrom ejax.runtime.process_exit import refuse_rerun\nrefuse_rerun()\np = {spawn}"
+    file.write_text(f"{text}\np.start()\np.join()\nprint('exit code', p.exitcode)\n")
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=60)
+    assert "exit code 1" in done.stdout
+    assert done.stderr.count("\n") == 1 and 'if __name__ == "__main__":' in done.stderr
+
+
+@pytest.mark.slow
+def test_a_training_without_a_guard_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    made = tiny(env="gymnasium:Pendulum-v1", env_cfg={"vectorization": "async"})
+    text = "from ejax.config import parse_config\nfrom ejax.run import train\nfrom pathlib import Path\n"
+    file.write_text(f"{text}train(parse_config({made!r}), run_dir=Path({str(tmp_path / 'run')!r}))\n")
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300)
+    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+    assert "RunInUseError" not in done.stderr and "ConnectionResetError" not in done.stderr

@@ -16,10 +16,12 @@ from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 
 from ejax.envs.adapters.library import check_name
-from ejax.envs.host.answers import answering, check_flags_and_reward, check_success
+from ejax.envs.host.answers import answering, check_answer, check_flags_and_reward, check_success
 from ejax.envs.host.calls import EnvExit, call_env, described
 from ejax.envs.host.rows import as_rows, into_space, next_seed, put_rows, rows_space
 from ejax.envs.spaces import chunk_space, part_space
+from ejax.runtime.process_exit import GUARD, refuse_rerun
+from ejax.runtime.streams import keep_streams
 from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
@@ -63,7 +65,7 @@ class GymnasiumVector:
 
     def step(self, action: NDArray[Any]) -> HostTimestep:
         given = into_space(self.action_space, action, clip=self.clip_actions)
-        raw, reward, terminated, truncated, info = self.env.step(given)
+        raw, reward, terminated, truncated, info = check_answer(type(self.env).__name__, self.env.step(given))
         check_flags_and_reward(reward, terminated, truncated, self.num_envs)
         obs = final_obs = as_rows(self.env.single_observation_space, raw)
         done = terminated | truncated
@@ -118,10 +120,10 @@ class GymnasiumVector:
     def _reset(self, rows: Rows, *, everything: bool = False) -> PyTree:
         seeds: Any = [int(each) for each in self.row_seed]  # one per row, which Gymnasium takes despite its annotation
         if everything:
-            raw, _ = self.env.reset(seed=seeds if self._takes_seeds else seeds[0])
+            raw = self.env.reset(seed=seeds if self._takes_seeds else seeds[0])
         else:
-            raw, _ = self.env.reset(seed=seeds, options={"reset_mask": rows.copy()})
-        return as_rows(self.env.single_observation_space, raw)
+            raw = self.env.reset(seed=seeds, options={"reset_mask": rows.copy()})
+        return as_rows(self.env.single_observation_space, check_answer(type(self.env).__name__, raw, 2)[0])
 
     def _final_obs(self, obs: PyTree, info: Mapping[str, Any]) -> PyTree:
         if "final_obs" not in info:
@@ -172,7 +174,12 @@ def make(
     if vectorization == "async":
         # of a server: a fork of this process has locks of JAX's threads, and without the threads that hold them
         makers = [partial(make_in_worker, make_one, os.getpid()) for make_one in makers]
-        vector: VectorEnv = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="forkserver")
+        refuse_rerun()
+        try:
+            vector: VectorEnv = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="forkserver")
+        except (ConnectionError, EOFError):  # says nothing
+            text = "its worker process ended before the environment was made, and says above why"
+            raise RuntimeError(f"{name}: {text}; {GUARD}") from None
     else:
         vector = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
     limit = env_kwargs.get("max_episode_steps", spec.max_episode_steps) or time_limit(vector)
@@ -212,6 +219,7 @@ def make_in_worker(make_one: Callable[[], Any], owner: int) -> "Contained":
     """Make one in a process of its own, which leaves Ctrl-C to the owner, who ends the run in order."""
     if os.getpid() != owner:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        keep_streams()  # of a task that prints
     return Contained(_arriving(make_one))
 
 

@@ -1,5 +1,6 @@
 """Checks of what environments outside JAX answer, where NumPy would take None for False and ``"1.0"`` for 1."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,11 @@ import numpy as np
 from ejax.schema.messages import short_repr
 from ejax.types import HostTimestep, PyTree
 
+OLD_GYM = (
+    "Gymnasium's environments have reset(seed=None, options=None) -> (obs, info) and step(action) -> (obs, reward, "
+    "terminated, truncated, info); write it so, or wrap one of gym's by shimmy's GymV21CompatibilityV0(env=…)"
+)
+"""Remedy for the forms that gym had before 0.26."""
 _NUMBER, _FLAG = "fiub", "b"  # kinds of dtypes; a flag is a number too
 _NUMBERS, _FLAGS = frozenset({float, int, np.float64, np.float32}), frozenset({bool, np.bool_})
 
@@ -16,10 +22,14 @@ _NUMBERS, _FLAGS = frozenset({float, int, np.float64, np.float32}), frozenset({b
 def answering(env: gymnasium.Env[Any, Any], row: int) -> gymnasium.Env[Any, Any]:
     """Make ``step`` raise ValueError for an answer that is none, before a vector writes it; ``row``: its number."""
     step, shape, dtype, array = env.step, env.observation_space.shape, env.observation_space.dtype, np.ndarray
+    name, reset = type(env.unwrapped).__name__, env.reset
     is_box = isinstance(env.observation_space, gymnasium.spaces.Box)
 
     def checked(action: Any) -> Any:
-        answer = obs, reward, terminated, truncated, _ = step(action)
+        answer = step(action)
+        if type(answer) is not tuple or len(answer) != 5:  # a call costs, too
+            check_answer(name, answer)
+        obs, reward, terminated, truncated, _ = answer
         # by type first: each of these costs every step of every environment 20 ns, a call of ``_check`` 2 µs
         if type(reward) not in _NUMBERS or type(terminated) not in _FLAGS or type(truncated) not in _FLAGS:
             _check(f"reward of row {row}", reward, (), _NUMBER)
@@ -29,8 +39,25 @@ def answering(env: gymnasium.Env[Any, Any], row: int) -> gymnasium.Env[Any, Any]
             _check(f"the observation of row {row}", np.asarray(obs), shape or (), _NUMBER)
         return answer
 
+    def started(**options: Any) -> Any:
+        try:
+            return check_answer(name, reset(**options), 2)
+        except TypeError as error:
+            if not re.search("unexpected keyword argument '(seed|options)'", str(error)):
+                raise
+            raise ValueError(f"{error}: {OLD_GYM}") from error
+
     env.step = checked  # type: ignore[method-assign]  # a wrapper's frame would cost three times as much
+    env.reset = started  # type: ignore[method-assign]
     return env
+
+
+def check_answer(name: str, given: Any, size: int = 5) -> Any:
+    """Return what Gymnasium's ``step`` gave, or with ``size`` 2 its ``reset``. ValueError: it has another form."""
+    if isinstance(given, tuple | list) and len(given) == size and (size == 5 or isinstance(given[1], Mapping | None)):
+        return given
+    what = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__} alone"
+    raise ValueError(f"{name}.{'step' if size == 5 else 'reset'}() returns {what}: {OLD_GYM}")
 
 
 def check_timestep(timestep: HostTimestep, space: gymnasium.Space[Any], num_envs: int) -> None:

@@ -5,15 +5,16 @@ possibly 0. The call that each thread is in is recorded, so that a watchdog (``e
 """
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from traceback import walk_tb
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from ejax.schema.messages import shorten
+from ejax.schema.messages import explain, noting, place, shorten
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,6 +76,22 @@ def call_env(name: str, what: str, function: Callable[P, R], *args: P.args, **kw
             raise EnvExit(name, what, error) from error
 
 
+@contextmanager
+def closing(env: Any) -> Iterator[None]:
+    """Close an environment at the end. An error of that hides no earlier one, and costs nothing that was computed."""
+    name = type(env).__name__
+    try:
+        yield
+    except BaseException as error:
+        with noting(error, "closing the environment"):
+            call_env(name, "close", env.close)
+        raise
+    try:
+        call_env(name, "close", env.close)
+    except Exception as late:
+        print(f"ejax: {explain(late)}", file=sys.stderr)
+
+
 def waiting_for(threads: Sequence[threading.Thread]) -> AbstractContextManager[None]:
     """Count the calls of these threads as this thread's own. Raises EnvOverdue, EnvAbandoned: cut off; they go on."""
     return _recorded(tuple(threads))
@@ -106,7 +123,7 @@ def described(error: BaseException) -> str:
         text = repr(error)
     except BaseException:  # of the environment too
         text = f"{type(error).__name__}(…)"
-    return shorten(text, _MAX_CHARS)
+    return shorten(text, _MAX_CHARS) + (place(error) if text.endswith("()") else "")
 
 
 @contextmanager

@@ -22,12 +22,13 @@ from ejax.envs.description import EnvDescription, describe
 from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.envs.host.rows import choose_rows
-from ejax.numerics.finite import finite_rows
+from ejax.numerics.finite import finite_rows, name_nonfinite
 from ejax.schema.plain_files import by_product, new_file
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
 _MAX_ACTIONS = 10_000  # steps of an episode that a replay file can hold
 _RESET_ATTEMPTS = 3
+_REMEDY = "let the environment give a number instead, such as a sensor's largest range where it saw nothing"
 
 
 class GuardedEnv:
@@ -186,11 +187,13 @@ class GuardedEnv:
                 why = late if facts["seeded"] else "the environment does not seed rows one by one"
                 remedy = f"its steps are in {path}, but cannot be replayed: {why}"
             where = f"row {row} of env '{self.name}' at its step {self.num_steps}"
-            self._reports.append(f"quarantined {where}: not finite; {remedy}")
+            found = {"reward": timestep.reward, "obs": timestep.final_obs}
+            last_one = name_nonfinite(jax.tree.map(lambda x, row=row: x[row], found))
+            self._reports.append(f"quarantined {where}: not finite: {last_one}; {remedy}")
         if self.num_quarantined > self._max_quarantined:
             text = f"gave values that are not finite in {self.num_quarantined} episodes, allowed are"
-            limit = f"{self._max_quarantined} (trainer.collector.max_quarantined)"
-            raise HostEnvError(f"env '{self.name}' {text} {limit}; the last one: {path}")
+            limit = f"{self._max_quarantined} (trainer.collector.max_quarantined), within {self.num_steps} steps"
+            raise HostEnvError(f"env '{self.name}' {text} {limit}; the last one: {last_one}, {path}; {_REMEDY}")
 
     def _restart(self, error: Exception, before: PyTree) -> HostTimestep:
         where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows): {described(error)}"
@@ -226,8 +229,10 @@ class GuardedEnv:
             if attempt < _RESET_ATTEMPTS:
                 obs = self._reset_inner(_new_seeds(self.row_seed, self.num_steps + attempt), broken)
         text = f"starts with observations that are not finite, {_RESET_ATTEMPTS} times in a row"
-        where = f"rows {np.flatnonzero(broken).tolist()}, after {self.num_steps} steps"
-        raise HostEnvError(f"env '{self.name}' {text}, {where}")
+        numbers = np.flatnonzero(broken).tolist()
+        where = f"rows {numbers}, after {self.num_steps} steps"
+        last_one = name_nonfinite({"obs": jax.tree.map(lambda x: x[numbers[0]], obs)})
+        raise HostEnvError(f"env '{self.name}' {text}, {where}; of row {numbers[0]} {last_one}; {_REMEDY}")
 
 
 def _new_file(folder: Path, stem: str) -> IO[bytes]:

@@ -9,6 +9,7 @@ import jax
 from flax.core import FrozenDict
 
 from ejax.envs.task.terms import Term, fire
+from ejax.schema.messages import explain
 from ejax.schema.problems import KeyReport
 from ejax.types import Key
 
@@ -62,5 +63,5 @@ def try_call(report: KeyReport, key: str, call: Callable[..., Any], *shapes: Any
     try:
         return jax.eval_shape(call, *shapes)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        report.refuse(key, str(error).splitlines()[0])
+        report.refuse(key, explain(error).splitlines()[0])
         return None
