@@ -28,7 +28,7 @@ class Appearance:
     qpos: Array
     """[nq]"""
     mocap_pos: dict[str, Array] = struct.field(default_factory=dict)
-    """Body name -> position [3], m, of bodies that only mark something."""
+    """Body name -> position [3], m, or pose [7] with a quaternion, of bodies that only mark something."""
     rgba: dict[str, Array] = struct.field(default_factory=dict)
     """Geom name -> colour [4] in 0 … 1, where it is not the model's. Alpha 0 hides the geom; another one below 1 counts
     only for geoms that the model has as transparent."""
@@ -81,7 +81,9 @@ def show(model: mujoco.MjModel, data: mujoco.MjData, seen: Appearance) -> None:
     """Put joints and markers in their places, and give geoms their colours."""
     data.qpos[:] = np.asarray(seen.qpos)
     for name, position in seen.mocap_pos.items():
-        data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
+        at, place = model.body(name).mocapid[0], np.asarray(position)
+        data.mocap_pos[at] = place[:3]
+        data.mocap_quat[at] = place[3:] if len(place) > 3 else model.body(name).quat
     for name, colour in seen.rgba.items():
         model.geom(name).rgba[:] = np.asarray(colour)
 

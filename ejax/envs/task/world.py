@@ -19,6 +19,7 @@ from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, site_pose, times, transform
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix
 from ejax.envs.task.entities import BALL, FREE, find, fitting, joint_slices, name_joint, names_of, pose_slots
+from ejax.envs.task.mjcf import home_of
 from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.step import Snapshot
 from ejax.types import Array
@@ -80,6 +81,8 @@ class World(Snapshot):
     max_episode_steps: int = struct.field(pytree_node=False, default=0)
     """0 or less: no limit."""
     engine: Engine = struct.field(pytree_node=False, default="auto")
+    keyframe: str | int | None = struct.field(pytree_node=False, default=None)
+    """Where episodes of an MJCF start. None: at its reference pose."""
 
     @property
     def model(self) -> mujoco.MjModel:
@@ -112,7 +115,7 @@ class World(Snapshot):
 
     @property
     def markers(self) -> dict[str, Array]:
-        """Mocap body -> its place [3], m."""
+        """Mocap body -> its place [3], m; of one that the keyframe turns its pose [7], with a quaternion."""
         return self.state.markers if self.markers_of is None else self.markers_of(self.state)
 
     @property
@@ -183,7 +186,7 @@ class World(Snapshot):
 
     def sensor(self, name: str) -> Array:
         """Read a sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago, with
-        markers where they were during that step. At an episode's start: of the start itself, all controls at 0."""
+        markers where they were during that step. At an episode's start: of the start, under the keyframe's controls."""
         model = self.model
         sensor = find(model, "sensor", name)
         start = int(model.sensor_adr[sensor])
@@ -233,8 +236,9 @@ class World(Snapshot):
         """[4, 4]: where the config, or the MJCF, puts an object."""
         if self.layout is not None:
             return self.layout.initial_pose(uid)
-        start = jnp.asarray(self.model.qpos0, self.physics.qpos.dtype)
-        return body_pose(self.model, find(self.model, "body", uid), start)
+        home, markers = home_of(self.asset, self.keyframe)
+        start = jnp.asarray(home.qpos, self.physics.qpos.dtype)
+        return body_pose(self.model, find(self.model, "body", uid), start, markers)
 
     def object_pose(self, uid: str) -> Array:
         """[4, 4]: an object, which is a body that moves freely or, of a scene, stands."""
@@ -303,8 +307,8 @@ class World(Snapshot):
         if model.body_mocapid[index] >= 0:
             if quaternion is not None:
                 raise ValueError(f"place: the marker '{body}' has a position only; leave out the quaternion")
-            there = fitting(f"marker '{body}'", position, slice(0, 3), physics.qpos)
-            return self._with(markers={**self.state.markers, body: there})
+            there, quaternion = fitting(f"marker '{body}'", position, slice(0, 3), physics.qpos), self.markers[body][3:]
+            return self._with(markers={**self.state.markers, body: jnp.concatenate([there, quaternion])})
         slots = pose_slots(model, index)
         if slots is None:
             moves = [model.body_mocapid[i] >= 0 or pose_slots(model, i) is not None for i in range(model.nbody)]

@@ -21,9 +21,13 @@ def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tup
         model = with_parameters(model, state.parameters, data)
         data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl[: model.nu])
         if len(ctrl) > model.nu:
-            places = ctrl[model.nu :].reshape(-1, 3)
+            marked, end = mocap_bodies(model), model.nu + 3 * model.nmocap
+            places = ctrl[model.nu : end].reshape(-1, 3)
             data = data.replace(mocap_pos=places)  # of the bodies themselves; of those on them, the model's:
-            model = model.replace(body_pos=model.body_pos.at[mocap_bodies(model)].set(places))
+            model = model.replace(body_pos=model.body_pos.at[marked].set(places))
+            if len(ctrl) > end:
+                data = data.replace(mocap_quat=(turns := ctrl[end:].reshape(-1, 4)))
+                model = model.replace(body_quat=model.body_quat.at[marked].set(turns))
 
         def one_step(data: Any, _: None) -> tuple[Any, Array]:
             data = step_once(model, data)
