@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from flax.core import FrozenDict
 
+from ejax.envs.check import describe_error
 from ejax.envs.task.terms import Term, fire
 from ejax.schema.problems import KeyReport
 from ejax.schema.sections import Section
@@ -61,6 +62,6 @@ def try_call(report: KeyReport, key: str, call: Callable[..., Any], *shapes: Any
     """Trace a functor, and refuse its key where it raises. Return the shapes of what it gives, or None."""
     try:
         return jax.eval_shape(call, *shapes)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        report.refuse(key, str(error).splitlines()[0])
+    except Exception as error:  # any error here is the functor's own
+        report.refuse(key, describe_error(error))
         return None

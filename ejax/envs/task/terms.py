@@ -85,6 +85,13 @@ class Term:
     def __call__(self, *given: Any) -> Any:
         return self.func(*given, **self.params)
 
+    def number(self, world: Any) -> Array:
+        """Compute a reward, float32, unweighted. Raises ValueError: it is not a scalar."""
+        value = jnp.asarray(self(world), jnp.float32)
+        if value.shape:
+            raise ValueError(f"reward {self.name} must be a scalar, got shape {value.shape}")
+        return value
+
 
 def weigh(terms: Iterable[Term], world: Any) -> dict[str, Array]:
     """Compute the weighted terms of a reward, by name."""
@@ -97,7 +104,7 @@ def compute(terms: Iterable[Term], world: Any, start: Array | None = None) -> tu
     total = jnp.zeros(()) if start is None else start
     values: dict[str, Array] = {}
     for term in terms:
-        value = jnp.asarray(term(world), jnp.float32)
+        value = term.number(world)
         share = term.weight * value
         # as EmbodiChain does: what came before a replacing term is forgotten, not subtracted
         total = share if term.mode == "replace" else total + share
@@ -150,5 +157,12 @@ def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def as_world(world: Any, made: Any) -> Any:
-    """Complete the result of a functor, which may give the state alone."""
-    return made if isinstance(made, Snapshot) else replace(world, state=made)
+    """Complete the result of a functor, which may give the state alone. Raises ValueError: it gives something else, or
+    parts of other shapes."""
+    after = made if isinstance(made, Snapshot) else replace(world, state=made)
+    if type(after.state) is not type(world.state):
+        raise ValueError(f"gave {type(made).__name__}; must give the world after it, or its state")
+    shapes, new = ([jnp.shape(x) for x in jax.tree.leaves(each.state)] for each in (world, after))
+    if len(new) == len(shapes) and new != shapes:
+        raise ValueError("changed the shape of a part of the state; keep it")
+    return after
