@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from ejax import MuJoCoTask, World
+from ejax.config import ConfigError
 from ejax.envs.description import describe
 from ejax.envs.mujoco.drawing import show
+from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import body_poses
-from ejax.envs.task.mjcf import constrained_joints
-from ejax.envs.terms.events import randomize_rigid_object_pose
+from ejax.envs.randomization.placing import add_events
+from ejax.envs.task.entities import constrained_joints
+from ejax.envs.terms.events import randomize_rigid_object_pose, randomize_robot_qpos
 from ejax.types import Array
 
 KEY = jax.random.key(0)
@@ -43,7 +46,9 @@ class Arm(MuJoCoTask):
         return {"one": jnp.ones(())}
 
 
-@pytest.mark.parametrize("engine", ["mujoco", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mjx", "warp"))])
+@pytest.mark.parametrize(
+    "engine", ["mujoco", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mjx", "warp"))]
+)
 def test_the_start_is_what_mujoco_itself_resets_to(engine: Any) -> None:
     if engine == "warp":
         pytest.importorskip("warp")
@@ -144,13 +149,17 @@ class Loops(Arm):
         (CABLE.format("fixed", 'range="-1 1" limited="true"', '<joint joint="one" coef="1"/>'), "one"),
         (CABLE.format("fixed", "", '<joint joint="one" coef="1"/>'), ""),
         (CABLE.format("spatial", 'range="0 2" limited="true"', '<site site="a0"/><site site="b"/>'), "left right"),
-        (CABLE.format("spatial", "", '<site site="a0"/><site site="world"/>') + '<equality><tendon tendon1="t"/></equality>', "left"),
+        (
+            CABLE.format("spatial", "", '<site site="a0"/><site site="world"/>')
+            + '<equality><tendon tendon1="t"/></equality>',
+            "left",
+        ),
     ],
     ids=["none", "loop", "inactive", "off", "weld", "sites", "fixed", "limits", "no limits", "cable", "tendon"],
 )
 def test_joints_under_a_constraint_start_without_noise(added: str, left_out: str) -> None:
     model = LOOPS.format(added)
-    assert list(constrained_joints(model).values()) == left_out.split()
+    assert list(constrained_joints(load_model(model)).values()) == left_out.split()
     task: Any = type("Odd", (Loops,), {"model": model})()
     qpos = task.reset(KEY)[0].physics.qpos
     still = [task.world(task.reset(KEY)[0]).model.joint(int(i)).name for i in np.flatnonzero(qpos == 0.0)]
@@ -168,3 +177,38 @@ def test_loops_are_closed_at_every_start() -> None:
 
     loop, fingers = jax.vmap(gaps)(jax.random.split(KEY, 32))
     assert loop.max() < 1e-5 and fingers.max() < 1e-6
+
+
+WELDED = LOOPS.format(f"<equality>{COUPLED}<weld body1='cube' body2='base'/></equality>").replace(
+    "</worldbody>", "<body name='cube' pos='0 2 1'><freejoint name='cube'/><geom size='0.1 0.1'/></body></worldbody>"
+)
+
+
+@pytest.mark.parametrize(
+    ("func", "params", "held"),
+    [
+        ("randomize_robot_qpos", {"qpos_range": [[0.0] * 2] * 2, "joint_ids": [4, 5]}, "one"),
+        ("randomize_rigid_object_pose", {"entity_cfg": {"uid": "cube"}, "position_range": [[0.0] * 3] * 2}, "cube"),
+        ("push_joints_by_setting_velocity", {"entity_cfg": {"uid": "robot"}, "velocity_range": [-1.0, 1.0]}, "base"),
+        (
+            "push_rigid_object_by_setting_velocity",
+            {"entity_cfg": {"uid": "cube"}, "velocity_range": {"x": [0, 1]}},
+            "cube",
+        ),
+    ],
+)
+def test_events_that_would_break_a_constraint_are_refused_by_name(func: str, params: Any, held: str) -> None:
+    model = WELDED.replace(
+        "<motor ", f"<motor joint='{held}' name='other' ctrlrange='-1 1'/><motor " if held == "base" else "<motor "
+    )
+    task: Any = type("Odd", (Loops,), {"model": model})
+    event = {"func": func, "mode": "interval", "params": params}
+    with pytest.raises(ConfigError, match=f"equality or a tendon's limits at .*{held}"):
+        add_events(task(start_noise=0.0), {"event": event})
+
+
+def test_joints_are_drawn_within_their_limits() -> None:
+    free: Any = type("Free", (Loops,), {"model": LOOPS.format("")})()
+    world = free.world(free.reset(KEY)[0])
+    drawn = randomize_robot_qpos(world, KEY, None, [[9.0, 9.0], [9.0, 9.0]], False, [4, 6])
+    np.testing.assert_allclose(drawn.physics.qpos[jnp.array([4, 6])], [9.0, 0.04], atol=1e-7)

@@ -252,11 +252,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
     report.raise_if_refused(SOURCE)
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
     for event in env.of("events"):
-
-        def happens(state: SceneState, key: Key, event: Term = event) -> SceneState:
-            return fire([event], world(state), event.mode, lambda *_: key).state
-
-        try_call(report, event.key, happens, state, key)
+        try_call(report, event.key, lambda s, k, e=event: fire([e], world(s), e.mode, lambda *_: k).state, state, key)
     obs: Flat = try_call(report, "sensor", lambda state: flatten_dict(env._sensors(world(state))), state) or {}
     for each in env.of("observations"):
         # after a refusal the next one is tried on what there was, so that all are reported at once
@@ -266,9 +262,5 @@ def _try_functors(env: EmbodiedEnv) -> None:
         try_call(report, end.key, lambda state, end=end: vars(end(world(state))), state)
     info, nested = dict.fromkeys(("success", "fail"), jax.ShapeDtypeStruct((), bool)), unflatten_dict(obs)
     for term in env.of("rewards"):
-
-        def reward(obs: Obs, state: SceneState, info: Obs, term: Term = term) -> Any:
-            return term.number(world(state, obs=obs, info=info))
-
-        try_call(report, term.key, reward, nested, state, info)
+        try_call(report, term.key, lambda o, s, i, t=term: t.number(world(s, obs=o, info=i)), nested, state, info)
     report.raise_if_refused(SOURCE)

@@ -96,7 +96,6 @@ def read_manager_spec(
         if (key := term.params.get("target_pose_key")) not in (None, *markers):
             text = f"no target pose '{key}' is stored; there is {', '.join(markers) or 'none'}"
             report.refuse(f"{term.key}.params.target_pose_key", text)
-    report.raise_if_refused(SOURCE)
     # read all the same, so that a wrong one is refused though it is off
     seen = cameras if sensing else ()
     scene = make_scene(placed, objects, gravity, timestep, markers=markers, cameras=seen)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.models import mocap_bodies
-from ejax.envs.task.entities import look_up
+from ejax.envs.task.entities import constrained_joints, look_up
 from ejax.schema.registry import did_you_mean
 
 LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}
@@ -61,36 +61,13 @@ def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict
     return data, markers
 
 
-@functools.lru_cache(maxsize=64)
-def constrained_joints(asset: str) -> dict[int, str]:
-    """Find the hinges and slides under an active equality or a tendon's limits, and their names: one of them moved alone
-    breaks the constraint."""
-    model, found = load_model(asset), {}
-    data, limited = mujoco.MjData(model), model.tendon_limited != 0
-
-    def gaps() -> NDArray[np.float64]:
-        mujoco.mj_fwdPosition(model, data)
-        rows, gap = data.efc_type == mujoco.mjtConstraint.mjCNSTR_EQUALITY, np.zeros(model.neq)
-        # of a whole equality: what moves both its ends turns the gap, and leaves its size
-        np.add.at(gap, data.efc_id[rows], np.square(data.efc_pos[rows]))
-        return np.concatenate([np.sqrt(gap), data.ten_length[limited]])
-
-    closed = gaps()
-    for i in np.flatnonzero(np.isin(model.jnt_type, list(LENGTHS))) if closed.size else ():
-        data.qpos[model.jnt_qposadr[i]] += 0.1
-        if np.abs(gaps() - closed).max() > 1e-6:
-            found[int(i)] = model.joint(i).name or f"joint {i}"
-        data.qpos[:] = model.qpos0
-    return found
-
-
 def start_noise_of(asset: str, size: float) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
     """[nq] each: how far a number may be moved, and its bounds."""
     model = load_model(asset)
     # quaternions and free bodies stay: noise on them would leave the unit sphere, or let things overlap
     noise, low, high = (np.full(model.nq, x, np.float32) for x in (0.0, -np.inf, np.inf))
     for i in range(model.njnt):
-        if int(model.jnt_type[i]) in LENGTHS and i not in constrained_joints(asset):
+        if int(model.jnt_type[i]) in LENGTHS and i not in constrained_joints(model):
             noise[model.jnt_qposadr[i]] = size
             if model.jnt_limited[i]:
                 low[model.jnt_qposadr[i]], high[model.jnt_qposadr[i]] = model.jnt_range[i]
@@ -101,8 +78,10 @@ def start_changed(asset: str, keyframe: str | int, noise: float) -> Iterator[str
     """Name what an episode's start does without."""
     if time := home_of(asset, keyframe)[0].time:
         yield f"the keyframe's time of {time:g} s is not read: episodes begin at 0"
-    if noise and (left := constrained_joints(asset)):
-        yield f"start_noise leaves out {', '.join(left.values())}, under an equality or a tendon's limits"
+    model = load_model(asset)
+    left = [name for i, name in constrained_joints(model).items() if int(model.jnt_type[i]) in LENGTHS]
+    if noise and left:
+        yield f"start_noise leaves out {', '.join(left)}, under an equality or a tendon's limits"
 
 
 def check_actuators(kind: str, model: mujoco.MjModel, num_actions: int, own_control: bool) -> None:
