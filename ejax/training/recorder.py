@@ -202,11 +202,16 @@ def draw(
 ) -> Iterator[NDArray[np.uint8]]:
     """Draw episodes side by side, with ``caption(state)`` if the environment has it; one that ended stands still.
 
-    They end with the last episode. ValueError: the environment cannot be drawn.
+    They end with the last episode. A view that is not placed is ``film_view``'s. ValueError: it cannot be drawn.
     """
     env = _drawable(env)
     states, ended = jax.device_get((states, done))
     last = np.where(ended.any(axis=0), ended.argmax(axis=0), len(ended) - 1)
+    if view is None or view[:2] == CameraConfig().view[:2]:  # eye and target, as nobody gave them
+        from ejax.envs.mujoco.scenery import film_view  # with MuJoCo, which a run without videos need not wait for
+
+        alive = np.arange(len(ended))[:, None] <= last
+        view = film_view(env, jax.tree.map(lambda x: x[alive], states), resolution[0] / resolution[1], view)
     drawn_at = np.full(len(last), -1)
     pictures: dict[int, NDArray[np.uint8]] = {}
     for t in range(0, int(last.max()) + 1, every):

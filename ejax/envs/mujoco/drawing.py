@@ -56,7 +56,7 @@ def render(
     seen: Appearance, *, width: int = 640, height: int = 480, camera: CameraView | None = None
 ) -> NDArray[np.uint8]:
     """Draw one configuration, on a display or without one (EGL, or what MUJOCO_GL names): [height, width, 3] RGB.
-    Without a camera the model's ``main``, else ``default_view``."""
+    Without a camera ``own_camera``, else ``default_view``."""
     camera = camera or default_view(seen.asset)
     effects = camera is None or camera.effects
     model, data, renderer = _canvases.get(seen.asset, width, height, effects)
@@ -68,7 +68,7 @@ def render(
     if camera is not None:
         model.vis.global_.fovy = camera.fovy  # for a free camera; ``main`` has its own
     for _ in range(2):  # an endless floor is laid around the camera of the scene before
-        renderer.update_scene(data, camera="main" if camera is None else _free_camera(camera))
+        renderer.update_scene(data, camera=own_camera(model) if camera is None else _free_camera(camera))
     if camera is not None:
         for eye in renderer.scene.camera:
             _aim(eye, camera, width / height)
@@ -89,9 +89,9 @@ def show(model: mujoco.MjModel, data: mujoco.MjData, seen: Appearance) -> None:
 
 
 def default_view(asset: str) -> CameraView | None:
-    """Return a view of the whole model, as MuJoCo's viewer starts with. None: it has a camera ``main``."""
+    """Return a view of the whole model, as MuJoCo's viewer starts with. None: it has a camera of its own."""
     model = load_drawn_model(asset)
-    if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "main") >= 0:
+    if own_camera(model) >= 0:
         return None
     camera = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, camera)
@@ -100,6 +100,11 @@ def default_view(asset: str) -> CameraView | None:
     forward = np.array([across * math.cos(azimuth), across * math.sin(azimuth), math.sin(elevation)])
     eye = triple(camera.lookat - camera.distance * forward)
     return CameraView(eye, triple(camera.lookat), float(model.vis.global_.fovy))
+
+
+def own_camera(model: mujoco.MjModel) -> int:
+    """Find the camera of a model's pictures: ``main``, or ``overview``, which a film may move. -1: neither."""
+    return max(mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in ("main", "overview"))
 
 
 def triple(vector: NDArray[Any]) -> tuple[float, float, float]:
@@ -123,6 +128,7 @@ def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
     up = np.asarray(view.up) - np.dot(view.up, forward) * forward
     if np.linalg.norm(up) > 1e-6:  # else the free camera's own
         eye.up[:] = up / np.linalg.norm(up)
+    eye.frustum_far = max(eye.frustum_far, 2.0 * np.linalg.norm(np.subtract(view.target, view.eye)))
     half_height = eye.frustum_near * math.tan(math.radians(view.fovy) / 2.0)
     half_width = half_height * aspect
     if view.fovx is not None:

@@ -125,7 +125,7 @@ def pose_slots(model: mujoco.MjModel, body: int) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=64)
 def constrained_joints(model: mujoco.MjModel) -> dict[int, str]:
-    """Find the joints under an active equality or a tendon's limits, and their names: one of them moved alone breaks the
+    """Find the joints under an active equality or a tendon's limits, by name: one of them moved alone breaks the
     constraint."""
     data, limited, found = mujoco.MjData(model), model.tendon_limited != 0, {}
 

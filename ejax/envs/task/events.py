@@ -12,7 +12,6 @@ from ejax.envs.check import describe_error
 from ejax.envs.task.terms import Term, fire
 from ejax.schema.problems import KeyReport
 from ejax.schema.sections import Section
-from ejax.types import Key
 
 EVENTS = "functor_events"
 """The field of tasks that take them."""
@@ -50,11 +49,10 @@ def try_events(task: Any, events: tuple[Term, ...]) -> None:
     report.raise_if_refused(EVENTS)
     state = jax.eval_shape(replace(task, **{EVENTS: FrozenDict()}).reset, key)[0]
     for event in sorted(events, key=lambda each: ("startup", "reset", "interval").index(each.mode)):
-
-        def happens(state: Any, key: Key, event: Term = event) -> Any:
-            return fire([event], task.world(state), event.mode, lambda i, event: key).state
-
-        state = try_call(report, event.key, happens, state, key) or state
+        after = functools.partial(
+            lambda event, s, k: fire([event], task.world(s), event.mode, lambda *_: k).state, event
+        )
+        state = try_call(report, event.key, after, state, key) or state
     report.raise_if_refused(EVENTS)
 
 
