@@ -325,3 +325,14 @@ def test_what_a_step_gets_wrong_is_reported_before_it_is_compiled(changes: dict[
 def test_a_misspelt_method_or_attribute_is_refused(name: str, meant: str) -> None:
     with pytest.raises(TypeError, match=f"Odd.{name} is not used. Did you mean '{meant}'"):
         type("Odd", (Reach,), {name: 1})
+
+
+def test_a_name_is_another_file_in_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "in_cwd.xml").write_text(MODEL)
+        monkeypatch.chdir(tmp_path / folder)
+        task = type("Here", (Reach,), {"model": "in_cwd.xml"})()
+        assert task.asset == str(tmp_path / folder / "in_cwd.xml")
+    monkeypatch.chdir(tmp_path)
+    assert task.asset == str(tmp_path / "other" / "in_cwd.xml")  # which a task keeps

@@ -23,7 +23,8 @@ KEY = jax.random.key(0)
 TURN = "0.8 0.6 0 0"
 MODEL = """<mujoco><option timestep="0.005"/><default><geom contype="0" conaffinity="0"/></default><worldbody>
   <body name="goal" mocap="true" pos="1 2 3" euler="0 0 90"><geom size="0.02"/>
-    <site name="side" pos="0 0.1 0"/><body name="flag" pos="0 0.2 0.1"><geom size="0.01"/><site name="top"/></body></body>
+    <site name="side" pos="0 0.1 0"/>
+    <body name="flag" pos="0 0.2 0.1"><geom size="0.01"/><site name="top"/></body></body>
   <body name="still" mocap="true" pos="0 0 1" euler="0 90 0"><geom size="0.02"/></body>
   <body name="arm" pos="0 0 0.5"><joint name="shoulder" axis="0 1 0" damping="2" range="-180 180"/>
     <geom type="capsule" fromto="0 0 0 0.4 0 0" size="0.03" mass="2"/></body>
@@ -114,14 +115,17 @@ def test_what_is_left_out_is_said() -> None:
 
 
 LOOPS = """<mujoco><option timestep="0.002"/>
-  <default><geom contype="0" conaffinity="0" size="0.02" type="capsule" mass="0.3"/><joint axis="0 1 0" damping="0.1"/></default>
-  <worldbody><body name="base" pos="0 0 1"><joint name="base" axis="0 0 1"/><geom fromto="0 0 0 0 0 .1"/>
-    <body name="left"><joint name="left"/><geom fromto="0 0 0 0 0 0.5"/><site name="a0" pos="0 0 .2"/>
-      <body name="top" pos="0 0 0.5"><joint name="top"/><geom fromto="0 0 0 0.5 0 0"/><site name="a" pos="0.5 0 0"/>
-        <body name="tip" pos="0.5 0 0"><joint name="tip"/><geom fromto="0 0 0 0 0 .1"/></body></body></body>
-    <body name="right" pos="0.5 0 0"><joint name="right"/><geom fromto="0 0 0 0 0 0.5"/><site name="b" pos="0 0 0.5"/></body></body>
-    <body name="one" pos="1 0 0"><joint name="one" type="slide" axis="1 0 0" range="0 0.04"/><geom fromto="0 0 0 0 0 .1"/></body>
-    <body name="two" pos="1.1 0 0"><joint name="two" type="slide" axis="-1 0 0" range="0 0.04"/><geom fromto="0 0 0 0 0 .1"/></body>
+  <default><geom contype="0" conaffinity="0" size="0.02" type="capsule" mass="0.3" fromto="0 0 0 0 0 .1"/>
+    <joint axis="0 1 0" damping="0.1"/>
+    <default class="finger"><joint type="slide" axis="1 0 0" range="0 0.04"/></default>
+  </default>
+  <worldbody><body name="base" pos="0 0 1"><joint name="base" axis="0 0 1"/><geom/>
+    <body name="left"><joint name="left"/><geom/><site name="a0" pos="0 0 .2"/>
+      <body name="top" pos="0 0 0.5"><joint name="top"/><geom/><site name="a" pos="0.5 0 0"/>
+        <body name="tip" pos="0.5 0 0"><joint name="tip"/><geom/></body></body></body>
+    <body name="right" pos="0.5 0 0"><joint name="right"/><geom/><site name="b" pos="0 0 0.5"/></body></body>
+    <body name="one" pos="1 0 0"><joint name="one" class="finger"/><geom/></body>
+    <body name="two" pos="1.1 0 0"><joint name="two" class="finger"/><geom/></body>
     <site name="world"/>
   </worldbody>{}
   <actuator><motor name="left" joint="left" ctrlrange="-5 5"/></actuator></mujoco>"""
@@ -180,7 +184,7 @@ def test_loops_are_closed_at_every_start() -> None:
 
 
 WELDED = LOOPS.format(f"<equality>{COUPLED}<weld body1='cube' body2='base'/></equality>").replace(
-    "</worldbody>", "<body name='cube' pos='0 2 1'><freejoint name='cube'/><geom size='0.1 0.1'/></body></worldbody>"
+    "</worldbody>", "<body name='cube' pos='0 2 1'><freejoint name='cube'/><geom/></body></worldbody>"
 )
 
 

@@ -22,7 +22,6 @@ LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SL
 _UNIT = re.compile(r"(?P<name>.*\S)\s*\[(?P<unit>[^\[\]]+)\]")
 
 
-@functools.lru_cache(maxsize=64)
 def find_model(given: str, module: str) -> str:
     """Give MJCF as text as it is, and a file as its absolute path. Raises ValueError: no model, or no such file."""
     if not given:

@@ -296,6 +296,7 @@ def _refuse_misspelt(cls: type) -> None:
             raise TypeError(f"{cls.__name__}.{name} is not used{near} If it is a helper, call it _{name}")
 
 
+@functools.lru_cache(maxsize=64)  # by class: a name may mean another file in another working directory
 def _asset(kind: type[Any]) -> str:
     owner, given = next(each for each in kind.__mro__ if "model" in vars(each)), kind.model
     if not isinstance(given, str | os.PathLike):
