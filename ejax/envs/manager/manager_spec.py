@@ -93,8 +93,8 @@ def read_manager_spec(
     terms = (*events, *observations, *rewards, _read_ends(task, extensions), *ends)
     markers = tuple(dict.fromkeys(key for term in terms for key in stored_keys(term)))
     for term in observations:  # a target that nobody stores is observed as zeros
-        if (key := term.params.get("target_pose_key")) not in (None, *markers):
-            text = f"no target pose '{key}' is stored; there is {', '.join(markers) or 'none'}"
+        if (target := term.params.get("target_pose_key")) not in (None, *markers):
+            text = f"no target pose '{target}' is stored; there is {', '.join(markers) or 'none'}"
             report.refuse(f"{term.key}.params.target_pose_key", text)
     # read all the same, so that a wrong one is refused though it is off
     seen = cameras if sensing else ()

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import mujoco
@@ -40,7 +41,7 @@ def find_model(given: str, module: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict[str, NDArray[np.float64]]]:
+def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict[str, Any]]:
     """Reset to where episodes start, None: the reference pose. Also give the mocap bodies' places [3], m, or poses [7]
     (w x y z) where the keyframe turns them. Raises ValueError: no such keyframe, or it moves a nameless mocap body."""
     model = load_model(asset)
@@ -50,7 +51,7 @@ def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict
         by = keys if isinstance(keyframe, str) else {str(i): i for i in range(model.nkey)}
         at = keys.get("home", 0) if keyframe == "" else look_up("keyframe", str(keyframe), by)
         mujoco.mj_resetDataKeyframe(model, data, at)
-    markers: dict[str, NDArray[np.float64]] = {}
+    markers: dict[str, Any] = {}
     for body, place, turn in zip(mocap_bodies(model), data.mocap_pos, data.mocap_quat, strict=True):
         turns = [] if np.allclose(turn, model.body_quat[body]) else turn
         if name := model.body(body).name:

@@ -146,7 +146,7 @@ class MuJoCoTask(PhysicsTask):
         low, high = jnp.asarray(world.model.actuator_ctrlrange.T, action.dtype)
         return 0.5 * (low + high) + 0.5 * (high - low) * action
 
-    @property
+    @functools.cached_property  # a name may mean another file in another working directory
     def asset(self) -> str:
         return _asset(type(self))
 
@@ -296,7 +296,6 @@ def _refuse_misspelt(cls: type) -> None:
             raise TypeError(f"{cls.__name__}.{name} is not used{near} If it is a helper, call it _{name}")
 
 
-@functools.lru_cache(maxsize=64)  # by class: a name may mean another file in another working directory
 def _asset(kind: type[Any]) -> str:
     owner, given = next(each for each in kind.__mro__ if "model" in vars(each)), kind.model
     if not isinstance(given, str | os.PathLike):
