@@ -109,6 +109,13 @@ def test_what_cannot_be_started_from_is_refused(changes: dict[str, Any], message
         type("Odd", (Arm,), changes)()
 
 
+def test_sensors_that_mjx_would_read_as_0_are_refused() -> None:
+    free: Any = type("Free", (Arm,), {"model": MODEL.replace('range="-180 180"', "")})
+    free(physics="mujoco")
+    with pytest.raises(ValueError, match="reads 0 from sensors of forces"):
+        free(physics="mjx")
+
+
 def test_what_is_left_out_is_said() -> None:
     assert "time of 3 s" in describe(Arm()).notes[-1]
     assert "start_noise leaves out left, top, right, one, two" in describe(Loops()).notes[-1]

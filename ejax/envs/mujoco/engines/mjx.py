@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mujoco
 
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.models import load_accelerated_model, mocap_bodies
@@ -52,4 +53,8 @@ def load_mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], An
             raise ValueError(f"physics 'mjx' does not simulate all of the model: {error}; give mujoco") from error
         if not host_model.nmat:  # its rangefinders read the first material of a model without any, too
             model = model.replace(mat_rgba=jnp.ones((1, 4)))
-        return mjx.step, model, mjx.make_data(model)
+        data = mjx.make_data(model)
+        if (host_model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC).any() and not getattr(data, "_impl", data).efc_J.size:
+            text = "forces or accelerations of a model without limits, contacts or equalities; give mujoco"
+            raise ValueError(f"physics 'mjx' reads 0 from sensors of {text}")
+        return mjx.step, model, data
