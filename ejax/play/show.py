@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.description import caption_of
@@ -133,7 +132,7 @@ def _play_pure(
     if asset is None or show.video is not None:
         # all of them first: the camera is to show all that moves
         shown = [(sight, _text(env, sight, score)) for sight in sights]
-        states = jax.tree.map(lambda *x: jnp.stack(x), *(sight for sight, _ in shown))
+        states = jax.tree.map(lambda *x: jax.numpy.stack(x), *(sight for sight, _ in shown))
         view = film_view(env, states, _SIZE[0] / _SIZE[1])
         frames = (with_caption(env.render(sight, *_SIZE, view), text) for sight, text in shown)
         return {"video": write_video(cast(Path, show.video), frames, show.speed / period_of_action)}

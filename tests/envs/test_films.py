@@ -110,11 +110,14 @@ class Filmed(PushCubeRL):
     ids=["none", "not placed", "placed"],
 )
 def test_a_camera_that_the_config_places_stays_there(camera: CameraConfig | None, moves: bool) -> None:
-    env, view = Filmed(goal_position=(-4.0, -4.0, 0.05)), None if camera is None else camera.view
-    states = jax.tree.map(lambda x: x[None, None], env.reset(KEY)[0])
+    env, view = Filmed(), None if camera is None else camera.view
+    state = env.reset(KEY)[0]
+    goals = np.array([[-4.0, -4.0, 0.05], [4.0, 6.0, 0.05]], np.float32)
+    states = jax.tree.map(lambda x: jnp.stack([x, x])[None], state)
     env.views.clear()
-    list(recorder.draw(env, states, jnp.ones((1, 1), bool), (640, 480), view))
-    assert (env.views[0] != view) == moves
-    assert is_seen(env.asset, env.views[0], (-4.0, -4.0, 0.05)) == moves
-    # how it sees stays: the field of view, and no shadows
-    assert view is None or env.views[0][2:] == view[2:]
+    list(recorder.draw(env, replace(states, goal=goals[None]), jnp.ones((1, 2), bool), (640, 480), view))
+    for row, goal in zip(env.views, goals, strict=True):  # each by itself
+        assert (row != view) == moves
+        assert is_seen(env.asset, row, goal) == moves
+        # how it sees stays: the field of view, and no shadows
+        assert view is None or row[2:] == view[2:]

@@ -97,7 +97,7 @@ OWN: dict[str, dict[str, Any]] = {
             for func, words in (
                 ("nothing", "gave NoneType"),
                 ("array", "must give the world"),
-                ("shape", "the shape of"),
+                ("shape", "gave World; .*the shapes of"),
             )
         ),
     ],

@@ -1,4 +1,4 @@
-"""Where an episode of a MuJoCo task starts: the whole keyframe, and no noise that breaks a constraint."""
+"""Starts of a MuJoCo task's episodes: the whole keyframe, and no noise that breaks a constraint."""
 
 from typing import Any
 

@@ -262,5 +262,5 @@ def _try_functors(env: EmbodiedEnv) -> None:
         try_call(report, end.key, lambda state, end=end: vars(end(world(state))), state)
     info, nested = dict.fromkeys(("success", "fail"), jax.ShapeDtypeStruct((), bool)), unflatten_dict(obs)
     for term in env.of("rewards"):
-        try_call(report, term.key, lambda o, s, i, t=term: t.number(world(s, obs=o, info=i)), nested, state, info)
+        try_call(report, term.key, lambda o, s, i, t=term: compute([t], world(s, obs=o, info=i)), nested, state, info)
     report.raise_if_refused(SOURCE)

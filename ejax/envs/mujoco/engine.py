@@ -76,7 +76,7 @@ class Physics:
         if mocap_pos:  # one array: see ``engines.mujoco.step``
             bodies = [self.model.body(i) for i in mocap_bodies(self.model)]
             places = [jnp.asarray(mocap_pos.get(body.name, body.pos), ctrl.dtype) for body in bodies]
-            turned = [place[3:] if len(place) > 3 else body.quat for body, place in zip(bodies, places, strict=True)]
-            turned = turned if any(len(place) > 3 for place in places) else []
-            ctrl = jnp.concatenate([ctrl, *(place[:3] for place in places), *turned])
+            turns = [x[3:] if len(x) > 3 else body.quat for body, x in zip(bodies, places, strict=True)]
+            turns *= any(len(place) > 3 for place in places)
+            ctrl = jnp.concatenate([ctrl, *(place[:3] for place in places), *turns])
         return load_engine(self.engine).step(self.asset, self.num_substeps, state, ctrl)

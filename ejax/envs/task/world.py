@@ -82,7 +82,7 @@ class World(Snapshot):
     """0 or less: no limit."""
     engine: Engine = struct.field(pytree_node=False, default="auto")
     keyframe: str | int | None = struct.field(pytree_node=False, default=None)
-    """Where episodes of an MJCF start. None: at its reference pose."""
+    """Start of an MJCF's episodes. None: its reference pose."""
 
     @property
     def model(self) -> mujoco.MjModel:

@@ -1,5 +1,5 @@
-"""Observation functors: ``add``, f(world, obs, **params), and ``modify``, f(world, data, **params) -> array. The name of
-the second parameter declares the mode.
+"""Observation functors: ``add``, f(world, obs, **params), and ``modify``, f(world, data, **params) -> array. The second
+parameter's name declares the mode.
 
 ``obs`` is the nested observation so far, ``data`` the value to modify.
 """

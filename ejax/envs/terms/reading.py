@@ -21,8 +21,6 @@ _MODES: dict[Kind, tuple[str, ...]] = {
     "rewards": ("add", "replace"),
 }
 """The default first."""
-_SECOND = {"data": ("modify",), "obs": ("add",)}
-"""Second parameter of an observation's functor -> the modes that it declares so."""
 
 
 def read_specs(section: Section, kind: Kind, robot_uid: str, modes: tuple[str, ...] = ()) -> tuple[Term, ...]:
@@ -52,8 +50,10 @@ def _read_term(name: str, section: Section, kind: Kind, modes: tuple[str, ...], 
         params.skip("its functor is not there")
         return None
     declared = modes_of(func.name) if isinstance(func, PhysicsEvent) else modes
-    if kind == "observations":
-        declared = next((x for name, x in _SECOND.items() if name in [*inspect.signature(func).parameters][1:2]), modes)
+    if kind == "observations":  # by the name of the second parameter
+        declared = {"obs": ("add",), "data": ("modify",)}.get(
+            "".join([*inspect.signature(func).parameters][1:2]), modes
+        )
     if fields.get("mode") in modes and fields["mode"] not in declared:
         text = f"got '{fields['mode']}', and '{modes[0]}' is the default; {func_name} takes {', '.join(declared)}"
         section.problem("mode", text)
