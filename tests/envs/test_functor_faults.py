@@ -49,6 +49,10 @@ OWN: dict[str, dict[str, Any]] = {
         "nothing": _reward(None),
         "numpy": lambda world, obs, action, info: np.linalg.norm(np.asarray(world.qpos)),
     },
+    "actions": {
+        "number": lambda scene, active: 3,
+        "fails": lambda scene, active: 1 / 0,
+    },
     "events": {
         "nothing": lambda world, key: None,
         "array": lambda world, key: world.qpos,
@@ -87,6 +91,8 @@ OWN: dict[str, dict[str, Any]] = {
         ("observations", {"func": "nothing", "mode": "add"}, "", "None is not"),
         ("observations", {"func": "too_few", "mode": "add"}, "", "takes 1 positional argument"),
         ("observations", {"func": "number", "mode": "add"}, "func", "number is 3, not a function"),
+        ("actions", {"func": "number"}, "", "gave 3; must give an ActionTerm"),
+        ("actions", {"func": "fails"}, "", "line .*ZeroDivisionError"),
         ("rewards", {"func": "vector"}, "", r"must be a scalar, got shape \(3,\)"),
         ("rewards", {"func": "text"}, "", "float"),
         ("rewards", {"func": "nothing"}, "", "None is not"),

@@ -253,6 +253,8 @@ def _try_functors(env: EmbodiedEnv) -> None:
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
     for event in env.of("events"):
         try_call(report, event.key, lambda s, k, e=event: fire([e], world(s), e.mode, lambda *_: k).state, state, key)
+    action = jax.ShapeDtypeStruct(env.action_space.shape, jnp.float32)
+    try_call(report, "env.actions", lambda s, a: env.aim(world(s), a).state, state, action)
     obs: Flat = try_call(report, "sensor", lambda state: flatten_dict(env._sensors(world(state))), state) or {}
     for each in env.of("observations"):
         # after a refusal the next one is tried on what there was, so that all are reported at once

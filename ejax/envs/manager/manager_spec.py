@@ -8,6 +8,7 @@ from typing import Any
 
 from flax.core import FrozenDict
 
+from ejax.envs.check import describe_error
 from ejax.envs.manager.bodies import read_objects
 from ejax.envs.manager.cameras import SensorCamera, names_camera, read_cameras
 from ejax.envs.manager.extensions import Extensions, read_extensions
@@ -236,9 +237,10 @@ def _make_actions(
     owner: dict[tuple[str, int], str] = {}
     for spec in specs:
         try:
-            term = spec(scene, active)
-        except (TypeError, ValueError, OverflowError, IndexError, KeyError) as error:
-            report.refuse(spec.key, str(error))
+            if not isinstance(term := spec(scene, active), ActionTerm):
+                raise ValueError(f"gave {term!r}; must give an ActionTerm")
+        except Exception as error:  # any error here is the functor's own
+            report.refuse(spec.key, describe_error(error))
             continue
         terms.append(term)
         # a joint may have a term for each command: a velocity and an effort add up
