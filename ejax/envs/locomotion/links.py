@@ -79,8 +79,8 @@ def _check_names(spec: mujoco.MjSpec, robot: LeggedRobot, path: Path) -> None:
         if joint.type != mujoco.mjtJoint.mjJNT_HINGE or joint.range[0] >= joint.range[1]
     ]
     if held := [*spec.equalities, *spec.tendons]:
-        names = ", ".join(each.name or type(each).__name__.removeprefix("Mjs").lower() for each in held)
-        raise ValueError(f"model: {path} has {shorten(names)}: robots have no equalities and tendons here; remove them")
+        which = shorten(", ".join(each.name or type(each).__name__.removeprefix("Mjs").lower() for each in held))
+        raise ValueError(f"model: {path} has {which}: robots have no equalities and tendons here; remove them")
     for names, what in ((more, f"no drive of {robot.name} moves"), (odd, "are no hinges with a range")):
         if names:
             text = f"{path} has joints that {what}: {', '.join(names)}"

@@ -244,7 +244,9 @@ def _make_actions(
             continue
         terms.append(term)
         # a joint may have a term for each command: a velocity and an effort add up
-        mine = {(term.command, joint): spec.name for joint in term.joints if term.command is not None}
+        mine: dict[tuple[str, int], str] = {
+            (term.command, joint): spec.name for joint in term.joints if term.command is not None
+        }
         if taken := [key for key in mine if key in owner]:
             joints = ", ".join(scene.joints[joint] for _, joint in taken)
             text = f"sets {taken[0][0]} of {joints}, as {owner[taken[0]]} does; let one term do it"

@@ -49,9 +49,7 @@ def try_events(task: Any, events: tuple[Term, ...]) -> None:
     report.raise_if_refused(EVENTS)
     state = jax.eval_shape(replace(task, **{EVENTS: FrozenDict()}).reset, key)[0]
     for event in sorted(events, key=lambda each: ("startup", "reset", "interval").index(each.mode)):
-        after = functools.partial(
-            lambda event, s, k: fire([event], task.world(s), event.mode, lambda *_: k).state, event
-        )
+        after = functools.partial(lambda e, s, k: fire([e], task.world(s), e.mode, lambda *_: k).state, event)
         state = try_call(report, event.key, after, state, key) or state
     report.raise_if_refused(EVENTS)
 

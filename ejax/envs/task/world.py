@@ -237,8 +237,8 @@ class World(Snapshot):
         if self.layout is not None:
             return self.layout.initial_pose(uid)
         home, markers = home_of(self.asset, self.keyframe)
-        start = jnp.asarray(home.qpos, self.physics.qpos.dtype)
-        return body_pose(self.model, find(self.model, "body", uid), start, markers)
+        qpos = jnp.asarray(home.qpos, self.physics.qpos.dtype)
+        return body_pose(self.model, find(self.model, "body", uid), qpos, markers)
 
     def object_pose(self, uid: str) -> Array:
         """[4, 4]: an object, which is a body that moves freely or, of a scene, stands."""
@@ -293,10 +293,12 @@ class World(Snapshot):
         slots, physics = self._slots(uid), self.physics
         if slots is None:
             raise ValueError(f"rigid object '{uid}' is static: it cannot be moved; give body_type 'dynamic'")
-        position, velocity = slots
         placed = jnp.concatenate([pose[:3, 3], quaternion_from_matrix(pose[:3, :3])])
-        qpos = physics.qpos.at[position : position + 7].set(placed)
-        return self._with(physics=replace(physics, qpos=qpos, qvel=physics.qvel.at[velocity : velocity + 6].set(0.0)))
+        qpos, qvel = (
+            physics.qpos.at[slots[0] : slots[0] + 7].set(placed),
+            physics.qvel.at[slots[1] : slots[1] + 6].set(0),
+        )
+        return self._with(physics=replace(physics, qpos=qpos, qvel=qvel))
 
     def place(self, body: str, position: ArrayLike, quaternion: ArrayLike | None = None) -> "World":
         """Move a body that moves freely, or a marker, which is a mocap body, to ``position`` [3], m, and ``quaternion``
@@ -311,8 +313,8 @@ class World(Snapshot):
             return self._with(markers={**self.state.markers, body: jnp.concatenate([there, quaternion])})
         slots = pose_slots(model, index)
         if slots is None:
-            moves = [model.body_mocapid[i] >= 0 or pose_slots(model, i) is not None for i in range(model.nbody)]
-            free = [model.body(i).name for i in range(model.nbody) if moves[i]]
+            bodies = map(model.body, range(model.nbody))
+            free = [each.name for each in bodies if each.mocapid[0] >= 0 or pose_slots(model, each.id)]
             raise ValueError(
                 f"place: '{body}' neither moves freely nor is a marker (<body mocap='true'>); "
                 f"there is {', '.join(free) or 'none'}; with_joint moves what hangs on joints"

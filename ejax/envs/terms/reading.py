@@ -51,9 +51,8 @@ def _read_term(name: str, section: Section, kind: Kind, modes: tuple[str, ...], 
         return None
     declared = modes_of(func.name) if isinstance(func, PhysicsEvent) else modes
     if kind == "observations":  # by the name of the second parameter
-        declared = {"obs": ("add",), "data": ("modify",)}.get(
-            "".join([*inspect.signature(func).parameters][1:2]), modes
-        )
+        _, second, *_ = *inspect.signature(func).parameters, "", ""
+        declared = {"obs": ("add",), "data": ("modify",)}.get(second, modes)
     if fields.get("mode") in modes and fields["mode"] not in declared:
         text = f"got '{fields['mode']}', and '{modes[0]}' is the default; {func_name} takes {', '.join(declared)}"
         section.problem("mode", text)

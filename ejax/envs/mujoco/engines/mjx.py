@@ -54,9 +54,8 @@ def load_mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], An
         if not host_model.nmat:  # its rangefinders read the first material of a model without any, too
             model = model.replace(mat_rgba=jnp.ones((1, 4)))
         data = mjx.make_data(model)
-        if (host_model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC).any() and not getattr(
-            data, "_impl", data
-        ).efc_J.size:
+        late = host_model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
+        if late.any() and not getattr(data, "_impl", data).efc_J.size:
             text = "sensors of forces and accelerations in a model without constraints; give mujoco"
             raise ValueError(f"physics 'mjx' reads 0 from {text}")
         return mjx.step, model, data
