@@ -260,10 +260,8 @@ class World(Snapshot):
     def pose(self, key: str) -> Array:
         """[4, 4]: a virtual target. Raises ValueError: none is stored under the key."""
         if key not in self.kept:
-            raise ValueError(
-                f"no target pose '{key}' is stored; there is {', '.join(sorted(self.kept)) or 'none'}. "
-                f"Add an event randomize_target_pose with store_key '{key}'"
-            )
+            text = f"no target pose '{key}' is stored; there is {', '.join(sorted(self.kept)) or 'none'}"
+            raise ValueError(f"{text}. Add an event randomize_target_pose with store_key '{key}'")
         return self.kept[key]
 
     def with_joint(self, name: str, position: ArrayLike | None = None, velocity: ArrayLike | None = None) -> "World":
@@ -315,10 +313,8 @@ class World(Snapshot):
         if slots is None:
             bodies = map(model.body, range(model.nbody))
             free = [each.name for each in bodies if each.mocapid[0] >= 0 or pose_slots(model, each.id)]
-            raise ValueError(
-                f"place: '{body}' neither moves freely nor is a marker (<body mocap='true'>); "
-                f"there is {', '.join(free) or 'none'}; with_joint moves what hangs on joints"
-            )
+            text = f"place: '{body}' neither moves freely nor is a marker (<body mocap='true'>)"
+            raise ValueError(f"{text}; there is {', '.join(free) or 'none'}; with_joint moves what hangs on joints")
         where, turn = slice(slots[0], slots[0] + 3), slice(slots[0] + 3, slots[0] + 7)
         qpos = physics.qpos.at[where].set(fitting(f"body '{body}', position", position, where, physics.qpos))
         if quaternion is not None:
