@@ -15,6 +15,7 @@ from ejax.envs.host.calls import closing
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.mujoco.drawing import asset_of
 from ejax.envs.mujoco.engine import PhysicsState, load_model
+from ejax.envs.mujoco.scenery import film_view
 from ejax.envs.mujoco.viewer import Window
 from ejax.envs.terms.commands import Command
 from ejax.play.perturbations import HeldCommand, StatePatch, add_velocity, make_blows, parts_of
@@ -130,7 +131,11 @@ def _play_pure(
     period_of_action = period / (env.actions_per_decision if isinstance(env, ChunkedEnv) else 1)
     sights = _until(moments, score, show, period_of_action)
     if asset is None or show.video is not None:
-        frames = (with_caption(env.render(sight, *_SIZE), _text(env, sight, score)) for sight in sights)
+        # all of them first: the camera is to show all that moves
+        shown = [(sight, _text(env, sight, score)) for sight in sights]
+        states = jax.tree.map(lambda *x: jax.numpy.stack(x), *(sight for sight, _ in shown))
+        view = film_view(env, states, _SIZE[0] / _SIZE[1])
+        frames = (with_caption(env.render(sight, *_SIZE, view), text) for sight, text in shown)
         return _film(cast(Path, show.video), frames, show.speed / period_of_action)
     # the mouse comes last, over the command and the blows
     with Window(asset, period_of_action, speed=show.speed, on_key=command.press) as window:

@@ -204,18 +204,24 @@ def draw(
 ) -> Iterator[NDArray[np.uint8]]:
     """Draw episodes side by side, with ``caption(state)`` if the environment has it; one that ended stands still.
 
-    They end with the last episode. ValueError: the environment cannot be drawn.
+    They end with the last episode. A view that is not placed is ``film_view``'s. ValueError: it cannot be drawn.
     """
     env = _drawable(env)
     states, ended = jax.device_get((states, done))
     last = np.where(ended.any(axis=0), ended.argmax(axis=0), len(ended) - 1)
+    views = [view] * len(last)
+    if view is None or view[:2] == CameraConfig().view[:2]:  # eye and target, as nobody gave them
+        from ejax.envs.mujoco.scenery import film_view  # with MuJoCo, which a run without videos need not wait for
+
+        rows = [jax.tree.map(lambda x, i=i: x[: last[i] + 1, i], states) for i in range(len(last))]
+        views = [film_view(env, row, resolution[0] / resolution[1], view) for row in rows]
     drawn_at = np.full(len(last), -1)
     pictures: dict[int, NDArray[np.uint8]] = {}
     for t in range(0, int(last.max()) + 1, every):
         for i, at in enumerate(np.minimum(t, last)):
             if at != drawn_at[i]:  # an episode that ended is drawn once
                 state = jax.tree.map(lambda x, i=i, at=at: x[at, i], states)
-                pictures[i], drawn_at[i] = env.render(state, *resolution, view), at
+                pictures[i], drawn_at[i] = env.render(state, *resolution, views[i]), at
                 if text := caption_of(env, state):
                     pictures[i] = with_caption(pictures[i], text)
         yield tile_frames(np.stack([pictures[i] for i in range(len(last))]))

@@ -104,6 +104,11 @@ def test_a_users_file_has_the_drives_feet_and_contacts_of_the_robot(name: str, t
         ("<worldbody>", "<world>", "MuJoCo does not read"),
         ('range="-2 2"', "", "has joints that are no hinges with a range: left_hip_yaw_joint, left_hip_pitch_joint"),
         ('type="sphere"', 'type="sphere" material="steel"', "MuJoCo does not"),
+        (
+            "</worldbody>",
+            '</worldbody><equality><joint name="both" joint1="left_knee_joint" joint2="right_knee_joint"/></equality>',
+            "has both: robots have no equalities",
+        ),
     ],
 )
 def test_a_file_that_lacks_something_is_refused_with_what_it_has(old: str, new: str, text: str, tmp_path: Path) -> None:

@@ -370,3 +370,14 @@ def test_two_terms_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two terms of the reward are called 'near'"):
         task = type("Twice", (Reach,), {"terms": (near,)})()
         jax.eval_shape(task.step, *jax.eval_shape(lambda: (task.reset(KEY)[0], jnp.zeros(2))), KEY)
+
+
+def test_a_name_is_another_file_in_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "in_cwd.xml").write_text(MODEL)
+        monkeypatch.chdir(tmp_path / folder)
+        task = type("Here", (Reach,), {"model": "in_cwd.xml"})()
+        assert task.asset == str(tmp_path / folder / "in_cwd.xml")
+    monkeypatch.chdir(tmp_path)
+    assert task.asset == str(tmp_path / "other" / "in_cwd.xml")  # which a task keeps

@@ -1,5 +1,6 @@
 """A robot's links from any MJCF or URDF, in the form that ``model.py`` builds on: one tree of bodies, geoms with names.
-Left out: meshes, and all that is no body, joint or geom. Collision geoms are called ``{link}_{number}_collision``,
+Left out: meshes, and all that is no body, joint or geom; equalities and tendons, which hold joints, are refused.
+Collision geoms are called ``{link}_{number}_collision``,
 unless their names end in ``_collision``. The root gets the base's name and a free joint. Links on fixed joints
 of a URDF become part of their parents."""
 
@@ -77,6 +78,9 @@ def _check_names(spec: mujoco.MjSpec, robot: LeggedRobot, path: Path) -> None:
         for joint in map(spec.joint, robot.joints)
         if joint.type != mujoco.mjtJoint.mjJNT_HINGE or joint.range[0] >= joint.range[1]
     ]
+    if held := [*spec.equalities, *spec.tendons]:
+        which = shorten(", ".join(each.name or type(each).__name__.removeprefix("Mjs").lower() for each in held))
+        raise ValueError(f"model: {path} has {which}: robots have no equalities and tendons here; remove them")
     for names, what in ((more, f"no drive of {robot.name} moves"), (odd, "are no hinges with a range")):
         if names:
             text = f"{path} has joints that {what}: {', '.join(names)}"

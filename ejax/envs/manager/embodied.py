@@ -21,7 +21,7 @@ from ejax.envs.task.events import EVENTS, try_call
 from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.states import SceneState
 from ejax.envs.task.step import Outcome, conclude
-from ejax.envs.task.terms import Term, as_world, compute
+from ejax.envs.task.terms import Term, as_world, compute, fire
 from ejax.envs.task.world import World
 from ejax.envs.terms.events import PhysicsEvent
 from ejax.schema.frozen import freeze
@@ -217,7 +217,7 @@ def _put(obs: Flat, term: Term, world: World, key: Key | None = None) -> Flat:
     # neither the same name, nor a part of one, nor one with parts
     if not modifies and any(path[: len(each)] == each[: len(path)] for each in obs):
         raise ValueError(f"cannot add observation '{name}': it is there already ({there}); use mode modify")
-    value = term(world, obs[path] if modifies else unflatten_dict(obs))
+    value = jnp.asarray(term(world, obs[path] if modifies else unflatten_dict(obs)))
     return {**obs, path: term.shaping.shape(value, key)}
 
 
@@ -252,7 +252,9 @@ def _try_functors(env: EmbodiedEnv) -> None:
     report.raise_if_refused(SOURCE)
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
     for event in env.of("events"):
-        try_call(report, event.key, lambda state, key, event=event: event(world(state), key), state, key)
+        try_call(report, event.key, lambda s, k, e=event: fire([e], world(s), e.mode, lambda *_: k).state, state, key)
+    action = jax.ShapeDtypeStruct(env.action_space.shape, jnp.float32)
+    try_call(report, "env.actions", lambda s, a: env.aim(world(s), a).state, state, action)
     obs: Flat = try_call(report, "sensor", lambda state: flatten_dict(env._sensors(world(state))), state) or {}
     for each in env.of("observations"):
         # after a refusal the next one is tried on what there was, so that all are reported at once
@@ -262,9 +264,5 @@ def _try_functors(env: EmbodiedEnv) -> None:
         try_call(report, end.key, lambda state, end=end: vars(end(world(state))), state)
     info, nested = dict.fromkeys(("success", "fail"), jax.ShapeDtypeStruct((), bool)), unflatten_dict(obs)
     for term in env.of("rewards"):
-
-        def reward(obs: Obs, state: SceneState, info: Obs, term: Term = term) -> Any:
-            return term(world(state, obs=obs, info=info))
-
-        try_call(report, term.key, reward, nested, state, info)
+        try_call(report, term.key, lambda o, s, i, t=term: compute([t], world(s, obs=o, info=i)), nested, state, info)
     report.raise_if_refused(SOURCE)

@@ -8,6 +8,7 @@ from typing import Any
 
 from flax.core import FrozenDict
 
+from ejax.envs.check import describe_error
 from ejax.envs.manager.bodies import read_objects
 from ejax.envs.manager.cameras import SensorCamera, names_camera, read_cameras
 from ejax.envs.manager.extensions import Extensions, read_extensions
@@ -92,6 +93,10 @@ def read_manager_spec(
     report.raise_if_refused(SOURCE)
     terms = (*events, *observations, *rewards, _read_ends(task, extensions), *ends)
     markers = tuple(dict.fromkeys(key for term in terms for key in stored_keys(term)))
+    for term in observations:  # a target that nobody stores is observed as zeros
+        if (target := term.params.get("target_pose_key")) not in (None, *markers):
+            text = f"no target pose '{target}' is stored; there is {', '.join(markers) or 'none'}"
+            report.refuse(f"{term.key}.params.target_pose_key", text)
     # read all the same, so that a wrong one is refused though it is off
     seen = cameras if sensing else ()
     scene = make_scene(placed, objects, gravity, timestep, markers=markers, cameras=seen)
@@ -232,13 +237,16 @@ def _make_actions(
     owner: dict[tuple[str, int], str] = {}
     for spec in specs:
         try:
-            term = spec(scene, active)
-        except (TypeError, ValueError, OverflowError, IndexError, KeyError) as error:
-            report.refuse(spec.key, str(error))
+            if not isinstance(term := spec(scene, active), ActionTerm):
+                raise ValueError(f"gave {term!r}; must give an ActionTerm")
+        except Exception as error:  # any error here is the functor's own
+            report.refuse(spec.key, describe_error(error))
             continue
         terms.append(term)
         # a joint may have a term for each command: a velocity and an effort add up
-        mine = {(term.command, joint): spec.name for joint in term.joints if term.command is not None}
+        mine: dict[tuple[str, int], str] = {
+            (term.command, joint): spec.name for joint in term.joints if term.command is not None
+        }
         if taken := [key for key in mine if key in owner]:
             joints = ", ".join(scene.joints[joint] for _, joint in taken)
             text = f"sets {taken[0][0]} of {joints}, as {owner[taken[0]]} does; let one term do it"

@@ -28,7 +28,7 @@ class Appearance:
     qpos: Array
     """[nq]"""
     mocap_pos: dict[str, Array] = struct.field(default_factory=dict)
-    """Body name -> position [3], m, of bodies that only mark something."""
+    """Body name -> position [3], m, or pose [7] with a quaternion, of bodies that only mark something."""
     rgba: dict[str, Array] = struct.field(default_factory=dict)
     """Geom name -> colour [4] in 0 … 1, where it is not the model's. Alpha 0 hides the geom; another one below 1 counts
     only for geoms that the model has as transparent."""
@@ -56,7 +56,7 @@ def render(
     seen: Appearance, *, width: int = 640, height: int = 480, camera: CameraView | None = None
 ) -> NDArray[np.uint8]:
     """Draw one configuration, on a display or without one (EGL, or what MUJOCO_GL names): [height, width, 3] RGB.
-    Without a camera the model's ``main``, else ``default_view``."""
+    Without a camera ``own_camera``, else ``default_view``."""
     camera = camera or default_view(seen.asset)
     effects = camera is None or camera.effects
     model, data, renderer = _canvases.get(seen.asset, width, height, effects)
@@ -68,7 +68,7 @@ def render(
     if camera is not None:
         model.vis.global_.fovy = camera.fovy  # for a free camera; ``main`` has its own
     for _ in range(2):  # an endless floor is laid around the camera of the scene before
-        renderer.update_scene(data, camera="main" if camera is None else _free_camera(camera))
+        renderer.update_scene(data, camera=own_camera(model) if camera is None else _free_camera(camera))
     if camera is not None:
         for eye in renderer.scene.camera:
             _aim(eye, camera, width / height)
@@ -81,15 +81,17 @@ def show(model: mujoco.MjModel, data: mujoco.MjData, seen: Appearance) -> None:
     """Put joints and markers in their places, and give geoms their colours."""
     data.qpos[:] = np.asarray(seen.qpos)
     for name, position in seen.mocap_pos.items():
-        data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
+        at, place = model.body(name).mocapid[0], np.asarray(position)
+        data.mocap_pos[at] = place[:3]
+        data.mocap_quat[at] = place[3:] if len(place) > 3 else model.body(name).quat
     for name, colour in seen.rgba.items():
         model.geom(name).rgba[:] = np.asarray(colour)
 
 
 def default_view(asset: str) -> CameraView | None:
-    """Return a view of the whole model, as MuJoCo's viewer starts with. None: it has a camera ``main``."""
+    """Return a view of the whole model, as MuJoCo's viewer starts with. None: it has a camera of its own."""
     model = load_drawn_model(asset)
-    if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "main") >= 0:
+    if own_camera(model) >= 0:
         return None
     camera = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, camera)
@@ -98,6 +100,11 @@ def default_view(asset: str) -> CameraView | None:
     forward = np.array([across * math.cos(azimuth), across * math.sin(azimuth), math.sin(elevation)])
     eye = triple(camera.lookat - camera.distance * forward)
     return CameraView(eye, triple(camera.lookat), float(model.vis.global_.fovy))
+
+
+def own_camera(model: mujoco.MjModel) -> int:
+    """Find the camera of a model's pictures: ``main``, or ``overview``, which a film may move. -1: neither."""
+    return max(mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in ("main", "overview"))
 
 
 def triple(vector: NDArray[Any]) -> tuple[float, float, float]:
@@ -121,6 +128,7 @@ def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
     up = np.asarray(view.up) - np.dot(view.up, forward) * forward
     if np.linalg.norm(up) > 1e-6:  # else the free camera's own
         eye.up[:] = up / np.linalg.norm(up)
+    eye.frustum_far = max(eye.frustum_far, 2.0 * np.linalg.norm(np.subtract(view.target, view.eye)))
     half_height = eye.frustum_near * math.tan(math.radians(view.fovy) / 2.0)
     half_width = half_height * aspect
     if view.fovx is not None:

@@ -70,11 +70,13 @@ class Physics:
         """Step, and return the model's sensors too: ``sensordata`` [num_substeps, nsensordata].
 
         Sensors are read before a physics step moves anything: the first row belongs to ``state``. ``mocap_pos``: body
-        -> its place [3], m, in these steps; the others are where the model puts them.
+        -> its place [3], m, or pose [7] with a quaternion, in these steps; the others are where the model puts them.
         """
         check_parameters(self.model, state.parameters)
         if mocap_pos:  # one array: see ``engines.mujoco.step``
             bodies = [self.model.body(i) for i in mocap_bodies(self.model)]
             places = [jnp.asarray(mocap_pos.get(body.name, body.pos), ctrl.dtype) for body in bodies]
-            ctrl = jnp.concatenate([ctrl, *places])
+            turns = [x[3:] if len(x) > 3 else body.quat for body, x in zip(bodies, places, strict=True)]
+            turns *= any(len(place) > 3 for place in places)
+            ctrl = jnp.concatenate([ctrl, *(place[:3] for place in places), *turns])
         return load_engine(self.engine).step(self.asset, self.num_substeps, state, ctrl)

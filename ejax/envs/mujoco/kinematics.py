@@ -59,7 +59,8 @@ def body_poses(model: mujoco.MjModel, qpos: Array, mocap_pos: Mapping[str, Array
     """Return the poses [4, 4] of all bodies, as ``mujoco.mj_kinematics``; those that never move as NumPy constants.
 
     T·J = T + sin q·(T·K) + (1 − cos q)·(T·K²), from the base outwards: no product of two batches but for ball joints.
-    ``qpos``: m, rad, quaternions (w x y z), which are normalized. ``mocap_pos``: body name -> position [3], m.
+    ``qpos``: m, rad, quaternions (w x y z), which are normalized. ``mocap_pos``: body name -> position [3], m, or pose
+    [7] with a quaternion.
     """
     return list(_poses(model, range(1, model.nbody), qpos, mocap_pos or {}).values())
 
@@ -169,7 +170,9 @@ def _poses(
     for body in bodies:
         local, joints = transform(model.body_pos[body], model.body_quat[body]), _joints(model, body)
         if model.body(body).name in mocap_pos:
-            poses[body] = jnp.asarray(local, qpos.dtype).at[:3, 3].set(mocap_pos[model.body(body).name])
+            place = mocap_pos[model.body(body).name]
+            turned = _turn(jnp.asarray(place[3:], qpos.dtype)) if len(place) > 3 else jnp.asarray(local, qpos.dtype)
+            poses[body] = turned.at[:3, 3].set(place[:3])
         elif joints and model.jnt_type[joints[0]] == _FREE:
             start = int(model.jnt_qposadr[joints[0]])
             poses[body] = _turn(qpos[start + 3 : start + 7]).at[:3, 3].set(qpos[start : start + 3])

@@ -135,6 +135,9 @@ def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
     """Refuse, by a ValueError, an element whose state is not in qpos and qvel."""
     named = "the MJCF text" if asset.lstrip().startswith("<") else asset
     text = f"{named}: a step must depend on qpos, qvel and ctrl alone"
+    if (clocks := model.sensor_type == int(_SENSOR.mjSENS_CLOCK)).any():
+        which = model.sensor(int(clocks.argmax())).name
+        raise ValueError(f"{text}, but sensor {which!r} reads a clock; world.time is it")
     if model.na:
         which = ", ".join(repr(model.actuator(i).name or i) for i in np.flatnonzero(model.actuator_actnum > 0))
         what = f"actuator {which} has an activation of its own"

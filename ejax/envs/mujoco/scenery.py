@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
@@ -11,15 +12,16 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.drawing import default_view, triple
+from ejax.envs.mujoco.drawing import default_view, own_camera, show, triple
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.models import load_drawn_model
-from ejax.types import Array, CameraView
+from ejax.types import Array, CameraView, PyTree
 
 KINDS = ("plane", "box", "ellipsoid", "sphere", "capsule", "cylinder")
 _SHOWN_GROUPS = 3  # MuJoCo draws groups 0, 1 and 2 by default
 _GREY = (0.5, 0.5, 0.5, 1.0)  # MuJoCo's default colour of a geom: with it, the material's counts
 _SKY_LEVELS = 33
+_SEEN = 0.8  # of a picture's size: at its foot there may be a caption
 
 
 class Texture(NamedTuple):
@@ -89,18 +91,50 @@ def model_lights(asset: str) -> Lights:
 
 
 def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
-    """Place the camera of a view, or ``main``, or ``default_view``; ``aspect``: width over height."""
+    """Place the camera of a view, or the model's own, or ``default_view``; ``aspect``: width over height."""
     view = view or default_view(asset)
     if view is not None:
         eye, target, up = (jnp.asarray(each, jnp.float32) for each in (view.eye, view.target, view.up))
         return look_at(eye, target, up, half_angles(view.fovy, view.fovx, aspect), view.center)
     model = scenery(asset).model
-    camera = model.camera("main").id
+    camera = own_camera(model)
     if model.cam_mode[camera] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED or model.cam_bodyid[camera] != 0:
         raise ValueError("the ray caster looks through cameras that are fixed in the world; give a camera's place")
     pose = transform(model.cam_pos[camera], model.cam_quat[camera])
     frame = pose[:3, :3] * np.array([*half_angles(model.cam_fovy[camera], None, aspect), -1.0])
     return Camera(eye=jnp.asarray(pose[:3, 3], jnp.float32), frame=jnp.asarray(frame, jnp.float32))
+
+
+def film_view(env: Any, states: PyTree, aspect: float, view: CameraView | None = None) -> CameraView | None:
+    """Choose the camera of a film of states [T, ...]: ``view``, or None, the model's own, if all that moves, markers,
+    and sites are in it in all states; else one so far behind that they are. A model's ``main`` stays."""
+    try:
+        seen = jax.device_get(jax.vmap(env.appearance)(states))
+    except AttributeError:  # it has no model
+        return view
+    model = load_drawn_model(seen.asset)
+    if view is None and mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "main") >= 0:
+        return None
+    data, bodies, balls = mujoco.MjData(model), model.geom_bodyid, []
+    moves = (model.body_weldid[bodies] > 0) | (model.body_mocapid[model.body_rootid[bodies]] >= 0)
+    moves &= model.geom_rbound > 0.0
+    for i in range(len(seen.qpos)):
+        show(model, data, replace(jax.tree.map(lambda x, i=i: x[i], seen), rgba={}))
+        mujoco.mj_kinematics(model, data)
+        balls.append(np.nan_to_num(np.concatenate([data.geom_xpos[moves], data.site_xpos])))
+    radius = np.concatenate([model.geom_rbound[moves], model.site_size.max(axis=1)])
+
+    placed = place_camera(seen.asset, view, aspect)
+    frame = np.asarray(placed.frame, np.float64)
+    half = np.linalg.norm(frame[:, :2], axis=0)
+    seen_at = (balls - np.asarray(placed.eye)) @ np.linalg.inv(frame).T
+    if (np.abs(seen_at[..., :2]) + radius[:, None] / half <= _SEEN * seen_at[..., 2:]).all():
+        return view
+    centre = 0.5 * (np.min(balls, axis=(0, 1)) + np.max(balls, axis=(0, 1)))
+    size = (np.linalg.norm(balls - centre, axis=-1) + radius).max()
+    distance = size / math.sin(math.atan(_SEEN * half.min()))
+    eye = centre - distance * frame[:, 2] / np.linalg.norm(frame[:, 2])
+    return (view or as_view(placed)._replace(effects=True))._replace(eye=triple(eye), target=triple(centre))
 
 
 def half_angles(fovy: float, fovx: float | None, aspect: float) -> tuple[float, float]:

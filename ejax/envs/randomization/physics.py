@@ -30,6 +30,7 @@ from ejax.envs.task.entities import (
     label,
     matching_names,
     object_body,
+    refuse_constrained,
     robot_links,
 )
 from ejax.schema.messages import did_you_mean
@@ -287,6 +288,7 @@ def push_rigid_object_by_setting_velocity(
     start, turn = int(model.body_dofadr[body]), int(model.jnt_qposadr[model.body_jntadr[body]]) + 3
     ends = np.array([velocity_range.get(axis, (0.0, 0.0)) for axis in axes], np.float64).T
     draw = read_draw("velocity_range", ends, "abs", "uniform", (6,))
+    refuse_constrained(model, slice(start, start + 6), "push another object")
 
     def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
         velocity = draw.value(np.zeros(6), draw.sample(key, (6,)), level).astype(physics.qvel.dtype)
@@ -302,6 +304,7 @@ def push_joints_by_setting_velocity(
     """Push a robot: velocities (m/s, rad/s) are added to its joints', independently."""
     dofs = joint_dofs(model, entity_cfg, joint_names)
     draw = read_draw("velocity_range", velocity_range)
+    refuse_constrained(model, dofs, "name others in joint_names")
 
     def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
         velocity = draw.value(np.zeros(len(dofs)), draw.sample(key, (len(dofs),)), level)

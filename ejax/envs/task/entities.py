@@ -1,6 +1,7 @@
 """Elements of a MuJoCo model by name, and the units of an element's numbers. The entity ``{uid: name}`` is a body that
 moves freely, or the robot; its joints and links are named by regular expressions that match whole names."""
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -122,6 +123,35 @@ def pose_slots(model: mujoco.MjModel, body: int) -> tuple[int, int] | None:
     if kinds != [FREE] and (kinds != [_SLIDE, _SLIDE, _SLIDE, BALL] or model.body_pos[body].any()):
         return None
     return int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
+
+
+@functools.lru_cache(maxsize=64)
+def constrained_joints(model: mujoco.MjModel) -> dict[int, str]:
+    """Find the joints under an active equality or a tendon's limits, by name: one of them moved alone breaks the
+    constraint."""
+    data, limited, found = mujoco.MjData(model), model.tendon_limited != 0, {}
+
+    def gaps() -> NDArray[np.float64]:
+        mujoco.mj_fwdPosition(model, data)
+        rows = data.efc_type == mujoco.mjtConstraint.mjCNSTR_EQUALITY
+        # of a whole equality: what moves both its ends turns the gap, and leaves its size
+        gap = np.bincount(data.efc_id[rows], np.square(data.efc_pos[rows]), model.neq)
+        return np.concatenate([np.sqrt(gap), data.ten_length[limited]])
+
+    closed = gaps()
+    for i in range(model.njnt) if closed.size else ():
+        data.qpos[joint_slices(model, i)[0]] += 0.1
+        mujoco.mj_normalizeQuat(model, data.qpos)
+        if np.abs(gaps() - closed).max() > 1e-6:
+            found[i] = model.joint(i).name or f"joint {i}"
+        data.qpos[:] = model.qpos0
+    return found
+
+
+def refuse_constrained(model: mujoco.MjModel, dofs: Any, remedy: str) -> None:
+    """Raise ValueError at numbers of qvel that cannot be drawn by themselves: see ``constrained_joints``."""
+    if held := [name for i, name in constrained_joints(model).items() if i in model.dof_jntid[dofs]]:
+        raise ValueError(f"would break an equality or a tendon's limits at {', '.join(held)}; {remedy}")
 
 
 def name_joint(model: mujoco.MjModel, joint: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:

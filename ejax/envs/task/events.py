@@ -8,10 +8,10 @@ from typing import Any
 import jax
 from flax.core import FrozenDict
 
+from ejax.envs.check import describe_error
 from ejax.envs.task.terms import Term, fire
-from ejax.schema.messages import explain
 from ejax.schema.problems import KeyReport
-from ejax.types import Key
+from ejax.schema.sections import Section
 
 EVENTS = "functor_events"
 """The field of tasks that take them."""
@@ -24,7 +24,6 @@ def read_events(entries: Mapping[str, Any]) -> tuple[Term, ...]:
     """Read entries {func, mode, interval_step, params}. Raises ConfigError: all that is wrong, by key."""
     from ejax.envs.task.entities import ROBOT  # with MuJoCo and all functors, which few tasks need
     from ejax.envs.terms.reading import read_specs
-    from ejax.schema.sections import Section
 
     report = KeyReport()
     terms = read_specs(Section(entries, EVENTS, report), "events", ROBOT, MODES)
@@ -50,11 +49,8 @@ def try_events(task: Any, events: tuple[Term, ...]) -> None:
     report.raise_if_refused(EVENTS)
     state = jax.eval_shape(replace(task, **{EVENTS: FrozenDict()}).reset, key)[0]
     for event in sorted(events, key=lambda each: ("startup", "reset", "interval").index(each.mode)):
-
-        def happens(state: Any, key: Key, event: Term = event) -> Any:
-            return fire([event], task.world(state), event.mode, lambda i, event: key).state
-
-        state = try_call(report, event.key, happens, state, key) or state
+        after = functools.partial(lambda e, s, k: fire([e], task.world(s), e.mode, lambda *_: k).state, event)
+        state = try_call(report, event.key, after, state, key) or state
     report.raise_if_refused(EVENTS)
 
 
@@ -62,6 +58,6 @@ def try_call(report: KeyReport, key: str, call: Callable[..., Any], *shapes: Any
     """Trace a functor, and refuse its key where it raises. Return the shapes of what it gives, or None."""
     try:
         return jax.eval_shape(call, *shapes)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        report.refuse(key, explain(error).splitlines()[0])
+    except Exception as error:  # any error here is the functor's own
+        report.refuse(key, describe_error(error))
         return None

@@ -3,8 +3,9 @@
 import functools
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import mujoco
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import load_model
-from ejax.envs.task.entities import look_up
+from ejax.envs.mujoco.models import mocap_bodies
+from ejax.envs.task.entities import constrained_joints, look_up
 from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import expanded
 
@@ -22,7 +24,6 @@ LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SL
 _UNIT = re.compile(r"(?P<name>.*\S)\s*\[(?P<unit>[^\[\]]+)\]")
 
 
-@functools.lru_cache(maxsize=64)
 def find_model(given: str, module: str) -> str:
     """Give MJCF as text as it is, and a file as its absolute path. Raises ValueError: no model, or no such file."""
     if not given:
@@ -42,28 +43,47 @@ def find_model(given: str, module: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def home_of(asset: str, keyframe: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give the qpos [nq] and qvel [nv] to start from. Raises ValueError: no such keyframe."""
+def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict[str, Any]]:
+    """Reset to where episodes start, None: the reference pose. Also give the mocap bodies' places [3], m, or poses [7]
+    (w x y z) where the keyframe turns them. Raises ValueError: no such keyframe, or it moves a nameless mocap body."""
     model = load_model(asset)
-    keys = {model.key(i).name: i for i in range(model.nkey)}
-    if not keys and not keyframe:
-        return model.qpos0.copy(), np.zeros(model.nv)
-    at = look_up("keyframe", keyframe, keys) if keyframe else keys.get("home", 0)
-    return model.key_qpos[at].copy(), model.key_qvel[at].copy()
+    data = mujoco.MjData(model)
+    keys = {model.key(i).name or str(i): i for i in range(model.nkey)}
+    if keyframe is not None and (keys or keyframe != ""):
+        by = keys if isinstance(keyframe, str) else {str(i): i for i in range(model.nkey)}
+        at = keys.get("home", 0) if keyframe == "" else look_up("keyframe", str(keyframe), by)
+        mujoco.mj_resetDataKeyframe(model, data, at)
+    markers: dict[str, Any] = {}
+    for body, place, turn in zip(mocap_bodies(model), data.mocap_pos, data.mocap_quat, strict=True):
+        turns = [] if np.allclose(turn, model.body_quat[body]) else turn
+        if name := model.body(body).name:
+            markers[name] = np.concatenate([place, turns])
+        elif len(turns) or not np.allclose(place, model.body_pos[body]):
+            raise ValueError(f"the keyframe moves mocap body {body}, which has no name; give it one")
+    return data, markers
 
 
-def start_noise_of(
-    model: mujoco.MjModel, size: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+def start_noise_of(asset: str, size: float) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
     """[nq] each: how far a number may be moved, and its bounds."""
+    model = load_model(asset)
     # quaternions and free bodies stay: noise on them would leave the unit sphere, or let things overlap
     noise, low, high = (np.full(model.nq, x, np.float32) for x in (0.0, -np.inf, np.inf))
     for i in range(model.njnt):
-        if int(model.jnt_type[i]) in LENGTHS:
+        if int(model.jnt_type[i]) in LENGTHS and i not in constrained_joints(model):
             noise[model.jnt_qposadr[i]] = size
             if model.jnt_limited[i]:
                 low[model.jnt_qposadr[i]], high[model.jnt_qposadr[i]] = model.jnt_range[i]
     return noise, low, high
+
+
+def start_changed(asset: str, keyframe: str | int, noise: float) -> Iterator[str]:
+    """Name what an episode's start does without."""
+    if time := home_of(asset, keyframe)[0].time:
+        yield f"the keyframe's time of {time:g} s is not read: episodes begin at 0"
+    model = load_model(asset)
+    left = [name for i, name in constrained_joints(model).items() if int(model.jnt_type[i]) in LENGTHS]
+    if noise and left:
+        yield f"start_noise leaves out {', '.join(left)}, under an equality or a tendon's limits"
 
 
 def check_actuators(kind: str, model: mujoco.MjModel, num_actions: int, own_control: bool) -> None:

@@ -4,6 +4,7 @@ arguments, ``env.cfg`` in a config. See docs/tutorials/own_task.md."""
 import functools
 import inspect
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, dataclass_transform
@@ -26,6 +27,7 @@ from ejax.envs.task.mjcf import (
     find_model,
     home_of,
     name_numbers,
+    start_changed,
     start_noise_of,
 )
 from ejax.envs.task.physics_task import PhysicsTask
@@ -53,14 +55,16 @@ class MuJoCoTask(PhysicsTask):
 
     Class attributes:
         model: an MJCF file, looked for beside the class's own and from the working directory; or MJCF as text.
-        keyframe: where episodes start from. Empty: the keyframe ``home``, or the first, or the model's reference pose.
+        keyframe: where episodes start from, by name or number: joints, controls that sensors are read under, mocap
+            bodies. Empty: the keyframe ``home``, or the first, or the model's reference pose.
         actions: the policy's numbers, ``"name [unit]"``, for a ``control`` of one's own. Empty: the actuators.
         terms: ``ejax.envs.task.terms.Term``s beside the methods: rewards, terminations, events.
 
     Args:
         episode_length: control steps.
         control_period: s, a multiple of the MJCF's timestep.
-        start_noise: rad and m, ± that is added to hinges and slides at the start, uniform, within their ranges.
+        start_noise: rad and m, ± that is added to hinges and slides at the start, uniform, within their ranges; not to
+            joints under an equality or a tendon's limits, which it would break.
         ends_on_success: False: an episode goes on, and counts as a success if it is one at its last step.
         weights: term of ``rewards`` -> its weight, else 1. Those given as an argument change the class's own by name.
         randomization: the task's events, in training and evaluation; ``trainer.events`` adds to them and replaces them.
@@ -71,7 +75,7 @@ class MuJoCoTask(PhysicsTask):
     """
 
     model: ClassVar[str] = ""
-    keyframe: ClassVar[str] = ""
+    keyframe: ClassVar[str | int] = ""
     actions: ClassVar[tuple[str, ...]] = ()
 
     episode_length: int = 200
@@ -134,7 +138,7 @@ class MuJoCoTask(PhysicsTask):
         return {**world.joint_positions(), **world.joint_velocities()}
 
     def start(self, key: Key, world: World) -> World:  # type: ignore[override]  # it has a default start to change
-        """Start an episode. ``world`` is the default start: at ``keyframe`` with ``start_noise``, at rest."""
+        """Start an episode. ``world`` is the default start: at ``keyframe`` with ``start_noise``."""
         del key
         return world
 
@@ -143,14 +147,18 @@ class MuJoCoTask(PhysicsTask):
         low, high = jnp.asarray(world.model.actuator_ctrlrange.T, action.dtype)
         return 0.5 * (low + high) + 0.5 * (high - low) * action
 
-    @property
+    @functools.cached_property  # a name may mean another file in another working directory
     def asset(self) -> str:
         return _asset(type(self))
 
     @property
     def description(self) -> EnvDescription:
-        notes = tuple(f"{type(self).__name__}: {text}" for text in settings_changed(self.asset))
+        texts = [*settings_changed(self.asset), *start_changed(self.asset, self.keyframe, self.start_noise)]
+        notes = tuple(f"{type(self).__name__}: {text}" for text in texts)
         return replace(super().description, parameters=thaw(asdict(self)), notes=notes)
+
+    def world(self, state: Any) -> World:
+        return replace(super().world(state), keyframe=self.keyframe)
 
     @property
     def parts(self) -> Mapping[str, tuple[Feature, ...]]:
@@ -209,19 +217,15 @@ class MuJoCoTask(PhysicsTask):
     def _start_of(self, key: Key) -> World:
         key_noise, key_start = jax.random.split(key)
         model = load_model(self.asset)
-        home, speed = home_of(self.asset, self.keyframe)
-        noise, low, high = start_noise_of(model, self.start_noise)
-        qpos = jnp.asarray(home, jnp.float32)
+        home, markers = home_of(self.asset, self.keyframe)
+        noise, low, high = start_noise_of(self.asset, self.start_noise)
+        qpos = jnp.asarray(home.qpos, jnp.float32)
         if self.start_noise:
             moved = qpos + noise * jax.random.uniform(key_noise, (model.nq,), minval=-1.0, maxval=1.0)
             qpos = jnp.where(noise > 0.0, jnp.clip(moved, low, high), qpos)
         state = TaskState(
-            physics=PhysicsState(qpos=qpos, qvel=jnp.asarray(speed, jnp.float32)),
-            markers={
-                model.body(i).name: jnp.asarray(model.body_pos[i], jnp.float32)
-                for i in range(model.nbody)
-                if model.body_mocapid[i] >= 0 and model.body(i).name
-            },
+            physics=PhysicsState(qpos=qpos, qvel=jnp.asarray(home.qvel, jnp.float32)),
+            markers={name: jnp.asarray(place, jnp.float32) for name, place in markers.items()},
             kept={},
             action=jnp.zeros(len(self.acted)),
             readings=jnp.zeros(model.nsensordata),
@@ -231,11 +235,12 @@ class MuJoCoTask(PhysicsTask):
         return self._sensed(self.start(key_start, self._sensed(self.world(state))))
 
     def _sensed(self, world: World) -> World:
-        """Give the world with what its sensors read there, with all controls at 0."""
+        """Give the world with what its sensors read there, under the keyframe's controls."""
         if not world.model.nsensordata:
             return world
         state, one_step = world.state, replace(self.simulation, num_substeps=1)
-        _, readings = one_step.step_sensing(state.physics, jnp.zeros(world.model.nu), state.markers)
+        ctrl = jnp.asarray(home_of(self.asset, self.keyframe)[0].ctrl, jnp.float32)
+        _, readings = one_step.step_sensing(state.physics, ctrl, state.markers)
         return replace(world, state=replace(state, readings=readings[0]))
 
     def sense(self, world: World, key: Key) -> World:
@@ -295,5 +300,7 @@ def _refuse_misspelt(cls: type) -> None:
 
 
 def _asset(kind: type[Any]) -> str:
-    owner = next(each for each in kind.__mro__ if "model" in vars(each))
-    return find_model(str(kind.model), owner.__module__)
+    owner, given = next(each for each in kind.__mro__ if "model" in vars(each)), kind.model
+    if not isinstance(given, str | os.PathLike):
+        raise ValueError(f"model must be a file or MJCF as text, got {given!r}; of an MjSpec give to_xml()")
+    return find_model(os.fspath(given), owner.__module__)

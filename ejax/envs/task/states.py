@@ -12,7 +12,7 @@ class TaskState:
     """One episode of a ``MuJoCoTask``."""
 
     physics: PhysicsState
-    markers: dict[str, Array]  # Mocap body -> its place [3], m
+    markers: dict[str, Array]  # Mocap body -> its place [3], m; with its quaternion, [7], where a keyframe turns it
     kept: dict[str, Array]  # Numbers that the task remembers, by its own names
     action: Array  # [A]: the last, within ±1; zeros at the start
     readings: Array  # [nsensordata]: see ``World.sensor``

@@ -94,11 +94,13 @@ def weigh(terms: Iterable[Term], world: Any) -> dict[str, Array]:
 
 def compute(terms: Iterable[Term], world: Any, start: Array | None = None) -> tuple[Array, dict[str, Array]]:
     """Add up the terms of a reward, in their order: r = start + Σ weight·term, start by default 0. Return it, float32,
-    and the terms by name, without their weights."""
+    and the terms by name, without their weights. Raises ValueError: one is not a scalar."""
     total = jnp.zeros(()) if start is None else start
     values: dict[str, Array] = {}
     for term in terms:
         value = jnp.asarray(term(world), jnp.float32)
+        if value.shape:
+            raise ValueError(f"reward {term.name} must be a scalar, got shape {value.shape}")
         share = term.weight * value
         # as EmbodiChain does: what came before a replacing term is forgotten, not subtracted
         total = share if term.mode == "replace" else total + share
@@ -151,5 +153,10 @@ def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def as_world(world: Any, made: Any) -> Any:
-    """Complete the result of a functor, which may give the state alone."""
-    return made if isinstance(made, Snapshot) else replace(world, state=made)
+    """Complete the result of a functor, which may give the state alone. Raises ValueError: it gives something else."""
+    after = made if isinstance(made, Snapshot) else replace(world, state=made)
+    old, new = ([jnp.shape(x) for x in jax.tree.leaves(each.state)] for each in (world, after))
+    # an episode's start may add parts
+    if type(after.state) is not type(world.state) or (len(new) == len(old) and new != old):
+        raise ValueError(f"gave {type(made).__name__}; must give the world or its state, with the shapes of its parts")
+    return after

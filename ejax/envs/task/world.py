@@ -19,6 +19,7 @@ from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, site_pose, times, transform
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix
 from ejax.envs.task.entities import BALL, FREE, find, fitting, joint_slices, name_joint, names_of, pose_slots
+from ejax.envs.task.mjcf import home_of
 from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.step import Snapshot
 from ejax.schema.paths import unique
@@ -81,6 +82,8 @@ class World(Snapshot):
     max_episode_steps: int = struct.field(pytree_node=False, default=0)
     """0 or less: no limit."""
     engine: Engine = struct.field(pytree_node=False, default="auto")
+    keyframe: str | int | None = struct.field(pytree_node=False, default=None)
+    """Start of an MJCF's episodes. None: its reference pose."""
 
     @property
     def model(self) -> mujoco.MjModel:
@@ -113,7 +116,7 @@ class World(Snapshot):
 
     @property
     def markers(self) -> dict[str, Array]:
-        """Mocap body -> its place [3], m."""
+        """Mocap body -> its place [3], m; of one that the keyframe turns its pose [7], with a quaternion."""
         return self.state.markers if self.markers_of is None else self.markers_of(self.state)
 
     @property
@@ -184,7 +187,7 @@ class World(Snapshot):
 
     def sensor(self, name: str) -> Array:
         """Read a sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago, with
-        markers where they were during that step. At an episode's start: of the start itself, all controls at 0."""
+        markers where they were during that step. At an episode's start: of the start, under the keyframe's controls."""
         model = self.model
         sensor = find(model, "sensor", name)
         start = int(model.sensor_adr[sensor])
@@ -234,8 +237,9 @@ class World(Snapshot):
         """[4, 4]: where the config, or the MJCF, puts an object."""
         if self.layout is not None:
             return self.layout.initial_pose(uid)
-        start = jnp.asarray(self.model.qpos0, self.physics.qpos.dtype)
-        return body_pose(self.model, find(self.model, "body", uid), start)
+        home, markers = home_of(self.asset, self.keyframe)
+        qpos = jnp.asarray(home.qpos, self.physics.qpos.dtype)
+        return body_pose(self.model, find(self.model, "body", uid), qpos, markers)
 
     def object_pose(self, uid: str) -> Array:
         """[4, 4]: an object, which is a body that moves freely or, of a scene, stands."""
@@ -257,10 +261,8 @@ class World(Snapshot):
     def pose(self, key: str) -> Array:
         """[4, 4]: a virtual target. Raises ValueError: none is stored under the key."""
         if key not in self.kept:
-            raise ValueError(
-                f"no target pose '{key}' is stored; there is {', '.join(sorted(self.kept)) or 'none'}. "
-                f"Add an event randomize_target_pose with store_key '{key}'"
-            )
+            text = f"no target pose '{key}' is stored; there is {', '.join(sorted(self.kept)) or 'none'}"
+            raise ValueError(f"{text}. Add an event randomize_target_pose with store_key '{key}'")
         return self.kept[key]
 
     def with_joint(self, name: str, position: ArrayLike | None = None, velocity: ArrayLike | None = None) -> "World":
@@ -290,10 +292,12 @@ class World(Snapshot):
         slots, physics = self._slots(uid), self.physics
         if slots is None:
             raise ValueError(f"rigid object '{uid}' is static: it cannot be moved; give body_type 'dynamic'")
-        position, velocity = slots
         placed = jnp.concatenate([pose[:3, 3], quaternion_from_matrix(pose[:3, :3])])
-        qpos = physics.qpos.at[position : position + 7].set(placed)
-        return self._with(physics=replace(physics, qpos=qpos, qvel=physics.qvel.at[velocity : velocity + 6].set(0.0)))
+        qpos, qvel = (
+            physics.qpos.at[slots[0] : slots[0] + 7].set(placed),
+            physics.qvel.at[slots[1] : slots[1] + 6].set(0),
+        )
+        return self._with(physics=replace(physics, qpos=qpos, qvel=qvel))
 
     def place(self, body: str, position: ArrayLike, quaternion: ArrayLike | None = None) -> "World":
         """Move a body that moves freely, or a marker, which is a mocap body, to ``position`` [3], m, and ``quaternion``
@@ -304,16 +308,14 @@ class World(Snapshot):
         if model.body_mocapid[index] >= 0:
             if quaternion is not None:
                 raise ValueError(f"place: the marker '{body}' has a position only; leave out the quaternion")
-            there = fitting(f"marker '{body}'", position, slice(0, 3), physics.qpos)
-            return self._with(markers={**self.state.markers, body: there})
+            there, quaternion = fitting(f"marker '{body}'", position, slice(0, 3), physics.qpos), self.markers[body][3:]
+            return self._with(markers={**self.state.markers, body: jnp.concatenate([there, quaternion])})
         slots = pose_slots(model, index)
         if slots is None:
-            moves = [model.body_mocapid[i] >= 0 or pose_slots(model, i) is not None for i in range(model.nbody)]
-            free = [model.body(i).name for i in range(model.nbody) if moves[i]]
-            raise ValueError(
-                f"place: '{body}' neither moves freely nor is a marker (<body mocap='true'>); "
-                f"there is {', '.join(free) or 'none'}; with_joint moves what hangs on joints"
-            )
+            bodies = map(model.body, range(model.nbody))
+            free = [each.name for each in bodies if each.mocapid[0] >= 0 or pose_slots(model, each.id)]
+            text = f"place: '{body}' neither moves freely nor is a marker (<body mocap='true'>)"
+            raise ValueError(f"{text}; there is {', '.join(free) or 'none'}; with_joint moves what hangs on joints")
         where, turn = slice(slots[0], slots[0] + 3), slice(slots[0] + 3, slots[0] + 7)
         qpos = physics.qpos.at[where].set(fitting(f"body '{body}', position", position, where, physics.qpos))
         if quaternion is not None:

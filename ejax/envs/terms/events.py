@@ -11,6 +11,7 @@ import numpy as np
 
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
 from ejax.envs.randomization.changes import Change
+from ejax.envs.task.entities import refuse_constrained
 from ejax.envs.task.world import World
 from ejax.envs.terms.observations import Entity
 from ejax.types import Array, Key
@@ -63,6 +64,8 @@ def randomize_rigid_object_pose(
     uid = entity_cfg["uid"]
     start = world.initial_pose(uid)
     pose = _draw(key, start, position_range, rotation_range, relative_position, relative_rotation)
+    body = world.model.body(uid)
+    refuse_constrained(world.model, slice(body.dofadr[0], body.dofadr[0] + body.dofnum[0]), "draw another object")
     # at rest: what is put somewhere does not go on moving
     world = world.with_object_pose(uid, pose)
     return world.advance(physics_update_step) if physics_update_step > 0 else world
@@ -96,18 +99,21 @@ def randomize_robot_qpos(
     relative_qpos: bool = True,
     joint_ids: Sequence[int] | None = None,
 ) -> World:
-    """Put joints at uniformly drawn positions, at rest: added to the present ones, or absolute.
-    Raises ValueError: a range that does not have a number for each joint.
+    """Put joints at uniformly drawn positions, at rest: added to the present ones, or absolute; within their limits.
+    Raises ValueError: a range that does not have a number for each joint; a joint under an equality.
     """
     if qpos_range is None:
         return world
     joints = world.joints if joint_ids is None else tuple(world.joints[i] for i in joint_ids)
+    refuse_constrained(world.model, world.model.jnt_dofadr[list(joints)], "give others as joint_ids")
     low, high = (jnp.array(bound, jnp.float32) for bound in qpos_range)
     if low.shape != (len(joints),) or high.shape != (len(joints),):
         raise ValueError(f"qpos_range has {low.size} and {high.size} numbers, but moves {len(joints)} joints")
     drawn = jax.random.uniform(key, (len(joints),), minval=low, maxval=high)
-    places = jnp.array(world.model.jnt_qposadr[list(joints)])
-    return world.with_qpos(joints, drawn + world.physics.qpos[places] if relative_qpos else drawn)
+    places, limits = (x[list(joints)] for x in (world.model.jnt_qposadr, world.model.jnt_range))
+    limits = np.where(world.model.jnt_limited[list(joints), None], limits, [-np.inf, np.inf]).astype(np.float32)
+    drawn = drawn + world.physics.qpos[jnp.array(places)] if relative_qpos else drawn
+    return world.with_qpos(joints, jnp.clip(drawn, *limits.T))
 
 
 EVENTS = (randomize_rigid_object_pose, randomize_target_pose, randomize_robot_qpos)

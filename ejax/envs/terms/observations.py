@@ -1,4 +1,5 @@
-"""Observation functors: ``add``, f(world, obs, **params), and ``modify``, f(world, data, **params) -> array.
+"""Observation functors: ``add``, f(world, obs, **params), and ``modify``, f(world, data, **params) -> array. The second
+parameter's name declares the mode.
 
 ``obs`` is the nested observation so far, ``data`` the value to modify.
 """

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ejax.envs.manager.vocabulary import CONTRACTS, IGNORED
+from ejax.envs.randomization.names import modes_of
 from ejax.envs.task.entities import ROBOT
 from ejax.envs.task.terms import Kind, Shaping, Term
 from ejax.envs.terms.events import PhysicsEvent
@@ -48,6 +49,13 @@ def _read_term(name: str, section: Section, kind: Kind, modes: tuple[str, ...], 
     if func is None:
         params.skip("its functor is not there")
         return None
+    declared = modes_of(func.name) if isinstance(func, PhysicsEvent) else modes
+    if kind == "observations":  # by the name of the second parameter
+        _, second, *_ = *inspect.signature(func).parameters, "", ""
+        declared = {"obs": ("add",), "data": ("modify",)}.get(second, modes)
+    if fields.get("mode") in modes and fields["mode"] not in declared:
+        text = f"got '{fields['mode']}', and '{modes[0]}' is the default; {func_name} takes {', '.join(declared)}"
+        section.problem("mode", text)
     checked = _read_params(params, func, _GIVEN[kind], robot_uid)
     return Term(name=name, func=func, kind=kind, params=checked, key=section.path, **fields)
 
@@ -81,7 +89,9 @@ def _find(section: Section, kind: Kind, name: Any) -> Callable[..., Any] | None:
         section.problem("func", f"got {name!r}; must name a functor")
         return None
     try:
-        return find_reward(name) if kind == "rewards" else find_functor(kind, name)
+        if not callable(func := find_functor(kind, name)):
+            raise ValueError(f"{name} is {func!r}, not a function")
+        return find_reward(name) if kind == "rewards" else func
     except (ValueError, ImportError) as error:
         section.problem("func", str(error))
         return None
@@ -101,6 +111,9 @@ def _read_params(params: Section, func: Callable[..., Any], num_given: int, robo
             # there is one robot, so its name can only be right or a slip
             elif each.name == "robot_uid" and value != robot_uid:
                 params.problem(each.name, f"no robot '{value}'; there is {robot_uid}")
+            # any text would count as true
+            elif each.annotation is bool and not isinstance(value, bool):
+                params.problem(each.name, f"got {value!r}; must be true or false")
         else:
             params.take(each.name)  # so that the message on an unknown key lists it as allowed
             if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ejax.envs.mujoco.drawing import default_view
+from ejax.envs.mujoco.drawing import default_view, own_camera
 from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model_lights, place_camera, scenery
 from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.schema.frozen import thaw
@@ -91,8 +91,8 @@ class Randomizers:
     def _camera(self, moved: Mapping[str, Array], asset: str) -> Camera:
         """Add the ranges' values to the camera: m, and pixels."""
         aspect, model = self.width / self.height, scenery(asset).model
-        view = self.view or default_view(asset)  # None: the model has ``main``, which has a place and frame of its own
-        fovy = model.cam_fovy[model.camera("main").id] if view is None else view.fovy
+        view = self.view or default_view(asset)  # None: the model's own has a place and frame
+        fovy = model.cam_fovy[own_camera(model)] if view is None else view.fovy
         tan_x, tan_y = half_angles(fovy, None, aspect)
         centre = (0.5, 0.5) if view is None else view.center
         focal_x = 0.5 * self.width / tan_x + moved.get("focal_x_range", 0.0)

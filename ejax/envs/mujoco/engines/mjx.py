@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mujoco
 
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.models import load_accelerated_model, mocap_bodies
@@ -21,9 +22,13 @@ def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tup
         model = with_parameters(model, state.parameters, data)
         data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl[: model.nu])
         if len(ctrl) > model.nu:
-            places = ctrl[model.nu :].reshape(-1, 3)
+            marked, end = mocap_bodies(model), model.nu + 3 * model.nmocap
+            places = ctrl[model.nu : end].reshape(-1, 3)
             data = data.replace(mocap_pos=places)  # of the bodies themselves; of those on them, the model's:
-            model = model.replace(body_pos=model.body_pos.at[mocap_bodies(model)].set(places))
+            model = model.replace(body_pos=model.body_pos.at[marked].set(places))
+            if len(ctrl) > end:
+                data = data.replace(mocap_quat=(turns := ctrl[end:].reshape(-1, 4)))
+                model = model.replace(body_quat=model.body_quat.at[marked].set(turns))
 
         def one_step(data: Any, _: None) -> tuple[Any, Array]:
             data = step_once(model, data)
@@ -48,4 +53,9 @@ def load_mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], An
             raise ValueError(f"physics 'mjx' does not simulate all of the model: {error}; give mujoco") from error
         if not host_model.nmat:  # its rangefinders read the first material of a model without any, too
             model = model.replace(mat_rgba=jnp.ones((1, 4)))
-        return mjx.step, model, mjx.make_data(model)
+        data = mjx.make_data(model)
+        late = host_model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
+        if late.any() and not getattr(data, "_impl", data).efc_J.size:
+            text = "sensors of forces and accelerations in a model without constraints; give mujoco"
+            raise ValueError(f"physics 'mjx' reads 0 from {text}")
+        return mjx.step, model, data

@@ -27,7 +27,9 @@ from ejax.runtime.host_call import host_call
 from ejax.runtime.stopwatch import ENGINE
 from ejax.types import Array
 
-_CTRL, _MOCAP_POS = int(mujoco.mjtState.mjSTATE_CTRL), int(mujoco.mjtState.mjSTATE_MOCAP_POS)
+_PARTS = (mujoco.mjtState.mjSTATE_CTRL, mujoco.mjtState.mjSTATE_MOCAP_POS, mujoco.mjtState.mjSTATE_MOCAP_QUAT)
+_CTRL_SPEC = {numbers: sum(map(int, _PARTS[:parts])) for numbers, parts in ((0, 1), (3, 2), (7, 3))}
+"""Numbers of each mocap body behind the controls -> what the engine's rollout reads in a row of them."""
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 """The state that the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
 _START = 1.0  # s: the time that a row's steps begin at. The engine sets a row that breaks back to 0.
@@ -70,7 +72,8 @@ class _HostStepper:
     ) -> tuple[NDArray[Any], ...]:
         """Step every row: ``(qpos, qvel)``, and ``readings`` of a model that has sensors.
 
-        ``ctrl``: [..., nu], or with the places of mocap bodies [..., nu + 3·nmocap]. ``parameters``: [..., K], by name.
+        ``ctrl``: [..., nu], or with places of mocap bodies [..., nu + 3·nmocap], or also their quaternions [..., nu +
+        7·nmocap]. ``parameters``: [..., K], by name.
         """
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)
@@ -85,12 +88,13 @@ class _HostStepper:
             self._ctrl[:] = np.asarray(ctrl).reshape(num_rows, 1, width)
             rows = np.zeros((num_rows, 0)) if parameters is None else np.asarray(parameters).reshape(num_rows, -1)
             models, sound = self._models.of(rows)
+            marked = (width - self._model.nu) // max(1, self._model.nmocap)  # numbers of a mocap body
             self._pool.rollout(
                 models,
                 self._data,
                 self._state,
                 self._ctrl,
-                control_spec=_CTRL if width == self._model.nu else _CTRL | _MOCAP_POS,
+                control_spec=_CTRL_SPEC[marked],
                 skip_checks=True,
                 nstep=self._num_substeps,
                 state=self._trajectory,

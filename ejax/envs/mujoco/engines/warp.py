@@ -24,7 +24,7 @@ from ejax.types import Array
 
 Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
 """``(qpos [nq], qvel [nv], ctrl, parameters) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``. ctrl: [nu], or
-with the places of mocap bodies [nu + 3·nmocap]."""
+with the places of mocap bodies [nu + 3·nmocap], or also their quaternions [nu + 7·nmocap]."""
 
 _MAX_CONTACTS = 128  # per row; about 1 kB each for a robot arm. ejax's tasks need 4 to 30 at once.
 _GEOM = mujoco.mjtGeom
@@ -62,8 +62,8 @@ def make_step(
     Raises ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
     """
     simulate = _make_simulation(model, num_substeps, max_contacts, max_constraints)
-    places = model.body_pos[model.body_mocapid >= 0].ravel()
-    control = np.concatenate([np.zeros(model.nu), places])
+    marked = model.body_mocapid >= 0
+    control = np.concatenate([np.zeros(model.nu), model.body_pos[marked].ravel(), model.body_quat[marked].ravel()])
     start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), control)]
 
     @custom_vmap
@@ -220,8 +220,9 @@ def _make_simulation(
         with jax.numpy_rank_promotion("allow"):  # MJX counts on it
             derived = jax.vmap(lambda row: derived_fields(own, row, blank), axis_size=num_rows)(parameters)
         derived.pop("dof_M0", None)  # MJX's alone
-        places = ctrl[:, model.nu :]
-        inputs = {"qpos": qpos, "qvel": qvel, "ctrl": ctrl[:, : model.nu], "mocap_pos": places, **parameters, **derived}
+        places, turns = jnp.split(ctrl[:, model.nu :], [3 * model.nmocap], axis=1)
+        marked = {"mocap_pos": places, "mocap_quat": turns}
+        inputs = {"qpos": qpos, "qvel": qvel, "ctrl": ctrl[:, : model.nu], **marked, **parameters, **derived}
         given = {name: x.reshape(num_rows, -1).astype(jnp.float32) for name, x in inputs.items() if x.size}
         outputs = {"new_qpos": qpos.shape, "new_qvel": qvel.shape, "new_overflow": (num_rows,)}
         outputs["readings"] = (num_substeps, num_rows, model.nsensordata)
