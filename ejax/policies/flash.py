@@ -18,14 +18,36 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ejax.distributions import ActionSpec
-from ejax.policies.held_noise import hold_start
 from ejax.policies.mlp import dense_product, orthogonal, widen
 from ejax.policies.observations import select_observation
 from ejax.policies.record import PolicyKind
 from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Params, PyTree
+
+BLOCK = 1024
+"""Steps after which a hold ends in any case: the process starts again, from the block's number."""
+
+
+def hold_start(key: Key, step: Array, *, exponent: float, longest: int) -> Array:
+    """Find the step at which the hold began that step number ``step``, int32, is part of."""
+    if longest == 1:
+        return step
+    block = step // BLOCK
+    drawn = jax.random.uniform(jax.random.fold_in(key, block), (BLOCK,))
+    ends = jnp.cumsum(_lengths(drawn, exponent, longest))  # at least BLOCK at the last
+    begin = jnp.max(jnp.where(ends <= step - block * BLOCK, ends, 0))
+    return block * BLOCK + begin
+
+
+def _lengths(uniform: Array, exponent: float, longest: int) -> Array:
+    """Map numbers in [0, 1) to lengths of holds, 1 to ``longest``."""
+    weight = np.arange(1, longest + 1) ** -exponent
+    cumulative = np.cumsum(weight / weight.sum())[:-1].astype(np.float32)
+    return 1 + jnp.sum(uniform[:, None] >= jnp.asarray(cumulative)[None, :], axis=-1, dtype=jnp.int32)
+
 
 _MOMENTUM = 0.01  # of running statistics, a step
 

@@ -14,7 +14,7 @@ from ejax.config.embodichain.demonstrations import make_task
 from ejax.data import Episode, Failure, OnlineDataEngine, OnlineDataEngineCfg
 from ejax.data.record import main as record
 from ejax.data.task import EpisodeSpec, check_episode
-from ejax.experts.scene import SceneArm
+from ejax.experts.push_cube import SceneArm
 from ejax.experts.task import Attempts, ScriptedTask
 from ejax.schema import trust as trust_module
 from ejax.schema.trust import trust

@@ -36,8 +36,8 @@ from kept_episodes import (
     without_digests,
 )
 
-import ejax.data.lerobot.episode
 import ejax.data.lerobot.format as fmt
+import ejax.data.lerobot.write
 from ejax.data import Episode, EpisodeSpec, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset, Origin
 from ejax.data.chunks import MODES, draw_windows, find_runs, window_mask
 from ejax.data.lerobot.format import combine_stats, feature_stats, policy_names
@@ -166,7 +166,7 @@ def test_files_end_at_their_size_and_folders_at_their_number_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fmt, "FILES_PER_CHUNK", 2)
-    monkeypatch.setattr(ejax.data.lerobot.episode, "_EPISODES_PER_FILE", 3)
+    monkeypatch.setattr(ejax.data.lerobot.write, "_EPISODES_PER_FILE", 3)
     keep(tmp_path / "set", range(5), file_size_mb=0.02)
     keep(tmp_path / "set", range(5, 12), file_size_mb=0.02, append=True)
     places = [(row["data/chunk_index"], row["data/file_index"]) for row in rows(tmp_path / "set")]

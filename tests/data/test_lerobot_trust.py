@@ -207,7 +207,7 @@ def test_what_is_ahead_of_the_count_is_removed(
 ) -> None:
     """As a crash before the last rename leaves it: all files are new but ``info.json``."""
     if not grows:
-        monkeypatch.setattr("ejax.data.lerobot.episode._EPISODES_PER_FILE", 1)
+        monkeypatch.setattr("ejax.data.lerobot.write._EPISODES_PER_FILE", 1)
         append(kept, 3, file_size_mb=1e-6)
     there, whole = check_numbers(kept), copied(kept, tmp_path)
     info = (kept / INFO).read_bytes()

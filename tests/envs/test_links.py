@@ -9,8 +9,7 @@ import pytest
 from stick_robots import h1_2_sticks, microduck_sticks
 
 from ejax.envs.locomotion.catalog import velocity_task
-from ejax.envs.locomotion.links import read_links
-from ejax.envs.locomotion.model import LeggedModel, make_model
+from ejax.envs.locomotion.model import LeggedModel, make_model, read_links
 from ejax.envs.locomotion.robots import FILE, Foot, JointDrives, LeggedRobot, Shape, robot_file
 from ejax.envs.locomotion.terrain import Terrain
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ejax.envs.locomotion.catalog import velocity_task
-from ejax.envs.locomotion.links import read_links
+from ejax.envs.locomotion.model import read_links
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.models import check_model_files
 

@@ -18,9 +18,8 @@ from PIL import Image
 
 from ejax.policies.pretrained import efficientnet, minilm
 from ejax.policies.pretrained.efficientnet import load_classifier, load_efficientnet
-from ejax.policies.pretrained.minilm import embed_sentences, load_minilm
+from ejax.policies.pretrained.minilm import WordPiece, embed_sentences, load_minilm
 from ejax.policies.pretrained.weights import WeightsError, find_weights, load_weights
-from ejax.policies.pretrained.wordpiece import WordPiece
 from ejax.types import Params
 
 torch = pytest.importorskip("torch", reason="compared with torch")

@@ -24,7 +24,7 @@ from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.with_memory import ActorCriticWithMemory
 from interop.artefacts.episode import reference_episode
 from interop.web import page
-from interop.web.tasks import describe_task
+from interop.web.page import describe_task
 
 WEB = Path(page.__file__).parent
 WASM = Path(__file__).parents[2] / "node_modules" / "@mujoco" / "mujoco"

@@ -18,9 +18,8 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from interop.serving import __main__ as command
-from interop.serving.batches import Batches
 from interop.serving.policies import Leaves, Served
-from interop.serving.server import serving
+from interop.serving.server import Batches, serving
 from interop.serving.wire import unpack
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ejax.distributions import ActionSpec
-from ejax.policies.flash import FlashQ, unit_length
-from ejax.policies.held_noise import BLOCK, hold_start
+from ejax.policies.flash import BLOCK, FlashQ, hold_start, unit_length
 from ejax.types import ActionValuePolicy, ExploringPolicy
 
 SPEC = ActionSpec("tanh_normal", (2,), (-2.0, -1.0), (2.0, 3.0))

@@ -9,7 +9,7 @@ import pytest
 
 from ejax.distributions import ActionSpec
 from ejax.policies import ActorCritic, NetworkConfig
-from ejax.policies.joint import are_alike
+from ejax.policies.actor_critic import are_alike
 
 NORMAL, DISCRETE = ActionSpec("normal", (2,)), ActionSpec("categorical", (3,))
 TANH = NetworkConfig(hidden_sizes=(8, 6), activation="tanh", orthogonal_init=(1.0, 1.0, 0.5))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ejax.policies.pretrained.wordpiece import WordPiece, read_wordpiece
+from ejax.policies.pretrained.minilm import WordPiece, read_wordpiece
 
 pytest.importorskip("tokenizers")
 TOKENS = [*("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), *("put", "the", "cube", "cub", "##e", "##s", "un", "##put")]

@@ -20,8 +20,7 @@ from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.run import train
 from ejax.training.environments import with_engine
 from ejax.transfer.__main__ import main
-from ejax.transfer.differences import compare, find_difference
-from ejax.transfer.engines import average, check_engines, differ, proportion, transfer_run
+from ejax.transfer.engines import average, check_engines, compare, differ, find_difference, proportion, transfer_run
 from ejax.transfer.shifts import AS_IT_IS, TOGETHER, conditions
 from ejax.transfer.table import as_markdown
 

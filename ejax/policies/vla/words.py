@@ -4,7 +4,7 @@ A word is a run of letters a-z, digits, and bytes beyond ASCII; upper case count
 
     h(w) = Σ_i b_i·P^i  (mod 2^32),    b_i its bytes
 
-so that a text in a tensor becomes tokens on the device. For MiniLM's pieces see ``ejax.policies.pretrained.wordpiece``.
+so that a text in a tensor becomes tokens on the device. For MiniLM's pieces see ``ejax.policies.pretrained.minilm``.
 """
 
 import json
