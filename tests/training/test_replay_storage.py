@@ -13,6 +13,7 @@ import pytest
 from damages import same, what_is_left
 from tiny import tiny_sac
 
+from ejax.collectors.host_rows import HostRows
 from ejax.collectors.replay_buffer import (
     ReplayConfig,
     add_and_take,
@@ -182,3 +183,12 @@ def test_a_start_names_the_place_of_the_rows_and_refuses_more_than_it_has(
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"replay\.folder: got '.*file': .*; give a folder with room that can be wr"):
         build(parse_config(stored("shared", tmp_path / "file")))
+
+
+def test_files_of_rows_lie_in_their_folder_each_under_its_name(tmp_path: Path) -> None:
+    shapes = {"obs": {"a/b": 0, "a": {"b": 0}, "../x": 0, "a.b": 0, "q_1": 0}, "action": 0}
+    forms = tuple(jax.ShapeDtypeStruct((1, 4, 2), jnp.float32) for _ in jax.tree.leaves(shapes))
+    rows = HostRows(token=jnp.zeros(2), forms=forms, structure=jax.tree.structure(shapes), folder="replay")
+    files = rows.files(tmp_path)
+    assert len({*files}) == len(forms) and {file.parent for file in files} == {tmp_path / "replay"}
+    assert {"action.npy", "obs.q_1.npy"} <= {file.name for file in files}

@@ -16,7 +16,7 @@ from ejax.config.load import device_problems, read_draft
 from ejax.config.models import EnvConfig
 from ejax.config.shipped import find_config
 from ejax.schema.messages import MAX_VALUE_CHARS, shorten
-from ejax.schema.paths import leaves
+from ejax.schema.paths import join, leaves
 from ejax.schema.problems import KeyNote, Status, with_sections
 
 _CANONICALIZED = {"trainer.cuda": "trainer.device", **LOGARITHMS}
@@ -58,7 +58,8 @@ def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes
     }
-    return [_judge(key, known, _CANONICALIZED.get(key, canonical_key(key))) for key in _keys(data) if key]
+    keys = join(path for path, _ in leaves(data))
+    return [_judge(key, known, _CANONICALIZED.get(key, canonical_key(key))) for key in keys if key]
 
 
 def _read_gym_config(draft: Draft, path: Path, data: dict[str, Any]) -> None:
@@ -88,10 +89,6 @@ def count_by_status(notes: Sequence[KeyNote]) -> dict[Status, int]:
     return {status: sum(note.status == status for note in notes) for status in get_args(Status)}
 
 
-def _keys(data: Mapping[str, Any]) -> Iterator[str]:
-    return (".".join(map(str, path)) for path, _ in leaves(data))
-
-
 def _judge(key: str, known: Mapping[str, KeyNote], canonical: str) -> KeyNote:
     # a section that is refused or ignored decides for all in it
     found = [known[section] for section in with_sections(key) if section in known]
@@ -115,7 +112,7 @@ def _gym_notes(draft: Draft) -> Iterator[KeyNote]:
             refused = next((section for section in with_sections(key) if report.refuses(section)), None)
             yield (report.by_key[refused] if refused else note)._replace(key=key)
         return
-    for key in _keys(read_file(path)):
+    for key in join(each for each, _ in leaves(read_file(path))):
         yield _judge(f"{name}:{key}", report.by_key, f"{name}:{key}")
 
 
