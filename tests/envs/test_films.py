@@ -72,6 +72,12 @@ def test_a_models_own_camera_stays() -> None:
         assert film_view(env, flight((30.0, 0.0, 1.0)), ASPECT) is None
 
 
+def test_a_camera_of_another_name_is_not_taken() -> None:
+    env = Flight('<camera name="overview" pos="0 -1 0"/>')
+    assert film_view(env, flight((0.0, 0.0, 1.0)), ASPECT) is None
+    assert film_view(env, flight((30.0, 0.0, 1.0)), ASPECT) == film_view(Flight(), flight((30.0, 0.0, 1.0)), ASPECT)
+
+
 def test_what_draws_itself_is_left_alone() -> None:
     assert film_view(object(), {}, ASPECT) is None
 

@@ -68,7 +68,7 @@ def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedM
     away = max(1.0, robot.height / 0.4)  # so that a tall robot's feet are in the picture too
     place = f"{-0.9 * away} {-0.9 * away} {0.4 * away}"
     camera = {"name": "main", "mode": "track", "pos": place, "xyaxes": "0.707 -0.707 0 0.22 0.22 0.95"}
-    world.remove(find_child(world, "camera[@name='overview']"))
+    world.remove(find_child(world, "camera[@name='ejax overview']"))
     ET.SubElement(base, "camera", camera)
     world.append(base)
     _add_drives(root, base, robot)

@@ -103,8 +103,9 @@ def default_view(asset: str) -> CameraView | None:
 
 
 def own_camera(model: mujoco.MjModel) -> int:
-    """Find the camera of a model's pictures: ``main``, or ``overview``, which a film may move. -1: neither."""
-    return max(mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in ("main", "overview"))
+    """Find the camera of a model's pictures: ``main``, or ejax's own, which a film may move. -1: neither."""
+    main, ours = (mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in ("main", "ejax overview"))
+    return int(main if main >= 0 else ours)
 
 
 def triple(vector: NDArray[Any]) -> tuple[float, float, float]:

@@ -96,7 +96,7 @@ def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
     if view is not None:
         eye, target, up = (jnp.asarray(each, jnp.float32) for each in (view.eye, view.target, view.up))
         return look_at(eye, target, up, half_angles(view.fovy, view.fovx, aspect), view.center)
-    model = scenery(asset).model
+    model = load_drawn_model(asset)
     camera = own_camera(model)
     if model.cam_mode[camera] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED or model.cam_bodyid[camera] != 0:
         raise ValueError("the ray caster looks through cameras that are fixed in the world; give a camera's place")

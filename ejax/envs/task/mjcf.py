@@ -16,7 +16,7 @@ from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.models import mocap_bodies
 from ejax.envs.task.entities import constrained_joints, look_up
-from ejax.schema.messages import did_you_mean
+from ejax.schema.messages import did_you_mean, shorten
 from ejax.schema.plain_files import expanded
 
 LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}
@@ -83,7 +83,7 @@ def start_changed(asset: str, keyframe: str | int, noise: float) -> Iterator[str
     model = load_model(asset)
     left = [name for i, name in constrained_joints(model).items() if int(model.jnt_type[i]) in LENGTHS]
     if noise and left:
-        yield f"start_noise leaves out {', '.join(left)}, under an equality or a tendon's limits"
+        yield f"start_noise leaves out {shorten(', '.join(left))}, under an equality or a tendon's limits"
 
 
 def check_actuators(kind: str, model: mujoco.MjModel, num_actions: int, own_control: bool) -> None:

@@ -27,9 +27,8 @@ from ejax.runtime.host_call import host_call
 from ejax.runtime.stopwatch import ENGINE
 from ejax.types import Array
 
-_PARTS = (mujoco.mjtState.mjSTATE_CTRL, mujoco.mjtState.mjSTATE_MOCAP_POS, mujoco.mjtState.mjSTATE_MOCAP_QUAT)
-_CTRL_SPEC = {numbers: sum(map(int, _PARTS[:parts])) for numbers, parts in ((0, 1), (3, 2), (7, 3))}
-"""Numbers of each mocap body behind the controls -> what the engine's rollout reads in a row of them."""
+_CTRL, _MOCAP_POS = int(mujoco.mjtState.mjSTATE_CTRL), int(mujoco.mjtState.mjSTATE_MOCAP_POS)
+_MOCAP_QUAT = int(mujoco.mjtState.mjSTATE_MOCAP_QUAT)
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 """The state that the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
 _START = 1.0  # s: the time that a row's steps begin at. The engine sets a row that breaks back to 0.
@@ -88,13 +87,13 @@ class _HostStepper:
             self._ctrl[:] = np.asarray(ctrl).reshape(num_rows, 1, width)
             rows = np.zeros((num_rows, 0)) if parameters is None else np.asarray(parameters).reshape(num_rows, -1)
             models, sound = self._models.of(rows)
-            marked = (width - self._model.nu) // max(1, self._model.nmocap)  # numbers of a mocap body
+            placed = self._model.nu + 3 * self._model.nmocap
             self._pool.rollout(
                 models,
                 self._data,
                 self._state,
                 self._ctrl,
-                control_spec=_CTRL_SPEC[marked],
+                control_spec=_CTRL | _MOCAP_POS * (width > self._model.nu) | _MOCAP_QUAT * (width > placed),
                 skip_checks=True,
                 nstep=self._num_substeps,
                 state=self._trajectory,
