@@ -81,14 +81,11 @@ class RunConfig(StrictModel):
         return self
 
 
-def bind(config: RunConfig, num_updates: int | None = None) -> RunConfig:
-    """Fill in what a config leaves open until the run is known: what an update sees. Idempotent.
-
-    ``num_updates``: horizon of a learning-rate schedule without one; of a resumed run, the updates that it was
-    started for. None: ``trainer.num_updates``.
-    """
+def bind(config: RunConfig) -> RunConfig:
+    """Fill in what a config leaves open until the run is known: what an update sees, such as the horizon of a schedule.
+    Idempotent."""
     algorithm = config.algorithm
-    options = algorithm.record.bind(algorithm.cfg, num_updates or config.trainer.num_updates)
+    options = algorithm.record.bind(algorithm.cfg, config.trainer.num_updates)
     return config.model_copy(update={"algorithm": algorithm.model_copy(update={"cfg": options})})
 
 

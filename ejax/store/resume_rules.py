@@ -64,15 +64,6 @@ def differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
     return [] if a == b else [(path, a, b)]
 
 
-def started_for(config_file: Path, config: RunConfig) -> int:
-    """Read how many updates a run was started for: the horizon of a schedule, however long resumes made it."""
-    try:
-        first = read_facts(config_file.with_name(CHANGES), _Changes)["changes"][0]
-        return int(first["updates"][0])
-    except (FactsError, LookupError, TypeError, ValueError):  # a wrong horizon is refused by ``check_same_run``
-        return config.trainer.num_updates
-
-
 def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
     """Write a resumed run's config into ``resolved.json``, and what it replaces into ``changes.json``.
 

@@ -16,7 +16,7 @@ from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.config.run_config import NOTHING, idle_notes
 from ejax.logs.json_records import read_facts
 from ejax.logs.metrics import MetricWriter
-from ejax.optim import STRETCHABLE, schedule_note
+from ejax.optim import schedule_note
 from ejax.runtime.process_exit import refuse_rerun
 from ejax.runtime.processes import Group
 from ejax.runtime.stopwatch import Stopwatch
@@ -25,7 +25,7 @@ from ejax.schema.messages import short_repr
 from ejax.schema.plain_files import expanded
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
-from ejax.store.resume_rules import check_same_run, differences, record_changes, started_for, with_changes
+from ejax.store.resume_rules import check_same_run, differences, record_changes, with_changes
 from ejax.store.run_dir import (
     RunDirectory,
     RunMeta,
@@ -162,11 +162,11 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
     left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
     directory, saved = open_run_directory(path)
-    horizon = started_for(directory.config_file, saved)  # a schedule keeps the one that the run was started with
-    for key, here, there in differences(config.to_dict(), saved.to_dict(), ""):
-        if here is None and key.endswith(STRETCHABLE):  # as an earlier resume stretched it
+    filled = {key for key, *_ in differences(config.to_dict(), bind(config).to_dict(), "")}
+    for key, _, there in differences(config.to_dict(), saved.to_dict(), ""):
+        if key in filled:  # a schedule keeps the horizon that the run was started with, or stretched to
             config = with_value(config, key, there)
-    given, saved = bind(config, horizon), bind(saved, horizon)
+    given = bind(config)
     check_same_run(given, saved)  # before the folder is put in order
     alarms = [*([left_behind] if left_behind else []), *directory.recover()]
     if which == "latest" and not directory.saved():

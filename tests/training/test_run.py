@@ -325,7 +325,7 @@ def test_the_console_shows_each_step_of_the_start_before_it_is_taken(
         return build(*args, **options)
 
     monkeypatch.setattr(start, "build", building)
-    train(parse_config(config(tmp_path, updates=3, console=True)), run_dir=tmp_path / "run")
+    train(parse_config(config(tmp_path, updates=4, console=True)), run_dir=tmp_path / "run")
     assert seen == [f"run folder {tmp_path / 'run'}; building the environment PointMassRL …\n"]
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"environment built in [\d.]+ s; compiling …", first)
