@@ -32,6 +32,7 @@ import gymnasium
 import numpy as np
 
 from ejax.config import ConfigError
+from ejax.envs.actions import action_form, clips_actions
 from ejax.envs.host.calls import HostEnvError
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.runtime.device import prepare_jax
@@ -44,7 +45,7 @@ from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import leapp_bundle
-from interop.artefacts.cases import Bounds, observe
+from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, ConversionError, Trained, library_versions
@@ -185,15 +186,17 @@ def export_policy(
     if leapp and (isinstance(spec, VLASpec) or "onnx" not in written):
         reason = "this policy reads text" if isinstance(spec, VLASpec) else left_out.get("onnx", "onnx is not chosen")
         raise ValueError(f"--leapp needs the format onnx of a policy that reads no text; {reason}")
-    bounds = _finite_bounds(env.action_space) if spec.head in _UNBOUNDED else None
-    env_clips: bool | None
+    env_clips = clips_actions(env) if spec.head in _UNBOUNDED else True
+    clips, reason = _decide_clipping(clipping, env.action_space, env_clips, spec)
+    form = action_form(env.action_space, clips=clips)._replace(dtype=None)
+    if form.action_shape in (None, spec.output_shape("action")):
+        form = form._replace(action_shape=None)
+    spec = replace(spec, **{name: getattr(form, name) for name in ("clip", "whole", "start", "action_shape")})
     if isinstance(env, HostEnv):
-        seen, env_clips = observe_host(exported, env, params, spec, bounds)
+        seen = observe_host(exported, env, params, spec)
     else:
-        seen, env_clips = observe(exported, env, params, spec, bounds)
-    clips, reason = _decide_clipping(clipping, bounds, env_clips, spec)
-    spec = replace(spec, clip=bounds if clips else None)
-    cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space)
+        seen = observe(exported, env, params, spec)
+    cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space, form)
     documents = exporter.documents(exported, seen)
     tensors = state_dict_from_params(exported, params) if not no_twin else {}
     trained = Trained(exported, params, spec, tensors, origin["global_step"])
@@ -213,23 +216,20 @@ def export_policy(
     return _write(to, written, trained, documents, cases, facts, None if formats else left_out, leapp)
 
 
-def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
-    if not isinstance(space, gymnasium.spaces.Box):
-        return None
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        return None
-    return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
-
-
-def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool | None, spec: Spec) -> tuple[bool, str]:
+def _decide_clipping(
+    clipping: Clipping, space: gymnasium.Space, env_clips: bool | None, spec: Spec
+) -> tuple[bool, str]:
     """Decide whether to clip, and why, for the contract.
 
     Args:
         env_clips: None: not known.
     """
+    form = action_form(space, clips=True)
+    if form.whole:
+        return True, "to whole numbers within the action space, as in training"
     if spec.head not in _UNBOUNDED:
         return False, f"none: {spec.head} actions are inside their space"
-    if bounds is None:
+    if form.clip is None:
         return False, "none: the action space has no finite bounds"
     if clipping == "none":
         return False, "none: switched off"
@@ -240,7 +240,7 @@ def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool 
             return True, "to the action space, as requested; whether the environment does is not known"
         return True, "to the action space, as requested; the environment does not, so this is not the trained policy"
     if env_clips is None:
-        return False, "none: the environment does not repeat itself from a seed, so whether it clips is not known"
+        return False, "none: the environment does not say whether it clips (clip_actions), so that is not known"
     return False, "none: the environment acts on actions beyond its action space, which clipping would change"
 
 

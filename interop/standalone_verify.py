@@ -58,6 +58,7 @@ class Contract:
     output_shape: Callable[[str], tuple[int, ...]]
     continuous: bool
     sizes: tuple[int, ...]
+    start: tuple[int, ...]
     max_episode_steps: int | None
 
 
@@ -155,12 +156,15 @@ def load_contract(directory: Path) -> Contract:
     kinds = {entry["name"]: entry["dtype"] for entry in facts["outputs"]}
     continuous = kinds["action"] == "float32"
     sizes = tuple(facts["action"].get("num_choices", ()))
+    # exports without a shape there gave the number of the choice
+    start = tuple(facts["action"].get("start", ())) if "shape" in facts["action"] else ()
     if not continuous and (not sizes or returned.get("logits") != (sum(sizes),)):
         raise ValueError(f"{file}: actions are choices, so 'num_choices' and as many 'logits' are needed; {_AGAIN}")
     if (MEMORY in given or NEXT_MEMORY in returned) and given.get(MEMORY) != returned.get(NEXT_MEMORY):
         raise ValueError(f"{file}: the input {MEMORY} needs an output {NEXT_MEMORY} of its shape; {_AGAIN}")
     shapes = (given.__getitem__, returned.__getitem__)
-    return Contract(tuple(given), tuple(returned), *shapes, continuous, sizes, facts["env"].get("max_episode_steps"))
+    limit = facts["env"].get("max_episode_steps")
+    return Contract(tuple(given), tuple(returned), *shapes, continuous, sizes, start, limit)
 
 
 def check_episode(directory: Path, contract: Contract) -> None:
@@ -308,7 +312,7 @@ def check_cases(cases: list[Case], interface: Interface, rows: Mapping[str, int]
             shown = ", ".join(f"{name} is {given.get(name)}, must be {wanted.get(name)}" for name in names)
             raise ValueError(f"observations.npz: in case '{case.name}' {shown}")
         for name, x in case.allowed.items():
-            overflows = ~np.isfinite(case.expected[name]).all(axis=-1, keepdims=True)
+            overflows = ~np.isfinite(case.expected[name].reshape(len(x), -1)).all(axis=-1, keepdims=True)
             if not ((x > 0) & (np.isfinite(x) | overflows)).all():
                 raise ValueError(
                     f"observations.npz: what is allowed of {name} in '{case.name}' must be finite, above 0"
@@ -324,6 +328,7 @@ def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, interface: I
         )
     if name == "action" and not interface.continuous:
         return _choice_errors(answer, expected, case, rows, interface)
+    answer, expected = answer.reshape(rows, -1), expected.reshape(rows, -1)
     # infinities must be the same ones; no distance is taken between them
     infinite = np.isinf(answer) | np.isinf(expected)
     unlike = (np.isnan(answer) != np.isnan(expected)) | (infinite & (answer != expected))
@@ -344,7 +349,8 @@ def _choice_errors(
     scale = largest_magnitude(logits)[..., 0]
     parts = np.split(logits, np.cumsum(interface.sizes)[:-1], axis=-1)
     regret = np.zeros(rows)
-    for part, choice in zip(parts, answer.reshape(rows, -1).T, strict=True):
+    choices = answer.reshape(rows, -1) - np.array(interface.start or 0)
+    for part, choice in zip(parts, choices.T, strict=True):
         chosen = np.take_along_axis(part, np.clip(choice, 0, part.shape[-1] - 1)[:, None], axis=-1)[:, 0]
         inside = (choice >= 0) & (choice < part.shape[-1])
         regret = np.maximum(regret, np.where(inside, part.max(axis=-1) - chosen, np.inf))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.envs.actions import action_form, to_action
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, PyTree, Timestep, persist
 
@@ -264,19 +265,25 @@ def _episode(env: Env, length: int, key: Key) -> dict[str, PyTree]:
 
 
 def _zero_action(space: Any) -> Array:
-    return jnp.zeros(space.shape, jnp.float32 if isinstance(space, gymnasium.spaces.Box) else jnp.int32)
+    kind = jnp.float32 if isinstance(space, gymnasium.spaces.Box) else jnp.int32
+    return to_action(action_form(space), jnp.zeros((1, *space.shape), kind), jnp)[0]
 
 
 def _random_action(space: Any, key: Key) -> Array:
     if isinstance(space, gymnasium.spaces.Box):
-        # numbers without bounds are drawn from a normal distribution
-        bounded = np.isfinite(space.low) & np.isfinite(space.high)
-        low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 0.0)
-        spread = jnp.asarray(high - low, jnp.float32)
-        uniform = jnp.asarray(low, jnp.float32) + spread * jax.random.uniform(key, space.shape)
-        return jnp.where(bounded, uniform, jax.random.normal(key, space.shape))
-    size = space.nvec if isinstance(space, gymnasium.spaces.MultiDiscrete) else space.n
-    return jax.random.randint(key, space.shape, 0, jnp.asarray(size, jnp.int32))
+        below, above = np.isfinite(space.low), np.isfinite(space.high)
+        low, high = (
+            jnp.where(x, jnp.asarray(b, jnp.float32), 0.0) for x, b in ((below, space.low), (above, space.high))
+        )
+        uniform = low + (high - low) * jax.random.uniform(key, space.shape)
+        # numbers without bounds are drawn from a normal distribution; with one of them, from its half beside that
+        normal = jax.random.normal(key, space.shape)
+        half = jnp.where(below, low + jnp.abs(normal), jnp.where(above, high - jnp.abs(normal), normal))
+        drawn = jnp.where(below & above, uniform, half)
+    else:
+        size = space.nvec if isinstance(space, gymnasium.spaces.MultiDiscrete) else space.n
+        drawn = jax.random.randint(key, space.shape, 0, jnp.asarray(size, jnp.int32))
+    return to_action(action_form(space), drawn[None], jnp)[0]
 
 
 def _call(env: Any, name: str, function: Callable[..., Any], *args: Any) -> Any:

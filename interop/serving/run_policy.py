@@ -20,7 +20,7 @@ def load_run(run: Path, *, checkpoint: str | None, member: int | None, device: s
     actor = load(run, checkpoint=checkpoint, member=member, device=device)
     example, tree = jax.tree_util.tree_flatten_with_path(actor.example)
     shapes = {jax.tree_util.keystr(path, simple=True, separator=".") or WHOLE: [x.shape[1:]] for path, x in example}
-    contract = run_contract(actor.config.to_dict()["env"], actor.env, actor.bounds is not None)
+    contract = run_contract(actor.config.to_dict()["env"], actor.env, actor.form.clip is not None)
     memory, memory_tree = jax.tree.flatten(first_memory(actor.policy, 1))
 
     def act(leaves: Leaves, memory: Leaves) -> tuple[NDArray[Any], Leaves]:

@@ -95,6 +95,20 @@ class EncoderSpec:
         return height, width
 
 
+@dataclass(frozen=True, kw_only=True)
+class ActsInSpace:
+    """The way from a head's numbers to the environment's action: ``ejax.envs.actions.ActionForm``, without jax."""
+
+    clip: tuple[tuple[float | None, ...], tuple[float | None, ...]] | None = None
+    """(low, high) that a deployed action is clipped to, number by number; null: open on that side."""
+    whole: bool = False
+    """The nearest whole number, as a float."""
+    start: tuple[int, ...] = ()
+    """The action that choice 0 is, of each dimension; empty: 0."""
+    action_shape: tuple[int, ...] | None = None
+    """None: the head's."""
+
+
 class DeployedForms:
     """Inputs and outputs of a deployed policy that reads numbers and images; the fields are its subclasses'."""
 
@@ -104,6 +118,7 @@ class DeployedForms:
     unread: Mapping[str, tuple[int, ...]]
     head: str
     sizes: tuple[int, ...]
+    action_shape: tuple[int, ...] | None
     pixels_round = True
     """The value x/127.5 − 1 of a pixel is rounded."""
 
@@ -153,13 +168,15 @@ class DeployedForms:
         """Shape of one row of that output."""
         if self.memory is not None and name == NEXT_MEMORY:
             return (self.memory.size,)
+        if name == "action" and self.action_shape is not None:
+            return tuple(self.action_shape)
         if name == "action" and not self.continuous:
             return () if self.head == "categorical" else (len(self.sizes),)
         return (sum(self.sizes),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySpec(DeployedForms):
+class PolicySpec(ActsInSpace, DeployedForms):
     """``sizes``: (A,) for the normals, the number of choices of each dimension for the categoricals."""
 
     observation: Mapping[str, int]
@@ -185,8 +202,6 @@ class PolicySpec(DeployedForms):
     log_std: Literal["parameter", "network"] = "parameter"
     """parameter: log-deviations in the state_dict, clipped to ``log_std_range``. network: the second half of the
     actor's outputs, which a tanh maps to it."""
-    clip: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """(low, high) that a deployed action is clipped to; the distribution itself knows nothing of it."""
 
     @property
     def num_outputs(self) -> int:

@@ -1,0 +1,128 @@
+"""From a policy's numbers to actions of an environment's space: the same in training, evaluation, play and exports.
+
+A policy draws a vector, or the numbers of choices from 0 on, and a rollout keeps these, by which an update computes
+probabilities. Whoever hands them to an environment, or to a robot, maps them here.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.envs.description import describe
+from ejax.types import Array, Env, HostEnv, Key
+
+Bounds: TypeAlias = tuple[tuple[float | None, ...], tuple[float | None, ...]]
+_NUM_ROWS, _NUM_STEPS = 4, 8  # played to find whether an environment clips
+
+
+class ActionForm(NamedTuple):
+    """A space's actions of a policy's numbers. Hashable."""
+
+    clip: Bounds | None = None
+    """(low, high), number by number; None: open on that side."""
+    whole: bool = False
+    """The nearest whole number, of a Box of integers."""
+    start: tuple[int, ...] = ()
+    """The action that choice 0 is, of each dimension; empty: 0."""
+    action_shape: tuple[int, ...] | None = None
+    """None: as the policy gives it."""
+    dtype: str | None = None
+    """None: as the policy gives it."""
+
+
+def action_form(space: gymnasium.Space[Any], *, clips: bool = False) -> ActionForm:
+    """Describe a space's actions; ``clips``: a Box's numbers are clipped to its bounds, as integers always are."""
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Box):
+        whole, bounds = np.dtype(space.dtype).kind in "iu", (space.low, space.high)
+        low, high = (tuple(x if np.isfinite(x) else None for x in b.ravel().tolist()) for b in bounds)
+        clips = (clips or whole) and any(x is not None for x in (*low, *high))
+        return ActionForm((low, high) if clips else None, whole, (), space.shape, str(space.dtype))
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        start = tuple(np.ravel(space.start).tolist())
+        return ActionForm(None, False, start if any(start) else (), space.shape, str(space.dtype))
+    return ActionForm()  # of a policy of your own
+
+
+def to_action(form: Any, numbers: Any, numpy: Any = np) -> Any:
+    """Map a policy's numbers [N, ...] to actions [N, *action_shape]. NumPy's are a copy in the space's dtype.
+
+    Args:
+        form: an ``ActionForm``, or what has its fields.
+        numpy: the module that computes: ``numpy``, or ``jax.numpy`` in a program, where floats keep their dtype.
+    """
+    # a policy of your own may give a tree; and in a program what is as it should be is no operation
+    x = numbers if numpy is jnp else np.asarray(numbers)
+    if form.clip is not None or form.start:
+        x = _moved(form, x.reshape(x.shape[0], -1), numpy).reshape(x.shape)
+    if form.action_shape is not None and x.shape[1:] != form.action_shape:
+        x = x.reshape(x.shape[0], *form.action_shape)
+    return x if numpy is jnp else np.array(x, form.dtype)  # an environment may write into its action
+
+
+def _moved(form: ActionForm, rows: Any, numpy: Any) -> Any:
+    """Clip, round and count from the start: numbers [N, A]."""
+    dtype = np.dtype(form.dtype or rows.dtype)
+    dtype = dtype if numpy is np else jax.dtypes.canonicalize_dtype(dtype)
+
+    def each_row(x: Any, dtype: Any = dtype) -> Any:
+        return numpy.broadcast_to(numpy.asarray(x, dtype), rows.shape)
+
+    if form.start:
+        return rows + each_row(form.start)
+    low, high = ends(form.clip)
+    if not form.whole or not form.dtype:
+        # in the space's dtype: a bound of 64 bits is not moved by rounding
+        rows = numpy.clip(rows, each_row(low), each_row(high))
+        return numpy.rint(rows) if form.whole else rows
+    most = np.iinfo(dtype)
+    low, high = (each_row([min(max(x, most.min), most.max) for x in bound]) for bound in (low, high))
+    # clipped before the cast, which would wrap; NaN is the lower bound
+    with np.errstate(invalid="ignore"):
+        nearest = numpy.where(rows >= high, high, numpy.rint(rows).astype(dtype))
+    return numpy.where(rows > low, nearest, low)
+
+
+def ends(clip: Bounds | None) -> Any:
+    """Give (low, high) as numbers: infinite where they are open."""
+    return [[end if x is None else x for x in part] for part, end in zip(clip or (), (-np.inf, np.inf), strict=True)]
+
+
+def clips_actions(env: Env | HostEnv) -> bool | None:
+    """Find whether an environment clips a Box's numbers to its bounds: by its word, else by playing it in JAX with
+    actions far beyond them. None: not known, since it is stepped outside JAX and does not say (``clip_actions``)."""
+    form = action_form(env.action_space, clips=True)
+    if form.clip is None or form.whole or describe(env).clips_actions:
+        return form.clip is not None
+    return None if isinstance(env, HostEnv) else bool(_plays_clipped(env, jax.random.key(0)))
+
+
+@partial(jax.jit, static_argnames="env")
+def _plays_clipped(env: Env, key: Key) -> Array:
+    form = action_form(env.action_space, clips=True)
+    low, high = (jnp.tile(jnp.asarray(x, jnp.float32), (_NUM_ROWS, 1)) for x in ends(form.clip))
+    below, above = jnp.isfinite(low), jnp.isfinite(high)
+    span = jnp.where(below & above, high - low, jnp.maximum(1.0, jnp.abs(jnp.where(below, low, high))))
+
+    def play(clips: Array) -> Any:
+        key_start, key_steps = jax.random.split(key)
+        state, _ = jax.vmap(env.reset)(jax.random.split(key_start, _NUM_ROWS))
+
+        def one_step(state: Any, key: Key) -> Any:
+            key_side, key_env = jax.random.split(key)
+            down = jax.random.bernoulli(key_side, shape=low.shape) & below | ~above
+            beyond = jnp.where(down, jnp.where(below, low - span, 0.0), high + span)
+            action = to_action(form._replace(clip=None), jnp.where(clips, jnp.clip(beyond, low, high), beyond), jnp)
+            state, made = jax.vmap(env.step)(state, action, jax.random.split(key_env, _NUM_ROWS))
+            return state, (made.obs, made.reward)
+
+        num_steps = min(_NUM_STEPS, env.max_episode_steps or _NUM_STEPS)
+        return jax.lax.scan(one_step, state, jax.random.split(key_steps, num_steps))[1]
+
+    # as a loop, one program for both: of two, XLA may round one otherwise
+    both = jax.lax.map(play, jnp.array([True, False]))
+    return jnp.stack([((x[0] == x[1]) | ((x[0] != x[0]) & (x[1] != x[1]))).all() for x in jax.tree.leaves(both)]).all()
