@@ -17,7 +17,6 @@
 """
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -37,6 +36,7 @@ from ejax.envs.host.calls import HostEnvError
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with
+from ejax.schema.plain_files import to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
@@ -266,7 +266,7 @@ def _write(
         made.mkdir()
         (made / "policy.json").write_text(spec_to_json(trained.spec))
         for name, document in documents.items():
-            text = document if isinstance(document, str) else json.dumps(document, indent=2, allow_nan=False)
+            text = document if isinstance(document, str) else to_json(document, "null", indent=2)
             (made / name).write_text(text)
         save_cases(made / "observations.npz", cases)
         if isinstance(trained.spec, VLASpec):
@@ -299,7 +299,7 @@ def _write(
             "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
             "versions": {"python": platform.python_version(), "machine": platform.machine(), **library_versions()},
         }
-        (made / "parity.json").write_text(json.dumps(report, indent=2))
+        (made / "parity.json").write_text(to_json(report, "null", indent=2))
         if to.exists():
             to.rmdir()  # empty, and os.replace does not replace a folder everywhere
         os.replace(made, to)

@@ -1,7 +1,6 @@
 """The policy of a finished run: loaded, evaluated and recorded."""
 
 import inspect
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import write_video
+from ejax.schema.plain_files import to_json
 from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import load_params, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_policy_run
@@ -84,7 +84,7 @@ def evaluate_run(
         report.parent.mkdir(exist_ok=True)
         per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
         facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
-        report.write_text(json.dumps(facts, indent=2))
+        report.write_text(to_json(facts, indent=2))
         metrics["report"] = report
         if video is not None:
             metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)

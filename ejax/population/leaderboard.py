@@ -1,6 +1,5 @@
 """The members of a population compared: summaries over them, and ``population.json`` with the best of them."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ejax.config.population import Member
 from ejax.logs.json_records import replace_text
 from ejax.population.step import FITNESS
 from ejax.schema.frozen import thaw
+from ejax.schema.plain_files import to_json
 from ejax.training.saver import Progress
 
 
@@ -109,5 +109,5 @@ def write_summary(
         row |= {"last_eval": own.last_eval_metrics, FITNESS: rewards[i] if math.isfinite(rewards[i]) else None}
         rows.append(row | {"alive": bool(alive[i]), "skipped_updates": own.skipped_updates})
     facts = {"best": best, "metric": trainer.best_eval_metric, "step": step, "members": rows}
-    replace_text(folder / "population.json", json.dumps(facts, indent=2))
+    replace_text(folder / "population.json", to_json(facts, indent=2))
     return best

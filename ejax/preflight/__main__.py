@@ -1,12 +1,12 @@
 """``python -m ejax.preflight --config FILE``: compile for GPUs that are not here, and count what would run."""
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 
 from ejax.runtime.process_exit import exit_with
+from ejax.schema.plain_files import to_json
 from ejax.schema.trust import add_trust_option, trust_words
 
 
@@ -51,7 +51,7 @@ def _run(args: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False)
     show(found, console)
     if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        args.json.write_text(to_json(found, indent=1) + "\n")
     return 0
 
 

@@ -3,7 +3,6 @@
 {"entries": [{config, overrides, target, gpus, hosts, "counts": {release of jax: {name: number}}}]}
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.logs.json_records import read_facts
 from ejax.preflight.run import preflight
+from ejax.schema.plain_files import to_json
 from ejax.schema.problems import ConfigError, Problem
 
 _COUNTED = ("kernels", "launches", "library_calls", "host_trips", "callbacks", "collectives", "collective_bytes")
@@ -83,7 +83,7 @@ def rewrite(path: Path, config: str | None = None) -> None:
     for entry in _entries(budgets, config, path):
         # counts are XLA's: they hold for one release
         entry["counts"] = {**entry.get("counts", {}), jax.__version__: measure(entry)}
-    path.write_text(json.dumps(budgets, indent=1) + "\n")
+    path.write_text(to_json(budgets, indent=1) + "\n")
 
 
 def _entries(budgets: dict[str, Any], config: str | None, path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from ejax.config import RunConfig, TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.schema.frozen import RESUMABLE, with_value
-from ejax.schema.plain_files import read_bytes, read_json
+from ejax.schema.plain_files import read_bytes, read_json, to_json
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.digests import LISTING, render_digests, sha256
 from ejax.store.run_dir import CHANGES, NEXT_LISTING, VERSIONS
@@ -90,8 +90,8 @@ def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
         changes = []
     updates = [trainer.num_updates, config.trainer.num_updates]
     changes.append({"step": step, "time": time.time(), "updates": updates, "changed": changed})
-    replace_text(config_file.with_name(CHANGES), json.dumps({"changes": changes}, indent=2))
-    text = json.dumps(now, indent=2)
+    replace_text(config_file.with_name(CHANGES), to_json({"changes": changes}, indent=2))
+    text = to_json(now, indent=2)
     versions = config_file.with_name(VERSIONS)
     digests = {config_file.name: sha256(text.encode()), VERSIONS: sha256(read_bytes(versions))}
     listing = config_file.with_name(NEXT_LISTING)

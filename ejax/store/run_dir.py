@@ -21,7 +21,6 @@
 
 import difflib
 import glob
-import json
 import os
 import platform
 import re
@@ -37,6 +36,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 from ejax.config import RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.logs.metric_log import Logged
+from ejax.schema.plain_files import to_json
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
@@ -269,7 +269,7 @@ def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[st
     configs = directory.config_file.parent
     configs.mkdir(parents=True, exist_ok=True)  # a kill may have come right after it
     directory.checkpoints.mkdir(exist_ok=True)
-    texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
+    texts = [to_json(facts, indent=2) for facts in (config.to_dict(), versions)]
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
     # before the config: a run without its seal would look damaged
     (configs / LISTING).write_text(render_digests(digests))

@@ -3,7 +3,6 @@
 Their seeds are used neither in training nor in the periodic evaluations, the best of which flatters.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from ejax.config.models import TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
+from ejax.schema.plain_files import to_json
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.types import Params
 
@@ -30,7 +30,7 @@ class FreshFacts(BaseModel):
     """``evaluations/fresh_<which>.json``; its other keys are tags."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float]
+    __pydantic_extra__: dict[str, float | None]
     checkpoint: str
     step: NonNegativeInt
     episodes: PositiveInt
@@ -110,7 +110,7 @@ def write_fresh(
     }
     file = run / "evaluations" / f"fresh_{which}.json"
     file.parent.mkdir(exist_ok=True)
-    replace_text(file, json.dumps(facts, indent=2))
+    replace_text(file, to_json(facts, indent=2))
     return facts
 
 
@@ -119,7 +119,8 @@ def read_fresh(run: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for which in ("best", "last"):
         with suppress(FactsError):
-            found[which] = read_facts(run / "evaluations" / f"fresh_{which}.json", FreshFacts)
+            facts = read_facts(run / "evaluations" / f"fresh_{which}.json", FreshFacts)
+            found[which] = {name: math.nan if x is None else x for name, x in facts.items()}
     return found
 
 

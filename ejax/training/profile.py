@@ -4,7 +4,6 @@ The program's text names the function of each operation in the trace: hence the 
 """
 
 import bisect
-import json
 import re
 import warnings
 from collections import defaultdict
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ejax.config.models import ProfileConfig
+from ejax.schema.plain_files import to_json
 from ejax.training.steppers import Stepper
 
 _PARTS = (
@@ -69,7 +69,7 @@ class Profiler:
             return notes
         seconds = {part: ns / 1e9 for part, ns in shares(lines(trace), scopes(stepper.program)).items()}
         facts = {"updates": number, "busy_s": seconds}
-        (self._folder / "parts.json").write_text(json.dumps(facts, indent=2))
+        (self._folder / "parts.json").write_text(to_json(facts, indent=2))
         total = sum(seconds.values()) or 1.0
         text = ", ".join(f"{part} {share / total:.0%}" for part, share in sorted(seconds.items(), key=lambda x: -x[1]))
         return [*notes, f"profile: of the device's busy time {text}"]

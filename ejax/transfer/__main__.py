@@ -1,12 +1,12 @@
 """``python -m ejax.transfer RUN``: a trained policy on each physics engine, also late, noisy and with other masses."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, until_signal
+from ejax.schema.plain_files import to_json
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def _run(args: argparse.Namespace) -> int:
         result = transfer_run(**options, shifts={name: getattr(args, name) for name in SHIFTS})
         print(as_markdown(result))  # first: a file that cannot be written costs nothing
         if args.json is not None:
-            args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            args.json.write_text(to_json(result, indent=2) + "\n", encoding="utf-8")
     except (ConfigError, CheckpointError, ImportError, OSError, ValueError) as error:
         print(f"ejax.transfer: {error}", file=sys.stderr)
         return 2

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ejax.envs.description import WHOLE, describe
 from ejax.play.acting import load
 from ejax.policies.calls import first_memory
+from ejax.schema.plain_files import to_json
 from interop.artefacts.contract import run_contract
 from interop.serving.policies import Leaves, Served
 
@@ -29,7 +30,7 @@ def load_run(run: Path, *, checkpoint: str | None, member: int | None, device: s
 
     return Served(
         runtime="jax",
-        contract=json.loads(json.dumps(contract)),  # plain lists and maps, which both msgpack and JSON take
+        contract=json.loads(to_json(contract, "null")),  # plain lists and maps, which both msgpack and JSON take
         shapes=shapes,
         required=list(shapes),
         texts={name: shapes[name][0][0] for name in describe(actor.env).text},

@@ -27,7 +27,8 @@ modules."""
 
 def spec_to_json(spec: Spec) -> str:
     name, versions = next((name, versions) for name, (kind, versions) in _KINDS.items() if isinstance(spec, kind))
-    return json.dumps({"schema_version": versions[0], "kind": name, **dataclasses.asdict(spec)}, indent=2)
+    facts = {"schema_version": versions[0], "kind": name, **dataclasses.asdict(spec)}
+    return json.dumps(facts, indent=2, allow_nan=False)
 
 
 def load_spec(path: Path) -> Spec:

@@ -5,7 +5,6 @@ episode is over, a new one starts, and its steps go to a file for ``python -m ej
 raises can be recreated, which ends the episodes of all its rows.
 """
 
-import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows
+from ejax.schema.plain_files import to_json
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
 _MAX_ACTIONS = 10_000  # steps of an episode that a replay file can hold
@@ -177,7 +177,7 @@ class GuardedEnv:
             last = {f"obs/{i}": np.asarray(leaf)[row] for i, leaf in enumerate(jax.tree.leaves(self._obs))}
             broke = {f"final_obs/{i}": leaf[row] for i, leaf in enumerate(jax.tree.leaves(timestep.final_obs))}
             with _new_file(self._folder, f"step{self.num_steps}_row{row}") as file:
-                np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
+                np.savez_compressed(file, facts=to_json(facts), actions=actions, **last, **broke)
                 path = file.name
             remedy = f"replay it with python -m ejax.replay {path}"
             if not (facts["seeded"] and facts["complete"]):
