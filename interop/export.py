@@ -31,7 +31,8 @@ import gymnasium
 import numpy as np
 
 from ejax.config import ConfigError
-from ejax.envs.actions import action_form, clips_actions
+from ejax.envs.actions import action_form
+from ejax.envs.check import clips_actions
 from ejax.envs.host.calls import HostEnvError
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.runtime.device import prepare_jax
@@ -49,7 +50,6 @@ from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, ConversionError, Trained, library_versions
-from interop.artefacts.host_cases import observe_host
 from interop.artefacts.parity import Case, ParityError, save_cases
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
@@ -186,17 +186,15 @@ def export_policy(
     if leapp and (isinstance(spec, VLASpec) or "onnx" not in written):
         reason = "this policy reads text" if isinstance(spec, VLASpec) else left_out.get("onnx", "onnx is not chosen")
         raise ValueError(f"--leapp needs the format onnx of a policy that reads no text; {reason}")
-    env_clips = clips_actions(env) if spec.head in _UNBOUNDED else True
+    env_clips = clips_actions(env)
     clips, reason = _decide_clipping(clipping, env.action_space, env_clips, spec)
-    form = action_form(env.action_space, clips=clips)._replace(dtype=None)
-    if form.action_shape in (None, spec.output_shape("action")):
-        form = form._replace(action_shape=None)
-    spec = replace(spec, **{name: getattr(form, name) for name in ("clip", "whole", "start", "action_shape")})
-    if isinstance(env, HostEnv):
-        seen = observe_host(exported, env, params, spec)
-    else:
-        seen = observe(exported, env, params, spec)
-    cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space, form)
+    form = action_form(env.action_space, clips=clips)
+    shape = None if form.action_shape == spec.output_shape("action") else form.action_shape
+    spec = replace(spec, clip=form.clip, whole=form.whole, start=form.start, action_shape=shape)
+    # the actions that the run itself gives, so that an artefact of others fails
+    own = action_form(env.action_space, clips=bool(env_clips) if clipping == "auto" else clips)._replace(dtype=None)
+    seen = observe(exported, env, params, spec)
+    cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space, own)
     documents = exporter.documents(exported, seen)
     tensors = state_dict_from_params(exported, params) if not no_twin else {}
     trained = Trained(exported, params, spec, tensors, origin["global_step"])

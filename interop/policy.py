@@ -175,7 +175,7 @@ class TorchPolicy(nn.Module):
         if rows is None:
             self.memory = None
         elif self.memory is not None:
-            ended = torch.as_tensor(rows, dtype=torch.bool, device=self.memory.device)
+            ended = as_tensor(rows, "rows", self.memory.device).to(self.memory.device, torch.bool)
             self.memory = torch.where(ended[..., None], 0.0, self.memory)
 
     def _remembered(self, memory: MemorySpec, x: Tensor) -> Tensor:
@@ -378,7 +378,9 @@ def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer 
     policy = TWINS[type(spec)](spec)
     if tokenizer is not None:
         policy.tokenizer = tokenizer
-    policy.load_state_dict({name: torch.as_tensor(x) for name, x in state_dict.items()}, strict=True)
+    policy.load_state_dict(
+        {name: as_tensor(x, name, torch.device("cpu")) for name, x in state_dict.items()}, strict=True
+    )
     return policy.eval()
 
 

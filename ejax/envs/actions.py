@@ -1,10 +1,8 @@
 """From a policy's numbers to actions of an environment's space: the same in training, evaluation, play and exports.
 
-A policy draws a vector, or the numbers of choices from 0 on, and a rollout keeps these, by which an update computes
-probabilities. Whoever hands them to an environment, or to a robot, maps them here.
+A rollout keeps the numbers, by which an update computes probabilities: of choices, those from 0 on.
 """
 
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
@@ -12,11 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.envs.description import describe
-from ejax.types import Array, Env, HostEnv, Key
-
 Bounds: TypeAlias = tuple[tuple[float | None, ...], tuple[float | None, ...]]
-_NUM_ROWS, _NUM_STEPS = 4, 8  # played to find whether an environment clips
 
 
 class ActionForm(NamedTuple):
@@ -90,39 +84,3 @@ def _moved(form: ActionForm, rows: Any, numpy: Any) -> Any:
 def ends(clip: Bounds | None) -> Any:
     """Give (low, high) as numbers: infinite where they are open."""
     return [[end if x is None else x for x in part] for part, end in zip(clip or (), (-np.inf, np.inf), strict=True)]
-
-
-def clips_actions(env: Env | HostEnv) -> bool | None:
-    """Find whether an environment clips a Box's numbers to its bounds: by its word, else by playing it in JAX with
-    actions far beyond them. None: not known, since it is stepped outside JAX and does not say (``clip_actions``)."""
-    form = action_form(env.action_space, clips=True)
-    if form.clip is None or form.whole or describe(env).clips_actions:
-        return form.clip is not None
-    return None if isinstance(env, HostEnv) else bool(_plays_clipped(env, jax.random.key(0)))
-
-
-@partial(jax.jit, static_argnames="env")
-def _plays_clipped(env: Env, key: Key) -> Array:
-    form = action_form(env.action_space, clips=True)
-    low, high = (jnp.tile(jnp.asarray(x, jnp.float32), (_NUM_ROWS, 1)) for x in ends(form.clip))
-    below, above = jnp.isfinite(low), jnp.isfinite(high)
-    span = jnp.where(below & above, high - low, jnp.maximum(1.0, jnp.abs(jnp.where(below, low, high))))
-
-    def play(clips: Array) -> Any:
-        key_start, key_steps = jax.random.split(key)
-        state, _ = jax.vmap(env.reset)(jax.random.split(key_start, _NUM_ROWS))
-
-        def one_step(state: Any, key: Key) -> Any:
-            key_side, key_env = jax.random.split(key)
-            down = jax.random.bernoulli(key_side, shape=low.shape) & below | ~above
-            beyond = jnp.where(down, jnp.where(below, low - span, 0.0), high + span)
-            action = to_action(form._replace(clip=None), jnp.where(clips, jnp.clip(beyond, low, high), beyond), jnp)
-            state, made = jax.vmap(env.step)(state, action, jax.random.split(key_env, _NUM_ROWS))
-            return state, (made.obs, made.reward)
-
-        num_steps = min(_NUM_STEPS, env.max_episode_steps or _NUM_STEPS)
-        return jax.lax.scan(one_step, state, jax.random.split(key_steps, num_steps))[1]
-
-    # as a loop, one program for both: of two, XLA may round one otherwise
-    both = jax.lax.map(play, jnp.array([True, False]))
-    return jnp.stack([((x[0] == x[1]) | ((x[0] != x[0]) & (x[1] != x[1]))).all() for x in jax.tree.leaves(both)]).all()

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.config import RunConfig
-from ejax.envs.actions import action_form, clips_actions, to_action
+from ejax.envs.actions import action_form, to_action
+from ejax.envs.check import clips_actions
 from ejax.play.player import act
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies.calls import check_obs, first_memory, forget_outside

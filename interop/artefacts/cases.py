@@ -20,12 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.collectors.player import act
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.envs.actions import ActionForm, action_form, to_action
-from ejax.policies.calls import apply_policy, forget
+from ejax.policies.calls import apply_policy, first_memory, forget, forget_outside
 from ejax.policies.vla.flow import FlowChunk
 from ejax.rollout import EnvCarry, reset, step, with_memory
-from ejax.types import Array, Env, Key, Params, Policy, PolicyWithMemory, PyTree
+from ejax.types import Array, Env, HostEnv, Key, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import CONSECUTIVE, Arrays, Case, allowed_error
 from interop.twin.kinds import Spec
@@ -117,16 +118,35 @@ def _consecutive(policy: Policy, params: Params, spec: Spec, form: ActionForm, p
     return Case(CONSECUTIVE, {name: observation[name] for name in spec.inputs}, expected, allowed)
 
 
-def observe(policy: Policy, env: Env, params: Params, spec: Spec) -> Arrays:
+def observe(policy: Policy, env: Env | HostEnv, params: Params, spec: Spec) -> Arrays:
     """Act in the environment with sampled actions, so that the observations spread as in training.
 
     Returns:
         The observations [B, ...] by path, with the actor's ``memory`` where it has one.
     """
+    if isinstance(env, HostEnv):
+        return _observe_outside(policy, env, params, spec)
     num_steps = steps_to_observe(spec, env.observation_space)
     obs, memory = _act(policy, env, params, jax.random.key(0), num_steps=num_steps)
     leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
     return as_read(spec, {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in leaves.items()})
+
+
+def _observe_outside(policy: Policy, env: HostEnv, params: Params, spec: Spec) -> Arrays:
+    seed = np.random.SeedSequence(0).generate_state(env.num_envs).astype(np.uint32)
+    key, form = jax.random.key(0), action_form(env.action_space)
+    obs = env.reset(seed)
+    memory = first_memory(policy, env.num_envs)
+    seen: list[PyTree] = []
+    for t in range(steps_to_observe(spec, env.observation_space)):
+        leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
+        seen.append(jax.tree.map(np.array, leaves))  # a copy: it may write the next one over this one
+        drawn, given, memory = act(policy, params, obs, memory, key, np.int32(t), {})
+        timestep = env.step(to_action(form, drawn if given is None else given))
+        obs = timestep.obs
+        ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
+        memory = forget_outside(policy, memory, ended)
+    return as_read(spec, jax.tree.map(lambda *steps: np.concatenate(steps), *seen))
 
 
 def steps_to_observe(spec: Spec, space: gymnasium.Space) -> int:

@@ -89,7 +89,7 @@ def run_contract(env_config: dict[str, Any], env: Env | HostEnv, clipped: bool) 
 def _env_facts(env_config: dict[str, Any], env: Env | HostEnv) -> dict[str, Any]:
     description = describe(env)
     period = description.control_period
-    facts = {"parameters": description.parameters, "max_episode_steps": env.max_episode_steps}
+    facts = {"parameters": description.parameters, "max_episode_steps": env.max_episode_steps or None}
     return {"env": {**env_config, **facts}, "control_rate_hz": None if period is None else round(1.0 / period, 6)}
 
 

@@ -16,10 +16,9 @@ class ToAction(nn.Module):
     def __init__(self, spec: ActsInSpace) -> None:
         super().__init__()
         self.spec = spec
-        low, high = spec.clip or ((), ())
         # constants of the spec, not weights: they move with .to(device) but stay out of the state_dict
-        self.register_buffer("low", torch.tensor([-torch.inf if x is None else x for x in low]), persistent=False)
-        self.register_buffer("high", torch.tensor([torch.inf if x is None else x for x in high]), persistent=False)
+        for name, bound, end in zip(("low", "high"), spec.clip or ((), ()), (-torch.inf, torch.inf), strict=True):
+            self.register_buffer(name, torch.tensor([end if x is None else x for x in bound]), persistent=False)
         self.register_buffer("start", torch.tensor(spec.start, dtype=torch.int32), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
