@@ -50,7 +50,7 @@ from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, ConversionError, Trained, library_versions
-from interop.artefacts.parity import Case, ParityError, save_cases
+from interop.artefacts.parity import Case, ParityError, save_cases, without_ties
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import exporter_of_any, observed
@@ -195,6 +195,7 @@ def export_policy(
     own = action_form(env.action_space, clips=bool(env_clips) if clipping == "auto" else clips)._replace(dtype=None)
     seen = observe(exported, env, params, spec)
     cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space, own)
+    cases = [case for case in map(without_ties, cases) if len(case.expected["action"])] if own.whole else cases
     documents = exporter.documents(exported, seen)
     tensors = state_dict_from_params(exported, params) if not no_twin else {}
     trained = Trained(exported, params, spec, tensors, origin["global_step"])

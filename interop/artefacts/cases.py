@@ -289,9 +289,8 @@ def _answer_to_chunk(
             sensitivity = np.abs(others - exact[i]).max(axis=0)
             allowed[name] = allowed_error(y.reshape(len(y), -1), sensitivity.reshape(len(y), -1))
     if form.whole:
-        # a number that lies between two by less than it may be off is either
-        ways = [np.rint(expected["action"] + sign * allowed["action"]) for sign in (-1.0, 1.0)]
-        allowed["action"] = np.fmax(allowed["action"], np.abs(ways[1] - ways[0]).max(axis=-1, keepdims=True))
+        low, high = (np.rint(expected["action"] + sign * allowed["action"]) for sign in (-1.0, 1.0))
+        allowed["action"] = np.fmax(allowed["action"], (high - low).max(axis=-1, keepdims=True))  # see without_ties
         expected["action"] = to_action(form, expected["action"])
     return expected, allowed
 
