@@ -163,7 +163,7 @@ class Callbacks:
 
     def meta(self) -> dict[str, Any]:
         """Give the states of all that have one, for the meta of a checkpoint; ValueError if JSON cannot hold one."""
-        states = {name: each.state_dict() for name, each in self._named.items()}
+        states: dict[str, Any] = {name: each.state_dict() for name, each in self._named.items()}
         for name, state in states.items():
             try:
                 text = json.dumps(state)  # now, with the callback's name, not in the middle of a save

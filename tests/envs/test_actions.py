@@ -12,11 +12,13 @@ from gymnasium import spaces
 from toy_policies import policy_for
 
 from ejax.collectors import HostCollector
+from ejax.config import ConfigError
 from ejax.envs.actions import action_form, to_action
 from ejax.envs.check import check_env, clips_actions
 from ejax.evaluation import evaluate, evaluate_host
 from ejax.play.player import play_pure
 from ejax.rollout import reset, unroll, with_memory
+from ejax.training.fields import policy_numbers
 from ejax.training.recorder import play
 from ejax.types import HostTimestep, Timestep
 
@@ -57,6 +59,25 @@ def test_numbers_become_actions_of_the_space(space: Any, given: Any, expected: A
     inside = jax.jit(lambda x: to_action(form, x, jnp))(numbers)
     if np.abs(expected).max() < 1e9:  # JAX has 32 bits
         np.testing.assert_array_equal(inside, np.asarray(expected, inside.dtype))
+
+
+@pytest.mark.parametrize(
+    ("space", "numbers"),
+    [
+        (spaces.Discrete(3, start=-1), [[0, 2]]),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, -4]]), [[[0, 1, 2, 3], [1, 2, 3, 4]]]),
+        (spaces.Box(-10, 10, (2,), np.int64), [[[3.0, -4.0]]]),
+    ],
+    ids=str,
+)
+def test_demonstrated_actions_become_a_policys_numbers(space: Any, numbers: Any) -> None:
+    actions = to_action(action_form(space), np.array(numbers)[0])[None]
+    found = policy_numbers(space, actions)
+    np.testing.assert_array_equal(found, numbers)
+    assert found.dtype.kind == ("f" if isinstance(space, spaces.Box) else "i")
+    if not isinstance(space, spaces.Box):
+        with pytest.raises(ConfigError, match="action_field"):
+            policy_numbers(space, actions + 3)
 
 
 def test_in_a_program_what_is_as_it_should_be_is_no_operation() -> None:

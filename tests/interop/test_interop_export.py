@@ -381,7 +381,7 @@ def test_an_export_acts_as_the_run_does(space: Any, tmp_path: Path, monkeypatch:
     env = Toy(space)
     monkeypatch.setattr(Toy, "clip_actions", True, raising=False)  # its word for it
     policy, params = policy_for(env)
-    params["params"]["actor"]["linear_2"]["kernel"] *= 50.0
+    params["params"]["actor"]["linear_2"]["kernel"] *= 2000.0
     formats = writable("pt", "onnx", "stablehlo")
     export_policy(policy, params, env, tmp_path / "out", formats, origin=ORIGIN)
     verify(tmp_path / "out")
