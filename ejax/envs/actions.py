@@ -14,18 +14,14 @@ Bounds: TypeAlias = tuple[tuple[float | None, ...], tuple[float | None, ...]]
 
 
 class ActionForm(NamedTuple):
-    """A space's actions of a policy's numbers. Hashable."""
+    """A space's actions of a policy's numbers, flat; hashable. ``clip``: (low, high), None where a side is open.
+    ``whole``: the nearest integers. ``start``: the actions that choice 0 is. None: as the policy gives it."""
 
     clip: Bounds | None = None
-    """(low, high), number by number; None: open on that side."""
     whole: bool = False
-    """The nearest whole number, of a Box of integers."""
     start: tuple[int, ...] = ()
-    """The action that choice 0 is, of each dimension; empty: 0."""
     action_shape: tuple[int, ...] | None = None
-    """None: as the policy gives it."""
     dtype: str | None = None
-    """None: as the policy gives it."""
 
 
 def action_form(space: gymnasium.Space[Any], *, clips: bool = False) -> ActionForm:
@@ -63,7 +59,7 @@ def _moved(form: ActionForm, rows: Any, numpy: Any) -> Any:
     dtype = np.dtype(form.dtype or rows.dtype)
     dtype = dtype if numpy is np else jax.dtypes.canonicalize_dtype(dtype)
 
-    def each_row(x: Any, dtype: Any = dtype) -> Any:
+    def each_row(x: Any) -> Any:
         return numpy.broadcast_to(numpy.asarray(x, dtype), rows.shape)
 
     if form.start:

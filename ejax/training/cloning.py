@@ -5,6 +5,7 @@ of its windows; of kept episodes each process draws all of them and reads those 
 each has of its own, it draws those alone.
 """
 
+import math
 import threading
 import time
 import zlib
@@ -77,7 +78,7 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
         group=Group(config.trainer.process_timeout_s) if count() > 1 else None,
         action_chunk=config.env.cfg.get("action_chunk", 1),
         # of choices, the policy itself checks them
-        num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
+        num_outputs=math.prod(space.shape) if isinstance(space, gymnasium.spaces.Box) else 0,
         env=made.env if isinstance(made.env, HostEnv) else None,
     )
     state = init_host_run_state(made.policy, made.optimizer, made.key, obs)

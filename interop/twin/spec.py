@@ -97,16 +97,13 @@ class EncoderSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ActsInSpace:
-    """The way from a head's numbers to the environment's action: ``ejax.envs.actions.ActionForm``, without jax."""
+    """A head's numbers as the environment's action: ``ejax.envs.actions.ActionForm`` without jax. ``whole`` numbers are
+    floats here; ``action_shape`` None: the head's."""
 
     clip: tuple[tuple[float | None, ...], tuple[float | None, ...]] | None = None
-    """(low, high) that a deployed action is clipped to, number by number; null: open on that side."""
     whole: bool = False
-    """The nearest whole number, as a float."""
     start: tuple[int, ...] = ()
-    """The action that choice 0 is, of each dimension; empty: 0."""
     action_shape: tuple[int, ...] | None = None
-    """None: the head's."""
 
 
 class DeployedForms:
