@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
+from ejax.envs.actions import action_form, to_action
 from ejax.numerics.finite import NONFINITE_EPISODES, finite_rows
 from ejax.policies.calls import apply_policy, check_obs, first_memory, forget, forget_outside
 from ejax.rollout import EnvCarry, reset, step, with_memory
@@ -121,7 +122,8 @@ def _play(
     policy: Policy, env: Env, params: Params, key: Key, now: _Progress
 ) -> tuple[EnvCarry, Array, dict[str, Array]]:
     action, remembered = _mode(policy, params, now.envs.obs, now.envs.memory)
-    envs, timestep = step(env, now.envs, action, jax.random.fold_in(key, now.t))
+    given = to_action(action_form(env.action_space), action, jnp)
+    envs, timestep = step(env, now.envs, given, jax.random.fold_in(key, now.t))
     healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
     facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
     return replace(envs, memory=forget(policy, remembered, timestep.done)), timestep.done, facts
@@ -147,7 +149,7 @@ def evaluate_host(
     of the start states; the environment is reset. Raises ValueError: ``num_episodes`` is not positive."""
     if num_episodes <= 0:
         raise ValueError(f"evaluate_host needs num_episodes > 0, got {num_episodes}")
-    num_envs = env.num_envs
+    num_envs, form = env.num_envs, action_form(env.action_space)
     quota = _quotas(num_envs, num_episodes, choice)
     obs = env.reset(np.random.SeedSequence(seed).generate_state(num_envs).astype(np.uint32))
     memory = first_memory(policy, num_envs)
@@ -160,7 +162,7 @@ def evaluate_host(
         check_obs(policy, obs)
         mode, memory = _mode(policy, params, obs, memory)
         action = np.asarray(mode)
-        timestep = env.step(action)
+        timestep = env.step(to_action(form, action))
         valid = timestep.info.get("valid", np.ones(num_envs, bool))
         broken = timestep.info.get("nonfinite", np.zeros(num_envs, bool))
         healthy &= finite_rows(obs, action, timestep.reward, timestep.final_obs, numpy=np) & ~broken

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ejax.envs.actions import action_form, to_action
 from ejax.numerics.checks import check_rollout
 from ejax.numerics.kernels import PackedRows, has_large_rows, pack_rows
 from ejax.numerics.platforms import by_platform
@@ -91,8 +92,9 @@ def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
 def step(
     env: Env, carry: EnvCarry, action: Array, key: Key, start: EnvCarry | None = None
 ) -> tuple[EnvCarry, Timestep]:
-    """Make one step of N environments; rows whose episode ended start a new one: ``start``'s, or drawn here.
-    The time step's ``obs`` is the next to act on, its ``final_obs`` the true next one.
+    """Make one step of N environments by actions of their space (``ejax.envs.actions``); rows whose episode ended start
+    a new one: ``start``'s, or drawn here. The time step's ``obs`` is the next to act on, its ``final_obs`` the true
+    next one.
 
     On a CPU the reset is under one ``lax.cond`` for the batch, so that it costs nothing while no episode ends. (Under
     ``vmap`` the cond becomes a select: batch environments inside, not outside.) A GPU resets all rows. Where the
@@ -250,12 +252,12 @@ def _collect(
     Of an environment whose reset is long a GPU draws one new episode for each row, not one for each step: other bits,
     and a row that ends twice within the T steps begins the same one again.
     """
-    num_envs = carry[1].shape[0]
+    num_envs, form = carry[1].shape[0], action_form(env.action_space)
 
     def one_step(envs: EnvCarry, key: Key, row: dict[str, Array], start: EnvCarry | None) -> tuple[EnvCarry, _Step]:
         key_action, key_env = jax.random.split(key)
         action, given, distribution, remembered = _act(policy, params, envs, row, key_action)
-        after, timestep = step(env, envs, given, key_env, start)
+        after, timestep = step(env, envs, to_action(form, given, jnp), key_env, start)
         made = _Step(
             obs=envs.obs,
             action=action,

@@ -41,7 +41,9 @@ def as_tensor(x: Any, name: str, device: torch.device) -> torch.Tensor:
             array = np.array(None)
         if array.dtype.kind not in "fiub":
             raise ValueError(f"'{name}' must be a tensor or array of numbers, got a {type(x).__name__}")
-        return torch.tensor(array, device=device)
+        # torch takes neither the other byte order nor negative strides, nor floats beyond 64 bits
+        kind = np.dtype(np.float64) if array.dtype.kind == "f" and array.itemsize > 8 else array.dtype.newbyteorder("=")
+        return torch.tensor(np.array(array, kind, order="C"), device=device)
     if not is_dense(x):
         raise ValueError(f"'{name}' must be a dense tensor of real numbers, got {describe(x)}")
     return x

@@ -30,7 +30,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from ejax.envs.adapters.gymnasium import as_rows, into_space, rows_space
+from ejax.envs.actions import action_form, to_action
+from ejax.envs.host.rows import as_rows, rows_space
 from ejax.schema.frozen import thaw
 from ejax.schema.paths import find
 from ejax.schema.registry import is_import_path, resolve
@@ -107,6 +108,7 @@ class TorchVector:
         self._raw_space = row_space(env, "observation", self.num_envs)
         self.observation_space: gymnasium.Space[Any] = rows_space(self._raw_space)
         self.action_space = row_space(env, "action", self.num_envs)
+        self._form = action_form(self.action_space, clips=clip_actions)._replace(start=())  # given actions, not choices
         limits = (
             getattr(env, name, None) for name in ("max_episode_steps", "max_episode_length")
         )  # theirs, Isaac Lab's
@@ -142,7 +144,7 @@ class TorchVector:
         if self._obs is None:
             raise RuntimeError("step before reset: no episode has started")
         before = self._obs
-        given = torch.from_numpy(into_space(self.action_space, action, clip=self.clip_actions)).to(self.device)
+        given = torch.from_numpy(to_action(self._form, action)).to(self.device)
         with torch.no_grad():
             answer = self.env.step(given)
         if len(answer) != 5:

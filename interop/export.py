@@ -17,7 +17,6 @@
 """
 
 import argparse
-import json
 import platform
 import sys
 import tempfile
@@ -30,13 +29,15 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
+from ejax.envs.actions import action_form
+from ejax.envs.check import clips_actions
 from ejax.envs.host.calls import HostEnvError, closing
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import a_path, make_folder, move, replace_file, sync
+from ejax.schema.plain_files import a_path, make_folder, move, replace_file, sync, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
@@ -45,12 +46,11 @@ from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import leapp_bundle
-from interop.artefacts.cases import Bounds, observe
+from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, ConversionError, Trained, library_versions
-from interop.artefacts.host_cases import observe_host
-from interop.artefacts.parity import Case, ParityError, save_cases
+from interop.artefacts.parity import Case, ParityError, save_cases, without_ties
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import described, exporter_of_any
@@ -183,8 +183,8 @@ def export_policy(
         no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
     written, left_out = _written_formats(formats, no_twin)
     exported, spec = described(exporter, policy, env)
-    own = {MEMORY, NEXT_MEMORY, *(spec.outputs if "onnx" in written else ())}  # ONNX has one name for one array
-    if taken := own & {*spec.reads}:
+    reserved = {MEMORY, NEXT_MEMORY, *(spec.outputs if "onnx" in written else ())}  # ONNX has one name for one array
+    if taken := reserved & {*spec.reads}:
         raise ValueError(f"an export has arrays of its own called {', '.join(sorted(taken))}; rename the observation's")
     for name, mean, std in acting_statistics(params):
         text = "hardly varied in training: what differs is divided by 0.01, and not clipped"
@@ -194,15 +194,16 @@ def export_policy(
     if leapp and (isinstance(spec, VLASpec) or "onnx" not in written):
         reason = "this policy reads text" if isinstance(spec, VLASpec) else left_out.get("onnx", "onnx is not chosen")
         raise ValueError(f"--leapp needs the format onnx of a policy that reads no text; {reason}")
-    bounds = _finite_bounds(env.action_space) if spec.head in _UNBOUNDED else None
-    env_clips: bool | None
-    if isinstance(env, HostEnv):
-        seen, env_clips = observe_host(exported, env, params, spec, bounds)
-    else:
-        seen, env_clips = observe(exported, env, params, spec, bounds)
-    clips, reason = _decide_clipping(clipping, bounds, env_clips, spec)
-    spec = replace(spec, clip=bounds if clips else None)
-    cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space)
+    env_clips = clips_actions(env)
+    clips, reason = _decide_clipping(clipping, env.action_space, env_clips, spec)
+    form = action_form(env.action_space, clips=clips)
+    shape = None if form.action_shape == spec.output_shape("action") else form.action_shape
+    spec = replace(spec, clip=form.clip, whole=form.whole, start=form.start, action_shape=shape)
+    # the actions that the run itself gives, so that an artefact of others fails
+    own = action_form(env.action_space, clips=bool(env_clips) if clipping == "auto" else clips)._replace(dtype=None)
+    seen = observe(exported, env, params, spec)
+    cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space, own)
+    cases = [case for case in map(without_ties, cases) if len(case.expected["action"])] if own.whole else cases
     documents = exporter.documents(exported, seen)
     tensors = state_dict_from_params(exported, params) if not no_twin else {}
     trained = Trained(exported, params, spec, tensors, origin["global_step"])
@@ -222,23 +223,20 @@ def export_policy(
     return _write(to, written, trained, documents, cases, facts, None if formats else left_out, leapp)
 
 
-def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
-    if not isinstance(space, gymnasium.spaces.Box):
-        return None
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        return None
-    return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
-
-
-def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool | None, spec: Spec) -> tuple[bool, str]:
+def _decide_clipping(
+    clipping: Clipping, space: gymnasium.Space, env_clips: bool | None, spec: Spec
+) -> tuple[bool, str]:
     """Decide whether to clip, and why, for the contract.
 
     Args:
         env_clips: None: not known.
     """
+    form = action_form(space, clips=True)
+    if form.whole:
+        return True, "to whole numbers within the action space, as in training"
     if spec.head not in _UNBOUNDED:
         return False, f"none: {spec.head} actions are inside their space"
-    if bounds is None:
+    if form.clip is None:
         return False, "none: the action space has no finite bounds"
     if clipping == "none":
         return False, "none: switched off"
@@ -249,7 +247,7 @@ def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool 
             return True, "to the action space, as requested; whether the environment does is not known"
         return True, "to the action space, as requested; the environment does not, so this is not the trained policy"
     if env_clips is None:
-        return False, "none: the environment does not repeat itself from a seed, so whether it clips is not known"
+        return False, "none: the environment does not say whether it clips (clip_actions), so that is not known"
     return False, "none: the environment acts on actions beyond its action space, which clipping would change"
 
 
@@ -274,7 +272,7 @@ def _write(
         made.mkdir()
         replace_file(made / "policy.json", spec_to_json(trained.spec))
         for name, document in documents.items():
-            text = document if isinstance(document, str) else json.dumps(document, indent=2, allow_nan=False)
+            text = document if isinstance(document, str) else to_json(document, "null", indent=2)
             replace_file(made / name, text)
         save_cases(made / "observations.npz", cases)
         if isinstance(trained.spec, VLASpec):
@@ -307,7 +305,7 @@ def _write(
             "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
             "versions": {"python": platform.python_version(), "machine": platform.machine(), **library_versions()},
         }
-        replace_file(made / "parity.json", json.dumps(report, indent=2))
+        replace_file(made / "parity.json", to_json(report, "null", indent=2))
         if to.exists():
             to.rmdir()  # empty, and os.replace does not replace a folder everywhere
         sync(made)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from interop.checkpoints.plain_pt import load_plain
 from interop.dense import as_tensor, describe, odd_tensor
 from interop.plain_files import check_plain
+from interop.twin.actions import ToAction
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
@@ -55,8 +56,6 @@ class TorchPolicy(nn.Module):
 
     _low: Tensor
     _high: Tensor
-    _clip_low: Tensor
-    _clip_high: Tensor
     _read: Tensor
 
     def __init__(self, spec: PolicySpec) -> None:
@@ -77,9 +76,9 @@ class TorchPolicy(nn.Module):
             self.critic = make_network(spec.critic, spec.width(spec.critic), 1)
             own = spec.critic.normalized and (spec.critic_memory is None or spec.critic_memory.type != "actor")
             self.critic_obs_normalizer = _make_normalizer(spec, own, spec.critic.inputs)
-        low, high = spec.clip or ((), ())
+        self.to_action = ToAction(spec)
         # constants of the spec, not weights: they move with .to(device) but stay out of the state_dict
-        for name, bound in {"low": spec.low, "high": spec.high, "clip_low": low, "clip_high": high}.items():
+        for name, bound in {"low": spec.low, "high": spec.high}.items():
             self.register_buffer(f"_{name}", torch.tensor(bound), persistent=False)
         self.register_buffer("_read", torch.tensor(spec.read_of_all, dtype=torch.int64), persistent=False)
 
@@ -146,7 +145,7 @@ class TorchPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Any) -> Any:
-        """Return the deterministic action, clipped as the spec has it: [..., A] float32, or int32 choices.
+        """Return the deterministic action, in the environment's space as the spec has it: float32, or int32 choices.
 
         A policy with memory remembers the observation; where an episode ended, ``reset`` comes before the next one's.
 
@@ -166,7 +165,7 @@ class TorchPolicy(nn.Module):
             # policies with memory read numbers alone
             output, self.memory = self.output([], numbers, self._remembered(self.spec.memory, numbers[0]))
             distribution = self.head(output)
-        action = self.clip(distribution.mode())
+        action = self.to_action(distribution.mode())
         arrays = not any(isinstance(x, Tensor) for x in given.values())
         return action.numpy(force=True) if arrays else action
 
@@ -176,7 +175,7 @@ class TorchPolicy(nn.Module):
         if rows is None:
             self.memory = None
         elif self.memory is not None:
-            ended = torch.as_tensor(rows, dtype=torch.bool, device=self.memory.device)
+            ended = as_tensor(rows, "rows", self.memory.device).to(self.memory.device, torch.bool)
             self.memory = torch.where(ended[..., None], 0.0, self.memory)
 
     def _remembered(self, memory: MemorySpec, x: Tensor) -> Tensor:
@@ -194,9 +193,6 @@ class TorchPolicy(nn.Module):
 
     def deployed(self) -> nn.Module:
         return Deployed(self)
-
-    def clip(self, action: Tensor) -> Tensor:
-        return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 
     def see(self, obs: Any) -> list[Tensor]:
         """Encode each image, once for actor and critic: [N, 2·channels]."""
@@ -305,7 +301,7 @@ class Deployed(nn.Module):
         obs = dict(zip(policy.spec.images, images, strict=True))
         output, after = policy.output(policy.see(obs), list(numbers), memory)
         distribution = policy.head(output)
-        action = policy.clip(distribution.mode())
+        action = policy.to_action(distribution.mode())
         parameters: tuple[Tensor, ...] = (output,)
         if isinstance(distribution, Normal | TanhNormal):
             normal = distribution.base if isinstance(distribution, TanhNormal) else distribution
@@ -382,7 +378,9 @@ def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer 
     policy = TWINS[type(spec)](spec)
     if tokenizer is not None:
         policy.tokenizer = tokenizer
-    policy.load_state_dict({name: torch.as_tensor(x) for name, x in state_dict.items()}, strict=True)
+    policy.load_state_dict(
+        {name: as_tensor(x, name, torch.device("cpu")) for name, x in state_dict.items()}, strict=True
+    )
     return policy.eval()
 
 

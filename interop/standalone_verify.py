@@ -58,6 +58,7 @@ class Contract:
     output_shape: Callable[[str], tuple[int, ...]]
     continuous: bool
     sizes: tuple[int, ...]
+    start: tuple[int, ...]
     max_episode_steps: int | None
 
 
@@ -152,15 +153,15 @@ def load_contract(directory: Path) -> Contract:
     )
     if "action" not in returned or len(given) < len(facts["observation"]) or len(returned) < len(facts["outputs"]):
         raise ValueError(f"{file}: 'outputs' must have an action, and no name may be there twice; {_AGAIN}")
-    kinds = {entry["name"]: entry["dtype"] for entry in facts["outputs"]}
-    continuous = kinds["action"] == "float32"
+    continuous = {entry["name"]: entry["dtype"] for entry in facts["outputs"]}["action"] == "float32"
     sizes = tuple(facts["action"].get("num_choices", ()))
+    start = tuple(facts["action"].get("start", ())) if "shape" in facts["action"] else ()  # of older ones: from 0
     if not continuous and (not sizes or returned.get("logits") != (sum(sizes),)):
         raise ValueError(f"{file}: actions are choices, so 'num_choices' and as many 'logits' are needed; {_AGAIN}")
     if (MEMORY in given or NEXT_MEMORY in returned) and given.get(MEMORY) != returned.get(NEXT_MEMORY):
         raise ValueError(f"{file}: the input {MEMORY} needs an output {NEXT_MEMORY} of its shape; {_AGAIN}")
-    shapes = (given.__getitem__, returned.__getitem__)
-    return Contract(tuple(given), tuple(returned), *shapes, continuous, sizes, facts["env"].get("max_episode_steps"))
+    forms = (tuple(given), tuple(returned), given.__getitem__, returned.__getitem__)
+    return Contract(*forms, continuous, sizes, start, facts["env"].get("max_episode_steps"))
 
 
 def check_episode(directory: Path, contract: Contract) -> None:
@@ -241,8 +242,7 @@ def compare(run: Run, case: Case, interface: Interface) -> dict[str, dict[str, f
     row's largest magnitude). ``of_allowed`` above 1 is a mismatch; other shapes, dtypes or NaNs are a ParityError.
     """
     worst: dict[str, dict[str, float]] = {}
-    loop = case.name == CONSECUTIVE
-    every = len(case.expected["action"])
+    loop, every = case.name == CONSECUTIVE, len(case.expected["action"])
     for rows in [every, *(size for size in BATCH_SIZES if size < every and not loop)]:
         leaves = [case.observation[name][:rows] for name in interface.inputs]
         answers = _answer_consecutively(run, case, interface) if loop else run(leaves)
@@ -308,7 +308,7 @@ def check_cases(cases: list[Case], interface: Interface, rows: Mapping[str, int]
             shown = ", ".join(f"{name} is {given.get(name)}, must be {wanted.get(name)}" for name in names)
             raise ValueError(f"observations.npz: in case '{case.name}' {shown}")
         for name, x in case.allowed.items():
-            overflows = ~np.isfinite(case.expected[name]).all(axis=-1, keepdims=True)
+            overflows = ~np.isfinite(case.expected[name].reshape(len(x), -1)).all(axis=-1, keepdims=True)
             if not ((x > 0) & (np.isfinite(x) | overflows)).all():
                 raise ValueError(
                     f"observations.npz: what is allowed of {name} in '{case.name}' must be finite, above 0"
@@ -324,6 +324,7 @@ def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, interface: I
         )
     if name == "action" and not interface.continuous:
         return _choice_errors(answer, expected, case, rows, interface)
+    answer, expected = answer.reshape(rows, -1), expected.reshape(rows, -1)
     # infinities must be the same ones; no distance is taken between them
     infinite = np.isinf(answer) | np.isinf(expected)
     unlike = (np.isnan(answer) != np.isnan(expected)) | (infinite & (answer != expected))
@@ -340,11 +341,10 @@ def _choice_errors(
     answer: NDArray[Any], expected: NDArray[Any], case: Case, rows: int, interface: Interface
 ) -> dict[str, float]:
     """Errors of choices: by how much the chosen logit is below the best one."""
-    logits = case.expected["logits"][:rows]
-    scale = largest_magnitude(logits)[..., 0]
+    scale = largest_magnitude(logits := case.expected["logits"][:rows])[..., 0]
     parts = np.split(logits, np.cumsum(interface.sizes)[:-1], axis=-1)
     regret = np.zeros(rows)
-    for part, choice in zip(parts, answer.reshape(rows, -1).T, strict=True):
+    for part, choice in zip(parts, (answer.reshape(rows, -1) - np.array(interface.start or 0)).T, strict=True):
         chosen = np.take_along_axis(part, np.clip(choice, 0, part.shape[-1] - 1)[:, None], axis=-1)[:, 0]
         inside = (choice >= 0) & (choice < part.shape[-1])
         regret = np.maximum(regret, np.where(inside, part.max(axis=-1) - chosen, np.inf))

@@ -3,7 +3,6 @@
 {"entries": [{config, overrides, target, gpus, hosts, "counts": {release of jax: {name: number}}}]}
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from pydantic import BaseModel
 
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.logs.json_records import read_facts
-from ejax.schema.plain_files import replace_file
+from ejax.schema.plain_files import replace_file, to_json
 from ejax.schema.problems import ConfigError, Problem
 
 from .run import count_kernels
@@ -86,7 +85,7 @@ def rewrite(path: Path, config: str | None = None) -> None:
     for entry in _entries(budgets, config, path):
         # counts are XLA's: they hold for one release
         entry["counts"] = {**entry.get("counts", {}), jax.__version__: measure(entry)}
-    replace_file(path, json.dumps(budgets, indent=1) + "\n")
+    replace_file(path, to_json(budgets, indent=1) + "\n")
 
 
 def _entries(budgets: dict[str, Any], config: str | None, path: Path) -> list[dict[str, Any]]:

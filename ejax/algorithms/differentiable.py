@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from pydantic import Field, NonNegativeFloat
 
 from ejax.algorithms.options import GradientOptions
 from ejax.algorithms.record import MakeStep
 from ejax.algorithms.step import RunState, Step, finish
+from ejax.envs.actions import action_form, to_action
 from ejax.numerics.episodes import drop_current_episodes
 from ejax.numerics.platforms import by_platform, unrolled_scan
 from ejax.rollout import EnvCarry, starts_of, step
@@ -102,6 +102,9 @@ def play(
         action's distribution, [T, N].
     """
 
+    form = action_form(env.action_space)
+    clipped = action_form(env.action_space, clips=True)._replace(action_shape=None)
+
     def one_step(carry: EnvCarry, xs: tuple[Key, Array, EnvCarry | None]) -> tuple[EnvCarry, tuple[Timestep, Array]]:
         key, tap, start = xs
         key_action, key_env = jax.random.split(key)
@@ -109,12 +112,11 @@ def play(
         deterministic = options.deterministic_actions
         action = distribution.mode() if deterministic else distribution.env_action(distribution.sample(key_action))
         if options.clip_actions_to_space:
-            space: Any = env.action_space
-            action = jnp.clip(action, np.asarray(space.low)[None], np.asarray(space.high)[None])
+            action = to_action(clipped, action, jnp)
         # last, so that what the limit sees is the gradient that comes from the environment alone
         if options.action_adjoint_max_norm > 0.0:
             action = clip_adjoint(action, tap, options.action_adjoint_max_norm)
-        after, timestep = step(env, carry, action, key_env, start)
+        after, timestep = step(env, carry, to_action(form, action, jnp), key_env, start)
         return after, (replace(timestep, obs=carry.obs), distribution.entropy())
 
     def all_steps(carry: EnvCarry, keys: Key, taps: Array, starts: EnvCarry | None = None) -> Any:

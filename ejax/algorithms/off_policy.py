@@ -5,6 +5,7 @@ Gradient steps per environment step, ``gradient_steps / (buffer_size · num_envs
 run that goes on neither catches up nor forgets.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -182,7 +183,7 @@ def make_own(options: Any, policy: Policy, env: Env | HostEnv, num_envs: int) ->
     if problems:
         raise ConfigError(problems)
     forms = obs_forms(env, num_envs)
-    action = jnp.zeros((num_envs, *(env.action_space.shape or ())))
+    action = jnp.zeros((num_envs, math.prod(env.action_space.shape or ())))  # a policy's numbers: one of no axes
     own = OffPolicyState(replay=init_replay(options.replay, forms, action, num_strata=strata))
     if wanted is None:
         return own

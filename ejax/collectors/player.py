@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.envs.actions import action_form, to_action
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
@@ -73,6 +74,7 @@ class GroupPlayer:
         self.policy, self.env, self.number, self.turns = policy, env, number, turns
         named = env.env if isinstance(env, PureHostEnv) else env
         self.name = env.name if isinstance(env, GuardedEnv) else type(named).__name__
+        self.form = action_form(env.action_space)
         self.obs: PyTree = None
         self.memory = first_memory(policy, env.num_envs)  # the policy's memory of the episodes under way
         self.explores = isinstance(policy, ExploringPolicy)
@@ -123,7 +125,7 @@ class GroupPlayer:
                 place = (np.int32((update - 1) * num_steps + t), np.int32(self.number)) if self.explores else None
                 drawn, part, remembered = act(self.policy, params, self.obs, self.memory, key, np.int32(t), row, place)
                 action = np.asarray(drawn)
-                given = action if part is None else np.asarray(part)
+                given = to_action(self.form, action if part is None else part)
                 policy_s += time.perf_counter() - began
             # before the step: an environment may write the next observation over this one
             before = _write(before, t, num_steps, (self.obs, action, (self.memory, remembered)))
@@ -132,7 +134,7 @@ class GroupPlayer:
                     raise CollectionStopped
                 report(f"step {t + 1} of {num_steps}, group {self.number}: {self.name}")
                 began = time.perf_counter()
-                timestep = self.call("step", given)
+                timestep = self.call("step", given.copy() if listeners else given)  # it may write into its own
                 env_s += time.perf_counter() - began
             after = _write(after, t, num_steps, timestep)
             if listeners:
@@ -156,7 +158,7 @@ class GroupPlayer:
             place = (np.int32(t), np.int32(self.number)) if self.explores else None
             drawn, part, memory = act(self.policy, params, obs, memory, key, np.int32(t), row, place)
         if isinstance(self.env, PureHostEnv):
-            self.env.compile(np.asarray(drawn if part is None else part))
+            self.env.compile(to_action(self.form, drawn if part is None else part))
 
     def state(self) -> PyTree:
         """Return the environments' state, with the policy's memory where it has one; None: none to save."""

@@ -4,7 +4,6 @@ import ast
 import functools
 import inspect
 import itertools
-import json
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from ejax.algorithms.lookup import find_algorithm
 from ejax.config.embodichain.spellings import COMPAT, MOVED, TABLES, WITHOUT_EFFECT
 from ejax.config.run_config import RunConfig
 from ejax.schema.frozen import StrictModel
+from ejax.schema.plain_files import to_json
 from ejax.schema.registry import ALGORITHMS
 
 
@@ -77,7 +77,7 @@ def allowed_keys(section: str, algorithm: str) -> tuple[list[str], list[str]]:
 
 def schema_text() -> str:
     """Return the text of ``ejax/config.schema.json``."""
-    return json.dumps(make_schema(), indent=1, ensure_ascii=False) + "\n"
+    return to_json(make_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

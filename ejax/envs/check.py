@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.envs.actions import action_form, ends, to_action
+from ejax.envs.description import describe
 from ejax.schema.paths import named
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, PyTree, Timestep, persist
@@ -27,6 +29,7 @@ _REMEDY = {
     "KeyReuseError": "uses a key twice; split it",
 }
 _NUM_ROWS = 4
+_NUM_STEPS_BEYOND = 8
 
 
 def check_env(env: Env, *, num_steps: int = 200, seed: int = 0) -> str:
@@ -52,6 +55,21 @@ def check_shapes(env: Any) -> None:
     # what has not the form of an environment cannot be traced
     if problems := list(_form(env)) or list(_traced(env)):
         raise ConfigError(problems, _name(env))
+
+
+def clips_actions(env: Env | HostEnv) -> bool | None:
+    """Find whether an environment clips a Box's numbers to its bounds: by its word, else by playing it in JAX with
+    actions far beyond them. None: not known, since it is stepped outside JAX and does not say (``clip_actions``)."""
+    form = action_form(env.action_space, clips=True)
+    if form.clip is None or form.whole or describe(env).clips_actions:
+        return form.clip is not None
+    if isinstance(env, HostEnv):
+        return None
+    length, key = _num_played(env, _NUM_STEPS_BEYOND), jax.random.key(0)
+    # one program for both: of two, XLA may round one otherwise
+    play = jax.jit(lambda near: _episode(env, length, key, partial(_action_beyond, env.action_space, near)))
+    far, near = (jax.tree.leaves(jax.device_get(play(near))) for near in (False, True))
+    return all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in zip(far, near, strict=True))
 
 
 def describe_error(error: Exception) -> str:
@@ -249,14 +267,15 @@ def _within(space: Any, obs: PyTree, running: Any, where: str) -> Iterator[Probl
             yield Problem(f"{where}{list(at)}", f"got {value:g}, {text} the {bound:g} of observation_space")
 
 
-def _episode(env: Env, length: int, key: Key) -> dict[str, PyTree]:
+def _episode(env: Env, length: int, key: Key, draw: Callable[[Key], Array] | None = None) -> dict[str, PyTree]:
     """Observations [length + 1, N, ...], rewards and ends [length, N] of random actions, played on past their ends."""
+    draw = draw or partial(_random_action, env.action_space)
     key_reset, key_steps = jax.random.split(key)
     state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, _NUM_ROWS))
 
     def one_step(state: PyTree, key: Key) -> tuple[PyTree, tuple[PyTree, Array, Array]]:
         key_action, key_step = jax.random.split(key)
-        actions = jax.vmap(partial(_random_action, env.action_space))(jax.random.split(key_action, _NUM_ROWS))
+        actions = jax.vmap(draw)(jax.random.split(key_action, _NUM_ROWS))
         state, timestep = jax.vmap(env.step)(state, actions, jax.random.split(key_step, _NUM_ROWS))
         return state, (timestep.obs, timestep.reward, timestep.terminated | timestep.truncated)
 
@@ -266,19 +285,36 @@ def _episode(env: Env, length: int, key: Key) -> dict[str, PyTree]:
 
 
 def _zero_action(space: Any) -> Array:
-    return jnp.zeros(space.shape, jnp.float32 if isinstance(space, gymnasium.spaces.Box) else jnp.int32)
+    kind = jnp.float32 if isinstance(space, gymnasium.spaces.Box) else jnp.int32
+    return to_action(action_form(space), jnp.zeros((1, *space.shape), kind), jnp)[0]
 
 
 def _random_action(space: Any, key: Key) -> Array:
     if isinstance(space, gymnasium.spaces.Box):
-        # numbers without bounds are drawn from a normal distribution
-        bounded = np.isfinite(space.low) & np.isfinite(space.high)
-        low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 0.0)
-        spread = jnp.asarray(high - low, jnp.float32)
-        uniform = jnp.asarray(low, jnp.float32) + spread * jax.random.uniform(key, space.shape)
-        return jnp.where(bounded, uniform, jax.random.normal(key, space.shape))
-    size = space.nvec if isinstance(space, gymnasium.spaces.MultiDiscrete) else space.n
-    return jax.random.randint(key, space.shape, 0, jnp.asarray(size, jnp.int32))
+        below, above = np.isfinite(space.low), np.isfinite(space.high)
+        low, high = (
+            jnp.where(x, jnp.asarray(b, jnp.float32), 0.0) for x, b in ((below, space.low), (above, space.high))
+        )
+        uniform = low + (high - low) * jax.random.uniform(key, space.shape)
+        # numbers without bounds are drawn from a normal distribution; with one of them, from its half beside that
+        normal = jax.random.normal(key, space.shape)
+        half = jnp.where(below, low + jnp.abs(normal), jnp.where(above, high - jnp.abs(normal), normal))
+        drawn = jnp.where(below & above, uniform, half)
+    else:
+        size = space.nvec if isinstance(space, gymnasium.spaces.MultiDiscrete) else space.n
+        drawn = jax.random.randint(key, space.shape, 0, jnp.asarray(size, jnp.int32))
+    return to_action(action_form(space), drawn[None], jnp)[0]
+
+
+def _action_beyond(space: Any, near: Array, key: Key) -> Array:
+    """Draw an action far beyond the bounds of a Box, on a side that has one; ``near``: on the bounds instead."""
+    form = action_form(space, clips=True)
+    low, high = (jnp.asarray(x, jnp.float32) for x in ends(form.clip))
+    below, above = jnp.isfinite(low), jnp.isfinite(high)
+    span = jnp.where(below & above, high - low, 1.0 + jnp.abs(jnp.where(below, low, high)))
+    down = jax.random.bernoulli(key, shape=low.shape) & below | ~above
+    beyond = jnp.where(down, jnp.where(below, low - span, 0.0), high + span)
+    return to_action(form._replace(clip=None), jnp.where(near, jnp.clip(beyond, low, high), beyond)[None], jnp)[0]
 
 
 def _call(env: Any, name: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.config import RunConfig
-from ejax.envs.description import describe
+from ejax.envs.actions import action_form, to_action
+from ejax.envs.check import clips_actions
 from ejax.play.player import act
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies.calls import check_obs, first_memory, forget_outside
@@ -25,7 +26,7 @@ class Actor:
     """A policy with its parameters, called with NumPy arrays. It keeps the memory of a policy with memory.
 
     Attributes: ``config``, ``env`` (of evaluations), ``policy`` and ``params``; ``example``, zeros in the form of one
-    row; ``bounds`` of the actions, None where the environment does not clip them.
+    row; ``form`` of the actions, clipped where the environment clips them.
     """
 
     def __init__(
@@ -36,9 +37,8 @@ class Actor:
         self._key = jax.random.key(config.trainer.seed)
         self._memory: tuple[int, PyTree] | None = None
         self._familiar = bool(params.get("normalizer"))
-        space: Any = env.action_space
         # where the environment acts on what is beyond the bounds, clipping would make another policy
-        self.bounds = (space.low, space.high) if describe(env).clips_actions else None
+        self.form = action_form(env.action_space, clips=bool(clips_actions(env)))
 
     def __repr__(self) -> str:
         return f"Actor({self.config.env.id}, {self.config.policy.name}, checkpoint={str(self.checkpoint)!r})"
@@ -46,9 +46,10 @@ class Actor:
     def act(
         self, obs: PyTree, *, deterministic: bool = True, starts: NDArray[np.bool_] | None = None
     ) -> NDArray[np.generic]:
-        """Choose actions for the environment: [A] for one observation, [N, A] for N along the first axis of every leaf.
+        """Choose actions of the environment's space: one for one observation, N for N along every leaf's first axis.
 
-        They are clipped to the bounds of the action space where the environment of the run clips them.
+        A Box's are clipped to its bounds where the environment of the run clips them, integers always. They may be
+        written into.
 
         Args:
             deterministic: the mode of the distribution; otherwise a sample.
@@ -87,7 +88,7 @@ class Actor:
         action, after = act(
             self.policy, self.params, rows, memory, self._key if key is None else key, samples=key is not None
         )
-        return np.asarray(action) if self.bounds is None else np.clip(action, *self.bounds), after
+        return to_action(self.form, action), after
 
     def reset(self) -> None:
         """Start new episodes: a policy with memory forgets."""
@@ -95,6 +96,7 @@ class Actor:
 
     def rows(self, obs: PyTree) -> tuple[PyTree, bool]:
         """Check an observation, as ``act`` does: ``(rows [N, ...], whether it was a single one)``."""
+        obs = jax.tree.map(np.asarray, obs, is_leaf=lambda x: isinstance(x, list))  # numbers, not a tree of them
         given: Any = jax.tree.structure(obs)
         wanted: Any = jax.tree.structure(self.example)
         if given != wanted:

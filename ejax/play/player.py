@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.envs.actions import action_form, to_action
 from ejax.evaluation import summarize
 from ejax.numerics.finite import finite_rows
 from ejax.policies.calls import apply_policy, check_obs, first_memory, forget, forget_outside
@@ -110,13 +111,13 @@ def _host_steps(
     policy: Policy, env: RenderableHostEnv, params: Params, seed: int, *, samples: bool
 ) -> Iterator[HostTimestep | None]:
     """Step all rows, without an end; None first, after the reset."""
-    key, memory = jax.random.key(seed), first_memory(policy, env.num_envs)
+    key, memory, form = jax.random.key(seed), first_memory(policy, env.num_envs), action_form(env.action_space)
     obs = env.reset(np.random.SeedSequence(seed).generate_state(env.num_envs).astype(np.uint32))
     yield None
     for t in itertools.count():
         check_obs(policy, obs)
         action, memory = act(policy, params, obs, memory, jax.random.fold_in(key, t), samples=samples)
-        timestep = env.step(np.asarray(action))
+        timestep = env.step(to_action(form, action))
         # a step that only reset belongs to no episode, and must leave no memory either
         memory = forget_outside(policy, memory, timestep.terminated | timestep.truncated | ~_valid(timestep))
         obs = timestep.obs
@@ -209,7 +210,8 @@ def _decide(
     policy: Policy, env: Env, params: Params, envs: EnvCarry, key: Key, *, samples: bool
 ) -> tuple[Array, PyTree, EnvCarry, Timestep]:
     """Give the action, the states after each of its parts [A, ...], the environment and the timestep before a reset."""
-    action, remembered = act(policy, params, envs.obs, envs.memory, key, samples=samples)
+    numbers, remembered = act(policy, params, envs.obs, envs.memory, key, samples=samples)
+    action = to_action(action_form(env.action_space), numbers, jnp)
     keys = jax.random.split(jax.random.split(key)[0], 1)  # as ``ejax.rollout.step`` splits it
     state, timestep = jax.vmap(env.step)(envs.state, action, keys)
     states = state
@@ -230,7 +232,7 @@ def _next_episode(env: Env, ended: EnvCarry, key: Key) -> EnvCarry:
 def act(
     policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, *, samples: bool
 ) -> tuple[Array, PyTree]:
-    """Give what the environment is given, and the memory after it."""
+    """Give what becomes the environment's action (``ejax.envs.actions``), and the memory after it."""
     distribution, _, remembered = apply_policy(policy, params, obs, memory)
     if not samples:
         return distribution.mode(), remembered

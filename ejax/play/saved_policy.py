@@ -1,7 +1,6 @@
 """The policy of a finished run: loaded, evaluated and recorded."""
 
 import inspect
-import json
 import re
 import sys
 import zlib
@@ -21,7 +20,7 @@ from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import write_video
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import by_product, replace_file
+from ejax.schema.plain_files import by_product, replace_file, to_json
 from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import load_params, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_policy_run
@@ -96,7 +95,7 @@ def evaluate_run(
         per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
         facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
         with by_product("the report of these numbers"):
-            replace_file(report, json.dumps(facts, indent=2), directory.path)
+            replace_file(report, to_json(facts, indent=2), directory.path)
             metrics["report"] = report
         if video is not None:
             metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)

@@ -1,6 +1,5 @@
 """The members of a population compared: summaries over them, and ``population.json`` with the best of them."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from ejax.config.models import TrainerConfig
 from ejax.config.population import Member
 from ejax.population.step import FITNESS
 from ejax.schema.frozen import thaw
-from ejax.schema.plain_files import by_product, replace_file
+from ejax.schema.plain_files import by_product, replace_file, to_json
 from ejax.training.saver import Progress
 
 
@@ -110,5 +109,5 @@ def write_summary(
         rows.append(row | {"alive": bool(alive[i]), "skipped_updates": own.skipped_updates})
     facts = {"best": best, "metric": trainer.best_eval_metric, "step": step, "members": rows}
     with by_product(f"{folder / 'population.json'}, with the best member"):
-        replace_file(folder / "population.json", json.dumps(facts, indent=2), folder)
+        replace_file(folder / "population.json", to_json(facts, indent=2), folder)
     return best

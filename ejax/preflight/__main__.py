@@ -1,14 +1,13 @@
 """``python -m ejax.preflight --config FILE``: memory and work on GPUs that are not here."""
 
 import argparse
-import json
 import os
 import sys
 from typing import Any
 
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import a_path, by_product, expanded, replace_file
+from ejax.schema.plain_files import a_path, by_product, expanded, replace_file, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 
 
@@ -37,7 +36,7 @@ def _run(args: argparse.Namespace) -> int:
     show(found, Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False))
     if args.json is not None:
         with by_product(str(args.json)):
-            replace_file(args.json, json.dumps(found, indent=1) + "\n")
+            replace_file(args.json, to_json(found, indent=1) + "\n")
     return 0
 
 

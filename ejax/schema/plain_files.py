@@ -107,6 +107,14 @@ def read_json(path: str | Path, most: int = MAX_BYTES) -> Any:
     return parse_json(read_bytes(path, most))
 
 
+def to_json(value: Any, infinity: str = "1e999", **options: Any) -> str:
+    """Write strict JSON, which has no NaN (null) and no infinity: a number that every reader takes for one, or null."""
+    known = {"NaN": "null", "Infinity": infinity, "-Infinity": infinity if infinity == "null" else f"-{infinity}"}
+    # texts are passed over as they are
+    pattern = r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN'
+    return re.sub(pattern, lambda found: known.get(found[0], found[0]), json.dumps(value, **options))
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text. Floats may be infinite or NaN, also those that are too large to be finite.
 

@@ -8,7 +8,6 @@ beside a newer one that is damaged.
 """
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -25,7 +24,7 @@ from pydantic import BaseModel, NonNegativeInt
 import ejax
 from ejax.collectors.replay_buffer import replays_in, with_rows, without_rows
 from ejax.logs.json_records import FactsError, read_facts
-from ejax.schema.plain_files import is_side_file, make_folder, move, replace_file, sync
+from ejax.schema.plain_files import is_side_file, make_folder, move, replace_file, sync, to_json
 from ejax.store.arrays import CheckpointError as CheckpointError
 from ejax.store.arrays import is_key, load_arrays, read_arrays
 from ejax.store.arrays import save_arrays as save_arrays
@@ -48,7 +47,7 @@ class CheckpointMeta(BaseModel):
     num_updates: NonNegativeInt = 0
     config: dict[str, Any] = {}
     best_eval_value: float | None = None
-    last_eval_metrics: dict[str, float] = {}
+    last_eval_metrics: dict[str, float | None] = {}
 
 
 def save_checkpoint(
@@ -193,7 +192,7 @@ def library_versions() -> dict[str, str]:
 def _complete(partial: Path, final: Path, meta: dict[str, Any], linked: Path | None = None) -> Path:
     """Put a checkpoint in place; ``linked``: one that some of its files are links to."""
     meta = {"schema_version": SCHEMA_VERSION, "versions": library_versions(), **meta}
-    replace_file(partial / "meta.json", json.dumps(meta, indent=2))
+    replace_file(partial / "meta.json", to_json(meta, indent=2))
     write_digests(partial, linked if linked is not None and (linked / LISTING).is_file() else None)
     sync(partial)
     replaced = final.with_name(f"{_REPLACED}{final.name}")

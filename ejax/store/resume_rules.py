@@ -11,7 +11,7 @@ from ejax.config import RunConfig, TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.optim import STRETCHABLE
 from ejax.schema.frozen import RESUMABLE, with_value
-from ejax.schema.plain_files import move, read_bytes, read_json, replace_file, sha256
+from ejax.schema.plain_files import move, read_bytes, read_json, replace_file, sha256, to_json
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.digests import LISTING, render_digests
 from ejax.store.run_dir import CHANGES, NEXT_LISTING, VERSIONS
@@ -84,8 +84,8 @@ def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
     updates = [trainer.num_updates, config.trainer.num_updates]
     changes.append({"step": step, "time": time.time(), "updates": updates, "changed": changed})
     run = config_file.parents[1]
-    replace_file(config_file.with_name(CHANGES), json.dumps({"changes": changes}, indent=2), run)
-    text = json.dumps(now, indent=2)
+    replace_file(config_file.with_name(CHANGES), to_json({"changes": changes}, indent=2), run)
+    text = to_json(now, indent=2)
     versions = config_file.with_name(VERSIONS)
     digests = {config_file.name: sha256(text.encode()), VERSIONS: sha256(read_bytes(versions))}
     listing = config_file.with_name(NEXT_LISTING)

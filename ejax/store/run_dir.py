@@ -22,7 +22,6 @@
 import contextlib
 import difflib
 import glob
-import json
 import os
 import platform
 import re
@@ -39,7 +38,7 @@ from ejax.config import RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
 from ejax.schema.code_places import note_code, noted
-from ejax.schema.plain_files import expanded, is_side_file, make_folder, move, replace_file, sha256
+from ejax.schema.plain_files import expanded, is_side_file, make_folder, move, replace_file, sha256, to_json
 from ejax.schema.trust import places_in
 from ejax.store.checkpoint import (
     CheckpointError,
@@ -277,7 +276,7 @@ def create_run_directory(
 def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[str, Any]) -> None:
     configs, run = directory.config_file.parent, directory.path
     make_folder(directory.checkpoints, run)  # a kill may have come right after it
-    texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
+    texts = [to_json(facts, indent=2) for facts in (config.to_dict(), versions)]
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
     # before the config: a run without its seal would look damaged
     replace_file(configs / LISTING, render_digests(digests), run)

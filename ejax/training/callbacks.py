@@ -164,10 +164,11 @@ class Callbacks:
 
     def meta(self) -> dict[str, Any]:
         """Give the states of all that have one, for the meta of a checkpoint; ValueError if JSON cannot hold one."""
-        states = {name: each.state_dict() for name, each in self._named.items()}
+        states: dict[str, Any] = {name: each.state_dict() for name, each in self._named.items()}
         for name, state in states.items():
             try:
-                json.dumps(state)  # now, with the callback's name, not in the middle of a save
+                text = json.dumps(state)  # now, with the callback's name, not in the middle of a save
+                states[name] = text if "NaN" in text else state  # as a text: a file of JSON has no NaN
             except (TypeError, ValueError) as error:
                 text = f"callback {name}: its state_dict cannot be saved: {explain(error)}"
                 raise ValueError(f"{text}; give numbers, texts, lists and mappings, of an array x.tolist()") from None
@@ -178,7 +179,7 @@ class Callbacks:
         """Give each callback its state back; messages about states that nobody takes."""
         for name, each in self._named.items():
             if name in states:  # a callback that is new to the run begins from its start
-                each.load_state_dict(states[name])
+                each.load_state_dict(json.loads(states[name]) if isinstance(states[name], str) else states[name])
         left = sorted(states.keys() - self._named.keys())
         return [f"the checkpoint has the state of callback {name}, which this call does not have" for name in left]
 

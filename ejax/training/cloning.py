@@ -5,6 +5,7 @@ of its windows; of kept episodes each process draws all of them and reads those 
 each has of its own, it draws those alone.
 """
 
+import math
 import threading
 import time
 import zlib
@@ -35,7 +36,7 @@ from ejax.runtime.sharding import join_rows, own_rows, process_count
 from ejax.schema.messages import noting
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
-from ejax.training.fields import read_array, read_observation, real_numbers
+from ejax.training.fields import policy_numbers, read_array, read_observation, real_numbers
 from ejax.training.host_steppers import MeshUpdate
 from ejax.training.parts import Ingredients, Parts
 from ejax.training.programs import jitted
@@ -60,7 +61,8 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
     num_devices = 1 if mesh is None else mesh.size
     num_windows = num_devices * config.trainer.buffer_size // data.chunk_size
     check = partial(check_obs, made.policy)  # outside the program, where values can be seen
-    demonstrations = Demonstrations(data, num_windows, obs, mesh=mesh, check=check)
+    numbers = partial(policy_numbers, space)
+    demonstrations = Demonstrations(data, num_windows, obs, mesh=mesh, check=check, numbers=numbers)
     same = {"policy": made.policy, "optimizer": made.optimizer, "config": options, "dropout": made.dropout}
 
     def clone(state: RunState, batch: Batch, key: Key) -> tuple[RunState, Metrics]:
@@ -77,7 +79,7 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
         group=Group(config.trainer.process_timeout_s) if process_count() > 1 else None,
         action_chunk=config.env.cfg.get("action_chunk", 1),
         # of choices, the policy itself checks them
-        num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
+        num_outputs=math.prod(space.shape) if isinstance(space, gymnasium.spaces.Box) else 0,
         env=made.env if isinstance(made.env, HostEnv) else None,
     )
     state = init_host_run_state(made.policy, made.optimizer, made.key, obs)
@@ -174,6 +176,7 @@ class Demonstrations:
         obs: zeros in the form of one environment's observation, leaves [1, ...].
         mesh: the devices that have equal parts of the windows. None: one has all.
         check: refuses observations of a batch that the policy would misread.
+        numbers: makes a policy's numbers of actions.
 
     Raises:
         ConfigError: kept episodes that cannot be read.
@@ -187,7 +190,9 @@ class Demonstrations:
         *,
         mesh: Mesh | None = None,
         check: Callable[[PyTree], None] = lambda obs: None,
+        numbers: Callable[[Any], Any] = real_numbers,
     ) -> None:
+        self._numbers = numbers
         self._num_windows, self._obs, self._mesh, self._check = num_windows, obs, mesh, check
         self._own = slice(0, num_windows) if mesh is None else own_rows(list(mesh.devices.flat), num_windows)
         if config.source == "engine" and process_count() > 1:  # the episodes of each process are others
@@ -301,7 +306,7 @@ class Demonstrations:
         action = read_array(chunks, config.action_field, "data.action_field")
         masks = {name: chunks[name] for name in ("valid", LOSS_MASK) if config.history_length is not None}
         self._check(obs)
-        batch = {"obs": obs, "action": real_numbers(action), **masks}
+        batch = {"obs": obs, "action": self._numbers(action), **masks}
         return jax.device_put(batch) if self._mesh is None else join_rows(batch, self._mesh, self._num_windows)
 
     def _sample(self, rng: np.random.Generator) -> Chunks:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
+import gymnasium
+
 from ejax.config import ConfigError, Problem
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
 from ejax.schema.paths import find
@@ -68,6 +70,21 @@ def read_field(fields: Fields, path: str, key: str, remedy: str = "") -> Any:
 def real_numbers(array: Any) -> Any:
     """Convert real numbers to float32; images and choices stay as they are."""
     return array.astype("float32") if array.dtype.kind == "f" else array
+
+
+def policy_numbers(space: Any, actions: Any) -> Any:
+    """Give the numbers by which a policy acts so [R, C, ...]: choices from 0 on, a Box's as float32. ConfigError: a
+    choice that the environment does not have."""
+    if isinstance(space, gymnasium.spaces.Box):
+        return actions.astype("float32") if actions.dtype.kind in "fiu" else actions
+    counts = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
+    if actions.shape[2:] != counts.shape:
+        return actions  # the policy itself refuses it
+    numbers = actions - space.start
+    if ((numbers < 0) | (numbers >= counts)).any():
+        text = f"the demonstrated actions are of {actions.min()} to {actions.max()}; the environment takes {space}"
+        raise ConfigError([Problem("data.action_field", text)])
+    return numbers.reshape(*numbers.shape[:2], *([] if counts.ndim == 0 else [-1]))
 
 
 def _like(expected: PyTree, given: Any, path: str, key: str) -> PyTree:

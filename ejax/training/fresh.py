@@ -3,7 +3,6 @@
 Their seeds are used neither in training nor in the periodic evaluations, the best of which flatters.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from ejax.evaluation import UNFINISHED_EPISODES
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
-from ejax.schema.plain_files import by_product, replace_file
+from ejax.schema.plain_files import by_product, replace_file, to_json
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.types import Params
 
@@ -32,7 +31,7 @@ class FreshFacts(BaseModel):
     """``evaluations/fresh_<which>.json``; its other keys are tags."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float]
+    __pydantic_extra__: dict[str, float | None]
     checkpoint: str
     step: NonNegativeInt
     episodes: PositiveInt
@@ -112,7 +111,7 @@ def write_fresh(
     }
     file = run / "evaluations" / f"fresh_{which}.json"
     with by_product(str(file)):
-        replace_file(file, json.dumps(facts, indent=2), run)
+        replace_file(file, to_json(facts, indent=2), run)
     return facts
 
 
@@ -121,7 +120,8 @@ def read_fresh(run: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for which in ("best", "last"):
         with suppress(FactsError):
-            found[which] = read_facts(run / "evaluations" / f"fresh_{which}.json", FreshFacts)
+            facts = read_facts(run / "evaluations" / f"fresh_{which}.json", FreshFacts)
+            found[which] = {name: math.nan if x is None else x for name, x in facts.items()}
     return found
 
 

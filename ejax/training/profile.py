@@ -4,7 +4,6 @@ The program's text names the function of each operation in the trace: hence the 
 """
 
 import bisect
-import json
 import re
 import warnings
 from collections import defaultdict
@@ -16,7 +15,7 @@ import jax
 
 from ejax.config.models import ProfileConfig
 from ejax.schema.messages import noting
-from ejax.schema.plain_files import by_product, make_folder, replace_file
+from ejax.schema.plain_files import by_product, make_folder, replace_file, to_json
 from ejax.training.steppers import Stepper
 
 _PARTS = (
@@ -74,7 +73,7 @@ class Profiler:
         seconds = {part: ns / 1e9 for part, ns in shares(lines(trace), scopes(stepper.program)).items()}
         facts = {"updates": number, "busy_s": seconds}
         with by_product("parts.json", notes.append):
-            replace_file(self._folder / "parts.json", json.dumps(facts, indent=2), self._folder.parent)
+            replace_file(self._folder / "parts.json", to_json(facts, indent=2), self._folder.parent)
         total = sum(seconds.values()) or 1.0
         text = ", ".join(f"{part} {share / total:.0%}" for part, share in sorted(seconds.items(), key=lambda x: -x[1]))
         return [*notes, f"profile: of the device's busy time {text}"]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.config.models import CameraConfig, TrainerConfig
+from ejax.envs.actions import action_form, to_action
 from ejax.envs.description import caption_of
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.runtime.sharding import own_copy
@@ -180,6 +181,7 @@ def play(
         else:
             action = distribution.mode()
         keys = jax.random.split(key, num_envs)
+        action = to_action(action_form(env.action_space), action, jnp)
         after, timestep = jax.vmap(env.step)(state, action, keys)
         done = timestep.terminated | timestep.truncated
         if not isinstance(env, ChunkedEnv):

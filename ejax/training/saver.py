@@ -1,5 +1,6 @@
 """Checkpoints of a run: periodic ones, the best, and an asynchronous collector's schedule before either."""
 
+import math
 import sys
 import threading
 import traceback
@@ -42,6 +43,7 @@ class Progress(Callback):
         Values of another ``best_eval_metric`` than this trainer's are dropped.
         """
         progress = cls(**{each.name: meta[each.name] for each in fields(cls) if each.name in meta})
+        progress.last_eval_metrics = {k: math.nan if x is None else x for k, x in progress.last_eval_metrics.items()}
         saved = meta.get("config", {}).get("trainer", {})
         now = trainer.best_eval_metric, trainer.best_eval_mode
         before = saved.get("best_eval_metric", now[0]), saved.get("best_eval_mode", now[1])

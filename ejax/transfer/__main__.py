@@ -1,12 +1,12 @@
 """``python -m ejax.transfer RUN``: a trained policy on each physics engine, also late, noisy and with other masses."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
+from ejax.schema.plain_files import to_json
 
 if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
-import json
 from typing import Any
 
 from ejax.schema.plain_files import a_path, by_product, replace_file
@@ -34,7 +34,7 @@ def _run(args: argparse.Namespace) -> int:
         print(as_markdown(result))  # first: a file that cannot be written costs nothing
         if args.json is not None:
             with by_product(str(args.json)):
-                replace_file(args.json, json.dumps(result, indent=2) + "\n")
+                replace_file(args.json, to_json(result, indent=2) + "\n")
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         return refused("ejax.transfer", error)
     return 0

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
+from ejax.envs.actions import action_form, to_action
 from ejax.envs.description import WHOLE, describe
 from ejax.envs.mujoco.choice import ENGINES, Engine, how_to_install
 from ejax.envs.mujoco.drawing import asset_of
@@ -227,7 +228,7 @@ def _step_both(
     policy: Policy, reference: Env, other: Env, params: Params, envs: EnvCarry, key: Key
 ) -> tuple[EnvCarry, Array, tuple[dict[str, Array], ...]]:
     distribution, _, memory = apply_policy(policy, params, envs.obs, envs.memory)
-    action = distribution.mode()
+    action = to_action(action_form(reference.action_space), distribution.mode(), jnp)
     keys = jax.random.split(key, len(action))
     made = [jax.vmap(env.step)(envs.state, action, keys) for env in (reference, other)]
     state, timestep = made[0]

@@ -20,14 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.collectors.player import act
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
-from ejax.policies.calls import apply_policy, forget
+from ejax.envs.actions import ActionForm, action_form, to_action
+from ejax.policies.calls import apply_policy, first_memory, forget, forget_outside
 from ejax.policies.vla.flow import FlowChunk
 from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.schema.paths import leaves as leaf_paths
 from ejax.schema.paths import named
 from ejax.schema.paths import nest as nest_parts
-from ejax.types import Array, Env, Key, Params, Policy, PolicyWithMemory, PyTree
+from ejax.types import Array, Env, HostEnv, Key, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import CONSECUTIVE, Arrays, Case, allowed_error
 from interop.twin.kinds import Spec
@@ -35,27 +37,30 @@ from interop.twin.program_spec import ProgramSpec
 from interop.twin.spec import MEMORY, WHOLE, Paths, PolicySpec
 from interop.twin.vla_spec import NOISE
 
-Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 _NUM_ENVS, _NUM_STEPS = 16, 128
 _NUM_CONSECUTIVE = 1000
 _IMAGE_BYTES = 1024 * 64 * 64 * 3
 """Size of the environment's images: as many of 64x64 as the largest batch that is checked, fewer of larger ones."""
 _CHUNK_BYTES = 2**22
 """Size of images that are answered at a time; activations take some thirty times as much."""
-_STEPS_BETWEEN_CHECKS = 4
-"""Steps between checks of clipping where there are images: each check draws two of them for every environment."""
 _NUM_DISTURBED = 8
 _EPSILON = 2.0**-22
 
 
 def draw_cases(
-    policy: Policy, params: Params, spec: PolicySpec | ProgramSpec, seen: Arrays, space: gymnasium.Space
+    policy: Policy,
+    params: Params,
+    spec: PolicySpec | ProgramSpec,
+    seen: Arrays,
+    space: gymnasium.Space,
+    form: ActionForm,
 ) -> list[Case]:
     """Draw the cases that the module's text lists.
 
     Args:
         seen: observations of the environment, ``leaves_of`` them: [B, F] each, images [B, height, width, channels].
         space: of the observation; its finite bounds are edges too.
+        form: of the actions, by which a run's policy acts; the artefacts have theirs from ``spec``.
     """
     seen, played = (seen, None) if spec.memory is None else _apart(seen)
     observed = {name: x for name, x in seen.items() if name != MEMORY}
@@ -69,14 +74,15 @@ def draw_cases(
     def narrowed(together: Arrays) -> Arrays:
         return {name: x if name in whole else x[:, list(spec.read(name))] for name, x in together.items()}
 
-    cases = answered(policy, params, spec, observations, narrowed)
-    return cases if played is None else [*cases, _consecutive(policy, params, spec, played)]
+    cases = answered(policy, params, spec, form, observations, narrowed)
+    return cases if played is None else [*cases, _consecutive(policy, params, spec, form, played)]
 
 
 def answered(
     policy: Policy,
     params: Params,
     spec: Spec,
+    form: ActionForm,
     observations: Mapping[str, Arrays],
     inputs_of: Callable[[Arrays], Arrays],
 ) -> list[Case]:
@@ -89,7 +95,7 @@ def answered(
     first = next(iter(observations.values()))
     # together: JAX compiles for each batch size
     together = {path: np.concatenate([obs[path] for obs in observations.values()]) for path in first}
-    expected, allowed = _answer(policy, params, spec, together)
+    expected, allowed = _answer(policy, params, spec, form, together)
     inputs = inputs_of(together)
     parts = ({name: inputs[name] for name in spec.inputs}, expected, allowed)
     ends = np.cumsum([len(next(iter(obs.values()))) for obs in observations.values()])
@@ -106,8 +112,8 @@ def _apart(seen: Arrays) -> tuple[Arrays, Arrays]:
     return first, {name: x[:, 0] for name, x in steps.items()}
 
 
-def _consecutive(policy: Policy, params: Params, spec: Spec, played: Arrays) -> Case:
-    expected, allowed = _answer_to_chunk(policy, params, spec, played, answer=_loop_answer)
+def _consecutive(policy: Policy, params: Params, spec: Spec, form: ActionForm, played: Arrays) -> Case:
+    expected, allowed = _answer_to_chunk(policy, params, spec, form, played, answer=_loop_answer)
     # zeros mark an episode's first step: no memory of a later one is all zeros
     starts = ~played[MEMORY].any(axis=1, keepdims=True)
     before = np.concatenate([np.zeros_like(played[MEMORY][:1]), expected["next_memory"][:-1]])
@@ -115,21 +121,35 @@ def _consecutive(policy: Policy, params: Params, spec: Spec, played: Arrays) -> 
     return Case(CONSECUTIVE, {name: observation[name] for name in spec.inputs}, expected, allowed)
 
 
-def observe(policy: Policy, env: Env, params: Params, spec: Spec, bounds: Bounds | None) -> tuple[Arrays, bool]:
+def observe(policy: Policy, env: Env | HostEnv, params: Params, spec: Spec) -> Arrays:
     """Act in the environment with sampled actions, so that the observations spread as in training.
 
     Returns:
-        The observations [B, ...] by path, with the actor's ``memory`` where it has one; whether the environment itself
-        clips actions to ``bounds``: wherever it was, actions far beyond them did the same as clipped ones. Where it
-        does not, a clipped policy is another policy.
+        The observations [B, ...] by path, with the actor's ``memory`` where it has one.
     """
+    if isinstance(env, HostEnv):
+        return _observe_outside(policy, env, params, spec)
     num_steps = steps_to_observe(spec, env.observation_space)
-    every = _STEPS_BETWEEN_CHECKS if spec.images else 1
-    key = jax.random.key(0)
-    (obs, memory), clips = _act(policy, env, params, key, bounds=bounds, num_steps=num_steps, check_every=every)
+    obs, memory = _act(policy, env, params, jax.random.key(0), num_steps=num_steps)
     leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
-    seen = {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in leaves.items()}
-    return as_read(spec, seen), bool(clips.all())
+    return as_read(spec, {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in leaves.items()})
+
+
+def _observe_outside(policy: Policy, env: HostEnv, params: Params, spec: Spec) -> Arrays:
+    seed = np.random.SeedSequence(0).generate_state(env.num_envs).astype(np.uint32)
+    key, form = jax.random.key(0), action_form(env.action_space)
+    obs = env.reset(seed)
+    memory = first_memory(policy, env.num_envs)
+    seen: list[PyTree] = []
+    for t in range(steps_to_observe(spec, env.observation_space)):
+        leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
+        seen.append(jax.tree.map(np.array, leaves))  # a copy: it may write the next one over this one
+        drawn, given, memory = act(policy, params, obs, memory, key, np.int32(t), {})
+        timestep = env.step(to_action(form, drawn if given is None else given))
+        obs = timestep.obs
+        ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
+        memory = forget_outside(policy, memory, ended)
+    return as_read(spec, jax.tree.map(lambda *steps: np.concatenate(steps), *seen))
 
 
 def steps_to_observe(spec: Spec, space: gymnasium.Space) -> int:
@@ -179,62 +199,60 @@ def feature_ranges(seen: Arrays, space: gymnasium.Space, spec: Spec) -> dict[str
 
 
 def plain_answer(
-    policy: Policy, params: Params, obs: PyTree, bounds: Bounds | None, memory: Array | None = None
+    policy: Policy, params: Params, obs: PyTree, form: ActionForm, memory: Array | None = None
 ) -> tuple[Array, ...]:
-    """Answer as a deployed policy: the mode, clipped, the distribution's parameters, and the memory after it.
+    """Answer as a deployed policy: the mode as an action, the distribution's parameters, and the memory after it.
 
-    Of a flow: where it leads from ``obs["noise"]``, clipped, and the same as it is. Zeros lead to the mode.
+    Of a flow: where it leads from ``obs["noise"]``, as an action, and the same as it is. Zeros lead to the mode.
     """
     distribution, _, after = apply_policy(policy, params, obs, {"actor": memory})
-    outputs = _outputs(distribution, obs, bounds)
+    outputs = _outputs(distribution, obs, form)
     return outputs if memory is None else (*outputs, after["actor"])
 
 
-deployed_answer = jax.jit(plain_answer, static_argnames=("policy", "bounds"))
+def form_of(spec: Spec) -> ActionForm:
+    """Return the form of a spec's actions."""
+    return ActionForm(spec.clip, spec.whole, spec.start, spec.action_shape)
 
 
-def _outputs(distribution: Any, obs: PyTree, bounds: Bounds | None) -> tuple[Array, ...]:
+deployed_answer = jax.jit(plain_answer, static_argnames=("policy", "form"))
+
+
+def _outputs(distribution: Any, obs: PyTree, form: ActionForm) -> tuple[Array, ...]:
     if isinstance(distribution, FlowChunk) and isinstance(obs, dict) and NOISE in obs:
         end = distribution.from_noise(obs[NOISE])
-        return clip(end, bounds), end
+        return to_action(form, end, jnp), end
     action = distribution.mode()
     if isinstance(distribution, Categorical):
-        return action, distribution.logits
+        return to_action(form, action, jnp), distribution.logits
     if isinstance(distribution, MultiCategorical):
-        return action, jnp.concatenate([part.logits for part in distribution.parts], axis=-1)
+        return to_action(form, action, jnp), jnp.concatenate([part.logits for part in distribution.parts], axis=-1)
     normal = distribution.base if isinstance(distribution, TanhNormal) else distribution
     if not isinstance(normal, Normal):  # of one's own
-        return (clip(action, bounds),)
-    return clip(action, bounds), normal.mean, normal.log_std
+        return (to_action(form, action, jnp),)
+    return to_action(form, action, jnp), normal.mean, normal.log_std
 
 
-def _step_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], bounds: Bounds | None, paths: Paths) -> Any:
+def _step_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], form: ActionForm, paths: Paths) -> Any:
     remembers = isinstance(policy, PolicyWithMemory)
     obs = {name: x for name, x in leaves.items() if name != MEMORY or not remembers}
-    return deployed_answer(policy, params, nest(obs, paths), bounds, leaves[MEMORY] if remembers else None)
+    return deployed_answer(policy, params, nest(obs, paths), form, leaves[MEMORY] if remembers else None)
 
 
-@partial(jax.jit, static_argnames=("policy", "bounds", "paths"))
-def _loop_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], bounds: Bounds | None, paths: Paths) -> Any:
+@partial(jax.jit, static_argnames=("policy", "form", "paths"))
+def _loop_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], form: ActionForm, paths: Paths) -> Any:
     """``_step_answer`` step by step, each with the memory that the one before gave; an episode starts at zeros."""
 
     def one_step(memory: Array, leaves: dict[str, Array]) -> tuple[Array, Any]:
         memory = jnp.where(leaves[MEMORY].any(), memory, 0.0)
         row = {name: x[None] for name, x in {**leaves, MEMORY: memory}.items()}
-        outputs = [y[0] for y in _step_answer(policy, params, row, bounds, paths)]
+        outputs = [y[0] for y in _step_answer(policy, params, row, form, paths)]
         return outputs[-1], outputs
 
     return jax.lax.scan(one_step, jnp.zeros_like(leaves[MEMORY][0]), dict(leaves))[1]
 
 
-def clip(action: Array, bounds: Bounds | None) -> Array:
-    if bounds is None:
-        return action
-    low, high = (jnp.broadcast_to(jnp.asarray(bound, action.dtype), action.shape) for bound in bounds)
-    return jnp.clip(action, low, high)
-
-
-def _answer(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Arrays, Arrays]:
+def _answer(policy: Policy, params: Params, spec: Spec, form: ActionForm, obs: Arrays) -> tuple[Arrays, Arrays]:
     """JAX's answers, and the errors that are allowed against them.
 
     Args:
@@ -243,7 +261,7 @@ def _answer(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Ar
     rows = len(next(iter(obs.values())))
     size = max(1, _CHUNK_BYTES // sum(map(math.prod, spec.images.values()))) if spec.images else rows
     chunks = [{name: x[start : start + size] for name, x in obs.items()} for start in range(0, rows, size)]
-    answers = [_answer_to_chunk(policy, params, spec, chunk) for chunk in chunks]
+    answers = [_answer_to_chunk(policy, params, spec, form, chunk) for chunk in chunks]
     expected, allowed = (
         {name: np.concatenate([answer[i][name] for answer in answers]) for name in answers[0][i]} for i in (0, 1)
     )
@@ -251,25 +269,31 @@ def _answer(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Ar
 
 
 def _answer_to_chunk(
-    policy: Policy, params: Params, spec: Spec, obs: Arrays, answer: Callable[..., Any] = _step_answer
+    policy: Policy, params: Params, spec: Spec, form: ActionForm, obs: Arrays, answer: Callable[..., Any] = _step_answer
 ) -> tuple[Arrays, Arrays]:
     answer = partial(answer, paths=spec.paths)
+    smooth = form._replace(whole=False)
     # the proof is for float32, independent of the precision of training
     with jax.default_matmul_precision("highest"):
-        outputs = answer(policy, params, obs, spec.clip)
+        outputs = answer(policy, params, obs, smooth)
         with jax.enable_x64(True):
-            exact, *disturbed = _disturbed_answers(policy, params, spec, obs, answer)
+            exact, *disturbed = _disturbed_answers(policy, params, spec, smooth, obs, answer)
     expected = dict(zip(spec.outputs, map(np.asarray, outputs), strict=True))
     allowed = {}
     for i, (name, y) in enumerate(expected.items()):
         if y.dtype == np.float32:
             others = np.stack([y, *(answer[i] for answer in disturbed)])
-            allowed[name] = allowed_error(y, np.abs(others - exact[i]).max(axis=0))
+            sensitivity = np.abs(others - exact[i]).max(axis=0)
+            allowed[name] = allowed_error(y.reshape(len(y), -1), sensitivity.reshape(len(y), -1))
+    if form.whole:
+        low, high = (np.rint(expected["action"] + sign * allowed["action"]) for sign in (-1.0, 1.0))
+        allowed["action"] = np.fmax(allowed["action"], (high - low).max(axis=-1, keepdims=True))  # see without_ties
+        expected["action"] = to_action(form, expected["action"])
     return expected, allowed
 
 
 def _disturbed_answers(
-    policy: Policy, params: Params, spec: Spec, obs: Arrays, answer: Callable[..., Any]
+    policy: Policy, params: Params, spec: Spec, form: ActionForm, obs: Arrays, answer: Callable[..., Any]
 ) -> list[list[NDArray[Any]]]:
     """Answers in float64: the exact ones, then those to numbers that are off, see ``interop.artefacts.parity``.
 
@@ -298,44 +322,27 @@ def _disturbed_answers(
         return moved, {name: disturb_part(name, x) for name, x in leaves.items()}
 
     draws = [(weights, leaves), *(disturbed() for _ in range(_NUM_DISTURBED))]
-    return [[np.asarray(y) for y in answer(policy, *draw, spec.clip)] for draw in draws]
+    return [[np.asarray(y) for y in answer(policy, *draw, form)] for draw in draws]
 
 
 def _is_float(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-@partial(jax.jit, static_argnames=("policy", "env", "bounds", "num_steps", "check_every"))
-def _act(
-    policy: Policy, env: Env, params: Params, key: Key, *, bounds: Bounds | None, num_steps: int, check_every: int
-) -> tuple[PyTree, Array]:
-    """Observations [T, N, ...], and whether the environment clipped [T], true where that was not checked."""
+@partial(jax.jit, static_argnames=("policy", "env", "num_steps"))
+def _act(policy: Policy, env: Env, params: Params, key: Key, *, num_steps: int) -> tuple[PyTree, PyTree]:
+    """Observations, and memories at them, [T, N, ...]."""
     key_reset, key_steps = jax.random.split(key)
+    form = action_form(env.action_space)
 
-    def one_step(carry: EnvCarry, now: tuple[Array, Key]) -> tuple[EnvCarry, tuple[PyTree, Array]]:
-        t, key = now
+    def one_step(carry: EnvCarry, key: Key) -> tuple[EnvCarry, tuple[PyTree, PyTree]]:
         key_action, key_env = jax.random.split(key)
         distribution, _, remembered = apply_policy(policy, params, carry.obs, carry.memory)
-        action = distribution.env_action(distribution.sample(key_action))
-        after, timestep = step(env, carry, action, key_env)
+        numbers = distribution.env_action(distribution.sample(key_action))
+        after, timestep = step(env, carry, to_action(form, numbers, jnp), key_env)
         # as in ``unroll``: rows that ended forget
         after = replace(after, memory=forget(policy, remembered, timestep.terminated | timestep.truncated))
-        clips = jnp.bool_(False)
-        if bounds is not None:
-            check = partial(_clips, env, carry, action, key_env, bounds)
-            clips = jax.lax.cond(t % check_every == 0, check, lambda: jnp.bool_(True))
-        return after, ((carry.obs, carry.memory), clips)
+        return after, (carry.obs, carry.memory)
 
     start = with_memory(reset(env, key_reset, _NUM_ENVS), policy)
-    _, (obs, clips) = jax.lax.scan(one_step, start, (jnp.arange(num_steps), jax.random.split(key_steps, num_steps)))
-    return obs, clips
-
-
-def _clips(env: Env, carry: EnvCarry, action: Array, key: Key, bounds: Bounds) -> Array:
-    """Check that actions far beyond the bounds, on the sides that ``action`` leans to, do what clipped ones do."""
-    low, high = (jnp.broadcast_to(jnp.asarray(bound, action.dtype), action.shape) for bound in bounds)
-    beyond = jnp.where(action < (low + high) / 2.0, low - (high - low), high + (high - low))
-    # as a loop, one program for both: of two, XLA may round one otherwise
-    both = jax.lax.map(lambda a: step(env, carry, a, key)[1], jnp.stack((beyond, clip(beyond, bounds))))
-    equal = jax.tree.map(lambda x: (x[0] == x[1]).all(), (both.final_obs, both.reward))
-    return jnp.stack(jax.tree.leaves(equal)).all()
+    return jax.lax.scan(one_step, start, jax.random.split(key_steps, num_steps))[1]

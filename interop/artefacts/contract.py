@@ -87,7 +87,7 @@ def run_contract(env_config: dict[str, Any], env: Env | HostEnv, clipped: bool) 
 def _env_facts(env_config: dict[str, Any], env: Env | HostEnv) -> dict[str, Any]:
     description = describe(env)
     period = description.control_period
-    facts = {"parameters": description.parameters, "max_episode_steps": env.max_episode_steps}
+    facts = {"parameters": description.parameters, "max_episode_steps": env.max_episode_steps or None}
     return {"env": {**env_config, **facts}, "control_rate_hz": None if period is None else round(1.0 / period, 6)}
 
 
@@ -98,8 +98,8 @@ def _action_facts(env: Env | HostEnv, chunk: int) -> dict[str, Any]:
 
 
 _MEANING = {
-    "action": "the most probable action: send this",
-    "mean": "of the normal distribution, before tanh and clipping",
+    "action": "the most probable action, of the environment's space: send this",
+    "mean": "of the normal distribution, before tanh, clipping and rounding",
     "log_std": "of the normal distribution; log of the standard deviation",
     "logits": "unnormalized log-probabilities of the choices, dimension after dimension",
     NEXT_MEMORY: "the memory for the next step of the same episode",
@@ -219,12 +219,15 @@ def _features(known: Sequence[Feature] | None) -> list[dict[str, str]] | None:
     return None if known is None else [{"name": name, "unit": unit} for name, unit in known]
 
 
-def _action_bounds(space: gymnasium.Space) -> dict[str, Any]:
+def _action_bounds(space: Any) -> dict[str, Any]:
+    """Describe the environment's actions, flat: bounds, null where there are none, or choices from ``start`` on."""
+    facts = {"shape": list(space.shape or ()), "dtype": str(space.dtype)}
     if isinstance(space, gymnasium.spaces.Box):
         bounds = {"low": space.low, "high": space.high}
-        return {name: [x if math.isfinite(x) else None for x in b.ravel().tolist()] for name, b in bounds.items()}
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return {"num_choices": [int(space.n)], "start": [int(space.start)]}
-    if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        return {"num_choices": np.ravel(space.nvec).tolist()}
+        return facts | {
+            name: [x if math.isfinite(x) else None for x in b.ravel().tolist()] for name, b in bounds.items()
+        }
+    if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+        counts = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
+        return facts | {"num_choices": np.ravel(counts).tolist(), "start": np.ravel(space.start).tolist()}
     raise ValueError(f"no contract for the action space {space}")

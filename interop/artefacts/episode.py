@@ -21,7 +21,7 @@ def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> di
         episode's return, length and the environment's other results at its end, null where that is not a number.
         None: the episode does not end within the environment's time limit, or there is none.
     """
-    if env.max_episode_steps is None:
+    if not env.max_episode_steps:
         return None
     key = jax.random.key(seed)
     episode = evaluate(policy, env, params, key, num_envs=1, num_episodes=1)

@@ -52,6 +52,7 @@ __all__ = [
     "compare",
     "load_cases",
     "save_cases",
+    "without_ties",
 ]
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -68,6 +69,15 @@ def allowed_error(expected: FloatArray, sensitivity: NDArray[np.float64]) -> Flo
     # fmax passes over NaN: where JAX itself gives one, the comparison of NaNs decides
     largest = np.fmax.reduce(sensitivity, axis=-1, keepdims=True, initial=0.0)
     return np.maximum(4.0 * largest, _FLOOR * largest_magnitude(expected)).astype(np.float32)
+
+
+def without_ties(case: Case) -> Case:
+    """Leave out rows whose whole numbers lie between two by less than they may be off, where either is right; of
+    ``consecutive`` all from the first on."""
+    tied = case.allowed["action"][:, 0] >= 1.0
+    keep = np.arange(tied.argmax()) if case.name == CONSECUTIVE and tied.any() else np.flatnonzero(~tied)
+    parts = (case.observation, case.expected, case.allowed)
+    return Case(case.name, *({name: x[keep] for name, x in part.items()} for part in parts))
 
 
 def save_cases(path: Path, cases: list[Case]) -> None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from ejax.distributions import action_spec
 from ejax.policies.pretrained.weights import load_weights
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import leaves_of
@@ -66,9 +67,7 @@ def _check_spaces(spec: PolicySpec, env: Env | HostEnv) -> None:
         if there.get(name) != shape:
             has = ", ".join(f"{name} {list(shape)}" for name, shape in there.items())
             raise ValueError(f"the exported policy reads '{name}' {list(shape)}; the observation has {has}")
-    space: Any = env.action_space
-    actions = {"categorical": getattr(space, "n", None), "multi_categorical": tuple(getattr(space, "nvec", ()))}
-    of_env = actions.get(spec.head, space.shape and space.shape[0])
-    of_policy = spec.sizes if spec.head == "multi_categorical" else spec.sizes[0]
-    if of_env != of_policy:
-        raise ValueError(f"the exported policy acts by {spec.head} {list(spec.sizes)}, the environment takes {space}")
+    acted = action_spec(env.action_space)
+    if (acted.continuous, acted.sizes) != (spec.continuous, tuple(spec.sizes)):
+        text = f"the exported policy acts by {spec.head} {list(spec.sizes)}"
+        raise ValueError(f"{text}, the environment takes {env.action_space}")

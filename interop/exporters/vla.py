@@ -36,6 +36,7 @@ import numpy as np
 from flax import traverse_util
 from numpy.typing import NDArray
 
+from ejax.envs.actions import ActionForm
 from ejax.policies.pretrained.efficientnet import BLOCKS, blocks_to
 from ejax.policies.vision import KERNELS, STRIDES
 from ejax.policies.vla.network import COLOUR, CRITIC, FREQUENCIES, NEAREST, PREDICTION, SENTENCE_FEATURES, SHARPNESS
@@ -140,12 +141,15 @@ def _token_actor(policy: VLAPolicy) -> Any:
     return replace(policy, model=model, words=words, instruction=None)
 
 
-def _draw_cases(policy: VLAPolicy, params: Params, spec: VLASpec, seen: Arrays, space: gymnasium.Space) -> list[Case]:
+def _draw_cases(
+    policy: VLAPolicy, params: Params, spec: VLASpec, seen: Arrays, space: gymnasium.Space, form: ActionForm
+) -> list[Case]:
     """Draw the cases that the module's text lists.
 
     Args:
         seen: observations of the environment by path, [B, ...] each: images and text uint8.
         space: of the observation; its finite bounds are edges too.
+        form: of the actions.
     """
     rng = np.random.default_rng(2)
     parts = {name: seen[name] for name in (*spec.images, *spec.observation)}
@@ -170,7 +174,7 @@ def _draw_cases(policy: VLAPolicy, params: Params, spec: VLASpec, seen: Arrays, 
     def tokenized(given: Arrays) -> Arrays:
         return {**given, TOKENS: tokenizer.tokens(given[spec.text], given[spec.text].shape[:1])}
 
-    return answered(instructed, params, spec, observations, tokenized)
+    return answered(instructed, params, spec, form, observations, tokenized)
 
 
 def _text_documents(policy: VLAPolicy, seen: Arrays) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ejax.envs.description import WHOLE, describe
 from ejax.play.acting import load
 from ejax.policies.calls import first_memory
 from ejax.runtime.tree_text import named_leaves
+from ejax.schema.plain_files import to_json
 from interop.artefacts.contract import run_contract
 from interop.plain_files import parse_json, read_text
 from interop.standalone_verify import check_files, load_onnx, read_certificate
@@ -155,7 +156,7 @@ def load_run(run: Path, *, checkpoint: str | None, member: int | None, device: s
     actor = load(run, checkpoint=checkpoint, member=member, device=device)
     example, tree = jax.tree.flatten(actor.example)
     shapes = {name or WHOLE: [x.shape[1:]] for name, x in named_leaves(actor.example).items()}
-    contract = run_contract(actor.config.to_dict()["env"], actor.env, actor.bounds is not None)
+    contract = run_contract(actor.config.to_dict()["env"], actor.env, actor.form.clip is not None)
     memory, memory_tree = jax.tree.flatten(first_memory(actor.policy, 1))
 
     def act(leaves: Leaves, memory: Leaves) -> tuple[NDArray[Any], Leaves]:
@@ -164,7 +165,7 @@ def load_run(run: Path, *, checkpoint: str | None, member: int | None, device: s
 
     return Served(
         runtime="jax",
-        contract=json.loads(json.dumps(contract)),  # plain lists and maps, which both msgpack and JSON take
+        contract=json.loads(to_json(contract, "null")),  # plain lists and maps, which both msgpack and JSON take
         shapes=shapes,
         required=list(shapes),
         texts={name: shapes[name][0][0] for name in describe(actor.env).text},

@@ -28,7 +28,7 @@ modules."""
 def spec_to_json(spec: Spec) -> str:
     name, versions = next((name, versions) for name, (kind, versions) in _KINDS.items() if isinstance(spec, kind))
     fields = {key: x for key, x in dataclasses.asdict(spec).items() if key != "paths"}
-    return json.dumps({"schema_version": versions[0], "kind": name, **fields}, indent=2)
+    return json.dumps({"schema_version": versions[0], "kind": name, **fields}, indent=2, allow_nan=False)
 
 
 def load_spec(path: Path) -> Spec:

@@ -97,6 +97,17 @@ class EncoderSpec:
         return height, width
 
 
+@dataclass(frozen=True, kw_only=True)
+class ActsInSpace:
+    """A head's numbers as the environment's action: ``ejax.envs.actions.ActionForm`` without jax. ``whole`` numbers are
+    floats here; ``action_shape`` None: the head's."""
+
+    clip: tuple[tuple[float | None, ...], tuple[float | None, ...]] | None = None
+    whole: bool = False
+    start: tuple[int, ...] = ()
+    action_shape: tuple[int, ...] | None = None
+
+
 class DeployedForms:
     """Inputs and outputs of a deployed policy that reads numbers and images; the fields are its subclasses'."""
 
@@ -107,6 +118,7 @@ class DeployedForms:
     head: str
     sizes: tuple[int, ...]
     paths: Paths
+    action_shape: tuple[int, ...] | None
     pixels_round = True
     """The value x/127.5 − 1 of a pixel is rounded."""
 
@@ -156,13 +168,15 @@ class DeployedForms:
         """Shape of one row of that output."""
         if self.memory is not None and name == NEXT_MEMORY:
             return (self.memory.size,)
+        if name == "action" and self.action_shape is not None:
+            return tuple(self.action_shape)
         if name == "action" and not self.continuous:
             return () if self.head == "categorical" else (len(self.sizes),)
         return (sum(self.sizes),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySpec(DeployedForms):
+class PolicySpec(ActsInSpace, DeployedForms):
     """``sizes``: (A,) for the normals, the number of choices of each dimension for the categoricals."""
 
     observation: Mapping[str, int]
@@ -188,8 +202,6 @@ class PolicySpec(DeployedForms):
     log_std: Literal["parameter", "network"] = "parameter"
     """parameter: log-deviations in the state_dict, clipped to ``log_std_range``. network: the second half of the
     actor's outputs, which a tanh maps to it."""
-    clip: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """(low, high) that a deployed action is clipped to; the distribution itself knows nothing of it."""
     paths: Paths = ()
     """Not in the file: a deployed policy takes its inputs by name."""
 

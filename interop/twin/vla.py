@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from interop.dense import as_tensor
+from interop.twin.actions import ToAction
 from interop.twin.image_encoder import checked_image
 from interop.twin.parts import vla_inputs
 from interop.twin.spec import EncoderSpec
@@ -32,8 +33,6 @@ class TorchVLA(nn.Module):
         tokenizer: makes tokens of texts; ``act`` needs it.
     """
 
-    _clip_low: Tensor
-    _clip_high: Tensor
     _time: Tensor
     _left: Tensor
 
@@ -67,9 +66,7 @@ class TorchVLA(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(size))
         if spec.critic_sizes:
             self.critic = _critic(width, spec.critic_sizes)
-        low, high = spec.clip or ((), ())
-        for name, bound in {"low": low, "high": high}.items():
-            self.register_buffer(f"_clip_{name}", torch.tensor(bound), persistent=False)
+        self.to_action = ToAction(spec)
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         """Compute ``spec.outputs`` from ``spec.inputs``.
@@ -81,9 +78,9 @@ class TorchVLA(nn.Module):
         context = self.encode(given)[0]
         if self.spec.head == "flow":
             end = self.from_noise(context, given["noise"])
-            return self.clip(end), end
+            return self.to_action(end), end
         mean = self._suffix(context, self.action_place[None].expand(context[1].shape[0], -1, -1)).flatten(1)
-        return self.clip(mean), mean, self.log_std.clamp(*self.spec.log_std_range).expand_as(mean)
+        return self.to_action(mean), mean, self.log_std.clamp(*self.spec.log_std_range).expand_as(mean)
 
     @torch.no_grad()
     def act(self, obs: Any, noise: Any = None) -> Any:
@@ -125,9 +122,6 @@ class TorchVLA(nn.Module):
 
     def deployed(self) -> nn.Module:
         return self
-
-    def clip(self, action: Tensor) -> Tensor:
-        return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 
     def encode(self, given: dict[str, Tensor]) -> tuple[Context, Tensor]:
         """Compute the suffix's inputs from an observation, and the prefix's tokens [B, P, W]."""

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.twin.spec import EncoderSpec, Paths
+from interop.twin.spec import ActsInSpace, EncoderSpec, Paths
 
 TOKENS = "tokens"
 NOISE = "noise"
@@ -66,7 +66,7 @@ class ImageTokensSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VLASpec:
+class VLASpec(ActsInSpace):
     """The same facts as ``PolicySpec``, under the same names, and those of a vision-language-action policy."""
 
     images: Mapping[str, tuple[int, int, int]]
@@ -112,8 +112,6 @@ class VLASpec:
     """normal"""
     critic_sizes: tuple[int, ...] = ()
     """Hidden sizes of the value head; empty: there is none. A deployed policy has none."""
-    clip: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """(low, high) [K·A] that a deployed action is clipped to."""
 
     @property
     def continuous(self) -> bool:

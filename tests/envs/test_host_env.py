@@ -16,6 +16,7 @@ from ladder import Asked, Ladder
 
 from ejax.collectors import HostCollector
 from ejax.config import ConfigError, parse_config
+from ejax.envs.actions import action_form, to_action
 from ejax.envs.adapters import gymnasium as adapter
 from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.host.guarded import GuardedEnv
@@ -124,7 +125,7 @@ def test_actions_arrive_as_the_space_has_them(space: Any, given: Any, expected: 
     envs = [Asked(space, Ladder.observation_space) for _ in range(2)]
     env = GymnasiumVector(SyncVectorEnv([lambda each=each: each for each in envs], autoreset_mode="Disabled"))
     env.reset(SEED[:2])
-    env.step(given)
+    env.step(to_action(action_form(space), given))
     for each, action in zip(envs, expected, strict=True):
         np.testing.assert_array_equal(each.actions[0], action)
         assert space.contains(each.actions[0])

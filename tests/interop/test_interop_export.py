@@ -22,6 +22,7 @@ from tiny import tiny
 from toy_policies import ORIGIN, Toy, policy_for
 
 from ejax.config import parse_config
+from ejax.envs.actions import action_form, to_action
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.envs.tasks.cart_pole import CartPoleRL
 from ejax.envs.tasks.grasp_task import ROBOT
@@ -37,11 +38,11 @@ from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, Trained
-from interop.artefacts.host_cases import observe_host
 from interop.artefacts.parity import Case, ParityError, allowed_error, compare, load_cases
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy, export_run, main
 from interop.exporters.record import spec_of
+from interop.standalone_verify import main as standalone_main
 from interop.standalone_verify import sha256
 from interop.twin.spec import NetworkSpec, PolicySpec
 from interop.verify import main as verify_main
@@ -357,6 +358,70 @@ def test_each_head_with_a_nested_observation(
         np.testing.assert_allclose(action, case.expected["action"], atol=1e-5)
 
 
+HALF = gymnasium.spaces.Box(np.array([-0.1, -np.inf], np.float32), np.array([np.inf, 0.1], np.float32))
+
+
+@pytest.mark.slow
+@needs_stablehlo
+@pytest.mark.parametrize(
+    "space",
+    [
+        HALF,
+        gymnasium.spaces.Box(-2, 3, (2,), np.int64),
+        gymnasium.spaces.Box(0, 255, (2,), np.uint8),
+        gymnasium.spaces.Box(-0.5, 0.5, ()),
+        gymnasium.spaces.Discrete(3, start=-1),
+        gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, -4]]),
+    ],
+    ids=["half-bounded", "integers", "bytes", "no axes", "start", "table"],
+)
+def test_an_export_acts_as_the_run_does(space: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every format, for actions beyond each finite bound too; and the standalone verifier takes them."""
+    monkeypatch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))
+    env = Toy(space)
+    monkeypatch.setattr(Toy, "clip_actions", True, raising=False)  # its word for it
+    policy, params = policy_for(env)
+    params["params"]["actor"]["linear_2"]["kernel"] *= 2000.0
+    formats = writable("pt", "onnx", "stablehlo")
+    export_policy(policy, params, env, tmp_path / "out", formats, origin=ORIGIN)
+    verify(tmp_path / "out")
+    contract = json.loads((tmp_path / "out" / "contract.json").read_text())["action"]
+    assert contract["shape"] == list(space.shape) and contract["dtype"] == str(space.dtype)
+    form = action_form(space, clips=True)
+    with np.load(tmp_path / "out" / "observations.npz") as file:
+        q, v, action = (
+            file[f"huge/{name}"] for name in ("observation/robot.q", "observation/robot.v", "expected/action")
+        )
+    obs = {"robot": {"q": q, "v": v}, "hidden": np.zeros((len(q), 1), np.float32)}
+    numbers = policy.apply(params, obs)[0].mode()
+    expected = to_action(form, numbers)  # as ``Actor.answer``
+    if isinstance(space, gymnasium.spaces.Box):
+        far, low, high = np.asarray(numbers).reshape(len(q), -1), space.low.ravel(), space.high.ravel()
+        assert (far < low).any(axis=0)[np.isfinite(low)].all() and (far > high).any(axis=0)[np.isfinite(high)].all()
+    np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-4)
+    if "onnx" in formats:
+        assert np.shape(onnx_policy.load_policy(tmp_path / "out").act(obs)) == expected.shape
+        assert standalone_main([str(tmp_path / "out")]) == 0
+    if "pt" in formats:
+        from interop.policy import load_policy
+
+        given = load_policy(tmp_path / "out").act(obs)
+        np.testing.assert_allclose(given, expected, rtol=1e-3, atol=1e-3)
+
+
+@needs_torch
+def test_an_export_that_does_not_clip_where_the_run_does_is_no_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificate compares with the run's own actions: with what ``ejax.load(run).act`` gives."""
+    monkeypatch.setattr("interop.export._decide_clipping", lambda *_: (False, "none: the action space has no bounds"))
+    monkeypatch.setattr(Toy, "clip_actions", True, raising=False)
+    env = Toy(HALF)
+    policy, params = policy_for(env)
+    with pytest.raises(ParityError, match="action"):
+        export_policy(policy, params, env, tmp_path / "out", ["pt"], origin=ORIGIN)
+
+
 @pytest.mark.slow
 @needs_stablehlo
 @pytest.mark.parametrize(
@@ -392,12 +457,12 @@ def measured(run: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clips", [True, False])
-def test_an_environment_outside_jax_clips_if_and_only_if_it_does_inside(clips: bool) -> None:
+def test_an_environment_outside_jax_is_observed_as_inside(clips: bool) -> None:
     env = Toy(BOX, clips=clips)
     policy, params = policy_for(env)
-    bounds = ((-1.0, -1.0), (1.0, 1.0))
-    seen, clipped = observe_host(policy, PureHostEnv(env, 4), params, spec_of(policy, env), bounds)
-    assert clipped is clips is observe(policy, env, params, spec_of(policy, env), bounds)[1]
+    seen = observe(policy, PureHostEnv(env, 4), params, spec_of(policy, env))
+    inside = observe(policy, env, params, spec_of(policy, env))
+    assert {name: x.dtype for name, x in seen.items()} == {name: x.dtype for name, x in inside.items()}
     assert {name: x.shape for name, x in seen.items()} == {"hidden": (512, 1), "robot.q": (512, 3), "robot.v": (512, 2)}
     assert spec_of(policy, PureHostEnv(env, 4)) == spec_of(policy, env)
 
@@ -411,7 +476,7 @@ class Unsteady(PureHostEnv):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("clipping", "clipped"), [("auto", False), ("space", True)])
-def test_an_environment_that_does_not_repeat_itself_is_no_reason_to_clip(
+def test_an_environment_that_does_not_say_whether_it_clips_is_no_reason_to_clip(
     clipping: Any, clipped: bool, tmp_path: Path
 ) -> None:
     if not HERE:

@@ -310,10 +310,14 @@ def test_arrays_go_in_and_come_out_as_tensors_do() -> None:
     expected = twin.act(tensor(obs))
     assert isinstance(expected, torch.Tensor)
     read_only = np.asarray(obs)
-    for given in (read_only, read_only.astype(np.float64), {"obs": read_only}, read_only.tolist()):
+    reversed_rows, big_endian = read_only[::-1].copy()[::-1], read_only.astype(">f8")
+    strided, wide = np.repeat(read_only, 2, axis=1)[:, ::2], read_only.astype(np.longdouble)
+    odd = (reversed_rows, read_only[:, ::-1].copy()[:, ::-1], big_endian, strided, np.asfortranarray(read_only), wide)
+    for given in (read_only, read_only.astype(np.float64), {"obs": read_only}, read_only.tolist(), *odd):
         action = twin.act(given)
         assert isinstance(action, np.ndarray)
         np.testing.assert_array_equal(action, expected.numpy())
+        action *= 2.0  # it may be written into
     assert isinstance(twin.act({"obs": tensor(obs)}), torch.Tensor)
 
 

@@ -25,9 +25,8 @@ from ejax.training.environments import build_env
 from ejax.training.policies import make_policy
 from ejax.types import Timestep
 from interop import onnx_policy
-from interop.artefacts.cases import steps_to_observe
+from interop.artefacts.cases import observe, steps_to_observe
 from interop.artefacts.formats import FORMATS
-from interop.artefacts.host_cases import observe_host
 from interop.artefacts.parity import ParityError, load_cases
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params, tensors
@@ -506,9 +505,7 @@ def test_a_trace_refuses_a_wrong_image_too(exported: Path) -> None:
 @pytest.mark.slow
 def test_an_environment_outside_jax_shows_the_same_images() -> None:
     policy, params = make(ENV)
-    bounds = ((-1.0,) * 4, (1.0,) * 4)
-    seen, clips = observe_host(policy, PureHostEnv(ENV, 4), params, spec_of(policy, ENV), bounds)
-    assert clips
+    seen = observe(policy, PureHostEnv(ENV, 4), params, spec_of(policy, ENV))
     assert (seen["image"].shape, seen["image"].dtype) == ((4 * 64, 10, 13, 3), np.uint8)
     assert seen["robot.q"].dtype == np.float32
     assert spec_of(policy, PureHostEnv(ENV, 4)) == spec_of(policy, ENV)
@@ -521,7 +518,7 @@ def test_a_policy_of_images_alone_ignores_its_normalizer(tmp_path: Path, monkeyp
     env, _ = POLICIES["alone"]
     policy, params = make(env, actor_obs_normalization=True)
     image = np.asarray(observations(env)["image"])
-    monkeypatch.setattr("interop.export.observe", lambda *_: ({"image": image}, False))
+    monkeypatch.setattr("interop.export.observe", lambda *_: {"image": image})
     report = export_policy(policy, params, env, tmp_path / "out", HERE[:1], origin=ORIGIN)
     assert "not_a_number" not in report["rows"]  # there are no numbers
 

@@ -84,6 +84,13 @@ def test_what_is_no_number_of_the_observation_is_refused(actor: Actor, wrong: np
         actor.act(wrong)
 
 
+def test_lists_and_odd_arrays_act_as_plain_ones_and_actions_may_be_written_into(actor: Actor, obs: np.ndarray) -> None:
+    expected = actor.act(obs)
+    for odd in (obs.tolist(), obs[::-1].copy()[::-1], obs.astype(">f4"), np.asfortranarray(obs)):
+        np.testing.assert_array_equal(actor.act(odd), expected)
+    expected *= 0.5
+
+
 @pytest.mark.filterwarnings("ignore:the policy has not learned")
 @pytest.mark.parametrize("right", [np.ones(14, x) for x in (np.int64, np.uint8, np.float16, bool, jnp.bfloat16)])
 def test_numbers_of_other_types_act_as_they_are(actor: Actor, right: np.ndarray) -> None:

@@ -2,6 +2,8 @@
 
 import ast
 import errno
+import json
+import math
 import os
 import re
 import time
@@ -21,6 +23,7 @@ from ejax.schema.plain_files import (
     read_bytes,
     read_json,
     read_text,
+    to_json,
 )
 from interop import plain_files as interop_files
 
@@ -178,3 +181,55 @@ def test_a_link_is_not_appended_to_and_a_pipe_not_waited_for(tmp_path: Path) -> 
         assert caught.value.errno == number and str(path) in str(caught.value)
     write_session(tmp_path, 1.0)
     assert other.read_text() == "kept" and (tmp_path / SESSIONS).is_file()
+
+
+def test_json_is_strict_and_infinities_come_back() -> None:
+    value = {"NaN, Infinity": [math.inf, -math.inf, 1e-3], 'a "quoted" -Infinity\\': {"x": math.nan}}
+    text = to_json(value)
+    strict = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    first, second = value
+    assert strict == {first: value[first], second: {"x": None}}
+    assert json.loads(to_json(value, "null"))[first] == [None, None, 1e-3]
+
+
+PLAIN_JSON = {
+    "ejax/config/__main__.py": "counts",
+    "ejax/config/load.py": "read back at once",
+    "ejax/config/models.py": "read back at once",
+    "ejax/config/run_config.py": "read back at once",
+    "ejax/data/lerobot/files.py": "digests",
+    "ejax/data/lerobot/recording.py": "a note of names",
+    "ejax/logs/metric_log.py": "times of a clock",
+    "ejax/policies/mlp.py": "read back at once",
+    "ejax/policies/vla/config.py": "read back at once",
+    "ejax/policies/vla/words.py": "words",
+    "ejax/report/runs.py": "a text to be shown",
+    "ejax/runtime/processes.py": "texts between processes",
+    "ejax/schema/plain_files.py": "to_json itself",
+    "ejax/schema/trust.py": "names",
+    "ejax/store/replay_rows.py": "counts",
+    "ejax/store/resume_rules.py": "texts of an error",
+    "ejax/store/run_lock.py": "an owner",
+    "ejax/store/schedule_file.py": "counts",
+    "ejax/train.py": "a name",
+    "ejax/training/build.py": "a text of an error",
+    "ejax/training/callbacks.py": "a state, as a text where it has a NaN",
+    "ejax/training/host_parts.py": "a text of an error",
+    "ejax/training/start.py": "read back at once",
+    "ejax/training/warm_start.py": "texts of a report",
+    "interop/artefacts/leapp_bundle.py": "shapes",
+    "interop/serving/server.py": "counts, and a contract of strict JSON",
+    "interop/standalone_verify.py": "a text of an error",
+}
+"""Files that call ``json.dumps`` without ``allow_nan=False`` -> why no NaN gets into a file of JSON."""
+
+
+def test_every_other_json_is_written_strictly() -> None:
+    found = set()
+    for folder in ("ejax", "interop"):
+        for path in (ROOT / folder).rglob("*.py"):
+            calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+            dumps = [call for call in calls if ast.unparse(call.func) in ("json.dumps", "json.dump")]
+            if any("allow_nan" not in {each.arg for each in call.keywords} for call in dumps):
+                found.add(str(path.relative_to(ROOT)))
+    assert found == set(PLAIN_JSON)

@@ -15,10 +15,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 
+from ejax.envs.actions import action_form, to_action
 from ejax.envs.adapters.library import check_name
 from ejax.envs.host.answers import answering, check_answer, check_flags_and_reward, check_success
 from ejax.envs.host.calls import EnvExit, call_env, described
-from ejax.envs.host.rows import as_rows, into_space, next_seed, put_rows, rows_space
+from ejax.envs.host.rows import as_rows, next_seed, put_rows, rows_space
 from ejax.envs.spaces import chunk_space, part_space
 from ejax.runtime.process_exit import GUARD, refuse_rerun
 from ejax.runtime.streams import keep_streams
@@ -40,7 +41,8 @@ class GymnasiumVector:
     - ``NEXT_STEP``: the step after an episode's end only resets; it is not a transition (``info["valid"]`` False).
 
     Observations become vectors (``as_rows``). ``info["success"]`` is its ``success`` or ``is_success``, else NaN.
-    ``clip_actions`` clips Box actions to their space. Raises ValueError: an environment that does not state its mode.
+    ``clip_actions`` clips Box actions to their space; its ``step`` takes actions, not a policy's
+    choices. Raises ValueError: an environment that does not state its mode.
     """
 
     def __init__(self, env: VectorEnv, *, clip_actions: bool = True, max_episode_steps: int = 0) -> None:
@@ -52,6 +54,7 @@ class GymnasiumVector:
         self.num_envs, self.max_episode_steps = int(env.num_envs), max_episode_steps
         self.observation_space = rows_space(env.single_observation_space)
         self.action_space = env.single_action_space
+        self._form = action_form(self.action_space, clips=clip_actions)._replace(start=())  # given actions, not choices
         self.seeds_rows = mode is AutoresetMode.DISABLED
         self._takes_seeds = bool(env.metadata.get("takes_seeds", self.seeds_rows))
         self.row_seed = np.zeros(self.num_envs, np.uint32)
@@ -64,8 +67,8 @@ class GymnasiumVector:
         return self._reset(chosen, everything=rows is None)
 
     def step(self, action: NDArray[Any]) -> HostTimestep:
-        given = into_space(self.action_space, action, clip=self.clip_actions)
-        raw, reward, terminated, truncated, info = check_answer(type(self.env).__name__, self.env.step(given))
+        step = self.env.step(to_action(self._form, action))
+        raw, reward, terminated, truncated, info = check_answer(type(self.env).__name__, step)
         check_flags_and_reward(reward, terminated, truncated, self.num_envs)
         obs = final_obs = as_rows(self.env.single_observation_space, raw)
         done = terminated | truncated

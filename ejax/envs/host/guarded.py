@@ -5,7 +5,6 @@ episode is over, a new one starts, and its steps go to a file for ``python -m ej
 raises can be recreated, which ends the episodes of all its rows.
 """
 
-import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,7 +22,7 @@ from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows, name_nonfinite
-from ejax.schema.plain_files import by_product, new_file
+from ejax.schema.plain_files import by_product, new_file, to_json
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
 _MAX_ACTIONS = 10_000  # steps of an episode that a replay file can hold
@@ -179,7 +178,7 @@ class GuardedEnv:
             broke = {f"final_obs/{i}": leaf[row] for i, leaf in enumerate(jax.tree.leaves(timestep.final_obs))}
             path, name = "", f"step{self.num_steps}_row{row}"
             with by_product("what led there", self._reports.append), _new_file(self._folder, name) as file:
-                np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
+                np.savez_compressed(file, facts=to_json(facts), actions=actions, **last, **broke)
                 path = file.name
             remedy = f"replay it with python -m ejax.replay {path}" if path else "it cannot be replayed"
             if path and not (facts["seeded"] and facts["complete"]):

@@ -1,4 +1,4 @@
-"""Rows of arrays outside JAX: observations as vectors, actions as a space has them, seeds, and rows put in place."""
+"""Rows of arrays outside JAX: observations as vectors, seeds, and rows put in place."""
 
 from typing import Any
 
@@ -31,15 +31,6 @@ def put_rows(rows: Any, new: PyTree, into: PyTree) -> PyTree:
         return out
 
     return jax.tree.map(put, new, into)
-
-
-def into_space(space: gymnasium.Space[Any], action: NDArray[Any], *, clip: bool) -> NDArray[Any]:
-    """Convert a policy's actions [N, ...] to the space's dtype, its first number, and with ``clip`` its bounds."""
-    if isinstance(space, gymnasium.spaces.Box):
-        return (np.clip(action, space.low, space.high) if clip else np.asarray(action)).astype(space.dtype)
-    if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
-        return (action + space.start).astype(space.dtype)
-    return action
 
 
 def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
