@@ -55,7 +55,6 @@ from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import exporter_of_any, observed
 from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
-from interop.twin.spec import PolicySpec
 from interop.twin.vla_spec import VLASpec
 from interop.verify import check_artefacts, check_bundle, format_table
 
@@ -85,6 +84,7 @@ def main(argv: list[str] | None = None) -> int:
             leapp=args.leapp,
         )
     except ParityError as error:
+        print("FAIL")
         print(f"interop.export: {error}", file=sys.stderr)
         return 1
     except (CheckpointError, ConfigError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
@@ -281,10 +281,8 @@ def _write(
         written = [name for name in formats if name not in (left_out or {})]
         artefacts = check_artefacts(made, trained.spec, cases, written, trust=True)
         if leapp:
-            normalized = not isinstance(trained.spec, PolicySpec) or trained.spec.actor.normalized
-            normalization = "in the model: give the values as they are" if normalized else "none"
-            leapp_bundle.write_bundle(made, normalization, library_versions())
-            artefacts["leapp"] = check_bundle(made, cases)
+            leapp_bundle.write_bundle(made, trained.spec, library_versions())
+            artefacts["leapp"] = check_bundle(made, trained.spec, cases, library_versions())
         raise_on_problems(artefacts)
         report = {
             "schema_version": SCHEMA_VERSION,

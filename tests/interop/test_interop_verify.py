@@ -138,7 +138,7 @@ def test_onnx_with_weights_in_another_file_is_not_run(folder: Path, capsys: pyte
     assert (folder / "weights.bin").exists()
     seal(folder, "policy.onnx")
     assert main([str(folder)]) == 1
-    assert "onnx: it cannot be loaded and run" in capsys.readouterr().err
+    assert "onnx: it has external data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", HERE)
