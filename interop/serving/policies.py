@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from interop.plain_files import parse_json, read_text
 from interop.standalone_verify import check_files, load_onnx, read_certificate
 from interop.twin.kinds import load_spec
-from interop.twin.parts import network_inputs, vla_inputs, vla_tokenizer
+from interop.twin.parts import in_type, network_inputs, vla_inputs, vla_tokenizer
 from interop.twin.spec import MEMORY, NEXT_MEMORY
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import VLASpec
@@ -127,7 +127,7 @@ def _load_export(directory: Path) -> Served:
         required=spec.reads,
         texts=texts,
         leaves_of=lambda parts: [
-            np.asarray(x, spec.input_dtype(name)) for name, x in zip(inputs, inputs_of(parts)[0], strict=True)
+            in_type(x, spec.input_dtype(name), name) for name, x in zip(inputs, inputs_of(parts)[0], strict=True)
         ],
         example=[np.zeros((1, *spec.input_shape(name)), spec.input_dtype(name)) for name in inputs],
         first_memory=[np.zeros((1, *spec.input_shape(MEMORY)), np.float32)] if spec.remembers else [],

@@ -15,12 +15,14 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from interop.serving import is_loopback
 from interop.serving.batches import Batches
 from interop.serving.policies import Leaves, Served
 from interop.serving.wire import pack, unpack
@@ -70,6 +72,10 @@ async def serving(
 
     def answer_http(connection: ServerConnection, request: Request) -> Response | None:
         """Answer plain HTTP, and refuse clients; None: let the WebSocket open."""
+        if token is None and not _is_meant(request, host):
+            counts["refused"] += 1
+            text = f"connect to {host}, from a program: no Origin is served, and no other Host\n"
+            return connection.respond(HTTPStatus.FORBIDDEN, text)
         if request.path == "/healthz":
             return connection.respond(HTTPStatus.OK, "OK\n")
         num_clients = len(server.connections)
@@ -126,7 +132,7 @@ async def serving(
                 report(f"{rate:.1f} requests/s of {len(server.connections)} clients: {times}")
 
     limits: dict[str, Any] = {"max_size": policy.max_bytes, "max_queue": 1, "compression": None, "logger": _QUIET}
-    # no page of a browser may connect: those send an origin
+    # also with a token, no page of a browser may connect: those send an origin
     listening = serve(handle, host, port, process_request=answer_http, origins=[None], **limits)
     async with batches.running(), listening as server:
         reporting = asyncio.create_task(report_now_and_then())
@@ -134,6 +140,19 @@ async def serving(
             yield server
         finally:
             reporting.cancel()
+
+
+def _is_meant(request: Request, host: str) -> bool:
+    """Return True if a program asks, and by a name of this machine.
+
+    A browser's page sends its Origin, unless it asks the server that it came from; and its owner can let the name of
+    that server lead here.
+    """
+    hosts = request.headers.get_all("Host")
+    with contextlib.suppress(ValueError):  # of a name that is none
+        name = urlsplit(f"//{hosts[0]}").hostname if len(hosts) == 1 else None
+        return "Origin" not in request.headers and name is not None and (name == host.lower() or is_loopback(name))
+    return False
 
 
 def _has_token(request: Request, token: str) -> bool:
