@@ -119,15 +119,23 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
         (folder / _INDEX).write_text(json.dumps({"buffers": [buffer.model_dump() for buffer in buffers]}))
 
 
-def load_rows(path: Path, like: Sequence[Replay]) -> list[Transition | HostRows]:
+def load_rows(path: Path, like: Sequence[Replay], saved: Sequence[Replay]) -> list[Transition | HostRows]:
     """Read the rows of a checkpoint's replay buffers, of the forms of ``like``, and to where its rows are.
 
+    ``saved``: the buffers as the checkpoint's state has them, without rows.
+
     Raises:
-        CheckpointError: of other forms, or a file has another length than the index says.
+        CheckpointError: of other forms or counts, or a file has another length than the index says.
     """
     found = _read_index(path) if like else []
     if len(found) != len(like):
         raise CheckpointError(f"checkpoint {path} has {len(found)} replay buffers, this run needs {len(like)}")
+    for buffer, replay in zip(found, saved, strict=True):
+        there, here, rows = [[*vars(ring).values()] for ring in buffer.rings], _counts(replay), buffer.capacity
+        head, size, _ = here.T
+        if there != here.tolist() or not ((head >= 0) & (head < rows) & ((size == rows) | (size == head))).all():
+            text = f"{FOLDER}/{_INDEX} has head, size and added {there[:3]}, its state {here.tolist()[:3]}"
+            raise CheckpointError(f"checkpoint {path} is damaged: {text}, for rings of {rows} rows")
     return [_load(path, i, buffer, replay) for i, (buffer, replay) in enumerate(zip(found, like, strict=True))]
 
 
@@ -171,6 +179,11 @@ def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition |
     return jax.tree.unflatten(structure, read)
 
 
+def _counts(replay: Replay) -> NDArray[np.int64]:
+    """Return head, size and added of each ring: [rings, 3]."""
+    return np.stack([np.asarray(x, np.int64).reshape(-1) for x in (replay.head, replay.size, replay.added)], axis=1)
+
+
 def _read_index(path: Path) -> list[Buffer]:
     try:
         return _Index.model_validate(read_facts(path / FOLDER / _INDEX, _Index)).buffers
@@ -179,8 +192,7 @@ def _read_index(path: Path) -> list[Buffer]:
 
 
 def _describe(replay: Replay) -> Buffer:
-    counts = (np.asarray(x).reshape(-1).tolist() for x in (replay.head, replay.size, replay.added))
-    rings = [Ring(head=head, size=size, added=added) for head, size, added in zip(*counts, strict=True)]
+    rings = [Ring(head=head, size=size, added=added) for head, size, added in _counts(replay).tolist()]
     return _forms(replay).model_copy(update={"rings": rings})
 
 
