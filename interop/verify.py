@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from interop.standalone_verify import (
 from interop.twin.kinds import load_spec
 from interop.twin.vla_spec import VLASpec
 
+_COLUMNS = ("max_abs", "max_rel", "max_ulp", "max_row_ulp")
 _NOT_TRUSTED = "not verified: can run code; add --trust if you know who made it"
 
 
@@ -82,9 +84,8 @@ def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]
 
 def check_bundle(directory: Path, spec: Interface, cases: list[Case], versions: Mapping[str, str]) -> dict[str, Any]:
     """Run a LEAPP bundle on the cases, as ``check_artefacts`` does; ``versions``: of the maker's libraries."""
-    by = leapp_bundle.runtime()
-    facts = {"file": leapp_bundle.MODEL, "run_by": by}
-    if by is None:
+    facts = {"file": leapp_bundle.MODEL}
+    if None in map(find_spec, ("onnxruntime", "yaml")):
         return facts | {"skipped": "skipped: not installed here; pip install onnxruntime pyyaml"}
     contract = load_contract(directory)
     outputs = tuple(name for name in contract.outputs if name in ("action", NEXT_MEMORY))
@@ -113,18 +114,13 @@ def format_table(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
 
     def row(facts: Mapping[str, Any]) -> str:
         groups = (list(facts["cases"]["environment"].values()), [facts])
-        shown = [
-            {key: max(errors[key] for errors in group) for key in facts if key.startswith("max")} for group in groups
-        ]
-        numbers = "".join(
-            f" {x['max_abs']:>8.1e} {x['max_rel']:>8.1e} {x['max_ulp']:>9.0f} {x['max_row_ulp']:>10.1f}" for x in shown
-        )
-        return f"{numbers[1:]} {facts['of_allowed']:>10.1%}"
+        numbers = ([max(errors[key] for errors in group) for key in _COLUMNS] for group in groups)
+        texts = ["{:>8.1e} {:>8.1e} {:>9.0f} {:>10.1f}".format(*each) for each in numbers]
+        return f"{' '.join(texts)} {facts['of_allowed']:>10.1%}"
 
     above = f"{'':<17} {'in the environment':^36} {'adversarial too':^36}"
-    names = (
-        f"     {'format':<12}" + f" {'abs':>8} {'rel':>8} {'ULP':>9} {'ULP of row':>10}" * 2 + f" {'of allowed':>10}"
-    )
+    columns = f" {'abs':>8} {'rel':>8} {'ULP':>9} {'ULP of row':>10}" * 2
+    names = f"     {'format':<12}{columns} {'of allowed':>10}"
     return write_rows(artefacts, row, above, names)
 
 

@@ -131,10 +131,11 @@ def load_rows(path: Path, like: Sequence[Replay], saved: Sequence[Replay]) -> li
     if len(found) != len(like):
         raise CheckpointError(f"checkpoint {path} has {len(found)} replay buffers, this run needs {len(like)}")
     for buffer, replay in zip(found, saved, strict=True):
-        there, here, rows = [[*vars(ring).values()] for ring in buffer.rings], _counts(replay), buffer.capacity
-        head, size, _ = here.T
-        if there != here.tolist() or not ((head >= 0) & (head < rows) & ((size == rows) | (size == head))).all():
-            text = f"{FOLDER}/{_INDEX} has head, size and added {there[:3]}, its state {here.tolist()[:3]}"
+        there, rows = [(ring.head, ring.size, ring.added) for ring in buffer.rings], buffer.capacity
+        counts = (np.asarray(x).reshape(-1).tolist() for x in (replay.head, replay.size, replay.added))
+        here = list(zip(*counts, strict=True))
+        if there != here or not all(head < rows and size in (rows, head) for head, size, _ in there):
+            text = f"{FOLDER}/{_INDEX} has head, size and added {there[:3]}, its state {here[:3]}"
             raise CheckpointError(f"checkpoint {path} is damaged: {text}, for rings of {rows} rows")
     return [_load(path, i, buffer, replay) for i, (buffer, replay) in enumerate(zip(found, like, strict=True))]
 
@@ -179,11 +180,6 @@ def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition |
     return jax.tree.unflatten(structure, read)
 
 
-def _counts(replay: Replay) -> NDArray[np.int64]:
-    """Return head, size and added of each ring: [rings, 3]."""
-    return np.stack([np.asarray(x, np.int64).reshape(-1) for x in (replay.head, replay.size, replay.added)], axis=1)
-
-
 def _read_index(path: Path) -> list[Buffer]:
     try:
         return _Index.model_validate(read_facts(path / FOLDER / _INDEX, _Index)).buffers
@@ -192,7 +188,8 @@ def _read_index(path: Path) -> list[Buffer]:
 
 
 def _describe(replay: Replay) -> Buffer:
-    rings = [Ring(head=head, size=size, added=added) for head, size, added in _counts(replay).tolist()]
+    counts = (np.asarray(x).reshape(-1).tolist() for x in (replay.head, replay.size, replay.added))
+    rings = [Ring(head=head, size=size, added=added) for head, size, added in zip(*counts, strict=True)]
     return _forms(replay).model_copy(update={"rings": rings})
 
 

@@ -7,10 +7,9 @@ the environment takes, by ``features`` scaled or added to a position, and ``driv
 """
 
 import hashlib
-import importlib.util
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def check_description(folder: Path, spec: Any, versions: Mapping[str, str]) -> N
         found = read_bytes(folder / name)
         if found != wanted:
             pairs = (_WORD.findall(x[: 2 * len(wanted)].decode("latin-1")) for x in (found, wanted))
-            words = [(has, needs) for has, needs in zip_longest(*pairs, fillvalue="nothing")]
+            words = list(zip_longest(*pairs, fillvalue="nothing"))
             at = next((i for i, (has, needs) in enumerate(words) if has != needs), 0)
             has, needs = (" ".join(each)[:200] for each in zip(*words[max(at - 1, 0) : at + 2], strict=True))
             raise ParityError(f"{name} is not of this contract.json and {MODEL}: it has {has!r}, not {needs!r}")
@@ -144,18 +143,12 @@ def input_terms(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     return terms
 
 
-def runtime() -> str | None:
-    """Name the package by which ``load_bundle`` runs a bundle; None: neither is installed."""
-    found = {name for name in ("leapp", "onnxruntime", "yaml") if importlib.util.find_spec(name)}
-    return next((name for name in ("leapp", "onnxruntime") if {name, "yaml"} <= found), None)
-
-
 def load_bundle(folder: Path, spec: Any, versions: Mapping[str, str]) -> Run:
-    """Load the bundle as a function of the contract's inputs, answered row by row: by leapp's own InferenceManager, or
-    where that is not installed by ONNX Runtime. ParityError: as ``check_description``, before anything is loaded."""
+    """Load the bundle as a function of the contract's inputs, answered row by row by ONNX Runtime: leapp's own
+    InferenceManager would load what ``leapp.yaml`` names. ParityError: as ``check_description``, before that."""
     check_description(folder, spec, versions)
     groups = [input_terms(entry) for entry in _contract(folder)["observation"]]
-    answer = (_by_leapp if runtime() == "leapp" else _by_onnxruntime)(folder)
+    session = open_session(folder / MODEL)
 
     def run(leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
         fed: Arrays = {}
@@ -163,7 +156,7 @@ def load_bundle(folder: Path, spec: Any, versions: Mapping[str, str]) -> Run:
             ends = np.cumsum([term["shape"][-1] for term in group])
             parts = np.split(leaf, ends[:-1], axis=-1)
             fed |= {term["name"]: part for term, part in zip(group, parts, strict=True)}
-        rows = [answer({name: x[i : i + 1] for name, x in fed.items()}) for i in range(len(leaves[0]))]
+        rows = [session.run(None, {name: x[i : i + 1] for name, x in fed.items()}) for i in range(len(leaves[0]))]
         return [np.concatenate(each) for each in zip(*rows, strict=True)]
 
     return run
@@ -171,25 +164,6 @@ def load_bundle(folder: Path, spec: Any, versions: Mapping[str, str]) -> Run:
 
 def _contract(folder: Path) -> Any:
     return parse_json(read_text(folder / "contract.json"))
-
-
-def _by_leapp(folder: Path) -> Callable[[Arrays], list[NDArray[Any]]]:
-    import torch
-    from leapp import InferenceManager
-
-    manager = InferenceManager(str(folder / _DESCRIPTION))
-
-    def answer(row: Arrays) -> list[NDArray[Any]]:
-        given = manager({f"{_NODE}/{name}": torch.tensor(x) for name, x in row.items()})
-        after = [manager.value_dict[_NODE][MEMORY]] if manager.feedback_inputs else []
-        return [x.numpy(force=True) for x in (given[f"{_NODE}/action"], *after)]
-
-    return answer
-
-
-def _by_onnxruntime(folder: Path) -> Callable[[Arrays], list[NDArray[Any]]]:
-    session = open_session(folder / MODEL)
-    return lambda row: session.run(None, row)
 
 
 def _one_row(policy: bytes, observation: list[dict[str, Any]]) -> bytes:

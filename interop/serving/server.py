@@ -72,14 +72,13 @@ async def serving(
 
     def answer_http(connection: ServerConnection, request: Request) -> Response | None:
         """Answer plain HTTP, and refuse clients; None: let the WebSocket open."""
-        if token is None and not _is_meant(request, host):
-            counts["refused"] += 1
-            text = f"connect to {host}, from a program: no Origin is served, and no other Host\n"
-            return connection.respond(HTTPStatus.FORBIDDEN, text)
-        if request.path == "/healthz":
+        is_meant = token is not None or _is_meant(request, host)
+        if request.path == "/healthz" and is_meant:
             return connection.respond(HTTPStatus.OK, "OK\n")
         num_clients = len(server.connections)
-        if token is not None and not _has_token(request, token):
+        if not is_meant:
+            status, text = HTTPStatus.FORBIDDEN, f"connect to {host}: no other Host is served, and no Origin\n"
+        elif token is not None and not _has_token(request, token):
             status, text = HTTPStatus.UNAUTHORIZED, "send the server's --token as Authorization: Bearer TOKEN\n"
         elif request.path == "/metadata":
             now = {"latency_ms": percentiles(), "clients": num_clients, **counts}
@@ -143,16 +142,12 @@ async def serving(
 
 
 def _is_meant(request: Request, host: str) -> bool:
-    """Return True if a program asks, and by a name of this machine.
-
-    A browser's page sends its Origin, unless it asks the server that it came from; and its owner can let the name of
-    that server lead here.
-    """
-    hosts = request.headers.get_all("Host")
-    with contextlib.suppress(ValueError):  # of a name that is none
-        name = urlsplit(f"//{hosts[0]}").hostname if len(hosts) == 1 else None
-        return "Origin" not in request.headers and name is not None and (name == host.lower() or is_loopback(name))
-    return False
+    """Return True if a program asks by this machine's name: a page's owner can let their server's name lead here."""
+    try:
+        (name,) = (urlsplit(f"//{each}").hostname or "" for each in request.headers.get_all("Host"))
+    except ValueError:  # none or two of them, or one that is not a name
+        return False
+    return "Origin" not in request.headers and (name == host.lower() or is_loopback(name))
 
 
 def _has_token(request: Request, token: str) -> bool:

@@ -134,11 +134,7 @@ def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
 
 
 def in_type(x: Any, dtype: str, name: str) -> Any:
-    """Cast an array to an input's type, then look whether that has changed more than a fraction's last digits.
-
-    Raises:
-        ValueError: a finite number became infinite, or an integer another one.
-    """
+    """Cast an array to an input's type. ValueError: a finite number became infinite, or an integer another one."""
     given = np.asarray(x)
     with np.errstate(all="ignore"):
         cast = given.astype(dtype)
