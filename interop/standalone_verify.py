@@ -14,8 +14,9 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,7 @@ SCHEMA_VERSION, FILE, CONSECUTIVE = 1, "parity.json", "consecutive"
 FORMAT_NAMES = ("pt", "safetensors", "pt2", "onnx", "torchscript", "stablehlo")  # of version 1, in policy.NAME each
 BATCH_SIZES = (1, 2, 7, 1024)
 MEMORY, NEXT_MEMORY = "memory", "next_memory"  # input and output of a policy with memory
-MAX_BYTES = 64 << 20  # of a file of facts
-MAX_ARTEFACT = 8 << 30  # bytes of weights or of a graph, and of arrays once they are unpacked
+MAX_BYTES, MAX_ARTEFACT = 64 << 20, 8 << 30  # of a file of facts; of weights, of a graph, of arrays once unpacked
 LEAPP_FILES = ("leapp.onnx", "leapp.yaml", "leapp_initial_values.safetensors")
 _SOMETIMES = ("policy.json", "episode.json", "tokenizer.json", "texts.json", *LEAPP_FILES)
 _DTYPES = {"observation": ("f4", "u1", "i4"), "expected": ("f4", "i4", "i8"), "allowed": ("f4", "f8")}
@@ -389,7 +389,7 @@ def check_plain(path: Path, most: int = MAX_ARTEFACT) -> None:
         raise ValueError(f"{path} has {size} bytes; at most {most} are read")
 
 
-def open_plain(path: Path, most: int = MAX_ARTEFACT) -> IO[bytes]:
+def open_plain(path: Path, most: int = MAX_ARTEFACT) -> BufferedReader:
     """Open a regular file of bounded size; as ``check_plain``."""
     check_plain(path, most)
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
@@ -458,7 +458,7 @@ def _is_action(x: Any) -> bool:
 
 
 def _is_result(x: Any) -> bool:
-    numbers = [x.get("return"), x.get("length")] if isinstance(x, dict) else [None]
+    numbers: list[Any] = [x.get("return"), x.get("length")] if isinstance(x, dict) else [None]
     return all(type(n) in (int, float) and abs(n) < 2**63 for n in numbers) and numbers[-1] == numbers[-1] // 1 > 0
 
 

@@ -98,8 +98,8 @@ def _beside_model(folder: Path, spec: Any, versions: Mapping[str, str]) -> dict[
     if memory:
         size = 4 * memory["shape"][1]
         header = {"dtype": "F32", "shape": memory["shape"], "data_offsets": [0, size]}
-        text = json.dumps({f"{_NODE}/{MEMORY}": header}).encode()
-        files[_INITIAL_VALUES] = len(text).to_bytes(8, "little") + text + bytes(size)
+        begin = json.dumps({f"{_NODE}/{MEMORY}": header}).encode()
+        files[_INITIAL_VALUES] = len(begin).to_bytes(8, "little") + begin + bytes(size)
         pipeline["initial_values"] = _INITIAL_VALUES
     outputs = [_output(x, contract["action"]) for x in contract["outputs"] if x["name"] in ("action", NEXT_MEMORY)]
     parameters = {

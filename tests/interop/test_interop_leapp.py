@@ -316,7 +316,7 @@ FORGED = {
 def test_a_forged_bundle_is_refused_by_name_and_never_loaded(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a leapp that would load whatever its description names."""
+    """With a leapp that would load any file that its description names."""
     pytest.importorskip("onnxruntime")
     loaded: list[str] = []
     leapp = types.ModuleType("leapp", "stands for the package")
