@@ -18,6 +18,7 @@ from ejax import __version__
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options, whole
 from interop.serving import is_loopback
+from interop.standalone_verify import printable
 
 _LEAST_TOKEN = 16
 
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         _check(args)
         asyncio.run(_serve(args))
     except (OSError, RuntimeError, ValueError, ImportError) as error:
-        print(f"ejax.serve: {error}", file=sys.stderr)
+        print("ejax.serve:", "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr)
         return 2
     return 0
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.plain_files import parse_json, read_text
-from interop.standalone_verify import check_files, load_onnx, read_certificate
+from interop.standalone_verify import check_files, load_contract, load_onnx, read_certificate
 from interop.twin.kinds import load_spec
 from interop.twin.parts import in_type, network_inputs, vla_inputs, vla_tokenizer
 from interop.twin.spec import MEMORY, NEXT_MEMORY
@@ -102,6 +102,7 @@ def load_served(path: Path, *, checkpoint: str | None = None, member: int | None
 
 def _load_export(directory: Path) -> Served:
     check_files(directory, read_certificate(directory))
+    load_contract(directory)  # of its form
     contract, spec = parse_json(read_text(directory / "contract.json")), load_spec(directory / "policy.json")
     run = load_onnx(directory / "policy.onnx", spec)
     shapes = {name: [tuple(shape)] for name, shape in spec.images.items()}

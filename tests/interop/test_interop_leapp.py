@@ -27,6 +27,7 @@ from ejax.rollout import reset, step
 from ejax.store.run_dir import create_run_directory, open_run_directory
 from ejax.training.build import build
 from ejax.training.environments import build_env
+from interop import standalone_verify
 from interop.artefacts import cases
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.leapp_bundle import input_terms, load_bundle, write_bundle
@@ -67,6 +68,7 @@ def test_the_certificate_is_of_the_bundle_too(exported: tuple[Path, Path]) -> No
     report = json.loads((folder / "parity.json").read_text())
     assert {"leapp.onnx", "leapp.yaml"} <= report["sha256"].keys() and 0.0 <= report["leapp"]["of_allowed"] <= 1.0
     assert verify(folder)["leapp"]["cases"].keys() == report["rows"].keys()
+    assert "skipped" in standalone_verify.verify_onnx(folder)["leapp.yaml"]
     with pytest.raises(ValueError, match=r"--leapp needs the format onnx .*; onnx is not chosen"):
         export_run(run, folder.with_name("other"), ["safetensors"], leapp=True)
 
