@@ -56,7 +56,7 @@ from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import described, exporter_of_any
 from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
-from interop.twin.spec import MEMORY, NEXT_MEMORY, PolicySpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY
 from interop.twin.vla_spec import VLASpec
 from interop.verify import check_artefacts, check_bundle, format_table
 
@@ -86,6 +86,7 @@ def main(argv: list[str] | None = None) -> int:
             leapp=args.leapp,
         )
     except ParityError as error:
+        print("FAIL")
         return refused("interop.export", error, 1)
     except (CheckpointError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
         return refused("interop.export", error)
@@ -287,10 +288,8 @@ def _write(
         written = [name for name in formats if name not in (left_out or {})]
         artefacts = check_artefacts(made, trained.spec, cases, written, trust=True)
         if leapp:
-            normalized = not isinstance(trained.spec, PolicySpec) or trained.spec.actor.normalized
-            normalization = "in the model: give the values as they are" if normalized else "none"
-            leapp_bundle.write_bundle(made, normalization, library_versions())
-            artefacts["leapp"] = check_bundle(made, cases)
+            leapp_bundle.write_bundle(made, trained.spec, library_versions())
+            artefacts["leapp"] = check_bundle(made, trained.spec, cases, library_versions())
         raise_on_problems(artefacts)
         report = {
             "schema_version": SCHEMA_VERSION,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from interop.standalone_verify import NEXT_MEMORY, open_session
 from interop.twin.kinds import Spec, load_spec
-from interop.twin.parts import check_remembered, network_inputs, vla_inputs, vla_tokenizer
+from interop.twin.parts import check_remembered, in_type, network_inputs, vla_inputs, vla_tokenizer
 from interop.twin.program_spec import ProgramSpec
 from interop.twin.spec import PolicySpec
 from interop.twin.text import Tokenizer
@@ -90,4 +90,4 @@ def load_policy(directory: Path | str) -> OnnxPolicy | OnnxVLA:
 
 
 def _feed(spec: Spec, leaves: list[Any]) -> dict[str, NDArray[Any]]:
-    return {name: np.asarray(x, spec.input_dtype(name)) for name, x in zip(spec.inputs, leaves, strict=True)}
+    return {name: in_type(x, spec.input_dtype(name), name) for name, x in zip(spec.inputs, leaves, strict=True)}

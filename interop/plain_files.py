@@ -3,18 +3,9 @@
 from pathlib import Path
 from zipfile import ZipFile
 
-from interop.standalone_verify import MAX_ARTEFACT, MAX_BYTES, check_plain, open_plain, parse_json, read_bytes
+from interop.standalone_verify import MAX_ARTEFACT, check_plain, parse_json, read_bytes
 
-__all__ = [
-    "MAX_ARTEFACT",
-    "MAX_BYTES",
-    "check_plain",
-    "check_unpacked",
-    "open_plain",
-    "parse_json",
-    "read_bytes",
-    "read_text",
-]
+__all__ = ["MAX_ARTEFACT", "check_plain", "check_unpacked", "parse_json", "read_bytes", "read_text"]
 
 
 def check_unpacked(archive: ZipFile) -> None:

@@ -1,9 +1,8 @@
 """``python standalone_verify.py DIR``: check a certified policy by this one file, numpy and onnxruntime.
 
-It implements docs/certificate.md and imports nothing of ejax or interop, which import from it: copy the file alone to
-the machine that is to run the policy. The folder is compared with the lists in its ``parity.json``, every file with its
-SHA-256, and ``policy.onnx`` answers the stored observations, within what is allowed of each row, and twice with the
-same bits. Other formats and the tokenizer are compared by their SHA-256 alone; ``interop.verify`` runs them too.
+It implements docs/certificate.md and imports nothing of ejax or interop, which import from it: copy the file alone. The
+folder is compared with the lists in its ``parity.json``, and ``policy.onnx`` answers the stored observations. Other
+formats are compared by their SHA-256 alone; ``interop.verify`` runs them too.
 """
 
 import argparse
@@ -12,7 +11,6 @@ import importlib.util
 import json
 import os
 import re
-import stat
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,21 +24,18 @@ from numpy.typing import NDArray
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 Run: TypeAlias = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]
 """An artefact: the inputs [B, ...] in the contract's order in, its outputs [B, ...] out."""
-
 Interface: TypeAlias = Any
-"""A ``Contract``, or a spec of ``interop.twin``: ``inputs``, ``outputs``, ``input_shape``, ``output_shape``,
-``continuous`` (False: actions are choices) and ``sizes`` (the number of choices of each dimension)."""
+"""A ``Contract``, or a spec of ``interop.twin``. Not ``continuous``: actions are choices, ``sizes`` of a dimension."""
 
-SCHEMA_VERSION = 1
-FILE = "parity.json"
+SCHEMA_VERSION, FILE, CONSECUTIVE = 1, "parity.json", "consecutive"
 FORMAT_NAMES = ("pt", "safetensors", "pt2", "onnx", "torchscript", "stablehlo")  # of version 1, in policy.NAME each
 BATCH_SIZES = (1, 2, 7, 1024)
-CONSECUTIVE = "consecutive"
 MEMORY, NEXT_MEMORY = "memory", "next_memory"  # input and output of a policy with memory
-MAX_BYTES = 64 << 20  # of a file of facts
-MAX_ARTEFACT = 8 << 30  # bytes of weights or of a graph, and of arrays once they are unpacked
-_ALWAYS = ("contract.json", "observations.npz")
-_SOMETIMES = ("policy.json", "episode.json", "tokenizer.json", "texts.json")
+MAX_BYTES, MAX_ARTEFACT = 64 << 20, 8 << 30  # of a file of facts; of weights, of a graph, of arrays once unpacked
+LEAPP_FILES = ("leapp.onnx", "leapp.yaml", "leapp_initial_values.safetensors")
+_SOMETIMES = ("policy.json", "episode.json", "tokenizer.json", "texts.json", *LEAPP_FILES)
+_DTYPES = {"observation": ("f4", "u1", "i4"), "expected": ("f4", "i4", "i8"), "allowed": ("f4", "f8")}
+_ROW = "off by at most {max_abs:.1e}, {of_allowed:.1%} of what is allowed"
 _AGAIN = "make the export again: python -m interop.export RUN --to DIR"
 
 
@@ -71,30 +66,36 @@ class Case:
     expected: Arrays  # the outputs: [B, ...]
     allowed: Arrays  # for each floating-point output: [B, 1], the largest absolute error that passes
 
+    def limit(self, name: str) -> NDArray[np.float64]:
+        """Return what is allowed, at most 2⁻¹⁰ of max(1, ‖y‖∞, ‖x‖∞/16), which no file can widen: [B, 1]."""
+        rows = [self.expected[name], *(x / 16.0 for x in self.observation.values() if x.dtype.kind == "f")]
+        finite = [np.where(np.isfinite(x), x, 0.0).reshape(len(x), -1) for x in rows]
+        return np.fmin(self.allowed[name], 2.0**-10 * np.max([largest_magnitude(x) for x in finite], axis=0))
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description="Check a certified policy. Run it from outside the folder: Python imports what lies in the folder "
-        "that it is started in.",
-        epilog="Exit code: 0 policy.onnx answers as certified and every file has its SHA-256; 1 a file is damaged, "
-        "unlisted or deviates; 2 no certificate, or of another version; 3 nothing was run.",
+        description="Check a certified policy. Run it from outside the folder: Python imports what lies beside it.",
+        epilog="Exit code: 0 as certified; 1 a file changed or deviates; 2 it cannot be checked; 3 nothing was run.",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="holds parity.json and the files that it lists")
     directory: Path = parser.parse_args(argv).directory.expanduser()
-    return print_verdict("standalone_verify", directory, lambda: verify_onnx(directory), _one_line_each)
+    return print_verdict("standalone_verify", directory, lambda: verify_onnx(directory), write_rows)
 
 
-def print_verdict(
-    program: str, directory: Path, check: Callable[[], dict[str, Any]], table: Callable[[Any], str]
-) -> int:
+def print_verdict(program: str, directory: Path, check: Callable[[], Any], table: Callable[[Any], str]) -> int:
     """Print what ``check`` finds. Returns the exit code of ``--help``."""
     try:
         artefacts = check()
-    except (ParityError, OSError, ValueError) as error:
-        print(f"{program}: {str(error) or repr(error)}", file=sys.stderr)
-        return 1 if isinstance(error, ParityError) else 2
+    except Exception as error:  # a stranger's file may fail anywhere
+        text = str(error) if isinstance(error, ParityError | OSError | ValueError) else ""
+        text = text or repr(error)[:500]
+        deviates = isinstance(error, ParityError)  # whose text has lines, and is printable
+        print("FAIL" if deviates else "FAIL: it cannot be checked")
+        print(f"{program}: {text if deviates else printable(text)}", file=sys.stderr)
+        return 1 if deviates else 2
     print(table(artefacts))
-    print(f"{directory / FILE}  sha256 {sha256(directory / FILE)}")
+    print(f"{printable(str(directory / FILE))}  sha256 {sha256(directory / FILE)}")
     not_run = [name for name, facts in artefacts.items() if "skipped" in facts]
     if len(not_run) == len(artefacts):
         print(f"{program}: the files are those of the export, but no artefact was run", file=sys.stderr)
@@ -104,17 +105,28 @@ def print_verdict(
     return 0
 
 
+def printable(text: str) -> str:
+    """Escape what moves a terminal's cursor, turns its direction or begins a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def write_rows(artefacts: Mapping[str, Any], row: Callable[[Any], str] = _ROW.format_map, *header: str) -> str:
+    """Write PASS, or FAIL where nothing was run, the header, and a line for each artefact."""
+    run = [name for name, facts in artefacts.items() if "skipped" not in facts]
+    first = f"{'PASS' if run else 'FAIL'}: {len(run)} of {len(artefacts)} formats were run and answer as certified"
+    texts = {name: row(facts) if name in run else facts["skipped"] for name, facts in artefacts.items()}
+    lines = [f"{'PASS' if name in run else '----'} {name:<12} {text}" for name, text in texts.items()]
+    return "\n".join([first, *header, *lines])
+
+
 def verify_onnx(directory: Path) -> dict[str, dict[str, Any]]:
     """Check lists, hashes, contract and episode, then ``policy.onnx`` on all cases; as ``interop.verify.verify``."""
-    report = read_certificate(directory)
-    check_files(directory, report)
+    check_files(directory, report := read_certificate(directory))
     contract, cases = load_contract(directory), load_cases(directory / "observations.npz")
     check_cases(cases, contract, report["rows"])
     check_episode(directory, contract)
-    artefacts: dict[str, dict[str, Any]] = {
-        name: {"file": f"policy.{name}", "skipped": "not verified: this program runs policy.onnx alone"}
-        for name in report["artefacts"]
-    }
+    listed = [*report["artefacts"], *({"leapp.yaml"} & report["sha256"].keys())]
+    artefacts: dict[str, Any] = {x: {"skipped": "not verified: this program runs policy.onnx alone"} for x in listed}
     if "onnx" in artefacts and importlib.util.find_spec("onnxruntime") is None:
         artefacts["onnx"]["skipped"] = "skipped: not installed here; pip install onnxruntime"
     elif "onnx" in artefacts:
@@ -125,8 +137,8 @@ def verify_onnx(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def load_onnx(path: Path, interface: Interface) -> Run:
-    session = open_session(path)
-    return lambda leaves: session.run(list(interface.outputs), dict(zip(interface.inputs, leaves, strict=True)))
+    run = open_session(path).run
+    return lambda leaves: run(list(interface.outputs), dict(zip(interface.inputs, leaves, strict=True)))
 
 
 def open_session(file: Path) -> Any:
@@ -135,8 +147,41 @@ def open_session(file: Path) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors: it warns of an input that may be left out
-    # from its bytes: weights in other files, which ONNX allows, have no digest
-    return onnxruntime.InferenceSession(read_bytes(file, MAX_ARTEFACT), options, providers=["CPUExecutionProvider"])
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # what was read, and no other format of its
+    return onnxruntime.InferenceSession(read_graph(file), options, providers=["CPUExecutionProvider"])
+
+
+def read_graph(file: Path) -> bytes:
+    """Read a model of ONNX. ParityError: some of its tensors are in other files, which have no digest."""
+    content = read_bytes(file, MAX_ARTEFACT)
+    left = [memoryview(content)] if b"location" in content else []
+    while left:
+        parts = _parts(left.pop())
+        if any(field == 13 and (1, b"location") in _parts(part) for field, part in parts):
+            raise ParityError("it has external data: tensors in other files, which have no SHA-256")
+        left += [part for _, part in parts]
+    return content
+
+
+def _parts(message: memoryview) -> list[tuple[int, memoryview]]:
+    """List ``(field, content)`` of a message of protobuf, but for its numbers; nothing where it is none."""
+    parts, at = [], 0
+    try:
+        while at < len(message):
+            tag, at = _varint(message, at)
+            size, at = (
+                _varint(message, at) if tag & 7 in (0, 2) and tag > 7 else ({1: 8, 3: 0, 4: 0, 5: 4}[tag & 7], at)
+            )
+            parts += [((tag & 0xFFFFFFFF) >> 3, message[at : at + size])] if tag & 7 == 2 else []
+            at += size if tag & 7 else 0
+    except (IndexError, KeyError):
+        return []
+    return parts
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    end = next((i for i in range(at, at + 9) if message[i] < 128), at + 9) + 1
+    return sum((x & 127) << 7 * i for i, x in enumerate(message[at:end])), end
 
 
 def read_certificate(directory: Path) -> dict[str, Any]:
@@ -148,12 +193,11 @@ def load_contract(directory: Path) -> Contract:
     """Read the interface from ``contract.json``. Raises FileNotFoundError, and ValueError: of another schema."""
     file = directory / "contract.json"
     facts = _read_facts(file, _CONTRACT_KEYS)
-    given, returned = (
-        {entry["name"]: tuple(entry["shape"][1:]) for entry in facts[part]} for part in ("observation", "outputs")
-    )
-    if "action" not in returned or len(given) < len(facts["observation"]) or len(returned) < len(facts["outputs"]):
+    entries = (facts["observation"], facts["outputs"])
+    given, returned = ({entry["name"]: tuple(entry["shape"][1:]) for entry in part} for part in entries)
+    if "action" not in returned or [len(given), len(returned)] != [len(part) for part in entries]:
         raise ValueError(f"{file}: 'outputs' must have an action, and no name may be there twice; {_AGAIN}")
-    continuous = {entry["name"]: entry["dtype"] for entry in facts["outputs"]}["action"] == "float32"
+    continuous = next(entry["dtype"] for entry in entries[1] if entry["name"] == "action") == "float32"
     sizes = tuple(facts["action"].get("num_choices", ()))
     start = tuple(facts["action"].get("start", ())) if "shape" in facts["action"] else ()  # of older ones: from 0
     if not continuous and (not sizes or returned.get("logits") != (sum(sizes),)):
@@ -166,33 +210,27 @@ def load_contract(directory: Path) -> Contract:
 
 def check_episode(directory: Path, contract: Contract) -> None:
     """Refuse an ``episode.json`` without start, return and length, or longer than the contract's episodes are."""
-    file = directory / "episode.json"
-    if not file.exists():
-        return
-    length = _read_facts(file, _EPISODE_KEYS)["result"]["length"]
-    if contract.max_episode_steps is not None and length > contract.max_episode_steps:
+    file, limit = directory / "episode.json", contract.max_episode_steps
+    length = _read_facts(file, _EPISODE_KEYS)["result"]["length"] if file.exists() else 0
+    if limit is not None and length > limit:
         raise ValueError(f"{file}: the length {length} is above max_episode_steps of contract.json; {_AGAIN}")
 
 
 def check_files(directory: Path, report: Mapping[str, Any]) -> None:
     """Refuse a folder with files that are missing, changed, or not listed: a ParityError that names them all."""
-    artefacts = {f"policy.{name}" for name in report["artefacts"]}
-    digests = report["sha256"]
-    present = {name for name in _SOMETIMES if (directory / name).exists()}
-    needed = sorted({*_ALWAYS, *artefacts, *present} - digests.keys())
-    unlisted = sorted({path.name for path in directory.glob("policy.*")} - {"policy.json", *artefacts})
-    # is_file first: a pipe is not read
-    changed = [x for x, digest in digests.items() if not (directory / x).is_file() or sha256(directory / x) != digest]
-    problems = [
-        *([f"missing or changed since the export: {', '.join(changed)}"] if changed else []),
-        *([f"{FILE} has no SHA-256 of {', '.join(needed)}"] if needed else []),
-        *([f"{FILE} does not list {', '.join(unlisted)} under artefacts"] if unlisted else []),
-    ]
-    if problems:
-        raise ParityError(
-            f"{'; '.join(problems)}. The folder was changed, or an older ejax made it: remove what is not of the "
-            f"export, or {_AGAIN}"
-        )
+    artefacts, digests = {f"policy.{name}" for name in report["artefacts"]}, report["sha256"]
+    allowed = {"policy.json", *artefacts}
+    present = {name for name in _SOMETIMES if os.path.lexists(directory / name)}
+    needed = {"contract.json", "observations.npz", *artefacts, *present} - digests.keys()
+    changed = {x for x, digest in digests.items() if not (directory / x).is_file() or sha256(directory / x) != digest}
+    problems = {
+        "missing or changed since the export: {}": changed,
+        FILE + " has no SHA-256 of {}": needed,
+        FILE + " does not list {} under artefacts": {x.name for x in directory.glob("policy.*")} - allowed,
+    }
+    if texts := [text.format(printable(", ".join(sorted(names)))) for text, names in problems.items() if names]:
+        why = "The folder was changed, or an older ejax made it: remove what is not of the export, or"
+        raise ParityError(f"{'; '.join(texts)}. {why} {_AGAIN}")
 
 
 def sha256(path: Path) -> str:
@@ -205,11 +243,13 @@ def measure(load: Callable[[], Run], cases: list[Case], interface: Interface) ->
     try:
         run = load()
         by_case = {case.name: compare(run, case, interface) for case in cases}
-        check_repeats(run, cases[0], interface)
-    except ParityError as error:
-        return {"problem": str(error)}
+        leaves = [cases[0].observation[name] for name in interface.inputs]
+        first, second = ([np.asarray(y).tobytes() for y in run(leaves)] for _ in range(2))  # NaN is not equal to itself
+        if first != second:
+            return {"problem": f"the same rows of '{cases[0].name}' gave other bits the second time"}
     except Exception as error:  # an invalid artefact may fail anywhere in its library
-        return {"problem": f"it cannot be loaded and run: {repr(error)[:500]}"}
+        text = "it cannot be loaded and run: "
+        return {"problem": str(error) if isinstance(error, ParityError) else f"{text}{repr(error)[:500]}"}
     every = [errors for outputs in by_case.values() for errors in outputs.values()]
     facts: dict[str, Any] = {key: max(errors[key] for errors in every) for key in every[0]}
     beyond = [
@@ -222,17 +262,11 @@ def measure(load: Callable[[], Run], cases: list[Case], interface: Interface) ->
 
 
 def raise_on_problems(artefacts: Mapping[str, Mapping[str, Any]]) -> None:
-    problems = [f"  {name}: {facts['problem']}" for name, facts in artefacts.items() if "problem" in facts]
-    if problems:
-        raise ParityError("not the policy that was certified:\n" + "\n".join(problems))
-
-
-def _one_line_each(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
-    shown = "{0:<12} off by at most {max_abs:.1e}, {of_allowed:.1%} of what is allowed"
-    return "\n".join(
-        f"{name:<12} {facts['skipped']}" if "skipped" in facts else shown.format(name, **facts)
-        for name, facts in artefacts.items()
-    )
+    """Raise a ParityError where an artefact has a problem, with a line for each that was run."""
+    run = {name: facts.get("problem") for name, facts in artefacts.items() if "skipped" not in facts}
+    if any(run.values()):
+        lines = [f"  FAIL {name}: {printable(text)}" if text else f"  PASS {name}" for name, text in run.items()]
+        raise ParityError("\n".join(["not the policy that was certified:", *lines]))
 
 
 def compare(run: Run, case: Case, interface: Interface) -> dict[str, dict[str, float]]:
@@ -258,21 +292,11 @@ def compare(run: Run, case: Case, interface: Interface) -> dict[str, dict[str, f
 def _answer_consecutively(run: Run, case: Case, interface: Interface) -> list[NDArray[Any]]:
     memory, answers = case.observation[MEMORY][:1], []
     for t in range(len(case.expected["action"])):
-        if not case.observation[MEMORY][t].any():  # an episode starts
-            memory = np.zeros_like(memory)
+        memory = memory if case.observation[MEMORY][t].any() else np.zeros_like(memory)  # where an episode starts
         row = {name: case.observation[name][t : t + 1] for name in interface.inputs} | {MEMORY: memory}
         answers.append([np.asarray(y) for y in run([row[name] for name in interface.inputs])])
         memory = answers[-1][interface.outputs.index(NEXT_MEMORY)]
     return [np.concatenate(each) for each in zip(*answers, strict=True)]
-
-
-def check_repeats(run: Run, case: Case, interface: Interface) -> None:
-    """Refuse an artefact that gives other bits to the same observations, noise included, the second time."""
-    leaves = [case.observation[name] for name in interface.inputs]
-    # bytes, since NaN is not equal to itself
-    first, second = ([np.asarray(y).tobytes() for y in run(leaves)] for _ in range(2))
-    if first != second:
-        raise ParityError(f"the same rows of '{case.name}' gave other bits the second time")
 
 
 def load_cases(path: Path) -> list[Case]:
@@ -281,11 +305,13 @@ def load_cases(path: Path) -> list[Case]:
     try:
         check_plain(path)
         with np.load(path, allow_pickle=False) as file:
-            if (size := sum(part.file_size for part in file.zip.infolist())) > MAX_ARTEFACT:
+            if (size := sum(x.file_size for x in file.zip.infolist())) > MAX_ARTEFACT:
                 raise ValueError(f"unpacked it has {size} bytes; at most {MAX_ARTEFACT} are read")
             for key in file.files:
-                case, kind, name = key.split("/", 2)
-                parts.setdefault(case, {}).setdefault(kind, {})[name] = file[key]
+                (case, kind, name), x = key.split("/", 2), file[key]
+                if x.ndim == 0 or x.dtype not in map(np.dtype, _DTYPES[kind]):
+                    raise ValueError(f"{key} is {x.dtype}{list(x.shape)}; must be {' or '.join(_DTYPES[kind])}")
+                parts.setdefault(case, {}).setdefault(kind, {})[name] = x
         return [Case(name, **arrays) for name, arrays in parts.items()]
     except Exception as error:  # an invalid archive may fail in zipfile, NumPy or here
         raise ValueError(f"{path} does not hold an export's observations: {repr(error)[:200]}") from error
@@ -299,31 +325,35 @@ def check_cases(cases: list[Case], interface: Interface, rows: Mapping[str, int]
         batch = (rows[case.name],)
         wanted = {f"observation/{name}": (*batch, *interface.input_shape(name)) for name in interface.inputs}
         wanted |= {f"expected/{name}": (*batch, *interface.output_shape(name)) for name in interface.outputs}
-        numbers = [name for name in interface.outputs if interface.continuous or name != "action"]
+        numbers = (name for name in interface.outputs if interface.continuous or name != "action")
         wanted |= {f"allowed/{name}": (*batch, 1) for name in numbers}
-        kinds = {"observation": case.observation, "expected": case.expected, "allowed": case.allowed}
-        given = {f"{kind}/{name}": x.shape for kind, arrays in kinds.items() for name, x in arrays.items()}
+        given = {f"{kind}/{name}": x.shape for kind in _DTYPES for name, x in getattr(case, kind).items()}
         if given != wanted:
             names = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))
             shown = ", ".join(f"{name} is {given.get(name)}, must be {wanted.get(name)}" for name in names)
             raise ValueError(f"observations.npz: in case '{case.name}' {shown}")
         for name, x in case.allowed.items():
             overflows = ~np.isfinite(case.expected[name].reshape(len(x), -1)).all(axis=-1, keepdims=True)
-            if not ((x > 0) & (np.isfinite(x) | overflows)).all():
+            if not ((x > 0) & (overflows | (x <= 2.0**14 * case.limit(name)))).all():
                 raise ValueError(
-                    f"observations.npz: what is allowed of {name} in '{case.name}' must be finite, above 0"
+                    f"observations.npz: allowed/{name} of '{case.name}' must be finite, above 0, and small"
                 )
 
 
 def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, interface: Interface) -> dict[str, float]:
     expected = case.expected[name][:rows]
-    if (answer.shape, answer.dtype) != (expected.shape, expected.dtype):
-        raise ParityError(
-            f"{name} is {answer.dtype}{list(answer.shape)} in a batch of {rows}, "
-            f"the certificate has {expected.dtype}{list(expected.shape)}"
-        )
-    if name == "action" and not interface.continuous:
-        return _choice_errors(answer, expected, case, rows, interface)
+    given, wanted = (f"{x.dtype}{list(x.shape)}" for x in (answer, expected))
+    if given != wanted:
+        raise ParityError(f"{name} is {given} in a batch of {rows}, the certificate has {wanted}")
+    if name == "action" and not interface.continuous:  # by how much the chosen logit is below the best one
+        logits, limit, regret = case.expected["logits"][:rows], 2.0 * case.limit("logits")[:rows, 0], np.zeros(rows)
+        parts = np.split(logits, np.cumsum(interface.sizes)[:-1], axis=-1)
+        for part, choice in zip(parts, (answer.reshape(rows, -1) - np.array(interface.start or 0)).T, strict=True):
+            chosen = np.take_along_axis(part, np.clip(choice, 0, part.shape[-1] - 1)[:, None], axis=-1)[:, 0]
+            inside = (choice >= 0) & (choice < part.shape[-1])
+            regret = np.maximum(regret, np.where(inside, part.max(axis=-1) - chosen, np.inf))
+        difference, scale = np.abs(answer.astype(np.int64) - expected), largest_magnitude(logits)[..., 0]
+        return _largest(difference, regret / scale, difference, regret / np.spacing(np.float32(scale)), regret / limit)
     answer, expected = answer.reshape(rows, -1), expected.reshape(rows, -1)
     # infinities must be the same ones; no distance is taken between them
     infinite = np.isinf(answer) | np.isinf(expected)
@@ -333,39 +363,18 @@ def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, interface: I
         raise ParityError(f"{name} is {answer[row]} in row {row} of '{case.name}', the certificate has {expected[row]}")
     error = np.abs(answer.astype(np.float64) - np.where(infinite, np.nan, expected))
     relative = error / np.maximum(np.abs(expected), np.finfo(np.float32).tiny)
-    steps = np.where(np.isnan(error), np.nan, np.abs(_steps(answer) - _steps(expected)))
-    return _largest(error, relative, steps, error / _spacing(expected), error / case.allowed[name][:rows])
-
-
-def _choice_errors(
-    answer: NDArray[Any], expected: NDArray[Any], case: Case, rows: int, interface: Interface
-) -> dict[str, float]:
-    """Errors of choices: by how much the chosen logit is below the best one."""
-    scale = largest_magnitude(logits := case.expected["logits"][:rows])[..., 0]
-    parts = np.split(logits, np.cumsum(interface.sizes)[:-1], axis=-1)
-    regret = np.zeros(rows)
-    for part, choice in zip(parts, (answer.reshape(rows, -1) - np.array(interface.start or 0)).T, strict=True):
-        chosen = np.take_along_axis(part, np.clip(choice, 0, part.shape[-1] - 1)[:, None], axis=-1)[:, 0]
-        inside = (choice >= 0) & (choice < part.shape[-1])
-        regret = np.maximum(regret, np.where(inside, part.max(axis=-1) - chosen, np.inf))
-    difference = np.abs(answer.astype(np.int64) - expected)
-    limit = 2.0 * case.allowed["logits"][:rows, 0]
-    return _largest(difference, regret / scale, difference, regret / _spacing(logits)[..., 0], regret / limit)
+    spacing = np.spacing(np.float32(largest_magnitude(expected)))
+    bits = (np.ascontiguousarray(x).view(np.int32).astype(np.int64) for x in (answer, expected))
+    ours, theirs = (
+        np.where(x < 0, -(2**31) - x, x) for x in bits
+    )  # places among all float32, in order: they count ULPs
+    steps = np.where(np.isnan(error), np.nan, np.abs(ours - theirs))
+    return _largest(error, relative, steps, error / spacing, error / case.limit(name)[:rows])
 
 
 def largest_magnitude(expected: NDArray[Any]) -> NDArray[np.float64]:
     """Return the row's largest magnitude, at least 1: [B, 1]."""
     return np.fmax.reduce(np.abs(expected.astype(np.float64)), axis=-1, keepdims=True, initial=1.0)
-
-
-def _spacing(expected: NDArray[Any]) -> NDArray[np.float32]:
-    return np.spacing(largest_magnitude(expected).astype(np.float32))
-
-
-def _steps(x: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the place of each float32 in the ordered list of all of them: differences count ULPs."""
-    bits = np.ascontiguousarray(x).view(np.int32).astype(np.int64)
-    return np.where(bits < 0, -(2**31) - bits, bits)
 
 
 def _largest(*errors: NDArray[Any]) -> dict[str, float]:
@@ -376,15 +385,12 @@ def _largest(*errors: NDArray[Any]) -> dict[str, float]:
 def check_plain(path: Path, most: int = MAX_ARTEFACT) -> None:
     """Refuse what is no regular file, or too large, before a library opens it: FileNotFoundError, ValueError."""
     if not path.exists():
-        raise FileNotFoundError(
-            f"there is no {path}: give a folder that python -m interop.export RUN --to DIR has written, with this "
-            "format among its --formats"
-        )
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
+        made = "python -m interop.export RUN --to DIR has written, with this format among its --formats"
+        raise FileNotFoundError(f"there is no {path}: give a folder that {made}")
+    if not path.is_file():
         raise ValueError(f"{path} is no regular file")
-    if found.st_size > most:
-        raise ValueError(f"{path} has {found.st_size} bytes; at most {most} are read")
+    if (size := path.stat().st_size) > most:
+        raise ValueError(f"{path} has {size} bytes; at most {most} are read")
 
 
 def open_plain(path: Path, most: int = MAX_ARTEFACT) -> BufferedReader:
@@ -401,17 +407,15 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON, and refuse by a ValueError what would exhaust the stack of whoever reads it."""
-    deep, most = "it is nested deeper than 100 levels", 100
     try:
-        found = json.loads(text)
+        level = [found := json.loads(text)]
+        for _ in range(100):
+            parts = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
+            level = [x for part in parts for x in part]
     except RecursionError:
-        raise ValueError(deep) from None
-    level = [found]
-    for _ in range(most):
-        parts = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
-        level = [x for part in parts for x in part]
+        level = [text]
     if level:
-        raise ValueError(deep)
+        raise ValueError("it is nested deeper than 100 levels")
     return found
 
 
@@ -438,17 +442,16 @@ def _mapping_of(holds: Callable[[str, Any], bool]) -> Callable[[Any], bool]:
 
 
 def _is_digest(name: str, digest: Any) -> bool:
-    """Return True if this is the digest of a file directly in the folder."""
-    plain = Path(name).name == name and name not in ("", ".", "..") and "\0" not in name
+    plain = Path(name).name == name and name not in ("", ".", "..") and name.isprintable()
     return plain and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
 
 
 def _are_entries(*dtypes: str) -> Callable[[Any], bool]:
     def is_entry(x: Any) -> bool:
         name, shape = (x.get("name"), x.get("shape")) if isinstance(x, dict) else (None, None)
-        if not (isinstance(name, str) and name and isinstance(shape, list)):
-            return False
-        return shape[:1] == ["batch"] and all(map(_is_count, shape[1:])) and x.get("dtype") in dtypes
+        is_named = isinstance(name, str) and name.isprintable() and name
+        is_shaped = isinstance(shape, list) and shape[:1] == ["batch"] and all(map(_is_count, shape[1:]))
+        return bool(is_named and is_shaped) and x.get("dtype") in dtypes
 
     return lambda x: isinstance(x, list) and len(x) > 0 and all(map(is_entry, x))
 
@@ -458,13 +461,17 @@ def _is_action(x: Any) -> bool:
     return isinstance(sizes, list) and len(sizes) > 0 and all(map(_is_count, sizes)) and "head" in x
 
 
+def _is_result(x: Any) -> bool:
+    numbers: list[Any] = [x.get("return"), x.get("length")] if isinstance(x, dict) else [None]
+    return all(type(n) in (int, float) and abs(n) < 2**63 for n in numbers) and numbers[-1] == numbers[-1] // 1 > 0
+
+
 _VERSION = {"schema_version": (str(SCHEMA_VERSION), lambda x: type(x) is int and x == SCHEMA_VERSION)}
 _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **_VERSION,
-    "checkpoint": ("text", lambda x: isinstance(x, str)),
+    **dict.fromkeys(("checkpoint", "clipping"), ("text", lambda x: isinstance(x, str))),
     "global_step": ("an integer", lambda x: type(x) is int),
-    "clipping": ("text", lambda x: isinstance(x, str)),
-    "rows": ("a mapping of cases to their number of rows", _mapping_of(lambda _, n: _is_count(n))),
+    "rows": ("a mapping of cases to their number of rows", _mapping_of(lambda x, n: x.isprintable() and _is_count(n))),
     "largest_allowed": ("a mapping of cases", _mapping_of(lambda _, largest: isinstance(largest, dict))),
     "versions": ("a mapping of libraries", _mapping_of(lambda _, version: isinstance(version, str))),
     "artefacts": (
@@ -488,10 +495,7 @@ _EPISODE_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **_VERSION,
     "seed": ("an integer", lambda x: type(x) is int),
     "start": ("a mapping of the environment's state", _mapping_of(lambda *_: True)),
-    "result": (
-        "a mapping with numbers, 'return' and 'length'",
-        lambda x: isinstance(x, dict) and all(type(x.get(key)) in (int, float) for key in ("return", "length")),
-    ),
+    "result": ("a mapping with a finite 'return' and a 'length' in whole steps", _is_result),
 }
 
 

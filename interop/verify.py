@@ -12,6 +12,7 @@ their SHA-256 alone and listed as not verified.
 import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from interop.artefacts import leapp_bundle
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.texts import check_texts
 from interop.standalone_verify import (
+    LEAPP_FILES,
     NEXT_MEMORY,
     Case,
     Interface,
@@ -32,10 +34,12 @@ from interop.standalone_verify import (
     print_verdict,
     raise_on_problems,
     read_certificate,
+    write_rows,
 )
 from interop.twin.kinds import load_spec
 from interop.twin.vla_spec import VLASpec
 
+_COLUMNS = ("max_abs", "max_rel", "max_ulp", "max_row_ulp")
 _NOT_TRUSTED = "not verified: can run code; add --trust if you know who made it"
 
 
@@ -72,22 +76,22 @@ def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]
     if isinstance(spec, VLASpec):
         check_texts(directory, spec)
     artefacts = check_artefacts(directory, spec, cases, report["artefacts"], trust=trust)
-    if leapp_bundle.MODEL in report["sha256"]:
-        artefacts["leapp"] = check_bundle(directory, cases)
+    if report["sha256"].keys() & {*LEAPP_FILES}:
+        artefacts["leapp"] = check_bundle(directory, spec, cases, report["versions"])
     raise_on_problems(artefacts)
     return artefacts
 
 
-def check_bundle(directory: Path, cases: list[Case]) -> dict[str, Any]:
-    """Run a LEAPP bundle on the cases, as ``check_artefacts`` does."""
-    by = leapp_bundle.runtime()
-    facts = {"file": leapp_bundle.MODEL, "run_by": by}
-    if by is None:
-        return facts | {"skipped": "skipped: not installed here; pip install onnxruntime"}
+def check_bundle(directory: Path, spec: Interface, cases: list[Case], versions: Mapping[str, str]) -> dict[str, Any]:
+    """Run a LEAPP bundle on the cases, as ``check_artefacts`` does; ``versions``: of the maker's libraries."""
+    facts = {"file": leapp_bundle.MODEL}
+    if None in map(find_spec, ("onnxruntime", "yaml")):
+        return facts | {"skipped": "skipped: not installed here; pip install onnxruntime pyyaml"}
     contract = load_contract(directory)
     outputs = tuple(name for name in contract.outputs if name in ("action", NEXT_MEMORY))
     interface = replace(contract, outputs=outputs)
-    return facts | measure(lambda: leapp_bundle.load_bundle(directory), cases, interface)
+    made_with = {name: version for name, version in versions.items() if name not in ("python", "machine")}
+    return facts | measure(lambda: leapp_bundle.load_bundle(directory, spec, made_with), cases, interface)
 
 
 def check_artefacts(
@@ -106,24 +110,18 @@ def check_artefacts(
 
 
 def format_table(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write one line for each artefact: the largest errors over all outputs, in the environment and on all cases."""
-    lines = [
-        f"{'':<12} {'in the environment':^36} {'adversarial too':^36}",
-        f"{'format':<12}" + f" {'abs':>8} {'rel':>8} {'ULP':>9} {'ULP of row':>10}" * 2 + f" {'of allowed':>10}",
-    ]
-    for name, facts in artefacts.items():
-        if "skipped" in facts:
-            lines.append(f"{name:<12} {facts['skipped']}")
-            continue
+    """Write one line for each artefact: its largest errors over all outputs, in the environment and on all cases."""
+
+    def row(facts: Mapping[str, Any]) -> str:
         groups = (list(facts["cases"]["environment"].values()), [facts])
-        shown = [
-            {key: max(errors[key] for errors in group) for key in facts if key.startswith("max")} for group in groups
-        ]
-        numbers = "".join(
-            f" {x['max_abs']:>8.1e} {x['max_rel']:>8.1e} {x['max_ulp']:>9.0f} {x['max_row_ulp']:>10.1f}" for x in shown
-        )
-        lines.append(f"{name:<12}{numbers} {facts['of_allowed']:>10.1%}")
-    return "\n".join(lines)
+        numbers = ([max(errors[key] for errors in group) for key in _COLUMNS] for group in groups)
+        texts = ["{:>8.1e} {:>8.1e} {:>9.0f} {:>10.1f}".format(*each) for each in numbers]
+        return f"{' '.join(texts)} {facts['of_allowed']:>10.1%}"
+
+    above = f"{'':<17} {'in the environment':^36} {'adversarial too':^36}"
+    columns = f" {'abs':>8} {'rel':>8} {'ULP':>9} {'ULP of row':>10}" * 2
+    names = f"     {'format':<12}{columns} {'of allowed':>10}"
+    return write_rows(artefacts, row, above, names)
 
 
 def _check_artefact(name: str, directory: Path, spec: Interface, cases: list[Case], trust: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,23 @@ def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, d
         part: of the state that ``like`` is, such as ``train.``.
 
     Raises:
-        CheckpointError: incomplete, damaged, of another schema, or of another structure than ``like``.
+        CheckpointError: incomplete, damaged, of another schema or structure than ``like``, or of other counts.
     """
     meta = verify_checkpoint(path)
     state = load_arrays(path, without_rows(like), part, _REMEDY)
-    return with_rows(state, load_rows(path, replays_in(like))), meta
+    _check_counts(path, state, meta)
+    return with_rows(state, load_rows(path, replays_in(like), replays_in(state))), meta
+
+
+def _check_counts(path: Path, state: PyTree, meta: dict[str, Any]) -> None:
+    """Compare a meta's counts with the state of a run, which alone decides where it goes on."""
+    if not is_dataclass(state) or (counter := vars(state).get("update")) is None:  # a part of a state
+        return
+    update, step, names = int(counter), meta["global_step"], ("num_updates", "best_eval_step", "last_evaluated")
+    made, best, evaluated = (meta.get(name) or 0 for name in names)
+    if made != update or step < update or step % max(update, 1) or best > step or evaluated > update:
+        text = ", ".join(f"{name} {meta.get(name)}" for name in ("global_step", *names))
+        raise CheckpointError(f"checkpoint {path} is damaged: meta.json has {text}, and its state {update} updates")
 
 
 def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:

@@ -120,15 +120,24 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
         replace_file(folder / _INDEX, json.dumps({"buffers": [buffer.model_dump() for buffer in buffers]}))
 
 
-def load_rows(path: Path, like: Sequence[Replay]) -> list[Transition | HostRows]:
+def load_rows(path: Path, like: Sequence[Replay], saved: Sequence[Replay]) -> list[Transition | HostRows]:
     """Read the rows of a checkpoint's replay buffers, of the forms of ``like``, and to where its rows are.
 
+    ``saved``: the buffers as the checkpoint's state has them, without rows.
+
     Raises:
-        CheckpointError: of other forms, or a file has another length than the index says.
+        CheckpointError: of other forms or counts, or a file has another length than the index says.
     """
     found = _read_index(path) if like else []
     if len(found) != len(like):
         raise CheckpointError(f"checkpoint {path} has {len(found)} replay buffers, this run needs {len(like)}")
+    for buffer, replay in zip(found, saved, strict=True):
+        there, rows = [(ring.head, ring.size, ring.added) for ring in buffer.rings], buffer.capacity
+        counts = (np.asarray(x).reshape(-1).tolist() for x in (replay.head, replay.size, replay.added))
+        here = list(zip(*counts, strict=True))
+        if there != here or not all(head < rows and size in (rows, head) for head, size, _ in there):
+            text = f"{FOLDER}/{_INDEX} has head, size and added {there[:3]}, its state {here[:3]}"
+            raise CheckpointError(f"checkpoint {path} is damaged: {text}, for rings of {rows} rows")
     return [_load(path, i, buffer, replay) for i, (buffer, replay) in enumerate(zip(found, like, strict=True))]
 
 

@@ -7,24 +7,24 @@ the environment takes, by ``features`` scaled or added to a position, and ``driv
 """
 
 import hashlib
-import importlib.util
 import json
 import re
-from collections.abc import Callable, Mapping
-from itertools import groupby
+from collections.abc import Mapping
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.artefacts.parity import Arrays, Run
-from interop.plain_files import MAX_ARTEFACT, parse_json, read_bytes, read_text
-from interop.standalone_verify import MEMORY, NEXT_MEMORY, open_session
+from interop.artefacts.parity import Arrays, ParityError, Run
+from interop.plain_files import parse_json, read_bytes, read_text
+from interop.standalone_verify import LEAPP_FILES, MEMORY, NEXT_MEMORY, open_session, read_graph
+from interop.twin.spec import PolicySpec
 
-MODEL = "leapp.onnx"
-_DESCRIPTION, _INITIAL_VALUES = "leapp.yaml", "leapp_initial_values.safetensors"
+MODEL, _DESCRIPTION, _INITIAL_VALUES = LEAPP_FILES
 _NODE = "policy"
+_WORD = re.compile(r"[^\s{}\[\],-][^\s{}\[\],]*")
 _OF_ELEMENT = re.compile(
     r"(?P<quantity>.+) (?P<axis>[xyzw])"
     r"|(?P<element>.+?) (?P<of_element>((previous|last|target|measured) )?\w+( change| − home)?)"
@@ -44,15 +44,44 @@ _DRIVE_MODES = {
 }
 
 
-def write_bundle(folder: Path, normalization: str, versions: Mapping[str, str]) -> None:
-    """Write the three files into a folder with ``contract.json`` and ``policy.onnx``; ``normalization`` in words."""
+def write_bundle(folder: Path, spec: Any, versions: Mapping[str, str]) -> None:
+    """Write the bundle into a folder with ``contract.json`` and ``policy.onnx``; ``versions``: of libraries."""
+    model = _one_row(read_graph(folder / "policy.onnx"), _contract(folder)["observation"])
+    (folder / MODEL).write_bytes(model)
+    for name, content in _beside_model(folder, spec, versions).items():
+        (folder / name).write_bytes(content)
+
+
+def check_description(folder: Path, spec: Any, versions: Mapping[str, str]) -> None:
+    """Refuse a bundle that is not, byte by byte, as ``write_bundle`` makes it of ``contract.json`` and ``leapp.onnx``.
+
+    A runtime runs what ``leapp.yaml`` names, by the loader that it names, and some of those run code.
+
+    Raises:
+        ParityError: the text names the file, and the first words that differ.
+    """
+    if links := [name for name in LEAPP_FILES if (folder / name).is_symlink()]:
+        raise ParityError(f"{', '.join(links)} must be a file of the folder, not a link")
+    for name, wanted in _beside_model(folder, spec, versions).items():
+        found = read_bytes(folder / name)
+        if found != wanted:
+            pairs = (_WORD.findall(x[: 2 * len(wanted)].decode("latin-1")) for x in (found, wanted))
+            words = list(zip_longest(*pairs, fillvalue="nothing"))
+            at = next((i for i, (has, needs) in enumerate(words) if has != needs), 0)
+            has, needs = (" ".join(each)[:200] for each in zip(*words[max(at - 1, 0) : at + 2], strict=True))
+            raise ParityError(f"{name} is not of this contract.json and {MODEL}: it has {has!r}, not {needs!r}")
+
+
+def _beside_model(folder: Path, spec: Any, versions: Mapping[str, str]) -> dict[str, bytes]:
+    """Make the files beside the model, of the model and ``contract.json``."""
     import yaml
 
-    contract = _contract(folder)
+    contract, model = _contract(folder), read_graph(folder / MODEL)
+    normalized = not isinstance(spec, PolicySpec) or spec.actor.normalized
     terms = [term for entry in contract["observation"] for term in input_terms(entry)]
     external = [term for term in terms if term["name"] != MEMORY]
     for term in external:
-        term["normalization"] = normalization
+        term["normalization"] = "in the model: give the values as they are" if normalized else "none"
     rate, memory = contract["control_rate_hz"], next((x for x in terms if x["name"] == MEMORY), None)
     pipeline: dict[str, Any] = {
         "configs": {
@@ -65,15 +94,14 @@ def write_bundle(folder: Path, normalization: str, versions: Mapping[str, str]) 
         "inputs": {_NODE: [term["name"] for term in external]},
         "outputs": {_NODE: ["action"]},
     }
+    files = {}
     if memory:
         size = 4 * memory["shape"][1]
         header = {"dtype": "F32", "shape": memory["shape"], "data_offsets": [0, size]}
-        text = json.dumps({f"{_NODE}/{MEMORY}": header}).encode()
-        (folder / _INITIAL_VALUES).write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+        begin = json.dumps({f"{_NODE}/{MEMORY}": header}).encode()
+        files[_INITIAL_VALUES] = len(begin).to_bytes(8, "little") + begin + bytes(size)
         pipeline["initial_values"] = _INITIAL_VALUES
     outputs = [_output(x, contract["action"]) for x in contract["outputs"] if x["name"] in ("action", NEXT_MEMORY)]
-    model = _one_row(read_bytes(folder / "policy.onnx", MAX_ARTEFACT), contract["observation"])
-    (folder / MODEL).write_bytes(model)
     parameters = {
         "model_path": MODEL,
         "md5sum": hashlib.md5(model, usedforsecurity=False).hexdigest(),
@@ -85,7 +113,8 @@ def write_bundle(folder: Path, normalization: str, versions: Mapping[str, str]) 
         "pipeline": pipeline,
         "system information": {"leapp config version": "1.3", **versions},
     }
-    (folder / _DESCRIPTION).write_text(yaml.safe_dump(description, sort_keys=False, default_flow_style=None, width=120))
+    text = yaml.safe_dump(description, sort_keys=False, default_flow_style=None, width=120)
+    return {_DESCRIPTION: text.encode(), **files}
 
 
 def input_terms(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -114,16 +143,12 @@ def input_terms(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     return terms
 
 
-def runtime() -> str | None:
-    """Name the package by which ``load_bundle`` runs a bundle; None: neither is installed."""
-    return next((name for name in ("leapp", "onnxruntime") if importlib.util.find_spec(name)), None)
-
-
-def load_bundle(folder: Path) -> Run:
-    """Load the bundle as a function of the contract's inputs, answered row by row: by leapp's own InferenceManager, or
-    where that is not installed by ONNX Runtime."""
+def load_bundle(folder: Path, spec: Any, versions: Mapping[str, str]) -> Run:
+    """Load the bundle as a function of the contract's inputs, answered row by row by ONNX Runtime: leapp's own
+    InferenceManager would load what ``leapp.yaml`` names. ParityError: as ``check_description``, before that."""
+    check_description(folder, spec, versions)
     groups = [input_terms(entry) for entry in _contract(folder)["observation"]]
-    answer = (_by_leapp if runtime() == "leapp" else _by_onnxruntime)(folder)
+    session = open_session(folder / MODEL)
 
     def run(leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
         fed: Arrays = {}
@@ -131,7 +156,7 @@ def load_bundle(folder: Path) -> Run:
             ends = np.cumsum([term["shape"][-1] for term in group])
             parts = np.split(leaf, ends[:-1], axis=-1)
             fed |= {term["name"]: part for term, part in zip(group, parts, strict=True)}
-        rows = [answer({name: x[i : i + 1] for name, x in fed.items()}) for i in range(len(leaves[0]))]
+        rows = [session.run(None, {name: x[i : i + 1] for name, x in fed.items()}) for i in range(len(leaves[0]))]
         return [np.concatenate(each) for each in zip(*rows, strict=True)]
 
     return run
@@ -139,25 +164,6 @@ def load_bundle(folder: Path) -> Run:
 
 def _contract(folder: Path) -> Any:
     return parse_json(read_text(folder / "contract.json"))
-
-
-def _by_leapp(folder: Path) -> Callable[[Arrays], list[NDArray[Any]]]:
-    import torch
-    from leapp import InferenceManager
-
-    manager = InferenceManager(str(folder / _DESCRIPTION))
-
-    def answer(row: Arrays) -> list[NDArray[Any]]:
-        given = manager({f"{_NODE}/{name}": torch.tensor(x) for name, x in row.items()})
-        after = [manager.value_dict[_NODE][MEMORY]] if manager.feedback_inputs else []
-        return [x.numpy(force=True) for x in (given[f"{_NODE}/action"], *after)]
-
-    return answer
-
-
-def _by_onnxruntime(folder: Path) -> Callable[[Arrays], list[NDArray[Any]]]:
-    session = open_session(folder / MODEL)
-    return lambda row: session.run(None, row)
 
 
 def _one_row(policy: bytes, observation: list[dict[str, Any]]) -> bytes:

@@ -22,11 +22,13 @@ import numpy as np
 import torch
 
 from ejax.optim import SCHEDULE_KWARGS, ScheduleConfig
+from ejax.policies.pretrained.weights import unwrapped
 from ejax.schema.plain_files import replacing
 from interop.checkpoints.content import problems
 from interop.checkpoints.plain_pt import load_plain
 from interop.exporters.entries import StateDict
 
+_FORM = "torch.save({'policy': STATE_DICT, 'global_step': STEPS}, FILE)"
 _SCHEDULERS: dict[str, Any] = {
     "linear": torch.optim.lr_scheduler.LinearLR,
     "cosine": torch.optim.lr_scheduler.CosineAnnealingLR,
@@ -99,8 +101,9 @@ def load_content(path: Path) -> dict[str, Any]:
     """
     payload = load_plain(path)
     for problem in problems(payload):
-        raise ValueError(f"{path} is not a checkpoint of EmbodiChain: {problem}")
-    return payload
+        remedy = "" if "policy" in payload else f"; save its state dict again: {_FORM}"
+        raise ValueError(f"{path} is not a checkpoint of EmbodiChain: {problem}{remedy}")
+    return payload | {key: unwrapped(payload[key], "model.") for key in ("policy", "ref_policy") if payload.get(key)}
 
 
 def _ranks_differ(normalizers: list[Mapping[str, torch.Tensor]]) -> bool:

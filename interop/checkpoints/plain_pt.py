@@ -3,7 +3,9 @@
 ``torch.load(weights_only=True)`` refuses to import or call anything that tensors and plain containers do not need.
 """
 
+import contextlib
 import pickle
+import pickletools
 import re
 import zipfile
 from pathlib import Path
@@ -16,6 +18,10 @@ from interop.dense import odd_tensor
 from interop.plain_files import check_plain, check_unpacked
 
 _MAX_CHARS = 300
+_PLAIN = (
+    "Save tensors and plain values alone: float(x) or x.tolist() of NumPy's, module.state_dict() of a module; "
+    "of a file that you trust, torch.load(FILE, weights_only=False) gives what to save again"
+)
 _NESTED = ("state_dict", "model_state_dict", "model", "policy")
 """Keys under which training programs put the state dict, beside counters and optimizers; the last is EmbodiChain's."""
 
@@ -40,13 +46,27 @@ def load_plain(path: Path) -> dict[str, Any]:
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
-        what = f": it names {named[1][:_MAX_CHARS]}" if named else ""
-        raise ValueError(f"{path} holds more than tensors and plain data, and is not read{what}") from error
+        what = f": it names {named[1][:_MAX_CHARS]}{_place(path, named[1])}" if named else ""
+        raise ValueError(f"{path} holds more than tensors and plain data, and is not read{what}. {_PLAIN}") from error
     except Exception as error:  # an invalid file may fail anywhere in torch
         raise ValueError(f"{path} is not a torch file, or is damaged: {repr(error)[:_MAX_CHARS]}") from error
     if not isinstance(payload, dict):
         raise ValueError(f"{path} holds a {type(payload).__name__}, a checkpoint is a mapping")
     return payload
+
+
+def _place(path: Path, name: str) -> str:
+    """Name the text before the first mention of ``name`` in a torch file: the key of what is made by it."""
+    key, text, memo = "", None, dict[Any, Any]()
+    with contextlib.suppress(StopIteration, ValueError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        data = next(part for part in archive.namelist() if part.endswith("/data.pkl"))
+        for code, arg, _ in pickletools.genops(archive.read(data)):
+            if code.name == "GLOBAL" and str(arg).replace(" ", ".") == name:
+                break
+            memo |= {arg: text} if "PUT" in code.name else {}  # a text that comes again is a number in the pickle
+            text = arg if "UNICODE" in code.name else memo.get(arg) if "GET" in code.name else None
+            key = key if text is None else f", at the key {repr(text)[:_MAX_CHARS]}"
+    return key
 
 
 def load_tensors(path: Path) -> dict[str, np.ndarray]:

@@ -7,7 +7,6 @@ if __name__ == "__main__":
 
 import argparse
 import asyncio
-import ipaddress
 import os
 import signal
 from functools import partial
@@ -17,6 +16,7 @@ from ejax import __version__
 from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options, whole
+from interop.serving import is_loopback
 
 _LEAST_TOKEN = 16
 
@@ -56,15 +56,8 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse what would be unsafe, by ValueError."""
     if args.token is not None and not (len(args.token) >= _LEAST_TOKEN and args.token.isascii()):
         raise ValueError(f"the token must have {_LEAST_TOKEN} ASCII characters or more, such as: openssl rand -hex 16")
-    if args.token is None and not _is_loopback(args.host):
+    if args.token is None and not is_loopback(args.host):
         raise ValueError(f"got --host {args.host}, which other machines may reach: it needs --token")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,9 +18,9 @@ from ejax.runtime.tree_text import named_leaves
 from ejax.schema.plain_files import to_json
 from interop.artefacts.contract import run_contract
 from interop.plain_files import parse_json, read_text
-from interop.standalone_verify import check_files, load_onnx, read_certificate
+from interop.standalone_verify import check_files, load_contract, load_onnx, read_certificate
 from interop.twin.kinds import load_spec
-from interop.twin.parts import network_inputs, vla_inputs, vla_tokenizer
+from interop.twin.parts import in_type, network_inputs, vla_inputs, vla_tokenizer
 from interop.twin.spec import MEMORY, NEXT_MEMORY
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import VLASpec
@@ -110,6 +110,7 @@ def load_served(path: Path, *, checkpoint: str | None = None, member: int | None
 
 def _load_export(directory: Path) -> Served:
     check_files(directory, read_certificate(directory))
+    load_contract(directory)  # of its form
     contract, spec = parse_json(read_text(directory / "contract.json")), load_spec(directory / "policy.json")
     run = load_onnx(directory / "policy.onnx", spec)
     shapes = {name: [tuple(shape)] for name, shape in spec.images.items()}
@@ -135,7 +136,7 @@ def _load_export(directory: Path) -> Served:
         required=spec.reads,
         texts=texts,
         leaves_of=lambda parts: [
-            np.asarray(x, spec.input_dtype(name)) for name, x in zip(inputs, inputs_of(parts)[0], strict=True)
+            in_type(x, spec.input_dtype(name), name) for name, x in zip(inputs, inputs_of(parts)[0], strict=True)
         ],
         example=[np.zeros((1, *spec.input_shape(name)), spec.input_dtype(name)) for name in inputs],
         first_memory=[np.zeros((1, *spec.input_shape(MEMORY)), np.float32)] if spec.remembers else [],

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from ejax.schema.messages import explain
+from interop.serving import is_loopback
 from interop.serving.policies import Leaves, Served
 from interop.serving.wire import pack, unpack
 
@@ -138,10 +140,13 @@ async def serving(
 
     def answer_http(connection: ServerConnection, request: Request) -> Response | None:
         """Answer plain HTTP, and refuse clients; None: let the WebSocket open."""
-        if request.path == "/healthz":
+        is_meant = token is not None or _is_meant(request, host)
+        if request.path == "/healthz" and is_meant:
             return connection.respond(HTTPStatus.OK, "OK\n")
         num_clients = len(server.connections)
-        if token is not None and not _has_token(request, token):
+        if not is_meant:
+            status, text = HTTPStatus.FORBIDDEN, f"connect to {host}: no other Host is served, and no Origin\n"
+        elif token is not None and not _has_token(request, token):
             status, text = HTTPStatus.UNAUTHORIZED, "send the server's --token as Authorization: Bearer TOKEN\n"
         elif request.path == "/metadata":
             now = {"latency_ms": percentiles(), "clients": num_clients, **counts}
@@ -194,7 +199,7 @@ async def serving(
                 report(f"{rate:.1f} requests/s of {len(server.connections)} clients: {times}")
 
     limits: dict[str, Any] = {"max_size": policy.max_bytes, "max_queue": 1, "compression": None, "logger": _QUIET}
-    # no page of a browser may connect: those send an origin
+    # also with a token, no page of a browser may connect: those send an origin
     listening = serve(handle, host, port, process_request=answer_http, origins=[None], **limits)
     async with batches.running(), listening as server:
         reporting = asyncio.create_task(report_now_and_then())
@@ -202,6 +207,15 @@ async def serving(
             yield server
         finally:
             reporting.cancel()
+
+
+def _is_meant(request: Request, host: str) -> bool:
+    """Return True if a program asks by this machine's name: a page's owner can let their server's name lead here."""
+    try:
+        (name,) = (urlsplit(f"//{each}").hostname or "" for each in request.headers.get_all("Host"))
+    except ValueError:  # none or two of them, or one that is not a name
+        return False
+    return "Origin" not in request.headers and (name == host.lower() or is_loopback(name))
 
 
 def _has_token(request: Request, token: str) -> bool:

@@ -129,6 +129,18 @@ def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
     return tokenizer
 
 
+def in_type(x: Any, dtype: str, name: str) -> Any:
+    """Cast an array to an input's type. ValueError: a finite number became infinite, or an integer another one."""
+    given = np.asarray(x)
+    with np.errstate(all="ignore"):
+        cast = given.astype(dtype)
+        rounds = given.dtype.kind == cast.dtype.kind == "f"
+        kept = np.isfinite(cast) | ~np.isfinite(given) if rounds else cast.astype(given.dtype) == given
+    if not kept.all():
+        raise ValueError(f"'{name}' has {given[~kept].flat[0]} ({given.dtype}), which {dtype} cannot hold")
+    return cast
+
+
 def _check_image(x: Any, name: str, spec: Spec) -> None:
     shape = spec.images[name]
     if str(x.dtype).removeprefix("torch.") != "uint8" or tuple(x.shape[-3:]) != tuple(shape):

@@ -1,8 +1,15 @@
 """LEAPP bundles: their content, and their answers over an episode by leapp's own InferenceManager."""
 
 import hashlib
+import importlib.machinery
 import importlib.util
 import json
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +27,7 @@ from ejax.rollout import reset, step
 from ejax.store.run_dir import create_run_directory, open_run_directory
 from ejax.training.build import build
 from ejax.training.environments import build_env
+from interop import standalone_verify
 from interop.artefacts import cases
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.leapp_bundle import input_terms, load_bundle, write_bundle
@@ -32,6 +40,7 @@ needs_export = pytest.mark.skipif(
     bool(FORMATS["onnx"].missing(to_write=True)),
     reason="needs torch and onnx: pip install -e '.[export]'",
 )
+VERSIONS = {"ejax": "0"}
 MEMORIES = {"mlp": None, "gru": {"type": "gru", "hidden_size": 5}}
 
 
@@ -59,6 +68,7 @@ def test_the_certificate_is_of_the_bundle_too(exported: tuple[Path, Path]) -> No
     report = json.loads((folder / "parity.json").read_text())
     assert {"leapp.onnx", "leapp.yaml"} <= report["sha256"].keys() and 0.0 <= report["leapp"]["of_allowed"] <= 1.0
     assert verify(folder)["leapp"]["cases"].keys() == report["rows"].keys()
+    assert "skipped" in standalone_verify.verify_onnx(folder)["leapp.yaml"]
     with pytest.raises(ValueError, match=r"--leapp needs the format onnx .*; onnx is not chosen"):
         export_run(run, folder.with_name("other"), ["safetensors"], leapp=True)
 
@@ -152,7 +162,7 @@ def written(folder: Path) -> dict[str, Any]:
         "action": {"head": "normal", "features": acted, "low": [-1.0] * 3, "high": [1.0, 1.0, None], "clipped": True},
     }
     (folder / "contract.json").write_text(json.dumps(contract))
-    write_bundle(folder, "none", {"ejax": "0"})
+    write_bundle(folder, None, VERSIONS)
     return yaml.safe_load((folder / "leapp.yaml").read_text())
 
 
@@ -162,7 +172,11 @@ def test_a_bundle_says_what_each_number_is(tmp_path: Path) -> None:
     angle, grip, memory = model["inputs"]
     assert (angle["name"], angle["shape"], angle["units"]) == ("obs.angle", [1, 2], "rad")
     assert (angle["kind"], angle["element_names"]) == ("state/joint/position", [["elbow", "wrist"]])
-    assert (angle["low"], angle["normalization"], grip["low"]) == ([-1.0, -2.0], "none", [0.0])
+    assert (angle["low"], angle["normalization"], grip["low"]) == (
+        [-1.0, -2.0],
+        "in the model: give the values as they are",
+        [0.0],
+    )
     assert memory["shape"] == [1, 1] and [x["name"] for x in model["outputs"]] == ["action", "next_memory"]
     action = model["outputs"][0]
     assert action["drive_mode"] == ["position change", "position", "effort"] and action["high"] == [1.0, 1.0, None]
@@ -183,6 +197,140 @@ def test_a_bundle_answers_as_the_policy(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     written(tmp_path)
     obs, memory = np.arange(12, dtype=np.float32).reshape(4, 3), np.zeros((4, 1), np.float32)
-    action, after = load_bundle(tmp_path)([obs, memory])
+    action, after = load_bundle(tmp_path, None, VERSIONS)([obs, memory])
     np.testing.assert_array_equal(action, 2.0 * obs)
     np.testing.assert_array_equal(after, memory + 1.0)
+
+
+def replaced(old: str, new: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        text = (folder / "leapp.yaml").read_text()
+        assert text.count(old) == 1
+        (folder / "leapp.yaml").write_text(text.replace(old, new))
+
+    return change
+
+
+def described(edit: Callable[[dict[str, Any]], Any], **style: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = yaml.safe_load((folder / "leapp.yaml").read_text())
+        edit(content)
+        (folder / "leapp.yaml").write_text(yaml.safe_dump(content, sort_keys=False, **style))
+
+    return change
+
+
+def parameters(**changed: str) -> Callable[[Path], None]:
+    return described(lambda x: x["models"]["policy"]["parameters"].update(changed))
+
+
+def linked(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).rename(folder.with_name("elsewhere"))
+        (folder / name).symlink_to(folder.with_name("elsewhere"))
+
+    return change
+
+
+def beside(name: str, content: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(content) and None
+
+
+def with_weights_in(file: str) -> Callable[[Path], None]:
+    """Put the model's weights into another file, and name that model in the description."""
+
+    def change(folder: Path) -> None:
+        model = onnx.load(folder / "leapp.onnx")
+        tensor = model.graph.initializer[0]
+        (folder / "weights").write_bytes(tensor.raw_data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        entry = tensor.external_data.add()
+        entry.key, entry.value = "location", file.format(folder)
+        (folder / "leapp.onnx").write_bytes(model.SerializeToString())
+        digests = {"sha256sum": hashlib.sha256, "md5sum": hashlib.md5}
+        new = {key: make((folder / "leapp.onnx").read_bytes()).hexdigest() for key, make in digests.items()}
+        described(lambda x: x["models"]["policy"]["parameters"].update(new), default_flow_style=None, width=120)(folder)
+
+    return change
+
+
+def with_operator(domain: str, kind: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        model = onnx.load(folder / "leapp.onnx")
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+        model.graph.node[1].domain, model.graph.node[1].op_type = domain, kind
+        (folder / "leapp.onnx").write_bytes(model.SerializeToString())
+        contract = json.loads((folder / "contract.json").read_text())
+        assert contract
+        from interop.artefacts.leapp_bundle import _beside_model
+
+        for name, content in _beside_model(folder, None, VERSIONS).items():
+            (folder / name).write_bytes(content)
+
+    return change
+
+
+FORGED = {
+    "backend: jit": (parameters(backend="jit"), "backend: jit"),
+    "backend: pt2": (replaced("backend: onnx", "backend: pt2"), "backend: pt2"),
+    "an unknown backend": (parameters(backend="other"), "backend: other"),
+    "no backend": (described(lambda x: x["models"]["policy"]["parameters"].pop("backend")), "leapp.yaml"),
+    "a model above the folder": (parameters(model_path="../leapp.onnx"), r"model_path: \.\./leapp\.onnx"),
+    "an absolute model": (parameters(model_path="/tmp/x.onnx"), "model_path: /tmp/x.onnx"),
+    "a model of a Windows drive": (parameters(model_path="C:\\x.onnx"), "model_path: C:"),
+    "a model in a folder": (parameters(model_path="a/leapp.onnx"), "model_path: a/leapp.onnx"),
+    "the model that is a link": (linked("leapp.onnx"), "leapp.onnx must be a file of the folder, not a link"),
+    "a description that is a link": (linked("leapp.yaml"), "leapp.yaml must be a file of the folder, not a link"),
+    "two models": (described(lambda x: x["models"].update(second=x["models"]["policy"])), "leapp.yaml"),
+    "no model": (described(lambda x: x["models"].clear()), "leapp.yaml"),
+    "another start": (described(lambda x: x["pipeline"].update(initial_values="../x")), "initial_values: ../x"),
+    "other digests": (parameters(sha256sum="0" * 64), "sha256sum: .0000"),
+    "another input": (described(lambda x: x["models"]["policy"]["inputs"][0].update(units="m")), "units: m"),
+    "another rate": (replaced("frequency: 50.0", "frequency: 500.0"), "frequency: 500.0"),
+    "another drive": (replaced("position change", "velocity"), "velocity"),
+    "a key twice": (replaced("backend: onnx", "backend: jit, backend: onnx"), "backend: jit"),
+    "a tag": (replaced("models:", "models: !!python/object/apply:os.system [true]\nmore:"), "!!python/object"),
+    "an anchor": (replaced("models:", "more: &a [1]\nstill: *a\nmodels:"), "more:"),
+    "a bomb": (
+        beside(
+            "leapp.yaml", "a: &a [x]\n" + "".join(f"{c}: &{c} [*{b}, *{b}]\n" for b, c in pairwise("abcdefghij" * 1))
+        ),
+        "a: &a",
+    ),
+    "a huge file": (lambda folder: os.truncate(folder / "leapp.yaml", 1 << 30), "has 1073741824 bytes"),
+    "another text": (beside("leapp.yaml", "hello"), "hello"),
+    "nothing": (beside("leapp.yaml", ""), "nothing"),
+    "no description": (lambda folder: (folder / "leapp.yaml").unlink(), "leapp.yaml"),
+    "another memory": (beside("leapp_initial_values.safetensors", "x"), "leapp_initial_values.safetensors"),
+    "a pickle for the model": (
+        lambda folder: (folder / "leapp.onnx").write_bytes(pickle.dumps(1)) and None,
+        "leapp.yaml",
+    ),
+    "weights beside it": (with_weights_in("weights"), "external data"),
+    "weights elsewhere": (with_weights_in("../weights"), "external data"),
+    "weights at an absolute path": (with_weights_in("{}/weights"), "external data"),
+    "an operator of its own": (with_operator("custom", "Run"), "custom:Run"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forged_bundle_is_refused_by_name_and_never_loaded(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a leapp that would load any file that its description names."""
+    pytest.importorskip("onnxruntime")
+    loaded: list[str] = []
+    leapp = types.ModuleType("leapp", "stands for the package")
+    leapp.InferenceManager = loaded.append  # type: ignore[attr-defined]
+    leapp.__spec__ = importlib.machinery.ModuleSpec("leapp", None)
+    (folder := tmp_path / "bundle").mkdir()
+    written(folder)
+    change, text = FORGED[kind]
+    change(folder)
+    monkeypatch.chdir(folder)  # where weights in other files would be looked for
+    if kind != "an operator of its own":
+        monkeypatch.setitem(sys.modules, "leapp", leapp)
+    with pytest.raises(Exception, match=text):
+        load_bundle(folder, None, VERSIONS)
+    assert not loaded

@@ -1,5 +1,6 @@
 """Content that no version of EmbodiChain writes: named by its key, never a traceback, never run."""
 
+import argparse
 import copy
 import json
 import os
@@ -11,6 +12,7 @@ from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -204,3 +206,111 @@ def test_containers_that_hold_themselves_or_unfold_without_end_are_refused(tmp_p
         torch.save({"global_step": 0, "policy": {}, "metadata": {"context": odd}}, tmp_path / "a.pt")
         with pytest.raises(ValueError, match="contain themselves"):
             pt_file.read_pt(tmp_path / "a.pt")
+
+
+def renamed(rename: Any) -> Any:
+    return lambda content: content | {"policy": {rename(name): x for name, x in content["policy"].items()}}
+
+
+def read_params(content: Any, golden: Any, file: Path) -> Any:
+    config, parts, _ = golden
+    torch.save(content, file)
+    state, _ = pt_state.read_state(file, config, parts, policy_only=True)
+    return [np.asarray(x) for x in jax.tree.leaves(state.train.params)]
+
+
+WRAPPED = {
+    "compiled": lambda name: f"_orig_mod.{name}",
+    "data parallel": lambda name: f"module.{name}",
+    "compiled, then data parallel": lambda name: f"module._orig_mod.{name}",
+    "data parallel, then compiled": lambda name: f"_orig_mod.module.{name}",
+    "fully sharded": lambda name: f"_fsdp_wrapped_module.{name}",
+    "the actor compiled": lambda name: name.replace("actor.", "actor._orig_mod."),
+    "the actor data parallel": lambda name: name.replace("actor.", "actor.module."),
+    "a part": lambda name: f"module.{name}" if name.startswith("actor") else name,
+    "of Lightning": lambda name: f"model.{name}",
+    "of Lightning, compiled": lambda name: f"model._orig_mod.{name}",
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_the_policy_of_a_wrapped_module_is_read(kind: str, golden: Any, tmp_path: Path) -> None:
+    content = golden[2]
+    wanted, found = (
+        read_params(each, golden, tmp_path / "a.pt") for each in (content, renamed(WRAPPED[kind])(content))
+    )
+    for x, y in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda x: x | {"best_eval_value": np.float64(0.5)}, "numpy.* key 'best_eval_value'.*float"),
+        (lambda x: x | {"global_step": np.int64(5)}, "numpy.* key 'global_step'.*float"),
+        (lambda x: x | {"done": np.bool_(True)}, "numpy.* key 'done'"),
+        (lambda x: x | {"history": {"reward": np.arange(5.0)}}, "numpy.* key 'reward'.*tolist"),
+        (lambda x: x | {"policy": {"w": np.zeros(3, np.float32)}}, "numpy.* key 'w'"),
+        (
+            lambda x: x | {"hyper_parameters": argparse.Namespace(a=1)},
+            "argparse.Namespace, at the key 'hyper_parameters'",
+        ),
+        (lambda x: x | {"policy": torch.nn.Linear(2, 2)}, "Linear, at the key 'policy'.*state_dict"),
+        (lambda x: torch.nn.Linear(2, 2), "Linear.*state_dict"),
+        (lambda x: {"state_dict": x["policy"], "global_step": 1}, "'policy' is missing.*state_dict.*torch.save"),
+        (lambda x: x["policy"], "is missing.*torch.save"),
+        (
+            lambda x: x | {"policy": x["policy"] | {"module.log_std": x["policy"]["log_std"]}},
+            "prefix of a wrapped module",
+        ),
+        (lambda x: x | {"policy": x["policy"] | {"log_std": 0.5}}, "'policy.log_std'"),
+        (lambda x: x | {"policy": x["policy"] | {"log_std": torch.eye(2).to_sparse()}}, "'policy.log_std'"),
+        (lambda x: x | {"policy": {name: y.double() for name, y in x["policy"].items()}}, "is float64"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_file_may_not_hold_is_named_by_key_and_remedy(
+    change: Any, text: str, golden: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        read_params(change(golden[2]), golden, tmp_path / "a.pt")
+
+
+def test_the_place_is_named_in_torchs_older_format_too(golden: Any, tmp_path: Path) -> None:
+    torch.save(golden[2] | {"x": np.float64(1.0)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match=r"numpy.*Save tensors and plain values"):
+        pt_file.read_pt(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda x: x.to(torch.bfloat16).float(),
+        lambda x: torch.nn.Parameter(x),
+        lambda x: torch.stack([x, x])[1],
+        lambda x: x.t().contiguous().t() if x.ndim == 2 else x,
+    ],
+    ids=["rounded", "Parameter", "view", "transposed"],
+)
+def test_tensors_of_any_layout_are_read(kind: Any, golden: Any, tmp_path: Path) -> None:
+    content = golden[2]
+    tensors = OrderedDict((name, kind(x) if x.is_floating_point() else x) for name, x in content["policy"].items())
+    plain = {name: x.detach().clone().contiguous() for name, x in tensors.items()}
+    wanted, found = (read_params(content | {"policy": each}, golden, tmp_path / "a.pt") for each in (plain, tensors))
+    for x, y in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("ending", [".pt", ".safetensors"])
+def test_weights_of_a_wrapped_module_are_read_by_their_own_names(ending: str, tmp_path: Path) -> None:
+    from ejax.policies.pretrained.weights import load_weights
+
+    file, tensors = (
+        tmp_path / f"a{ending}",
+        {"module._orig_mod.a.weight": torch.ones(2), "module.model.b": torch.zeros(1)},
+    )
+    if ending == ".pt":
+        torch.save(tensors, file)
+    else:
+        pytest.importorskip("safetensors.torch").save_file(tensors, file)
+    assert load_weights(file).keys() == {"a.weight", "model.b"}

@@ -138,7 +138,7 @@ def test_onnx_with_weights_in_another_file_is_not_run(folder: Path, capsys: pyte
     assert (folder / "weights.bin").exists()
     seal(folder, "policy.onnx")
     assert main([str(folder)]) == 1
-    assert "onnx: it cannot be loaded and run" in capsys.readouterr().err
+    assert "onnx: it has external data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -343,3 +343,20 @@ def test_an_export_of_which_nothing_is_run_is_not_verified(folder: Path, capsys:
     assert main([str(folder)]) == 3
     assert "no artefact was run" in capsys.readouterr().err
     assert main([str(folder), "--trust"]) == 0
+
+
+@pytest.mark.skipif("onnx" not in SAFE, reason="needs pip install -e '.[export]'")
+@pytest.mark.parametrize(
+    "value", [1e39, -1e300, np.int64(2**24 + 1), np.uint64(2**64 - 1), np.longdouble("1e400"), 3.5e38], ids=repr
+)
+def test_a_number_that_the_policys_input_cannot_hold_is_refused(value: Any, exported: Path) -> None:
+    from interop.onnx_policy import load_policy
+    from interop.serving.policies import load_served
+
+    served, policy = load_served(exported), load_policy(exported)
+    ((name, (shape,)),) = served.shapes.items()
+    for right in (np.float64(0.1), np.float16(2.0), np.int64(2**24), True):
+        assert np.isfinite(policy.act(np.full(shape, right))).all() and served.leaves({name: np.full(shape, right)})
+    for call in (lambda obs: policy.act(obs), lambda obs: served.leaves({name: obs})):
+        with pytest.raises(ValueError, match=rf"'{name}' has .*, which float32 cannot hold"):
+            call(np.full(shape, value))

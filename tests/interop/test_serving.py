@@ -202,6 +202,43 @@ def test_a_page_of_a_browser_cannot_connect(address: str) -> None:
         pass
 
 
+@pytest.mark.parametrize("path", ["metadata", "healthz"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "LOCALHOST:9000"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "127.0.0.2"}, 200),
+        ({"Host": "example.org"}, 403),
+        ({"Host": "example.org:8000"}, 403),
+        ({"Host": "127.0.0.1.example.org"}, 403),
+        ({"Host": "localhost.example.org"}, 403),
+        ({"Host": "127.0.0.1@example.org"}, 403),
+        ({"Host": "192.168.1.2"}, 403),
+        ({"Host": "0.0.0.0"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "http://example.org"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+def test_without_a_token_a_name_that_leads_here_is_not_served(
+    path: str, headers: dict[str, str], status: int, address: str
+) -> None:
+    """As where a page's owner has let the name of their server lead to this machine."""
+    request = urllib.request.Request(f"http://{address}/{path}", headers=headers)
+    try:
+        found = urllib.request.urlopen(request).status
+    except urllib.error.HTTPError as error:
+        found = error.code
+    assert found == status
+    if "Host" in headers and status == 403 and path == "metadata":
+        with pytest.raises(InvalidStatus, match="403"), connect(f"ws://{address}", additional_headers=headers):
+            pass
+
+
 def test_requests_that_wait_are_one_batch_padded_and_answered_as_alone() -> None:
     async def ask(sizes: list[int], gate: threading.Event) -> Any:
         served, rows = policy(sizes, gate), [[np.full((1, 2), i, np.float32)] for i in range(4)]

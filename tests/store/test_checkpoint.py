@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from damages import DAMAGES, damage
+from flax import struct
 
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.runtime.sharding import make_mesh, sharded
@@ -456,3 +457,36 @@ def test_leaves_whose_names_would_be_equal_come_back_each_in_its_place(tmp_path:
     path = save_checkpoint(tmp_path, "a_step_1", state, {"global_step": 1})
     chex.assert_trees_all_equal(load_checkpoint(path, state)[0], state)
     assert sorted(arrays.read_arrays(path, None)) == ["a.b", "a\\.b", "x.d.e"], "all others are named as ever"
+
+
+@struct.dataclass
+class Run:
+    """A state that counts its updates, as a run's and a population's do."""
+
+    update: jax.Array
+
+
+@pytest.mark.parametrize(
+    ("meta", "named"),
+    [
+        ({}, None),
+        ({"best_eval_step": 64, "last_evaluated": 2, "best_eval_value": 1.0}, None),
+        ({"num_updates": 3}, "num_updates 3"),
+        ({"num_updates": 0}, "num_updates 0"),
+        ({"global_step": 0}, "global_step 0"),
+        ({"global_step": 1}, "global_step 1"),
+        ({"global_step": 65}, "global_step 65"),
+        ({"best_eval_step": 65}, "best_eval_step 65"),
+        ({"last_evaluated": 3}, "last_evaluated 3"),
+        ({"global_step": -64}, "global_step"),
+        ({"num_updates": -2}, "num_updates"),
+    ],
+)
+def test_counts_of_a_meta_are_those_of_the_state(meta: dict[str, Any], named: str | None, tmp_path: Path) -> None:
+    state = Run(jnp.int32(2))
+    path = save_checkpoint(tmp_path, "a_step_64", state, {"global_step": 64, "num_updates": 2} | meta)
+    if named is None:
+        assert int(load_checkpoint(path, state)[0].update) == 2
+    else:
+        with pytest.raises(CheckpointError, match=rf"is damaged: .*meta.json.*{named}"):
+            load_checkpoint(path, state)

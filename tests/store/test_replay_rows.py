@@ -1,5 +1,6 @@
 """Rows of replay buffers in checkpoints: each save writes what is new, and what comes back is the same bits."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,9 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.collectors.replay_buffer import Replay, Steps, Transition
+from ejax.collectors.replay_buffer import Replay, Steps, Transition, without_rows
 from ejax.store import replay_rows
-from ejax.store.checkpoint import CheckpointError, load_checkpoint, rewrite_meta, save_checkpoint, verify_checkpoint
+from ejax.store.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    rewrite_meta,
+    save_arrays,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from ejax.store.digests import write_digests
 from ejax.store.run_dir import RunDirectory
 
 CAPACITY, SEGMENT = 50, 8
@@ -115,6 +124,56 @@ def test_links_keep_their_digests_and_a_damage_that_two_checkpoints_share_is_nam
     for path in (first, second):
         with pytest.raises(CheckpointError, match=r"is damaged: replay/0_0_000001\.rows was changed"):
             verify_checkpoint(path)
+
+
+def resealed(path: Path, file: str, edit: Any) -> Path:
+    """Change a checkpoint's file of facts, under new digests, as anyone can."""
+    facts = json.loads((path / file).read_text())
+    edit(facts)
+    (path / file).write_text(json.dumps(facts))
+    write_digests(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"head": 41},
+        {"size": 39},
+        {"added": 41},
+        {"head": 50, "size": 50, "added": 50},
+        {"head": 0, "size": 0, "added": 0},
+        {"size": 10**6},
+        {"head": 10**6},
+        {"added": 2**40},
+        {"head": -1},
+        {"size": -3},
+    ],
+    ids=str,
+)
+def test_counts_that_are_not_the_states_are_refused(counts: dict[str, int], tmp_path: Path) -> None:
+    replay = make_replay([40, 40])
+    path = save(tmp_path / "a", replay)
+    assert_comes_back(path, replay)
+    resealed(path, "replay/index.json", lambda index: index["buffers"][0]["rings"][1].update(counts))
+    with pytest.raises(CheckpointError, match=rf"index.json.*{next(iter(counts))}"):
+        load_checkpoint(path, {"own": replay, "step": jnp.int32(0)})
+
+
+@pytest.mark.parametrize("counts", [(50, 50, 50), (-1, 50, 50), (40, 51, 51), (3, 40, 40)])
+def test_counts_that_no_ring_can_have_are_refused_also_in_the_state(counts: Any, tmp_path: Path) -> None:
+    counted = {
+        name: jnp.full(1, x, jnp.uint32 if name == "added" else jnp.int32)
+        for name, x in zip(("head", "size", "added"), counts, strict=True)
+    }
+    path = save(tmp_path / "a", make_replay([40]))
+    forged = make_replay([40]).replace(**counted)  # type: ignore[attr-defined]  # flax adds it
+    shutil.rmtree(path / "state")
+    save_arrays(path / "state", {"own": without_rows(forged), "step": jnp.int32(3)})
+    names = ("head", "size", "added")
+    resealed(path, "replay/index.json", lambda x: x["buffers"][0]["rings"][0].update(zip(names, counts, strict=True)))
+    with pytest.raises(CheckpointError, match=r"index.json.*head"):
+        load_checkpoint(path, {"own": make_replay([40]), "step": jnp.int32(0)})
 
 
 def test_a_missing_segment_is_named(tmp_path: Path) -> None:

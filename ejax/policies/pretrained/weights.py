@@ -9,7 +9,7 @@ Reading runs no code of a file.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from ejax.schema.plain_files import HUGE, check_plain, expanded, package_folder
 from ejax.schema.registry import WEIGHT_READERS, import_entry
 from ejax.types import PyTree
 
+T = TypeVar("T")
 PACKAGE = "package:"
 """Prefix of the name of an installed package that carries weights."""
 _SAFETENSORS = ".safetensors"
@@ -28,6 +29,7 @@ _ENDINGS = (_SAFETENSORS, *(ending for ending in WEIGHT_READERS if ending))
 _PREFERRED = "model.safetensors"
 # types of arrays, as safetensors names them, that stand for numbers by themselves
 _TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
+_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _LISTING = "SHA256"  # a checkpoint's list of its files
 # torch's names of parameters, and Flax's
 _LEAVES = {"weight": ("kernel", "scale", "embedding"), "running_mean": ("mean",), "running_var": ("var",)}
@@ -72,15 +74,25 @@ def load_weights(model_path: str | Path) -> dict[str, np.ndarray]:
     """Read every array that ``find_weights(model_path)`` holds, by its name there.
 
     Of a torch file: its state dict, also under ``state_dict``, ``model_state_dict``, ``model`` or ``policy``; numbers
-    of 16 bits become float32. Of an ejax checkpoint: the policy's parameters, ``params.…``. Else as they are.
+    of 16 bits become float32. Of an ejax checkpoint: the policy's parameters, ``params.…``. Names are ``unwrapped``.
     Raises WeightsError: there are none, they are damaged, or their reader is not installed.
     """
     path = find_weights(model_path)
     try:
-        return _read_safetensors(path) if path.suffix == _SAFETENSORS else _read_registered(path)
+        return unwrapped(_read_safetensors(path) if path.suffix == _SAFETENSORS else _read_registered(path))
     except (OSError, RuntimeError, ValueError) as error:
         text = str(error)
         raise WeightsError(shorten(text if str(path) in text else f"{path}: {text}")) from error
+
+
+def unwrapped(tensors: Mapping[str, T], common: str = "") -> dict[str, T]:
+    """Leave out of names what torch's wrappers add, such as ``_orig_mod.`` of a compiled module and ``module.`` of one
+    that several devices share, then ``common`` where all begin with it. WeightsError: two names become one."""
+    names = {_WRAPPERS.sub("", name): name for name in tensors}
+    if len(names) < len(tensors):
+        raise WeightsError("names differ by the prefix of a wrapped module alone; save the state dict of one model")
+    cut = len(common) if all(name.startswith(common) for name in names) else 0
+    return {short[cut:]: tensors[name] for short, name in names.items()}
 
 
 def fit_weights(
