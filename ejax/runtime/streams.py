@@ -42,7 +42,7 @@ def keep_streams() -> None:
         except OSError:  # the next file that is opened would be what is printed to
             _lose(number, OSError(errno.EBADF, "closed from the start"))
         if former is None:  # closed from the start: the number may be another file's by now
-            stream = os.fdopen(number if number in _lost else os.open(os.devnull, os.O_RDWR), "w", closefd=False)
+            stream = os.fdopen(number if number in _lost else os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
             _lost.setdefault(number, OSError(errno.EBADF, "closed from the start"))
         if not number or type(stream) is not io.TextIOWrapper or stream.closed:
             continue
@@ -84,7 +84,7 @@ def write_stderr(text: str) -> None:
 
 def _lose(number: int, error: OSError) -> None:
     with suppress(OSError):  # no descriptor is left: the next write fails, too
-        nowhere = os.open(os.devnull, os.O_RDWR)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
         if nowhere != number:
             os.dup2(nowhere, number)
             os.close(nowhere)

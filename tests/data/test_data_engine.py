@@ -761,7 +761,7 @@ def test_a_task_that_fails_to_close_after_a_failed_start_is_a_note(tmp_path: Pat
     assert "while stopping the worker: could not close" in caught.value.__notes__[0]
 
 
-def test_the_first_error_of_a_task_is_told_though_its_closing_fails_too(tmp_path: Path) -> None:
+def test_the_first_error_of_a_task_is_shown_though_its_closing_fails_too(tmp_path: Path) -> None:
     task_cfg = {"folder": str(tmp_path), "fail": True, "speechless": True}
     with pytest.raises(Exception, match="knows no spec"):
         OnlineDataEngine(cfg("data_tasks:Closing", task_cfg=task_cfg)).start()

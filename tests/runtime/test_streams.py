@@ -9,14 +9,26 @@ import pytest
 from tiny import EVALUATED, STEPS, tiny
 
 LOSE = """
-import os, pty, sys
+import os, pty, select, sys, threading
 kind, numbers = {kind!r}, {numbers}
 if kind != "from the start":
     reader, end = pty.openpty() if kind == "terminal" else os.pipe()
     [os.dup2(end, number) for number in numbers]
     os.close(end)
 
+def read():  # a terminal holds 4 KB, and a view redraws itself
+    while not gone.is_set():
+        if select.select([reader], [], [], 0.02)[0]:
+            os.read(reader, 65536)
+
+gone, reading = threading.Event(), threading.Thread(target=read)
+if kind == "terminal":
+    reading.start()
+
 def lose(*_):
+    gone.set()
+    if kind == "terminal":
+        reading.join()
     if kind == "disk":
         full = os.open("/dev/full", os.O_WRONLY)
         [os.dup2(full, number) for number in numbers]

@@ -44,12 +44,12 @@ def raised(error: BaseException) -> BaseException:
     ],
     ids=repr,
 )
-def test_an_error_that_says_nothing_is_told_with_its_type_and_place(error: BaseException, told: str) -> None:
+def test_an_error_that_says_nothing_is_shown_with_its_type_and_place(error: BaseException, told: str) -> None:
     assert re.fullmatch(re.escape(told) + r" \(in raised, .*test_messages\.py:\d+\)", explain(raised(error)))
     assert explain(error.with_traceback(None)) == told
 
 
-def test_an_error_that_speaks_is_told_as_it_is() -> None:
+def test_an_error_that_speaks_is_shown_as_it_is() -> None:
     error = raised(ValueError("the arm is bent"))
     assert explain(error) == "the arm is bent" and explain(error, typed=True) == "ValueError: the arm is bent"
 
