@@ -118,6 +118,15 @@ def test_another_module_of_the_name_is_not_taken_instead(
         assert str(own / "lift_task.py") in told and str(here / "lift_task.py") in told
 
 
+def test_a_folder_of_the_name_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_folder: Path
+) -> None:
+    run = made(project(tmp_path / "own"), monkeypatch)
+    (other_folder / "lift_task").mkdir()
+    typed("lift_task:Env")
+    assert where(run) == "own"
+
+
 def test_two_runs_with_modules_of_one_name_do_not_share_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (made(project(tmp_path / name), monkeypatch) for name in ("first", "second"))
     typed(str(tmp_path / "first"), str(tmp_path / "second"))
