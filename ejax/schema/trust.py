@@ -138,7 +138,7 @@ def check_trusted(place: str) -> None:
         if found is None or found not in earlier:
             raise UntrustedCodeError(_refusal(place, found, earlier, not_in_folder or reason))
         _named[place] = False
-    if text := _two_of_a_name(place):
+    if text := two_of_a_name(place):
         raise UntrustedCodeError(text)
     if _named.get(place):
         _named[place] = False
@@ -251,7 +251,7 @@ def _choose(place: str) -> str:
     return reason
 
 
-def _two_of_a_name(place: str) -> str:
+def two_of_a_name(place: str) -> str:
     """Describe the code found here beside another that the run noted; "" if there is one, or a folder says which."""
     here, lay = file_of(place), noted_file(place)
     if not here or lay in (None, here) or (_inside(here, _folders) and not _inside(lay, _folders)):
