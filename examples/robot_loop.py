@@ -228,7 +228,10 @@ def robot(directory: Path, link: Link, hz: float, seconds: float, silence: tuple
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the loop, which sends STOP
     contract, episode = load(directory)
-    task = make_task(contract, episode)
+    try:
+        task = make_task(contract, episode)
+    except ModuleNotFoundError as error:
+        sys.exit(f"the simulated robot needs {error.name}, which is not installed; the loop itself does not")
     action, mode, answered = np.zeros(len(contract["action"]["low"])), ACT, -1
     start = time.monotonic()
     for number in range(round(hz * seconds) + 1):
@@ -291,6 +294,8 @@ def main() -> None:
     if args.log:
         kept = log.write(args.log, contract, 0 if episode is None else episode["seed"])
         print(f"{args.log}: {kept} steps to replay")
+    if process.exitcode:
+        sys.exit(process.exitcode)
 
 
 if __name__ == "__main__":

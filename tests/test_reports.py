@@ -20,16 +20,22 @@ def load() -> ModuleType:
 
 
 reports = load()
+
+
+def is_slow(folder: Path) -> bool:
+    return (folder / "run.sh").exists() or "\nSLOW = True" in (folder / "repro.py").read_text()
+
+
 NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] if "\nSLOW = True" in (FOLDER / name / "repro.py").read_text() else [])
-    for name in reports.names_in(FOLDER)
+    pytest.param(name, marks=[pytest.mark.slow] if is_slow(FOLDER / name) else []) for name in reports.names_in(FOLDER)
 ]
 
 
 @pytest.mark.usefixtures("nothing_trusted")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_report_is_right_or_refused(name: str, tmp_path: Path) -> None:
-    found = reports.run_here(FOLDER, name, tmp_path)
+    apart = (FOLDER / name / "run.sh").exists()
+    found = reports.run_apart(FOLDER, name, 300.0) if apart else reports.run_here(FOLDER, name, tmp_path)
     if found.verdict == "INFO":
         pytest.skip(found.text)
     assert found.verdict in ("RIGHT", "REFUSED"), found.text

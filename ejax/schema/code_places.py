@@ -190,4 +190,6 @@ def _find_spec(name: str, root: str = "") -> ModuleSpec | None:
 
 
 def _digest(file: str) -> str:
-    return hashlib.sha256(read_bytes(file)).hexdigest()
+    with contextlib.suppress(OSError):  # to note a file must not keep a run from starting
+        return hashlib.sha256(read_bytes(file)).hexdigest()
+    return ""

@@ -137,7 +137,7 @@ def check_trusted(place: str) -> None:
         if found is None or found not in earlier:
             raise UntrustedCodeError(_refusal(place, found, earlier, not_in_folder or reason))
         _named[place] = False
-    if text := _two_of_a_name(place):
+    if text := two_of_a_name(place):
         raise UntrustedCodeError(text)
     if _named.get(place):
         _named[place] = False
@@ -222,6 +222,7 @@ def _choose(place: str) -> str:
     """Put the folder on Python's path that a place lies in, if it was named now; or where Python finds no such module,
     the one in which a run noted it, or the only one in which it was trusted before. Returns why neither may; or ""."""
     here, lay, earlier, reason = found_in(place), noted_file(place), _remembered().get(place, []), ""
+    here = None if lay and not file_of(place) else here  # a folder of that name is no module
     module, top = module_of(place), place.partition(":")[0].partition(".")[0]
     root = root_of(module, lay) if lay else root_of(top, earlier[0]) if len(earlier) == 1 else None
     settled = found_in(place, root) == here if root in _folders else _inside(here, _folders)
@@ -249,7 +250,7 @@ def _choose(place: str) -> str:
     return reason
 
 
-def _two_of_a_name(place: str) -> str:
+def two_of_a_name(place: str) -> str:
     """Describe the code found here beside another that the run noted; "" if there is one, or a folder says which."""
     here, lay = file_of(place), noted_file(place)
     if not here or lay in (None, here) or (_inside(here, _folders) and not _inside(lay, _folders)):

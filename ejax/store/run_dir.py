@@ -34,12 +34,12 @@ from typing import Any
 import jax
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
-from ejax.config import RunConfig, load_config
+from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
 from ejax.schema.code_places import note_code, noted
 from ejax.schema.plain_files import expanded, is_side_file, make_folder, move, replace_file, sha256, to_json
-from ejax.schema.trust import places_in
+from ejax.schema.trust import places_in, two_of_a_name
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
@@ -349,6 +349,9 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
         noted.update(RunDirectory(path, "").versions().get("code", {}))
     try:
         config = load_config(file, device="cpu")
+        # once more: what this process has read from another run is not looked up again
+        if text := next(filter(None, map(two_of_a_name, places_in(config.to_dict()))), None):
+            raise ConfigError([Problem("", text)], str(file))
     finally:
         noted.clear()
     return RunDirectory(path, config.trainer.exp_name), config

@@ -107,8 +107,8 @@ def transfer_run(
                 found["first"] = compare(num_envs=min(num_envs, num_episodes), tolerance=tolerance)
             differences.append(found)
     made = {"checkpoint": str(path), "seed": seed, "episodes": num_episodes, "tolerance": tolerance}
-    absent = {name: how_to_install(name) for name in cast(list[Engine], list(ENGINES) if engines is None else [])}
-    made["left_out"] = {name: how for name, how in absent.items() if how}
+    all_of_them = cast(list[Engine], list(ENGINES) if engines is None else [])
+    made["left_out"] = {name: how for name in all_of_them if (how := how_to_install(name))}
     return {**made, "rows": list(rows.values()), "differences": differences}
 
 

@@ -6,18 +6,33 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
+from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.schema import trust
 from ejax.schema.code_places import main_module, note_code
 from ejax.schema.registry import resolve
 from ejax.store.run_dir import create_run_directory, open_run_directory
 
 pytestmark = pytest.mark.usefixtures("nothing_trusted")
-TASK = "from ejax.envs.tasks.point_mass import PointMassRL\n{}\nclass Env(PointMassRL):\n    where = {!r}\n"
+TASK = """
+from ejax.algorithms.ppo import ALGORITHM as algorithm
+from ejax.envs.tasks.cart_pole import CartPoleRL as Cart
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.policies.actor_critic import ActorCritic as Policy
+{}
+class Env(PointMassRL):
+    where = {!r}
+import jax.numpy as jnp
+def functor(world, *args, **params): return jnp.zeros(())
+"""
+PLAIN = {"env": {"id": "PointMassRL"}}
+PUSH_CUBE = json.loads((Path(__file__).parents[1] / "gym_configs" / "push_cube.json").read_text())
+PUSH_CUBE["env"]["rewards"]["own"] = {"func": "lift_task:functor", "mode": "add"}
 PLACES = {"lift_task": "lift_task.py", "lift_pkg.tasks": "lift_pkg/tasks.py", "lift_space.task": "lift_space/task.py"}
 
 
@@ -37,6 +52,7 @@ def another_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(trust, "_named", {})
     monkeypatch.setattr(trust, "_folders", {})
     monkeypatch.setattr(trust, "_noticed", set())
+    read_manager_spec.cache_clear()
     for name in [name for name in sys.modules if name.startswith("lift_")]:
         del sys.modules[name]
 
@@ -49,11 +65,11 @@ def project(folder: Path, extra: str = "") -> Path:
     return folder
 
 
-def made(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str = "lift_task") -> Path:
+def made(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str = "lift_task", **sections: Any) -> Path:
     """Make a run by a program that stands in ``folder``, and forget it."""
     here = Path.cwd()
     another_process(monkeypatch, folder)
-    config = parse_config({**tiny(), "env": {"id": f"{module}:Env"}})
+    config = parse_config({**tiny(), "env": {"id": f"{module}:Env"}, **sections})
     run = create_run_directory(config, folder / f"run_{module}").path
     another_process(monkeypatch, here)
     return run
@@ -90,6 +106,27 @@ def test_what_is_trusted_is_imported_from_where_it_lies(
         assert where(run, module) == "own"
 
 
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        ({"env": {"id": "RenderedEnv", "cfg": {"env": "lift_task:Cart"}}}, "Cart"),
+        ({"env": {"id": "EmbodiedEnv", "cfg": {"gym_config": PUSH_CUBE}}}, "functor"),
+        ({**PLAIN, "policy": {"name": "lift_task:Policy"}}, "Policy"),
+        ({**PLAIN, "algorithm": {"name": "lift_task:algorithm", "cfg": {"batch_size": 16}}}, "algorithm"),
+    ],
+)
+def test_whatever_a_run_names_is_found(
+    section: dict[str, Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = project(tmp_path / "own")
+    run = made(own, monkeypatch, **section)
+    with pytest.raises(ConfigError, match=f"trained with {own}/lift_task.py"):
+        open_run_directory(run)
+    typed(f"lift_task:{name}")
+    open_run_directory(run)
+    assert trust.import_trusted(f"lift_task:{name}").__file__ == str(own / "lift_task.py")
+
+
 def test_what_was_trusted_before_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_folder: Path
 ) -> None:
@@ -118,6 +155,15 @@ def test_another_module_of_the_name_is_not_taken_instead(
         assert str(own / "lift_task.py") in told and str(here / "lift_task.py") in told
 
 
+def test_a_folder_of_the_name_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_folder: Path
+) -> None:
+    run = made(project(tmp_path / "own"), monkeypatch)
+    (other_folder / "lift_task").mkdir()
+    typed("lift_task:Env")
+    assert where(run) == "own"
+
+
 def test_two_runs_with_modules_of_one_name_do_not_share_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (made(project(tmp_path / name), monkeypatch) for name in ("first", "second"))
     typed(str(tmp_path / "first"), str(tmp_path / "second"))
@@ -125,6 +171,15 @@ def test_two_runs_with_modules_of_one_name_do_not_share_them(tmp_path: Path, mon
     with pytest.raises(ConfigError, match=r"first/lift_task\.py in this process, .*second/lift_task\.py"):
         open_run_directory(second)
     assert where(first) == "first"
+
+
+def test_two_runs_with_functors_of_one_name_do_not_share_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = {"env": {"id": "EmbodiedEnv", "cfg": {"gym_config": PUSH_CUBE}}}
+    first, second = (made(project(tmp_path / name), monkeypatch, **section) for name in ("first", "second"))
+    typed("lift_task:functor")
+    open_run_directory(first)
+    with pytest.raises(ConfigError, match=r"first/lift_task\.py here, .*second/lift_task\.py"):
+        open_run_directory(second)
 
 
 def test_changed_and_moved_code_is_told(
