@@ -74,6 +74,23 @@ def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(tmp_path: Path) -
     sound.close()
 
 
+@pytest.mark.parametrize("way", ["a link", "a file in the way"])
+def test_steps_that_cannot_be_kept_cost_a_line_and_go_through_no_link(way: str, tmp_path: Path) -> None:
+    run, theirs = tmp_path / "run", tmp_path / "theirs"
+    run.mkdir()
+    theirs.mkdir()
+    (run / "quarantine").symlink_to(theirs) if way == "a link" else (run / "quarantine").write_text("")
+    env = guarded(run / "quarantine" / "eval")
+    env.reset(SEED)
+    for action in (CALM, wild(2, 9.0)):
+        told = env.step(action)
+    assert told.info["valid"].tolist() == [True, True, False] and env.num_quarantined == 1
+    not_written, quarantined = env.reports()
+    assert str(run / "quarantine") in not_written and "it cannot be replayed" in quarantined
+    assert not list(theirs.iterdir())
+    env.close()
+
+
 def test_the_file_plays_again_to_the_recorded_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = guarded(tmp_path)
     env.reset(SEED)

@@ -273,7 +273,12 @@ def test_an_unknown_format_is_refused(run: Path, tmp_path: Path, capsys: pytest.
 def test_a_folder_with_files_is_not_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").touch()
     assert main([str(run), "--to", str(tmp_path), "--formats", "stablehlo"]) == 2
-    assert "holds files already" in capsys.readouterr().err
+    assert "holds files already, such as mine" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to("none")
+    assert main([str(run), "--to", str(tmp_path / "link"), "--formats", "stablehlo"]) == 2
+    assert "is a link" in capsys.readouterr().err
+    assert main([str(run), "--to", str(tmp_path / "mine" / "out"), "--formats", "stablehlo"]) == 2
+    assert "Not a directory" in capsys.readouterr().err and len(list(tmp_path.iterdir())) == 2
 
 
 @needs_onnx

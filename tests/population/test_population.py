@@ -41,6 +41,7 @@ from ejax.report.__main__ import main as report
 from ejax.report.reading import read_run, runs_in
 from ejax.run import train
 from ejax.runtime.sharding import members_mesh
+from ejax.schema.plain_files import LinkError
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.store.run_dir import open_policy_run
 from ejax.store.run_lock import run_lock
@@ -475,6 +476,18 @@ def test_with_values_leaves_the_options_as_they_were() -> None:
     changed = with_values(options, {"optimizer.learning_rate": 1.0, "optimizer.kwargs.eps": 2.0, "gamma": 0.5})
     assert (changed.optimizer.learning_rate, changed.optimizer.kwargs["eps"], changed.gamma) == (1.0, 2.0, 0.5)
     assert options == PPOConfig()
+
+
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("name", ["members", "members/1"])
+def test_members_are_not_written_through_a_link(name: str, separate: bool, tmp_path: Path) -> None:
+    theirs, run = tmp_path / "theirs", tmp_path / "run"
+    theirs.mkdir()
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(theirs)
+    with pytest.raises(LinkError, match=f"{name} is a symbolic link"):
+        train_population(population({"separate_runs": separate, "seeds": 2}, output_dir=tmp_path), run_dir=run)
+    assert not list(theirs.iterdir())
 
 
 def test_the_former_name_of_separate_runs_is_read_with_a_notice(tmp_path: Path) -> None:

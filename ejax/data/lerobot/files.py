@@ -59,7 +59,8 @@ class KeptFiles:
             self.digests = load_digests(self.folder)  # an append may have replaced both
         raise ValueError(
             f"{self.folder / name} is damaged, or no file of the recording: its SHA-256 is not in {DIGESTS}. Restore "
-            f"it from a copy; if another program changed it on purpose, remove {DIGESTS}"
+            f"it from a copy, or remove it if the recording never had it; if another program changed it on purpose, "
+            f"remove {DIGESTS}"
         )
 
     def read_json(self, name: str) -> Any:
