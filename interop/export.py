@@ -37,9 +37,10 @@ from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import a_path, make_folder, move, replace_file, sync, to_json
+from ejax.schema.plain_files import a_path, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
+from ejax.schema.writing import make_folder, move, replace_file, sync
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env

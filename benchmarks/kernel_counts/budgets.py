@@ -12,8 +12,9 @@ from pydantic import BaseModel
 
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.logs.json_records import read_facts
-from ejax.schema.plain_files import replace_file, to_json
+from ejax.schema.plain_files import to_json
 from ejax.schema.problems import ConfigError, Problem
+from ejax.schema.writing import replace_file
 
 from .run import count_kernels
 

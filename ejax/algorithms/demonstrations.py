@@ -17,10 +17,15 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 from ejax.collectors.replay_buffer import Replay, Transition, add_rollout, init_replay, sample_rows, take_rows
 from ejax.schema.frozen import Kwargs, PathText, StrictModel
 from ejax.schema.problems import Problem
-from ejax.schema.registry import trusted_name
 from ejax.types import Array, Key, Rollout
 
 SECTION = "algorithm.cfg.demonstrations"
+
+
+def _trusted_task(name: str) -> str:
+    from ejax.schema.registry import trusted_name  # with all that names code, which a config alone has
+
+    return trusted_name("task", name)
 
 
 class DemonstrationConfig(StrictModel):
@@ -30,7 +35,7 @@ class DemonstrationConfig(StrictModel):
     """Transitions that are kept, of as many episodes as have them; on several devices each has its part."""
     share: float = Field(default=0.5, gt=0.0, lt=1.0)
     """Part of each minibatch that is drawn from them."""
-    task: Annotated[str, AfterValidator(partial(trusted_name, "task"))] | None = None
+    task: Annotated[str, AfterValidator(_trusted_task)] | None = None
     """Demonstrating task, as in ``data.task``: failed attempts are left out."""
     task_cfg: Kwargs = Field(default_factory=FrozenDict)
     """Arguments of the task. The fields of its environment, ``env``, are ``env.cfg`` where this has none."""

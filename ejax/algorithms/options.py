@@ -14,8 +14,8 @@ from ejax.algorithms.sgd import MinibatchConfig
 from ejax.optim import OptimizerConfig, ScheduleConfig
 from ejax.runtime.sharding import num_shards
 from ejax.schema.frozen import StrictModel, given_fields
-from ejax.schema.plain_files import tables_beside
 from ejax.schema.problems import ConfigError, Problem
+from ejax.schema.tables import tables_beside
 from ejax.types import Policy, PolicyWithMemory
 
 MOVED: dict[str, str] = tables_beside(__file__)["moved"]

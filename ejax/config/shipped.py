@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ejax.config.files import MAX_BYTES, is_file
 from ejax.runtime.process_exit import exit_with, refused
-from ejax.schema.plain_files import a_path, expanded, new_file, read_text
+from ejax.schema.plain_files import a_path, expanded, read_text
 from ejax.schema.problems import ConfigError
+from ejax.schema.writing import new_file
 
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = _PACKAGE / "configs"

@@ -9,7 +9,7 @@ from ejax.data.chunks import check_count
 from ejax.data.samplers import check_seed
 from ejax.data.task import DemonstrationTask, EpisodeSpec
 from ejax.schema.configclass import ConfigClass
-from ejax.schema.plain_files import tables_beside
+from ejax.schema.tables import tables_beside
 
 RefillPolicy = Literal["sample_threshold", "manual"]
 

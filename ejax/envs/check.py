@@ -1,10 +1,8 @@
 """A check of an environment: of what ``reset`` and ``step`` give, beside the spaces and beside each other. What does
 not fit is named by its leaf, with what was given and what is allowed."""
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,20 +12,11 @@ import numpy as np
 
 from ejax.envs.actions import action_form, ends, to_action
 from ejax.envs.description import describe
+from ejax.envs.user_code import describe_error
 from ejax.schema.paths import named
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, PyTree, Timestep, persist
 
-_OURS = Path(__file__).parents[1]
-_REMEDY = {
-    "TracerBoolConversionError": "uses Python's if, and, or, not on an array; use jnp.where, &, |, ~",
-    "TracerArrayConversionError": "gives an array to NumPy; use jax.numpy",
-    "TracerIntegerConversionError": "uses an array where Python wants an integer; index with jnp, or jax.lax",
-    "ConcretizationTypeError": "needs an array's value while it is traced; use jnp.where, or jax.lax",
-    "UnexpectedTracerError": "uses an array that an earlier trace left behind; keep nothing outside the state",
-    "NonConcreteBooleanIndexError": "picks by a mask, which makes an array of unknown size; use jnp.where",
-    "KeyReuseError": "uses a key twice; split it",
-}
 _NUM_ROWS = 4
 _NUM_STEPS_BEYOND = 8
 
@@ -70,22 +59,6 @@ def clips_actions(env: Env | HostEnv) -> bool | None:
     play = jax.jit(lambda near: _episode(env, length, key, partial(_action_beyond, env.action_space, near)))
     far, near = (jax.tree.leaves(jax.device_get(play(near))) for near in (False, True))
     return all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in zip(far, near, strict=True))
-
-
-def describe_error(error: Exception) -> str:
-    """Name the fault and its line in the user's code, without JAX's own words and frames."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not Path(frame.filename).is_relative_to(_OURS) and "site-packages" not in Path(frame.filename).parts
-    ]
-    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
-    remedy = next((text for kind in type(error).__mro__ if (text := _REMEDY.get(kind.__name__))), None)
-    if remedy is not None:
-        line = f" ({frames[-1].line})" if frames and frames[-1].line else ""
-        return f"{where}{remedy}{line}"
-    text = " ".join(str(error).split("\n\n")[0].split())  # what JAX adds to it comes after an empty line
-    return f"{where}{text}" if isinstance(error, ValueError) else f"{where}{type(error).__name__}: {text}"
 
 
 def _form(env: Any) -> Iterator[Problem]:

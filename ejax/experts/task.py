@@ -20,7 +20,7 @@ from ejax.data.task import Episode, EpisodeSpec, Failure, Field, flatten
 from ejax.envs.mujoco.pictures import Renderer
 from ejax.envs.wrappers.rendered import WristCamera, check_renderer, draw_state, draw_wrist
 from ejax.schema.frozen import freeze
-from ejax.schema.plain_files import tables_beside
+from ejax.schema.tables import tables_beside
 from ejax.types import CameraView, PyTree, RenderableEnv
 
 Rows = NDArray[Any]

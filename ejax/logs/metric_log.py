@@ -19,7 +19,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from ejax.logs.json_records import check_facts
-from ejax.schema.plain_files import append_file, append_whole, move, parse_json, read_bytes, replace_file
+from ejax.schema.plain_files import parse_json, read_bytes
+from ejax.schema.writing import append_file, append_whole, move, replace_file
 
 _MAX_BYTES = 1 << 30
 """Bytes of a log that is read; 1000 lines have less than 1 MiB."""

@@ -29,7 +29,8 @@ from ejax.logs.best import Best
 from ejax.logs.console import make_console
 from ejax.logs.metric_log import MetricLog, keep_up_to, write_note, write_session
 from ejax.runtime.streams import note_losses
-from ejax.schema.plain_files import append_file, append_whole, by_product, make_folder, read_text, replace_file
+from ejax.schema.plain_files import read_text
+from ejax.schema.writing import append_file, append_whole, by_product, make_folder, replace_file
 
 _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
 

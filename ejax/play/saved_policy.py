@@ -20,8 +20,9 @@ from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import write_video
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import by_product, replace_file, to_json
+from ejax.schema.plain_files import to_json
 from ejax.schema.registry import is_import_path, resolve
+from ejax.schema.writing import by_product, replace_file
 from ejax.store.checkpoint import load_params, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_policy_run
 from ejax.training.environments import build_env, sample_obs

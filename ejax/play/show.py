@@ -23,7 +23,7 @@ from ejax.play.player import Moment, Score, count, play_host, play_pure
 from ejax.play.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import with_caption, write_video
-from ejax.schema.plain_files import by_product
+from ejax.schema.writing import by_product
 from ejax.store.run_dir import RunDirectory, open_policy_run
 from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls

@@ -13,7 +13,8 @@ from ejax.config.models import TrainerConfig
 from ejax.config.population import Member
 from ejax.population.step import FITNESS
 from ejax.schema.frozen import thaw
-from ejax.schema.plain_files import by_product, replace_file, to_json
+from ejax.schema.plain_files import to_json
+from ejax.schema.writing import by_product, replace_file
 from ejax.training.saver import Progress
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from ejax.logs.latest import number
-from ejax.schema.plain_files import append_file, append_whole, read_bytes
+from ejax.schema.plain_files import read_bytes
+from ejax.schema.writing import append_file, append_whole
 
 EXPLOITS = "exploits.jsonl"
 

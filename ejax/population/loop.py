@@ -24,8 +24,8 @@ from ejax.run import run_training, train
 from ejax.runtime.sharding import process_count
 from ejax.schema.frozen import with_value
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import by_product, make_folder
 from ejax.schema.registry import is_foreign_checkpoint
+from ejax.schema.writing import by_product, make_folder
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import RunDirectory, RunMeta

@@ -22,7 +22,7 @@ from ejax.population.lineage import EXPLOITS, Exploited, read_exploits, write_ex
 from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.stopwatch import ENGINE
-from ejax.schema.plain_files import by_product, make_folder, replace_file
+from ejax.schema.writing import by_product, make_folder, replace_file
 from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import create_run_directory
 from ejax.store.run_lock import run_lock

@@ -7,8 +7,9 @@ from typing import Any
 
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import a_path, by_product, expanded, replace_file, to_json
+from ejax.schema.plain_files import a_path, expanded, to_json
 from ejax.schema.trust import add_trust_option, trust_words
+from ejax.schema.writing import by_product, replace_file
 
 
 def main(argv: list[str] | None = None) -> int:

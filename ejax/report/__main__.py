@@ -26,7 +26,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.report.page import render
     from ejax.report.reading import read_export, read_run, runs_in
     from ejax.schema.messages import explain
-    from ejax.schema.plain_files import replace_file
+    from ejax.schema.writing import replace_file
     from ejax.store.checkpoint import CheckpointError
 
     left_out: list[str] = []

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import jax
 
-from ejax.schema.plain_files import make_folder
+from ejax.schema.writing import make_folder
 
 MatmulPrecision: TypeAlias = Literal["float32", "tf32", "bf16"]
 ON_CPU = "highest"

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from ejax.runtime.streams import keep_streams, results_are_lost, write_stderr
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import FAILED
+from ejax.schema.writing import FAILED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GUARD = 'what a script does must stand under `if __name__ == "__main__":`, since worker processes import the script'
@@ -47,7 +47,7 @@ class ProcessExit(SystemExit):
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a command line and end the process with its exit code, even if an environment left threads.
 
-    The exit code is 1 where something beside the result could not be written: ``ejax.schema.plain_files.by_product``.
+    The exit code is 1 where something beside the result could not be written: ``ejax.schema.writing.by_product``.
     Python waits for threads that are no daemons, without a bound. Those that outlive a grace time are named, and the
     process ends without them. Only for ``if __name__ == "__main__"``: a library must not end its caller.
     """

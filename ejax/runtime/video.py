@@ -12,7 +12,7 @@ from typing import IO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.schema.plain_files import replacing
+from ejax.schema.writing import replacing
 
 _LAST_FRAMES_S = 600.0  # for the encoder to write what it holds back, once the last frame is there
 _SMALLEST_TEXT = 8  # pixels; smaller letters cannot be read

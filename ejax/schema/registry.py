@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ejax.schema.code_places import as_imported
 from ejax.schema.messages import did_you_mean
-from ejax.schema.plain_files import tables_beside
+from ejax.schema.tables import tables_beside
 from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
 
 Kind = Literal["env", "policy", "algorithm", "task"]

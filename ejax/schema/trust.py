@@ -41,7 +41,7 @@ from ejax.schema.code_places import (
     steps,
 )
 from ejax.schema.messages import short_repr
-from ejax.schema.plain_files import replace_file
+from ejax.schema.writing import replace_file
 
 _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 """``package.module:Name`` or ``FILE.py:Name``; the name may be one of Gymnasium's ids."""

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ejax.runtime.tree_text import named_leaves
-from ejax.schema.plain_files import make_folder
+from ejax.schema.writing import make_folder
 from ejax.types import PyTree
 
 _MAX_NAMED = 20

@@ -25,7 +25,8 @@ from pydantic import BaseModel, NonNegativeInt
 import ejax
 from ejax.collectors.replay_buffer import replays_in, with_rows, without_rows
 from ejax.logs.json_records import FactsError, read_facts
-from ejax.schema.plain_files import is_side_file, make_folder, move, replace_file, sync, to_json
+from ejax.schema.plain_files import is_side_file, to_json
+from ejax.schema.writing import make_folder, move, replace_file, sync
 from ejax.store.arrays import CheckpointError as CheckpointError
 from ejax.store.arrays import is_key, load_arrays, read_arrays
 from ejax.store.arrays import save_arrays as save_arrays

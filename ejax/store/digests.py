@@ -9,7 +9,8 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ejax.schema.plain_files import HUGE, MAX_BYTES, is_side_file, kind_of, open_plain, read_text, replace_file, sha256
+from ejax.schema.plain_files import HUGE, MAX_BYTES, is_side_file, kind_of, open_plain, read_text, sha256
+from ejax.schema.writing import replace_file
 from ejax.store.arrays import CheckpointError
 
 LISTING = "SHA256"

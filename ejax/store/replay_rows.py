@@ -25,7 +25,8 @@ from ejax.collectors.replay_buffer import Replay, Transition
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.runtime.sharding import is_main_process, wait_for_all
 from ejax.runtime.tree_text import named_leaves
-from ejax.schema.plain_files import HUGE, make_folder, new_file, open_plain, replace_file, replacing
+from ejax.schema.plain_files import HUGE, open_plain
+from ejax.schema.writing import make_folder, new_file, replace_file, replacing
 from ejax.store.arrays import CheckpointError
 
 FOLDER, _INDEX = "replay", "index.json"

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ejax.schema.plain_files import append_file, make_folder, parse_json
+from ejax.schema.plain_files import parse_json
+from ejax.schema.writing import append_file, make_folder
 from ejax.store.checkpoint import CheckpointError
 
 LOCK = ".lock"

@@ -9,7 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from ejax.logs.json_records import FactsError, read_facts
-from ejax.schema.plain_files import move, replace_file, sha256
+from ejax.schema.plain_files import sha256
+from ejax.schema.writing import move, replace_file
 
 SCHEDULE = "schedule.json"
 

@@ -19,7 +19,8 @@ from ejax.evaluation import UNFINISHED_EPISODES
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
-from ejax.schema.plain_files import by_product, replace_file, to_json
+from ejax.schema.plain_files import to_json
+from ejax.schema.writing import by_product, replace_file
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.types import Params
 

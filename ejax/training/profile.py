@@ -15,7 +15,8 @@ import jax
 
 from ejax.config.models import ProfileConfig
 from ejax.schema.messages import noting
-from ejax.schema.plain_files import by_product, make_folder, replace_file, to_json
+from ejax.schema.plain_files import to_json
+from ejax.schema.writing import by_product, make_folder, replace_file
 from ejax.training.steppers import Stepper
 
 _PARTS = (

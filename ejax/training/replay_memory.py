@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from ejax.collectors.host_rows import HostRows, RowMemory
 from ejax.collectors.replay_buffer import Replay, put_back, replays_in, row_bytes, take_out
 from ejax.config import ConfigError, Problem
-from ejax.schema.plain_files import make_folder, read_text
+from ejax.schema.plain_files import read_text
+from ejax.schema.writing import make_folder
 from ejax.types import PyTree
 
 T = TypeVar("T")

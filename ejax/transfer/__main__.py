@@ -9,9 +9,10 @@ if __name__ == "__main__":
 import argparse
 from typing import Any
 
-from ejax.schema.plain_files import a_path, by_product, replace_file
+from ejax.schema.plain_files import a_path
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
+from ejax.schema.writing import by_product, replace_file
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -23,7 +23,7 @@ import torch
 
 from ejax.optim import SCHEDULE_KWARGS, ScheduleConfig
 from ejax.policies.pretrained.weights import unwrapped
-from ejax.schema.plain_files import replacing
+from ejax.schema.writing import replacing
 from interop.checkpoints.content import problems
 from interop.checkpoints.plain_pt import load_plain
 from interop.exporters.entries import StateDict

@@ -23,7 +23,8 @@ from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.actor_q import ActorQ
 from ejax.policies.heads import injected
 from ejax.runtime.device import matmul_precision, prepare_jax
-from ejax.schema.plain_files import make_folder, read_bytes, read_text, replace_file
+from ejax.schema.plain_files import read_bytes, read_text
+from ejax.schema.writing import make_folder, replace_file
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
 from ejax.types import Env, HostEnv, Params, Policy

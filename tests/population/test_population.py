@@ -41,7 +41,7 @@ from ejax.report.__main__ import main as report
 from ejax.report.reading import read_run, runs_in
 from ejax.run import train
 from ejax.runtime.sharding import members_mesh
-from ejax.schema.plain_files import LinkError
+from ejax.schema.writing import LinkError
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.store.run_dir import open_policy_run
 from ejax.store.run_lock import run_lock

@@ -12,21 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ejax.schema.plain_files import (
-    ExpansionError,
-    LinkError,
-    a_path,
-    append_file,
-    expanded,
-    is_side_file,
-    make_folder,
-    move,
-    new_file,
-    read_json,
-    read_text,
-    replace_file,
-    replacing,
-)
+from ejax.schema.plain_files import ExpansionError, a_path, expanded, is_side_file, read_json, read_text
+from ejax.schema.writing import LinkError, append_file, make_folder, move, new_file, replace_file, replacing
 
 ROOT = Path(__file__).parents[2]
 _WRITES = re.compile(
@@ -205,7 +192,7 @@ def test_a_record_that_does_not_fit_is_not_there_in_part(tmp_path: Path) -> None
         import resource, sys
         from pathlib import Path
         from ejax.logs.metric_log import MetricLog, read_log
-        from ejax.schema.plain_files import by_product
+        from ejax.schema.writing import by_product
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
         with MetricLog(Path(sys.argv[1])) as log:
             log.write(1, {"loss": 1.0})

@@ -20,7 +20,7 @@ from ejax.play.saved_policy import evaluate_run
 from ejax.report.__main__ import main as report
 from ejax.run import train
 from ejax.schema import plain_files
-from ejax.schema.plain_files import LinkError
+from ejax.schema.writing import LinkError
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_run_directory
 
@@ -133,7 +133,7 @@ def test_an_evaluation_that_cannot_be_written_keeps_its_numbers(
 def test_what_was_not_written_is_an_exit_code() -> None:
     code = """if True:
         from ejax.runtime.process_exit import exit_with
-        from ejax.schema.plain_files import by_product
+        from ejax.schema.writing import by_product
         def main():
             with by_product("a plot"):
                 raise PermissionError(13, "no", "/a")

@@ -25,9 +25,10 @@ from ejax.experts.planned import KEYS, planned
 from ejax.experts.task import ScriptedTask
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
-from ejax.schema.plain_files import expanded, tables_beside
+from ejax.schema.plain_files import expanded
 from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import import_entry, resolve
+from ejax.schema.tables import tables_beside
 from ejax.schema.trust import UntrustedCodeError, import_trusted
 
 _TABLES: dict[str, dict[str, Any]] = tables_beside(__file__)

@@ -14,10 +14,10 @@ from ejax.config.embodichain.spellings import TABLES
 from ejax.envs.manager.vocabulary import IGNORED
 from ejax.schema.frozen import freeze
 from ejax.schema.messages import short_repr
-from ejax.schema.plain_files import tables_beside
 from ejax.schema.problems import ConfigError, KeyNote, KeyReport
 from ejax.schema.registry import ENVS, UnknownNameError, resolve
 from ejax.schema.sections import Section
+from ejax.schema.tables import tables_beside
 from ejax.schema.trust import UntrustedCodeError
 
 MANAGER_ENV = "EmbodiedEnv"

@@ -20,8 +20,8 @@ from ejax.config.models import MAX_NAME_BYTES
 from ejax.envs.manager.vocabulary import IGNORED
 from ejax.policies.mlp import NetworkConfig
 from ejax.schema.messages import did_you_mean, short_repr
-from ejax.schema.plain_files import tables_beside
 from ejax.schema.registry import Kind, UnknownNameError, registered_name
+from ejax.schema.tables import tables_beside
 from ejax.schema.values import is_positive
 from ejax.types import PHASES, Phase
 

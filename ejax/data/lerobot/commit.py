@@ -12,7 +12,8 @@ from typing import Self
 
 import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.files import DIGESTS, Digests, digests_file, inside, open_inside
-from ejax.schema.plain_files import make_folder, move, replace_file, sha256, sync
+from ejax.schema.plain_files import sha256
+from ejax.schema.writing import make_folder, move, replace_file, sync
 
 STAGING = ".staging"
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ejax.runtime.video import write_video
-from ejax.schema.plain_files import HUGE, open_plain, replace_file
+from ejax.schema.plain_files import HUGE, open_plain
+from ejax.schema.writing import replace_file
 
 KEYFRAME_EVERY = 2
 """Frames. LeRobot's choice: a single frame takes decoding two at most; the file is about twice as large."""

@@ -32,7 +32,8 @@ from ejax.data.lerobot.recording import (
     video_pattern,
 )
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
-from ejax.schema.plain_files import append_file, is_side_file, make_folder
+from ejax.schema.plain_files import is_side_file
+from ejax.schema.writing import append_file, make_folder
 
 _EPISODES_PER_FILE = 500
 """Rows of a file of ``meta/episodes``, which is rewritten with every episode."""

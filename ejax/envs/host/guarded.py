@@ -22,7 +22,8 @@ from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows, name_nonfinite
-from ejax.schema.plain_files import by_product, new_file, to_json
+from ejax.schema.plain_files import to_json
+from ejax.schema.writing import by_product, new_file
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
 _MAX_ACTIONS = 10_000  # steps of an episode that a replay file can hold

@@ -8,7 +8,6 @@ from typing import Any
 
 from flax.core import FrozenDict
 
-from ejax.envs.check import describe_error
 from ejax.envs.manager.bodies import read_objects
 from ejax.envs.manager.cameras import SensorCamera, names_camera, read_cameras
 from ejax.envs.manager.extensions import Extensions, read_extensions
@@ -23,6 +22,7 @@ from ejax.envs.terms.observations import OF_CAMERAS
 from ejax.envs.terms.reading import read_specs
 from ejax.envs.terms.registry import TERMS
 from ejax.envs.terms.terminations import FIRST_FORM, SCENE_ONLY
+from ejax.envs.user_code import describe_error
 from ejax.schema.frozen import freeze
 from ejax.schema.messages import did_you_mean
 from ejax.schema.problems import ConfigError, KeyNote, KeyReport

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ejax.schema.plain_files import tables_beside
+from ejax.schema.tables import tables_beside
 
 
 def _by_key(reasons: Mapping[str, Sequence[str]]) -> dict[str, str]:

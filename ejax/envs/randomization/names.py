@@ -5,7 +5,7 @@ from typing import Any
 
 from flax.core import FrozenDict
 
-from ejax.schema.plain_files import tables_beside
+from ejax.schema.tables import tables_beside
 
 _TABLES = tables_beside(__file__)
 _MODES: dict[str, list[str]] = _TABLES["physics"] | _TABLES["sensing"] | _TABLES["curriculum"]

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 from flax.core import FrozenDict
 
-from ejax.envs.check import describe_error
 from ejax.envs.task.terms import Term, fire
+from ejax.envs.user_code import describe_error
 from ejax.schema.problems import KeyReport
-from ejax.schema.sections import Section
 
 EVENTS = "functor_events"
 """The field of tasks that take them."""
@@ -24,6 +23,7 @@ def read_events(entries: Mapping[str, Any]) -> tuple[Term, ...]:
     """Read entries {func, mode, interval_step, params}. Raises ConfigError: all that is wrong, by key."""
     from ejax.envs.task.entities import ROBOT  # with MuJoCo and all functors, which few tasks need
     from ejax.envs.terms.reading import read_specs
+    from ejax.schema.sections import Section
 
     report = KeyReport()
     terms = read_specs(Section(entries, EVENTS, report), "events", ROBOT, MODES)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import FrozenDict
 
-from ejax.envs.check import describe_error
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.engine import Engine, PhysicsState, check_physics, load_model
 from ejax.envs.mujoco.models import settings_changed
@@ -34,6 +33,7 @@ from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.states import TaskState
 from ejax.envs.task.step import Outcome
 from ejax.envs.task.world import World
+from ejax.envs.user_code import describe_error
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.messages import did_you_mean
 from ejax.schema.paths import unique

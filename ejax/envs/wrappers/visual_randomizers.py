@@ -18,7 +18,7 @@ from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model
 from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean, short_repr
-from ejax.schema.plain_files import tables_beside
+from ejax.schema.tables import tables_beside
 from ejax.types import Array, CameraView, Key
 
 CAMERA = "camera"
