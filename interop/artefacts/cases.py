@@ -26,7 +26,8 @@ from ejax.policies.vla.flow import FlowChunk
 from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.types import Array, Env, Key, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
-from interop.artefacts.parity import CONSECUTIVE, Arrays, Case, allowed_error
+from interop.artefacts.parity import Arrays, Case, allowed_error
+from interop.standalone_verify import CONSECUTIVE
 from interop.twin.kinds import Spec
 from interop.twin.program_spec import ProgramSpec
 from interop.twin.spec import MEMORY, WHOLE, PolicySpec

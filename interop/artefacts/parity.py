@@ -27,28 +27,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.standalone_verify import (
-    CONSECUTIVE,
-    Arrays,
-    Case,
-    ParityError,
-    Run,
-    compare,
-    largest_magnitude,
-    load_cases,
-)
+from interop.standalone_verify import Arrays, Case, ParityError, Run, compare, largest_magnitude, load_cases
 
-__all__ = [
-    "CONSECUTIVE",
-    "Arrays",
-    "Case",
-    "ParityError",
-    "Run",
-    "allowed_error",
-    "compare",
-    "load_cases",
-    "save_cases",
-]
+__all__ = ["Arrays", "Case", "ParityError", "Run", "allowed_error", "compare", "load_cases", "save_cases"]
 
 FloatArray: TypeAlias = NDArray[np.float32]
 _FLOOR = 2.0**-19
