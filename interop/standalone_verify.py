@@ -88,8 +88,7 @@ def print_verdict(program: str, directory: Path, check: Callable[[], Any], table
     try:
         artefacts = check()
     except Exception as error:  # a stranger's file may fail anywhere
-        text = str(error) if isinstance(error, ParityError | OSError | ValueError) else ""
-        text = text or repr(error)[:500]
+        text = (str(error) if isinstance(error, ParityError | OSError | ValueError) else "") or repr(error)[:500]
         deviates = isinstance(error, ParityError)  # whose text has lines, and is printable
         print("FAIL" if deviates else "FAIL: it cannot be checked")
         print(f"{program}: {text if deviates else printable(text)}", file=sys.stderr)
@@ -169,11 +168,10 @@ def _parts(message: memoryview) -> list[tuple[int, memoryview]]:
     try:
         while at < len(message):
             tag, at = _varint(message, at)
-            size, at = (
-                _varint(message, at) if tag & 7 in (0, 2) and tag > 7 else ({1: 8, 3: 0, 4: 0, 5: 4}[tag & 7], at)
-            )
-            parts += [((tag & 0xFFFFFFFF) >> 3, message[at : at + size])] if tag & 7 == 2 else []
-            at += size if tag & 7 else 0
+            wire = tag & 7
+            size, at = _varint(message, at) if wire in (0, 2) and tag > 7 else ({1: 8, 3: 0, 4: 0, 5: 4}[wire], at)
+            parts += [((tag & 0xFFFFFFFF) >> 3, message[at : at + size])] if wire == 2 else []
+            at += size if wire else 0
     except (IndexError, KeyError):
         return []
     return parts
@@ -284,8 +282,7 @@ def compare(run: Run, case: Case, interface: Interface) -> dict[str, dict[str, f
             raise ParityError(f"{len(answers)} outputs where {interface.outputs} were expected")
         for name, answer in zip(interface.outputs, answers, strict=True):
             errors = _errors(name, np.asarray(answer), case, rows, interface)
-            before = worst.setdefault(name, errors)
-            worst[name] = {key: max(value, before[key]) for key, value in errors.items()}
+            worst[name] = {key: max(value, worst.get(name, errors)[key]) for key, value in errors.items()}
     return worst
 
 
@@ -365,9 +362,8 @@ def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, interface: I
     relative = error / np.maximum(np.abs(expected), np.finfo(np.float32).tiny)
     spacing = np.spacing(np.float32(largest_magnitude(expected)))
     bits = (np.ascontiguousarray(x).view(np.int32).astype(np.int64) for x in (answer, expected))
-    ours, theirs = (
-        np.where(x < 0, -(2**31) - x, x) for x in bits
-    )  # places among all float32, in order: they count ULPs
+    # places among all float32, in order: they count ULPs
+    ours, theirs = (np.where(x < 0, -(2**31) - x, x) for x in bits)
     steps = np.where(np.isnan(error), np.nan, np.abs(ours - theirs))
     return _largest(error, relative, steps, error / spacing, error / case.limit(name)[:rows])
 

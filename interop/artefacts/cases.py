@@ -31,7 +31,8 @@ from ejax.schema.paths import named
 from ejax.schema.paths import nest as nest_parts
 from ejax.types import Array, Env, HostEnv, Key, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
-from interop.artefacts.parity import CONSECUTIVE, Arrays, Case, allowed_error
+from interop.artefacts.parity import Arrays, Case, allowed_error
+from interop.standalone_verify import CONSECUTIVE
 from interop.twin.kinds import Spec
 from interop.twin.program_spec import ProgramSpec
 from interop.twin.spec import MEMORY, WHOLE, Paths, PolicySpec

@@ -39,7 +39,6 @@ from interop.standalone_verify import (
 )
 
 __all__ = [
-    "CONSECUTIVE",
     "Arrays",
     "Case",
     "ParityError",
