@@ -66,7 +66,7 @@ class Actor:
         if self._memory is None or self._memory[0] != count:
             self._memory = count, first_memory(self.policy, count)
         if self._familiar and (text := unlike_training(self.policy, self.params, rows)):
-            self._familiar = False  # said once, not in each step
+            self._familiar = False  # one warning, not one in each step
             warnings.warn(f"the policy has not learned from such an observation: {text}", stacklevel=2)
         memory = self._memory[1]
         if starts is not None:

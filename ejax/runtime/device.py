@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 import jax
 
+from ejax.schema.messages import explain
 from ejax.schema.writing import make_folder
 
 MatmulPrecision: TypeAlias = Literal["float32", "tf32", "bf16"]
@@ -92,4 +93,4 @@ def prepare_jax(device: str) -> None:
                 jax.config.update("jax_compilation_cache_dir", str(folder))
         except (OSError, RuntimeError) as error:  # no home folder, or one that cannot be written
             text = "no compiled programs are kept for the next process; give a folder in JAX_COMPILATION_CACHE_DIR"
-            print(f"ejax: {text}: {error}", file=sys.stderr)
+            print(f"ejax: {text}: {explain(error)}", file=sys.stderr)

@@ -207,7 +207,7 @@ def test_a_task_that_cannot_be_made_is_told_at_once(task_cfg: dict[str, Any], ke
             "trainer.enable_eval=true trainer.eval_freq=641",
             "trainer.eval_freq is 641.*640 env steps: only the end is eval",
         ),
-        ("trainer.eval_freq=641", None),  # said by another note: it does not evaluate
+        ("trainer.eval_freq=641", None),  # another note has it: it does not evaluate
         ("trainer.save_freq=641", "trainer.save_freq is 641.*only the end is saved"),
         ("trainer.save_frequency_updates=6", "save_frequency_updates is 6, and the run has 5 updates"),
         ("trainer.log_freq_updates=6", "only the last update is logged"),

@@ -25,7 +25,7 @@ _WRITES = re.compile(
 _WRITER = "the one writer itself"
 _OWN_FOLDER = "into a folder that this process has just made, where nobody else's files are"
 WRITES = {
-    ("ejax/schema/plain_files.py", name): _WRITER
+    ("ejax/schema/writing.py", name): _WRITER
     for name in ("open", "os.open", "os.mkdir", "os.replace", "place.mkdir", "path.write_bytes")
 } | {
     ("ejax/collectors/host_rows.py", "file.open"): "rows' files, in the folder that place_rows has made below the run",
@@ -183,7 +183,7 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path: Path)
 
 @pytest.mark.parametrize("place", ["/dev/stdout", "/dev/fd/1"])
 def test_a_shells_streams_can_be_written_to(place: str) -> None:
-    code = f"import pathlib as p; from ejax.schema.plain_files import replace_file as r; r(p.Path('{place}'), 'x')"
+    code = f"import pathlib as p; from ejax.schema.writing import replace_file as r; r(p.Path('{place}'), 'x')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"x"
 
 

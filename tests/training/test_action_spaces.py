@@ -1,4 +1,4 @@
-"""Which actions an algorithm learns: each with each kind of space and of environment, before it is built."""
+"""Actions that an algorithm learns: each with each kind of space and of environment, before it is built."""
 
 import json
 import re
