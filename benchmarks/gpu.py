@@ -252,7 +252,7 @@ def _throughput(
 
 
 def _foretell(part: str, label: str, config: str, overrides: list[str], target: str | None) -> Measurement:
-    from ejax.preflight.plugin import compiler_problem
+    from ejax.preflight.run import compiler_problem
 
     skipped = compiler_problem() or (None if target else "the card is not known to preflight; name one with --target")
     arguments = {"config": config, "overrides": overrides, "target": target}

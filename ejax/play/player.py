@@ -1,7 +1,7 @@
 """One environment played step by step, to be looked at: in MuJoCo's viewer, or in a video.
 
 A pure environment plays the episodes of ``ejax.evaluate --num-envs 1`` of the same seed. Between two steps its state
-may be changed: a command from the keys, a blow, the mouse (``ejax.play.perturbations``).
+may be changed: a command from the keys, a blow, the mouse (``ejax.play.show``).
 """
 
 import itertools

@@ -121,8 +121,11 @@ def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def _slug(override: str) -> str:
-    key, _, value = override.partition("=")
-    return re.sub(r"[^\w.+-]+", "-", f"{key.rpartition('.')[2]}={value}".replace("=", "-"))[:60]
+    """Write an override for a file's name, with its digest where that is not all of it: no two have one name."""
+    plain = override.replace("=", "-")
+    if re.fullmatch(r"[\w.+-]{1,60}", plain):
+        return plain
+    return f"{re.sub(r'[^\w.+-]+', '-', plain)[:40]}-{zlib.crc32(override.encode()):08x}"
 
 
 def _try_to_record(

@@ -17,7 +17,7 @@ from benchmarks.kernel_counts.hlo import parse
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.envs.mujoco.engine import Physics, PhysicsState
-from ejax.preflight.plugin import absent_devices, compiler_problem, without_compilation_cache
+from ejax.preflight.run import absent_devices, compiler_problem, without_compilation_cache
 from ejax.preflight.targets import CARDS
 from ejax.types import Array
 

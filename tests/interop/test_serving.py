@@ -19,8 +19,7 @@ from websockets.sync.client import connect
 
 from interop.serving import __main__ as command
 from interop.serving.policies import Leaves, Served
-from interop.serving.server import Batches, serving
-from interop.serving.wire import unpack
+from interop.serving.server import Batches, serving, unpack
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from serve_client import Client, _from_array

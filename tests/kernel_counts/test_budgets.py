@@ -19,7 +19,7 @@ from benchmarks.kernel_counts import budgets
 from benchmarks.kernel_counts.__main__ import main
 from benchmarks.kernel_counts.budgets import budget_of, check, rewrite, worse
 from ejax.config import ConfigError
-from ejax.preflight.plugin import compiler_problem
+from ejax.preflight.run import compiler_problem
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "tests/preflight_budgets.json"

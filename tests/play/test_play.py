@@ -28,10 +28,9 @@ from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main
-from ejax.play.perturbations import HeldCommand, make_blows, replace_parts
 from ejax.play.player import Score, count, film_host, play_host, play_pure
 from ejax.play.saved_policy import filmed
-from ejax.play.show import Show, play_run
+from ejax.play.show import HeldCommand, Show, make_blows, play_run, replace_parts
 from ejax.run import train
 from ejax.types import Array, HostEnv, Key, RenderableHostEnv, Timestep
 

@@ -15,11 +15,10 @@ import yaml
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny, tiny_sac
 
 from ejax.config import ConfigError, Problem, load_config, parse_config
-from ejax.preflight import plugin
+from ejax.preflight import run
 from ejax.preflight.__main__ import main
-from ejax.preflight.plugin import compiler_problem
 from ejax.preflight.programs import Memory, Program, for_each_program, on_accelerator
-from ejax.preflight.run import USABLE, Compiled, describe, estimate, measure, replay_facts, search
+from ejax.preflight.run import USABLE, Compiled, compiler_problem, describe, estimate, measure, replay_facts, search
 from ejax.preflight.targets import CARDS, find_card
 from ejax.training.build import build
 
@@ -201,14 +200,14 @@ def test_a_compiler_that_is_missing_or_does_not_fit_ends_in_a_message(
     capsys: pytest.CaptureFixture[str],
     nothing_trusted: None,
 ) -> None:
-    monkeypatch.setattr(plugin, "_version", installed.get)
+    monkeypatch.setattr(run, "_version", installed.get)
     assert main(["--config", str(ROOT / "configs/point_mass/ppo.yaml")]) == 2
     assert re.search(text, capsys.readouterr().err)
 
 
 def test_a_compiler_of_jax_s_release_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     both = dict.fromkeys(("jax-cuda13-plugin", "jax-cuda13-pjrt"), jax.__version__)
-    monkeypatch.setattr(plugin, "_version", both.get)
+    monkeypatch.setattr(run, "_version", both.get)
     assert compiler_problem() is None
 
 

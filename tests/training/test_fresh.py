@@ -130,3 +130,12 @@ def test_the_summary_has_them_beside_the_maximum(tmp_path: Path, capsys: pytest.
     place = next(i for i, line in enumerate(lines) if line.startswith("[summary] best eval/avg_reward: "))
     assert lines[place + 1].startswith("[summary] best checkpoint over 2 fresh episodes: eval/avg_reward ")
     assert lines[place + 2].startswith("[summary] last checkpoint over 2 fresh episodes: eval/avg_reward ")
+
+
+@pytest.mark.slow
+def test_evaluations_with_other_overrides_have_files_of_their_own(tmp_path: Path) -> None:
+    run = trained(tmp_path).run_dir
+    long = "a" * 80
+    given = [f"trainer.wandb_project_name={name}" for name in (f"{long}1", f"{long}2", "a b", "a,b")]
+    reports = [evaluate_run(run, [each], num_episodes=2, num_envs=2)["report"] for each in given]
+    assert len({*reports}) == len(given)
