@@ -123,9 +123,8 @@ def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 def _slug(override: str) -> str:
     """Write an override for a file's name, with its digest where that is not all of it: no two have one name."""
     plain = override.replace("=", "-")
-    if re.fullmatch(r"[\w.+-]{1,60}", plain):
-        return plain
-    return f"{re.sub(r'[^\w.+-]+', '-', plain)[:40]}-{zlib.crc32(override.encode()):08x}"
+    short = re.sub(r"[^\w.+-]+", "-", plain)[:60]
+    return plain if plain == short else f"{short[:40]}-{zlib.crc32(override.encode()):08x}"
 
 
 def _try_to_record(
