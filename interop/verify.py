@@ -10,13 +10,13 @@ their SHA-256 alone and listed as not verified.
 """
 
 import argparse
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ejax.runtime.process_exit import exit_with
 from interop.artefacts import leapp_bundle
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.texts import check_texts
@@ -151,4 +151,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    if find_spec("ejax") is None:  # it needs nothing of ejax but an end that a closed pipe does not disturb
+        sys.exit(main())
+    from ejax.runtime.process_exit import exit_with
+
     exit_with(main)

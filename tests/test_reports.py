@@ -32,6 +32,7 @@ NAMES = [
 
 
 @pytest.mark.usefixtures("nothing_trusted")
+@pytest.mark.filterwarnings("default")  # a report judges what is done, also with a warning
 @pytest.mark.parametrize("name", NAMES)
 def test_a_report_is_right_or_refused(name: str, tmp_path: Path) -> None:
     apart = (FOLDER / name / "run.sh").exists()

@@ -135,7 +135,8 @@ class Algorithm:
         """Refuse an action space of another kind than ``actions``; what no algorithm takes, policies refuse."""
         if isinstance(space, Algorithm.actions) and not isinstance(space, self.actions):
             kinds = " or ".join(kind.__name__ for kind in self.actions)
-            text = f"got an algorithm that learns actions of a {kinds}, but these are {space}; give ppo or grpo"
+            name = self.Config.__name__.removesuffix("Config")
+            text = f"got {name}, which learns actions of a {kinds}, but these are {space}; give ppo or grpo"
             yield Problem("algorithm.name", text)
 
     @property

@@ -128,10 +128,10 @@ def _check_counts(path: Path, state: PyTree, meta: dict[str, Any]) -> None:
     """Compare a meta's counts with the state of a run, which alone decides where it goes on."""
     if not is_dataclass(state) or (counter := vars(state).get("update")) is None:  # a part of a state
         return
-    update, step, names = int(counter), meta["global_step"], ("num_updates", "best_eval_step", "last_evaluated")
-    made, best, evaluated = (meta.get(name) or 0 for name in names)
+    update, names = int(counter), ("global_step", "num_updates", "best_eval_step", "last_evaluated")
+    step, made, best, evaluated = (meta.get(name) or 0 for name in names)
     if made != update or step < update or step % max(update, 1) or best > step or evaluated > update:
-        text = ", ".join(f"{name} {meta.get(name)}" for name in ("global_step", *names))
+        text = ", ".join(f"{name} {meta.get(name)}" for name in names)
         raise CheckpointError(f"checkpoint {path} is damaged: meta.json has {text}, and its state {update} updates")
 
 

@@ -117,7 +117,7 @@ def test_each_process_has_an_engine_with_a_seed_of_its_own_and_draws_its_devices
 ) -> None:
     config = parse_config(tree({"source": "engine", "task": "pretrain_tasks:Reach"})).data
     devices = [SimpleNamespace(process_index=i // 2) for i in range(4)]
-    monkeypatch.setattr("ejax.training.cloning.count", lambda: 2)
+    monkeypatch.setattr("ejax.training.cloning.process_count", lambda: 2)
     monkeypatch.setattr("ejax.training.cloning.own_rows", lambda _, num_rows: own_rows(devices, num_rows))
     seeds = []
     for process in range(2):

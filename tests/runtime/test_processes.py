@@ -352,7 +352,7 @@ def test_processes_of_unequal_numbers_of_devices_are_refused(monkeypatch: pytest
 
 
 def test_a_free_schedule_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.training.host_parts.count", lambda: 2)
+    monkeypatch.setattr("ejax.training.host_parts.process_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"collector\.schedule: got 'free' in several processes"):
         build(parse_config(hosted("async", 1), ["trainer.collector.schedule=free"]))
 

@@ -19,7 +19,7 @@ from ejax.config import parse_config, shipped
 from ejax.play.saved_policy import evaluate_run
 from ejax.report.__main__ import main as report
 from ejax.run import train
-from ejax.schema import plain_files
+from ejax.schema import writing
 from ejax.schema.writing import LinkError
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_run_directory
@@ -40,8 +40,8 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def failed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(plain_files, "FAILED", [])
-    return plain_files.FAILED
+    monkeypatch.setattr(writing, "FAILED", [])
+    return writing.FAILED
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:

@@ -141,7 +141,7 @@ def test_a_state_from_before_the_last_update_has_no_rows_to_save(tmp_path: Path)
     with pytest.raises(RuntimeError, match="a later update wrote over them; load them from a checkpoint"):
         save_rows(tmp_path / "b", [before], None)
     fresh, others = rings("host", tmp_path)
-    (rows,) = load_rows(tmp_path / "a", [fresh])
+    (rows,) = load_rows(tmp_path / "a", [fresh], [after])
     jax.tree.map(np.testing.assert_array_equal, rows.pages(), after.rows.pages())
     del memories, others
     gc.collect()

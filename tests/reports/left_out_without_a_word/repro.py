@@ -5,7 +5,7 @@ RIGHT: the table names what it leaves out, and how to install it.
 
 from common import main
 
-from ejax.transfer.__main__ import as_markdown
+from ejax.transfer.table import as_markdown
 
 
 def report():
