@@ -3,20 +3,15 @@
 Names are resolved at their first use, so that a command line can read its arguments before JAX is imported.
 """
 
-import importlib
-from typing import Any
+from ejax.schema.lazy_names import lazy_names
 
 _PLACES = {
-    **dict.fromkeys(("load_config", "parse_config"), "ejax.config.load"),
-    **dict.fromkeys(("AlgorithmConfig", "EnvConfig", "NetworkBlock", "ObsGroups"), "ejax.config.models"),
-    **dict.fromkeys(("PolicyConfig", "TrainerConfig"), "ejax.config.models"),
-    **dict.fromkeys(("RunConfig", "bind"), "ejax.config.run_config"),
-    **dict.fromkeys(("ConfigError", "KeyNote", "Problem"), "ejax.schema.problems"),
+    "ejax.config.load": ("load_config", "parse_config"),
+    "ejax.config.models": (
+        *("AlgorithmConfig", "EnvConfig", "NetworkBlock", "ObsGroups", "PolicyConfig", "TrainerConfig"),
+    ),
+    "ejax.config.run_config": ("RunConfig", "bind"),
+    "ejax.schema.problems": ("ConfigError", "KeyNote", "Problem"),
 }
-__all__ = sorted(_PLACES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'ejax.config' has no attribute '{name}'")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+__all__ = sorted(name for names in _PLACES.values() for name in names)
+__getattr__ = lazy_names("ejax.config", _PLACES)

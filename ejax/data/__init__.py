@@ -1,37 +1,19 @@
 """The online data engine: demonstrations from a worker process, in shared memory, for any number of consumers.
 
-Needs NumPy only; ``ejax.data.prefetch``, which imports jax, is apart.
+Needs NumPy only; ``ejax.data.prefetch``, which imports jax, is apart. A config of data needs no engine.
 """
 
-import importlib
-from typing import Any
+from ejax.schema.lazy_names import lazy_names
 
-_MODULE_OF = {
-    "DataBudgetExhaustedError": "chunks",
-    "DataUnavailableError": "chunks",
-    "SamplingMode": "chunks",
-    "SequenceSpecCfg": "chunks",
-    "EngineState": "control",
-    "OnlineDataset": "dataset",
-    "OnlineDataEngine": "engine",
-    "OnlineDataEngineCfg": "engine_config",
-    "LifecycleEvent": "control",
-    "OnlineDataWorkerError": "failures",
-    "ChunkSizeSampler": "samplers",
-    "GMMChunkSampler": "samplers",
-    "UniformChunkSampler": "samplers",
-    "DemonstrationTask": "task",
-    "Episode": "task",
-    "EpisodeSpec": "task",
-    "Failure": "task",
-    "Origin": "task",
+_PLACES = {
+    "ejax.data.chunks": ("DataBudgetExhaustedError", "DataUnavailableError", "SamplingMode", "SequenceSpecCfg"),
+    "ejax.data.control": ("EngineState", "LifecycleEvent"),
+    "ejax.data.dataset": ("OnlineDataset",),
+    "ejax.data.engine": ("OnlineDataEngine",),
+    "ejax.data.engine_config": ("OnlineDataEngineCfg",),
+    "ejax.data.failures": ("OnlineDataWorkerError",),
+    "ejax.data.samplers": ("ChunkSizeSampler", "GMMChunkSampler", "UniformChunkSampler"),
+    "ejax.data.task": ("DemonstrationTask", "Episode", "EpisodeSpec", "Failure", "Origin"),
 }
-"""Name -> module that has it, imported at the name's first use: a config of data needs no engine."""
-
-__all__ = sorted(_MODULE_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'ejax.data' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"ejax.data.{_MODULE_OF[name]}"), name)
+__all__ = sorted(name for names in _PLACES.values() for name in names)
+__getattr__ = lazy_names("ejax.data", _PLACES)

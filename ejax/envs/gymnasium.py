@@ -3,6 +3,6 @@
 Gymnasium 1.0 gave up the entry points by which a package's ids were there without an import.
 """
 
-from ejax.schema.gymnasium_ids import register_ids
+from ejax.schema.registry import register_ids
 
 register_ids()

@@ -79,7 +79,6 @@ USABLE = 0.75
 """Share of a card's memory that JAX takes by default (``XLA_PYTHON_CLIENT_MEM_FRACTION``)."""
 
 
-SCHEMA_VERSION = 3
 ASSUMED = (
     "{name}: {gib:.4g} GiB, {bandwidth:.4g} TB/s, FP32 {fp32:.4g} TFLOP/s, matrix products {rates} TFLOP/s (f32 is "
     "TF32, f32 exact takes the FP32 rate)",
@@ -140,7 +139,7 @@ def preflight(
     numbers: Any = {"gib": card.memory / 2**30, "bandwidth": card.bandwidth / 1e12, "fp32": card.fp32 / 1e12}
     seconds = {"wall": time.monotonic() - began, "cpu": time.process_time() - worked}
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": 3,
         "config": config,
         "overrides": list(overrides),
         "target": target,
@@ -267,18 +266,13 @@ def search(memory_at: Callable[[int], Memory], first: Memory, num_envs: int, car
     # memory is so close to linear in num_envs that two or three compilations suffice
     for _ in range(4):
         points.append((size, memory_at(size).peak))
-        crossing = _crossing(points[-2:], usable, num_envs)
+        (n0, peak0), (n1, peak1) = points[-2:]
+        slope = max((peak1 - peak0) / (n1 - n0), 1.0) if n1 != n0 else 1.0
+        # a multiple where the line meets the memory; 1% below: padding bends the line
+        crossing = max(int(0.99 * (n1 + (usable - peak1) / slope)) // num_envs, 1) * num_envs
         if points[-1][1] <= usable and crossing <= points[-1][0]:
             break
         size = crossing
     fitting = max((size for size, peak in points if peak <= usable), default=0)
     tried = ", ".join(f"{size:,}: {peak / 2**30:.3g} GiB" for size, peak in points)
     return Fit(fitting, f"compiled at {tried}; {USABLE:.0%} of the card's memory, JAX's default", usable)
-
-
-def _crossing(points: Sequence[tuple[int, int]], usable: int, multiple: int) -> int:
-    """Give the largest multiple below the point where the line through both meets ``usable``."""
-    (n0, peak0), (n1, peak1) = points
-    slope = max((peak1 - peak0) / (n1 - n0), 1.0) if n1 != n0 else 1.0
-    # 1% below: padding bends the line
-    return max(int(0.99 * (n1 + (usable - peak1) / slope)) // multiple, 1) * multiple

@@ -6,6 +6,7 @@ place is a name too, once the gate (``ejax.schema.trust``) lets it through.
 
 import difflib
 import importlib
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
@@ -42,6 +43,10 @@ _OFF_POLICY = ("td3", "ddpg", "dqn")
 _TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": DEMONSTRATORS}
 
 
+_CLASSES = "ejax.envs.adapters.to_gymnasium"
+_NAMESPACE, _GYMNASIUMS = "ejax", re.compile(r"[\w:.-]+?(-v\d+)?")
+
+
 class UnknownNameError(ValueError):
     """No entry of that name."""
 
@@ -57,13 +62,37 @@ def register_env(name: str, obj: Any = None, *, max_episode_steps: int | None = 
     """
     if obj is None:
         return partial(register_env, name, max_episode_steps=max_episode_steps, override=override)
-    from ejax.schema.episode_limits import with_limit  # both need more than names do
-    from ejax.schema.gymnasium_ids import register_id
+    from ejax.schema.episode_limits import with_limit  # it needs more than names do
 
     made = obj if max_episode_steps is None else with_limit(obj, max_episode_steps)
     register("env", name, made, override=override)
     register_id(name)
     return made
+
+
+def register_ids() -> None:
+    """Register an id for every environment's name. Again, it changes nothing."""
+    for name in ENVS:
+        register_id(name)
+
+
+def register_id(name: str) -> None:
+    """Register ``ejax/<name without RL>-v0``, or without the version that the name has itself. A name that Gymnasium
+    cannot write gets none."""
+    from gymnasium.envs import registration
+
+    parts = _GYMNASIUMS.fullmatch(name)
+    if parts is None:
+        return
+    key = f"{_NAMESPACE}/{name if parts[1] else name.removesuffix('RL') + '-v0'}"
+    # Gymnasium warns where it would replace one; which environment the name means, ejax's own registry decides
+    registration.registry.pop(key, None)
+    registration.register(
+        key,
+        entry_point=f"{_CLASSES}:EjaxEnv",
+        vector_entry_point=f"{_CLASSES}:EjaxVectorEnv",
+        kwargs={"task": name},
+    )
 
 
 def register_policy(name: str, obj: Any = None, *, override: bool = False) -> Any:

@@ -27,28 +27,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.standalone_verify import (
-    CONSECUTIVE,
-    Arrays,
-    Case,
-    ParityError,
-    Run,
-    compare,
-    largest_magnitude,
-    load_cases,
-)
-
-__all__ = [
-    "Arrays",
-    "Case",
-    "ParityError",
-    "Run",
-    "allowed_error",
-    "compare",
-    "load_cases",
-    "save_cases",
-    "without_ties",
-]
+from interop.standalone_verify import CONSECUTIVE, largest_magnitude
+from interop.standalone_verify import Arrays as Arrays
+from interop.standalone_verify import Case as Case
+from interop.standalone_verify import ParityError as ParityError
+from interop.standalone_verify import Run as Run
+from interop.standalone_verify import compare as compare
+from interop.standalone_verify import load_cases as load_cases
 
 FloatArray: TypeAlias = NDArray[np.float32]
 _FLOOR = 2.0**-19

@@ -790,8 +790,6 @@ _RUNS_CODE = {
 _UNPICKLES = {"pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.loads", "joblib.load"}
 _ALLOWED = {
     ("ejax/schema/lazy_names.py", "import_module"): "tables of public names",
-    ("ejax/config/__init__.py", "import_module"): "its own table of public names",
-    ("ejax/data/__init__.py", "import_module"): "its own table of public names",
     ("ejax/runtime/process_exit.py", "import_module"): "the module that a command names",
     ("ejax/__main__.py", "run_module"): "its own table of commands",
     ("ejax/schema/trust.py", "import_module"): "the gate",
