@@ -1,7 +1,7 @@
 """Deterministic evaluation without a bias to short episodes: slot i plays its share of ``num_episodes``, however long
 the others take (EmbodiChain counts the first that finish). An episode with an observation, action or reward that was
-not finite is no success, even if ``info`` has one. An episode that goes on when the evaluation ends counts with what it
-has until there, as if it were cut by a time limit."""
+not finite is not a success, even if ``info`` has one. An episode that goes on when the evaluation ends counts with what
+it has until there, as if it were cut by a time limit."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -27,7 +27,7 @@ PHASES: tuple[Phase, ...] = ("train", "eval")
 
 
 def brief(arrays: Any) -> str:
-    """Give a short ``repr`` of a dataclass of arrays."""
+    """Return a short ``repr`` of a dataclass of arrays."""
     sizes = [np.size(x) for x in jax.tree.leaves(arrays)]
     return f"<{type(arrays).__name__}: {len(sizes)} arrays of {sum(sizes):,} numbers; ejax.print_tree shows them>"
 

@@ -5,7 +5,7 @@ from ejax.schema.registry import resolve
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """Find the record of a registered name, or of ``package.module:ALGORITHM``. ValueError: it is no record.
+    """Find the record of a registered name, or of ``package.module:ALGORITHM``. ValueError: it is not a record.
     Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``."""
     found = resolve("algorithm", name)
     record = getattr(found, "record", found)  # of a class of ``ejax.algorithms.stateful``

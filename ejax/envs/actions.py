@@ -45,7 +45,7 @@ def to_action(form: Any, numbers: Any, numpy: Any = np) -> Any:
         form: an ``ActionForm``, or what has its fields.
         numpy: the module that computes: ``numpy``, or ``jax.numpy`` in a program, where floats keep their dtype.
     """
-    # a policy of your own may give a tree; and in a program what is as it should be is no operation
+    # a policy of your own may give a tree; and in a program what is as it should be needs no operation
     x = numbers if numpy is jnp else np.asarray(numbers)
     if form.clip is not None or form.start:
         x = _moved(form, x.reshape(x.shape[0], -1), numpy).reshape(x.shape)

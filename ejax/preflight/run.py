@@ -23,7 +23,7 @@ _PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "ja
 
 
 def compiler_problem() -> str | None:
-    """Give the reason why nothing can be compiled for a GPU here, with the remedy; None: there is none."""
+    """Return the reason why nothing can be compiled for a GPU here, with the remedy; None: there is none."""
     wanted = jax.__version__
     for packages in _PACKAGES:
         found = {name: _version(name) for name in packages}

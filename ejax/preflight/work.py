@@ -31,7 +31,7 @@ _MOVES = {
     *("slice", "dynamic_slice", "dynamic_update_slice", "gather", "convert_element_type", "bitcast_convert_type"),
     *("stop_gradient", "select_n", "split", "random_wrap", "random_unwrap", "copy_p", "device_put", "eq", "pvary"),
 }
-"""Operations that are no arithmetic on elements."""
+"""Operations that are not arithmetic on elements."""
 _PASSES = ("dot_general", "conv_general_dilated", "sort", "gather", "scatter", "cumsum", "argmax", "argmin")
 """Operations that read operands from memory and write results to it; ``reduce_…`` and ``scatter-…`` do so too."""
 

@@ -70,7 +70,7 @@ def note_losses(keep: Callable[[str], object]) -> None:
 
 
 def results_are_lost() -> bool:
-    """Recognize that the disk behind standard output is full, and no run has noted it."""
+    """Return whether the disk behind standard output is full, and no run has noted it."""
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     return 1 in _lost and _lost[1].errno not in _NOBODY_READS and not _keepers

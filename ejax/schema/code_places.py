@@ -41,7 +41,7 @@ def note_code(places: Iterable[str]) -> dict[str, str]:
 
 
 def noted_file(place: str) -> str | None:
-    """Give the real path of the file that the run noted, if it is there. None: there is none."""
+    """Return the real path of the file that the run noted, if it is there. None: there is none."""
     file = noted.get(module_of(place), "").partition(" ")[2]
     return os.path.realpath(file) if os.path.isabs(file) and os.path.isfile(file) else None
 
@@ -57,7 +57,7 @@ def change_since_noted(place: str) -> str:
 
 
 def root_of(module: str, file: str) -> str:
-    """Give the folder that has to be on Python's path for ``module`` to be in ``file``."""
+    """Return the folder that has to be on Python's path for ``module`` to be in ``file``."""
     path = Path(file)
     return str(path.parents[min(module.count(".") + (path.name == "__init__.py"), len(path.parents) - 1)])
 
@@ -75,7 +75,7 @@ def reach(place: str, root: str = "") -> None:
 
 
 def found_in(place: str, root: str = "") -> str | None:
-    """Give the file of the code's top-level package, of a namespace package its folders, in ``root`` alone if given."""
+    """Return the file of a place's top package, of a namespace package its folders; in ``root`` alone if given."""
     module = module_of(place)
     if module.endswith(".py"):
         return os.path.realpath(module)
@@ -91,14 +91,14 @@ def found_in(place: str, root: str = "") -> str | None:
 
 
 def steps(place: str, root: str = "") -> list[str]:
-    """Find the file of each step of ``package.module:Name``, importing none; "" for one that is no source file."""
+    """Find the file of each step of ``package.module:Name``, importing none; "" for one that is not a source file."""
     module = module_of(place)
     if module.endswith(".py"):
         return []
     files, path = list[str](), None
     # the names of all steps, outermost first: "a", "a.b", "a.b.c"
     for name in itertools.accumulate(module.split("."), "{}.{}".format):
-        if files and path is None:  # the step before is no package
+        if files and path is None:  # the step before is not a package
             return [*files, ""]
         try:
             # below the first step without importlib.util.find_spec, which imports the packages above
@@ -112,7 +112,7 @@ def steps(place: str, root: str = "") -> list[str]:
 
 
 def file_of(place: str) -> str:
-    """Give the source file of a place's module; "" where there is none."""
+    """Return the source file of a place's module; "" where there is none."""
     file = (steps(place) or [found_in(place) or ""])[-1]
     return file if os.path.isfile(file) else ""
 
@@ -169,7 +169,7 @@ def _owner_problem(path: Path) -> str:
 
 
 def _private_group() -> int | None:
-    """Give the user's group that nobody else is in, whose files a umask of 002 leaves writable."""
+    """Return the user's group that nobody else is in, whose files a umask of 002 leaves writable."""
     try:
         entry = pwd.getpwuid(os.getuid())
         members = grp.getgrgid(entry.pw_gid).gr_mem

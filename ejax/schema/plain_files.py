@@ -87,7 +87,7 @@ def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
 
 
 def sha256(source: bytes | IO[bytes]) -> str:
-    """Give the digest of bytes, or of what is left to read of an open file, in hexadecimal digits."""
+    """Return the digest of bytes, or of what is left to read of an open file, in hexadecimal digits."""
     made = hashlib.sha256(source) if isinstance(source, bytes) else hashlib.file_digest(cast(Any, source), "sha256")
     return made.hexdigest()
 

@@ -222,7 +222,7 @@ def _choose(place: str) -> str:
     """Put the folder on Python's path that a place lies in, if it was named now; or where Python finds no such module,
     the one in which a run noted it, or the only one in which it was trusted before. Returns why neither may; or ""."""
     here, lay, earlier, reason = found_in(place), noted_file(place), _remembered().get(place, []), ""
-    here = None if lay and not file_of(place) else here  # a folder of that name is no module
+    here = None if lay and not file_of(place) else here  # a folder of that name is not a module
     module, top = module_of(place), place.partition(":")[0].partition(".")[0]
     root = root_of(module, lay) if lay else root_of(top, earlier[0]) if len(earlier) == 1 else None
     settled = found_in(place, root) == here if root in _folders else _inside(here, _folders)

@@ -38,7 +38,7 @@ def check_same_run(config: RunConfig, saved: RunConfig) -> None:
 
 
 def may_change(config: BaseModel, key: str) -> bool:
-    """Recognize a dotted key that is marked ``MayChange``, or is in such a section, or stretches a schedule."""
+    """Return whether a dotted key is marked ``MayChange``, is in a section that is, or stretches a schedule."""
     if key.endswith(STRETCHABLE):
         return True
     section: Any = config

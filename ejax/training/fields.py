@@ -73,7 +73,7 @@ def real_numbers(array: Any) -> Any:
 
 
 def policy_numbers(space: Any, actions: Any) -> Any:
-    """Give the numbers by which a policy acts so [R, C, ...]: choices from 0 on, a Box's as float32. ConfigError: a
+    """Return the numbers by which a policy acts so [R, C, ...]: choices from 0 on, a Box's as float32. ConfigError: a
     choice that the environment does not have."""
     if isinstance(space, gymnasium.spaces.Box):
         return actions.astype("float32") if actions.dtype.kind in "fiu" else actions

@@ -170,7 +170,7 @@ def _estimates(episodes: Mapping[str, NDArray[Any]]) -> Facts:
 
 GROUPS = ("contact", "sensor", "observation", "reward", "state")
 """First words of terms; where several differ in one step, the first of these is named."""
-_LEAST_RANGE = 0.01  # Of a number in its own unit: rounding of what hardly moves is no difference
+_LEAST_RANGE = 0.01  # Of a number in its own unit: rounding of what hardly moves is not a difference
 _UNLIMITED = 1000  # Steps compared of an environment without a time limit
 _TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))
 

@@ -90,7 +90,7 @@ def _velocity(env: VelocityRL) -> dict[str, Any]:
 
 
 def _model_text(asset: str) -> str:
-    """Give the MJCF as one text. ValueError: it needs files beside it, other than MJCF that it includes."""
+    """Return the MJCF as one text. ValueError: it needs files beside it, other than MJCF that it includes."""
     root = ET.fromstring(asset if asset.lstrip().startswith("<") else read_text(ASSETS / asset))
     for parent in list(root.iter()):
         for i, each in reversed(list(enumerate(parent))):

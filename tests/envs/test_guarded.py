@@ -83,8 +83,8 @@ def test_steps_that_cannot_be_kept_cost_a_line_and_go_through_no_link(way: str, 
     env = guarded(run / "quarantine" / "eval")
     env.reset(SEED)
     for action in (CALM, wild(2, 9.0)):
-        told = env.step(action)
-    assert told.info["valid"].tolist() == [True, True, False] and env.num_quarantined == 1
+        found = env.step(action)
+    assert found.info["valid"].tolist() == [True, True, False] and env.num_quarantined == 1
     not_written, quarantined = env.reports()
     assert str(run / "quarantine") in not_written and "it cannot be replayed" in quarantined
     assert not list(theirs.iterdir())
@@ -246,7 +246,7 @@ class FourValues(Former):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "found"),
     [
         (Seedless, r"reset\(\).* argument 'seed'"),
         (Optionless, r"reset\(\).* argument 'options'"),
@@ -254,9 +254,9 @@ class FourValues(Former):
         (FourValues, r"FourValues\.step\(\) returns 4 values"),
     ],
 )
-def test_gyms_former_api_is_named_with_the_form_of_today(make: Any, told: str) -> None:
+def test_gyms_former_api_is_named_with_the_form_of_today(make: Any, found: str) -> None:
     env = vectorize(make(), make, 2)
-    with pytest.raises(ValueError, match=rf"{told}: .*shimmy"):
+    with pytest.raises(ValueError, match=rf"{found}: .*shimmy"):
         env.reset(SEED[:2])
         env.step(np.zeros(2, np.int64))
 
@@ -265,8 +265,8 @@ def test_gyms_former_api_is_named_with_the_form_of_today(make: Any, told: str) -
 def test_numbers_that_are_not_finite_are_named(value: float) -> None:
     scan = np.ones((2, 3), np.float32)
     scan[1, 2] = scan[0, 0] = value
-    told = name_nonfinite({"reward": np.float32(1.0), "obs": {"scan": scan, "count": np.array([2])}})
-    assert told == f"obs/scan[0, 0] {value}, obs/scan[1, 2] {value}"
+    found = name_nonfinite({"reward": np.float32(1.0), "obs": {"scan": scan, "count": np.array([2])}})
+    assert found == f"obs/scan[0, 0] {value}, obs/scan[1, 2] {value}"
     assert name_nonfinite({"obs": np.full(9, value)}, 1) == f"obs[0] {value} and 8 more"
     assert name_nonfinite({"obs": np.ones(3)}) == ""
 

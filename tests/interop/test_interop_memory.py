@@ -147,8 +147,8 @@ def test_a_deployed_policy_remembers_as_it_did_in_jax(
     assert here == pytest.approx(there, abs=2e-4)
     monkeypatch.setitem(sys.modules, "ejax.rollout", None)
     runpy.run_path(str(ROOT / "examples" / f"{script}.py"), run_name="__main__")
-    told = capsys.readouterr().out
-    assert "ejax.rollout is not installed" in told and float(told.split()[-1]) < 1e-5
+    found = capsys.readouterr().out
+    assert "ejax.rollout is not installed" in found and float(found.split()[-1]) < 1e-5
 
 
 def test_a_policy_with_memory_has_no_interface_without_it(exported: Any) -> None:

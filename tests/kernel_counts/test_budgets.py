@@ -116,7 +116,7 @@ def test_entries_for_an_engine_that_is_not_installed_are_left_out(
     (path := tmp_path / "budgets.json").write_text(json.dumps({"entries": entries}))
     (exceeded,) = check(path)
     assert exceeded.startswith("a.yaml env.cfg.physics=mjx on")
-    assert "env.cfg.physics=warp on" in (told := capsys.readouterr().err) and "mjx" not in told
+    assert "env.cfg.physics=warp on" in (found := capsys.readouterr().err) and "mjx" not in found
 
 
 def test_rewriting_measures_what_is_asked_for_and_keeps_the_rest(

@@ -151,8 +151,8 @@ def test_another_module_of_the_name_is_not_taken_instead(
         another_process(monkeypatch, other_folder)
         typed(str(folder))
         assert where(run) == taken
-        told = capsys.readouterr().err
-        assert str(own / "lift_task.py") in told and str(here / "lift_task.py") in told
+        found = capsys.readouterr().err
+        assert str(own / "lift_task.py") in found and str(here / "lift_task.py") in found
 
 
 def test_a_folder_of_the_name_hides_nothing(

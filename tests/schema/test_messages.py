@@ -29,7 +29,7 @@ def raised(error: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "found"),
     [
         (AssertionError(), "AssertionError"),
         (KeyError("x"), "KeyError: 'x'"),
@@ -44,9 +44,9 @@ def raised(error: BaseException) -> BaseException:
     ],
     ids=repr,
 )
-def test_an_error_that_says_nothing_is_shown_with_its_type_and_place(error: BaseException, told: str) -> None:
-    assert re.fullmatch(re.escape(told) + r" \(in raised, .*test_messages\.py:\d+\)", explain(raised(error)))
-    assert explain(error.with_traceback(None)) == told
+def test_an_error_that_says_nothing_is_shown_with_its_type_and_place(error: BaseException, found: str) -> None:
+    assert re.fullmatch(re.escape(found) + r" \(in raised, .*test_messages\.py:\d+\)", explain(raised(error)))
+    assert explain(error.with_traceback(None)) == found
 
 
 def test_an_error_that_speaks_is_shown_as_it_is() -> None:

@@ -191,7 +191,7 @@ _OBSERVATION = "velocity_locomotion_observation"
 
 
 def velocity_robot(task: str) -> str | None:
-    """Return the robot of a gym config's ``id``; None: it is no velocity task that ejax has."""
+    """Return the robot of a gym config's ``id``; None: it is not a velocity task that ejax has."""
     robot: str | None = _TABLES["robots"].get(task.partition("-")[0])
     return robot
 

@@ -173,7 +173,7 @@ def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any
 
 
 def _beside(column: Column, paths: Collection[str]) -> Column:
-    """Let the dots of a feature be dots behind the path of another: ``action.original`` is no part of ``action``."""
+    """Let the dots of a feature be dots behind the path of another: ``action.original`` is not part of ``action``."""
     heads = accumulate(column.path.split("/")[:-1], "{}/{}".format)
     whole = len(next((head for head in heads if head in paths), column.path))
     return replace(column, path=column.path[:whole] + column.path[whole:].replace("/", "."))

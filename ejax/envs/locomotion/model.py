@@ -242,7 +242,7 @@ def _check_names(spec: mujoco.MjSpec, robot: LeggedRobot, path: Path) -> None:
     if held := [*spec.equalities, *spec.tendons]:
         which = shorten(", ".join(each.name or type(each).__name__.removeprefix("Mjs").lower() for each in held))
         raise ValueError(f"model: {path} has {which}: robots have no equalities and tendons here; remove them")
-    for names, what in ((more, f"no drive of {robot.name} moves"), (odd, "are no hinges with a range")):
+    for names, what in ((more, f"no drive of {robot.name} moves"), (odd, "are not hinges with a range")):
         if names:
             text = f"{path} has joints that {what}: {', '.join(names)}"
             raise ValueError(f"model: {shorten(text)}")

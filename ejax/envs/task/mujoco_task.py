@@ -235,7 +235,7 @@ class MuJoCoTask(PhysicsTask):
         return self._sensed(self.start(key_start, self._sensed(self.world(state))))
 
     def _sensed(self, world: World) -> World:
-        """Give the world with what its sensors read there, under the keyframe's controls."""
+        """Return the world with what its sensors read there, under the keyframe's controls."""
         if not world.model.nsensordata:
             return world
         state, one_step = world.state, replace(self.simulation, num_substeps=1)

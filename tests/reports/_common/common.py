@@ -19,7 +19,7 @@ REFUSALS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
 def out() -> Path:
-    """Give the folder that this report may write to."""
+    """Return the folder that this report may write to."""
     return Path(os.environ.setdefault("OUT", tempfile.mkdtemp()))
 
 
@@ -42,7 +42,7 @@ def run(name: str = "run", *args: Any, **sections: Any) -> RunResult:
 
 
 def refused(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
-    """Give the text of the error by which a call is refused. None: it is not."""
+    """Return the text of the error by which a call is refused. None: it is not."""
     try:
         function(*args, **kwargs)
     except REFUSALS as error:

@@ -16,8 +16,8 @@ def report():
     for name, write in (("x.json", json.dumps), ("x.yaml", yaml.safe_dump)):
         (out() / name).write_bytes(write(tree).replace("\n", "\r\n").encode("utf-8-sig"))
         texts.append(refused(load_config, out() / name))
-    told = all(text is None or "BOM" in text for text in texts)
-    return f"{'RIGHT' if not any(texts) else 'REFUSED' if told else 'WRONG'} {texts}"[:400]
+    found = all(text is None or "BOM" in text for text in texts)
+    return f"{'RIGHT' if not any(texts) else 'REFUSED' if found else 'WRONG'} {texts}"[:400]
 
 
 if __name__ == "__main__":

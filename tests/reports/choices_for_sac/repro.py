@@ -12,10 +12,10 @@ def report():
     policy = {"name": "actor_q", "squash_actions": True, "actor": NETWORK, "critic": NETWORK}
     options = {"batch_size": 8, "learning_starts": 8, "replay": {"capacity": 64}}
     text = refused(run, "run", "repro:Choices", policy=policy, algorithm={"name": "sac", "cfg": options})
-    told = (
+    found = (
         text and text.startswith("ConfigError") and ("Discrete" in text or "choice" in text) and "sac" in text.lower()
     )
-    return f"{'REFUSED' if told else 'WRONG'} {(text or '')[:300]}"
+    return f"{'REFUSED' if found else 'WRONG'} {(text or '')[:300]}"
 
 
 if __name__ == "__main__":

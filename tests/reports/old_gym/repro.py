@@ -17,8 +17,8 @@ class OldStep(Steps):
 
 def report():
     texts = [refused(run, name, f"repro:{name}", trainer={"iterations": 1}) or "" for name in ("OldReset", "OldStep")]
-    told = "reset(" in texts[0] and "step(" in texts[1]
-    return f"{'REFUSED' if told else 'WRONG'} {texts[0][:200]}; {texts[1][:200]}"
+    found = "reset(" in texts[0] and "step(" in texts[1]
+    return f"{'REFUSED' if found else 'WRONG'} {texts[0][:200]}; {texts[1][:200]}"
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from ejax import evaluate
 def report():
     folder = run(trainer={"iterations": 1}).run_dir
     (folder / "evaluations").write_text("a file in the place of the folder")
-    with contextlib.redirect_stdout(told := io.StringIO()), contextlib.redirect_stderr(told):
+    with contextlib.redirect_stdout(found := io.StringIO()), contextlib.redirect_stderr(found):
         code = evaluate.main([str(folder), "--episodes", "2", "--num-envs", "2"])
-    text = told.getvalue()
+    text = found.getvalue()
     return f"{'RIGHT' if 'avg_reward' in text and 'evaluations' in text else 'WRONG'} code {code}: {text[:300]!r}"
 
 
