@@ -117,7 +117,9 @@ def test_the_script_finds_a_trusted_module_of_the_working_directory_and_no_other
     override = "trainer.learning_env={name: 'my_task:Mine'}"
     found = run_script(tmp_path, "config", "check", config, override)
     assert "0 unsupported" in found.stdout and found.returncode == 0, found.stdout + found.stderr
-    without = run_script(tmp_path, "config", "check", config, override, PYTHONSAFEPATH="1")
+    without = run_script(
+        tmp_path, "config", "check", config, override, PYTHONSAFEPATH="1", XDG_CONFIG_HOME=str(tmp_path / "new")
+    )
     assert without.returncode == 2 and "No module named 'my_task'" in without.stdout
     train = run_script(tmp_path, "train", "--config", config, "env=envpool:Pong-v5")
     assert train.returncode == 2 and "is not installed" in train.stderr

@@ -219,7 +219,7 @@ def test_large_observations_are_valued_a_few_steps_at_a_time_with_the_same_resul
 ) -> None:
     start = at([5, 6], [0, 1])
     whole, end = unroll(POLICY, ENV, PARAMS, start, KEY, num_steps=6, first_episodes=first_episodes)
-    monkeypatch.setattr("ejax.rollout._LARGE_OBS", 8)
+    monkeypatch.setattr("ejax.numerics.kernels._LARGE_OBS", 8)
     monkeypatch.setattr("ejax.rollout._STEPS_OF_LARGE_OBS", 4)
     in_parts = unroll.__wrapped__(POLICY, ENV, PARAMS, start, KEY, num_steps=6, first_episodes=first_episodes)
     chex.assert_trees_all_equal(in_parts, (whole, end))

@@ -136,7 +136,9 @@ def load_rows(path: Path, like: Sequence[Replay], saved: Sequence[Replay]) -> li
         there, rows = [(ring.head, ring.size, ring.added) for ring in buffer.rings], buffer.capacity
         counts = (np.asarray(x).reshape(-1).tolist() for x in (replay.head, replay.size, replay.added))
         here = list(zip(*counts, strict=True))
-        if there != here or not all(head < rows and size in (rows, head) for head, size, _ in there):
+        # demonstrations are there at once, from row 0 on
+        whole = (head < rows and size in (rows, head if added else size) for head, size, added in there)
+        if there != here or not all(whole) or any(size > rows for _, size, _ in there):
             text = f"{FOLDER}/{_INDEX} has head, size and added {there[:3]}, its state {here[:3]}"
             raise CheckpointError(f"checkpoint {path} is damaged: {text}, for rings of {rows} rows")
     return [_load(path, i, buffer, replay) for i, (buffer, replay) in enumerate(zip(found, like, strict=True))]

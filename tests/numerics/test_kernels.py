@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.numerics import kernels
+from ejax.numerics import platforms
 from ejax.numerics.kernels import flat_params, pack_rows
 from ejax.numerics.platforms import unrolled_scan
 from ejax.optim import OptimizerConfig, make_optimizer
@@ -141,5 +141,5 @@ def test_a_small_system_is_solved_as_by_linalg(size: int) -> None:
         factors, vectors = rng.normal(size=(20, size, size + 1)), jnp.asarray(rng.normal(size=(20, size)))
         matrices = jnp.asarray(factors @ factors.transpose(0, 2, 1) + 1e-3 * np.eye(size))
         wanted = jnp.linalg.solve(matrices, vectors[..., None])[..., 0]
-        for solve in (kernels._solve_written_out, kernels.solve_positive):  # what a GPU computes, and this device
+        for solve in (platforms._solve_written_out, platforms.solve_positive):  # what a GPU computes, and this device
             np.testing.assert_allclose(jax.jit(jax.vmap(solve))(matrices, vectors), wanted, rtol=1e-9)

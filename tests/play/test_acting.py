@@ -104,7 +104,7 @@ def test_numbers_of_other_types_act_as_they_are(actor: Actor, right: np.ndarray)
         ("gymnasium:Pendulum-v1", {"clip_actions": True}, True),
         ("gymnasium:Pendulum-v1", {"clip_actions": False}, False),
         ("PickPlaceRL", {}, True),
-        ("PointMassRL", {}, False),
+        ("PointMassRL", {}, True),
     ],
 )
 def test_actions_are_clipped_where_the_environment_clips_them(

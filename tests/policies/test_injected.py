@@ -140,6 +140,7 @@ def trainer_of(policy: Any, folder: Path, **keywords: Any) -> Trainer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:the policy has not learned")
 def test_a_run_is_resumed_loaded_and_evaluated(kind: str, tmp_path: Path) -> None:
     trainer_of(KINDS[kind](), tmp_path).train(STEPS, run_dir=tmp_path / "run")
     resumed = trainer_of(KINDS[kind](), tmp_path).train(2 * STEPS, run_dir=tmp_path / "run", resume="latest")

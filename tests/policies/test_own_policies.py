@@ -55,6 +55,7 @@ def keys_in(tree: Any) -> list[Any]:
 @pytest.mark.slow
 @FRAMEWORKS
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:the policy has not learned")
 def test_a_run_is_resumed_forked_evaluated_loaded_and_taken_on_from(framework: str, kind: str, tmp_path: Path) -> None:
     whole = train(parse_config(config(framework, kind, tmp_path)))
     first = whole.run_dir / "checkpoints" / f"tiny_step_{STEPS}"

@@ -433,7 +433,7 @@ def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypa
     rollout = make_rollout(policy, params, obs, action, timestep)
     together = evaluate_rollout(params, rollout, None, policy=policy)
     rows: list[int] = []
-    monkeypatch.setattr("ejax.rollout._LARGE_OBS", 1)
+    monkeypatch.setattr("ejax.numerics.kernels._LARGE_OBS", 1)
     apply = VLAPolicy.apply
 
     def counted(self: VLAPolicy, params: Params, obs: PyTree) -> Any:

@@ -23,13 +23,13 @@ def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch:
     repeat_step = steppers.repeat_step
 
     def uncompiled(*args: Any, **options: Any) -> SimpleNamespace:
-        program: Callable[..., Any] = repeat_step(*args, **options).lower
+        program: Callable[..., Any] = repeat_step(*args, **options).trace
 
-        def lower(*given: Any) -> SimpleNamespace:
-            texts.append(program(*given).as_text())
-            return SimpleNamespace(compile=lambda: None)
+        def trace(*given: Any) -> SimpleNamespace:
+            texts.append(program(*given).lower().as_text())
+            return SimpleNamespace(lower=lambda: SimpleNamespace(compile=lambda: None))
 
-        return SimpleNamespace(lower=lower)
+        return SimpleNamespace(trace=trace)
 
     monkeypatch.setattr(steppers, "repeat_step", uncompiled)
     monkeypatch.setattr(programs, "_kept", OrderedDict())

@@ -145,7 +145,15 @@ class _Canvases(threading.local):
     """
 
     def __init__(self) -> None:
-        self.get = functools.lru_cache(maxsize=4)(_make_canvas)
+        self._kept: dict[Any, Any] = {}
+
+    def get(self, *key: Any) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
+        if key not in self._kept and len(self._kept) == 4:
+            oldest = self._kept.pop(next(iter(self._kept)))[2]
+            oldest.render()  # its context is current then: MuJoCo 3 would delete the objects of another
+            oldest.close()
+        self._kept[key] = self._kept.pop(key, None) or _make_canvas(*key)
+        return self._kept[key]
 
 
 def _make_canvas(
