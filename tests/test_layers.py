@@ -27,7 +27,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 STANDARD = (
     *(
         f"ejax.schema.{name}"
-        for name in ("trust", "code_places", "plain_files", "writing", "tables", "messages", "configclass", "paths")
+        for name in ("trust code_places plain_files writing tables messages configclass paths lazy_names".split())
     ),
     *(f"ejax.runtime.{name}" for name in ("streams", "process_exit")),
 )

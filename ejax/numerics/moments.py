@@ -13,10 +13,6 @@ Moments: TypeAlias = tuple[Array, Array, Array]
 """Number of rows [], and their mean and variance [O]."""
 
 
-def no_moments(size: int) -> Moments:
-    return jnp.zeros(()), jnp.zeros(size), jnp.ones(size)
-
-
 def add_rows(old: Moments, rows: Array, counts: Array | None = None) -> Moments:
     """Add the moments of the rows [..., O] that count ([...] bool; None: all). Rows with a number that is not finite
     are left out, and all of them where the statistics would overflow."""
