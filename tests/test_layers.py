@@ -27,7 +27,19 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 STANDARD = (
     *(
         f"ejax.schema.{name}"
-        for name in ("trust code_places plain_files writing tables messages configclass paths lazy_names".split())
+        for name in (
+            [
+                "trust",
+                "code_places",
+                "plain_files",
+                "writing",
+                "tables",
+                "messages",
+                "configclass",
+                "paths",
+                "lazy_names",
+            ]
+        )
     ),
     *(f"ejax.runtime.{name}" for name in ("streams", "process_exit")),
 )
