@@ -24,23 +24,9 @@ LAYERS = [
 """Folders and public modules: each imports from its own row and from those above it in this list. ``data`` has a
 stricter rule, below; ``schema.registry`` names what is above it as text, and imports it when called."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+_ALONE = ("trust", "code_places", "plain_files", "writing", "tables", "messages", "configclass", "paths", "lazy_names")
 STANDARD = (
-    *(
-        f"ejax.schema.{name}"
-        for name in (
-            [
-                "trust",
-                "code_places",
-                "plain_files",
-                "writing",
-                "tables",
-                "messages",
-                "configclass",
-                "paths",
-                "lazy_names",
-            ]
-        )
-    ),
+    *(f"ejax.schema.{name}" for name in _ALONE),
     *(f"ejax.runtime.{name}" for name in ("streams", "process_exit")),
 )
 """Modules that need the standard library alone."""
