@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
+from ejax.config.run_config import bind
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.plain_files import a_path, expanded
@@ -153,7 +154,7 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
         "num_updates": num_updates,
         "best_eval_value": None,  # the file does not hold the policy that it belongs to
         "last_eval_metrics": {},
-        "config": config.to_dict(),
+        "config": bind(config).to_dict(),
         "imported_from": str(file),
     }
     directory.save(state, meta, keep=config.trainer.keep_checkpoints)
