@@ -156,7 +156,7 @@ def evaluate_host(
     total, length, count = np.zeros(num_envs), np.zeros(num_envs), np.zeros(num_envs, int)
     healthy = np.ones(num_envs, bool)
     record: dict[str, list[float]] = {}
-    # one more than a limit: a reset may take a step of its own
+    # one more than the limit: a reset may take a step
     limit = env.max_episode_steps + 1 if env.max_episode_steps else _UNLIMITED
     for t in range(limit * int(quota.max())):
         check_obs(policy, obs)

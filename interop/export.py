@@ -187,7 +187,7 @@ def export_policy(
     exported, spec = described(exporter, policy, env)
     reserved = {MEMORY, NEXT_MEMORY, *(spec.outputs if "onnx" in written else ())}  # ONNX has one name for one array
     if taken := reserved & {*spec.reads}:
-        raise ValueError(f"an export has arrays of its own called {', '.join(sorted(taken))}; rename the observation's")
+        raise ValueError(f"an export reserves the names {', '.join(sorted(taken))}; rename the observation's")
     for name, mean, std in acting_statistics(params):
         text = "hardly varied in training: what differs is divided by 0.01, and not clipped"
         for i in np.flatnonzero(std < 1e-3):

@@ -159,7 +159,7 @@ def space_problems(
     try:
         problems, key = [*_groups(policy, observation_space)], "env"
     except ValueError as error:
-        return [Problem("env", f"the observation has names that cannot be told apart: {error}")]
+        return [Problem("env", f"the observation has ambiguous names: {error}")]
     try:  # first without squashing: it is the environment's fault if that is refused already
         count = action_spec(action_space).num_actions * action_chunk
         key = "policy.squash_actions"

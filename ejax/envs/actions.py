@@ -35,17 +35,17 @@ def action_form(space: gymnasium.Space[Any], *, clips: bool = False) -> ActionFo
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         start = tuple(np.ravel(space.start).tolist())
         return ActionForm(None, False, start if any(start) else (), space.shape, str(space.dtype))
-    return ActionForm()  # of a policy of your own
+    return ActionForm()  # a custom policy's
 
 
 def to_action(form: Any, numbers: Any, numpy: Any = np) -> Any:
     """Map a policy's numbers [N, ...] to actions [N, *action_shape]. NumPy's are a copy in the space's dtype.
 
     Args:
-        form: an ``ActionForm``, or what has its fields.
+        form: an ``ActionForm``, or any object with its fields.
         numpy: the module that computes: ``numpy``, or ``jax.numpy`` in a program, where floats keep their dtype.
     """
-    # a policy of your own may give a tree; and in a program what is as it should be needs no operation
+    # a custom policy may return a tree; in a jitted program, numbers that are already right cost no operation
     x = numbers if numpy is jnp else np.asarray(numbers)
     if form.clip is not None or form.start:
         x = _moved(form, x.reshape(x.shape[0], -1), numpy).reshape(x.shape)

@@ -155,7 +155,7 @@ class Score:
             self._end(moment.facts)
 
     def summary(self) -> dict[str, object]:
-        """Summarize the episodes that ended, as ``ejax.evaluate`` does, and what there is of one that was cut off."""
+        """Summarize the episodes that ended, as ``ejax.evaluate`` does, and the part of one that was cut off."""
         cut: dict[str, object] = {}
         if self._moments and not self._moments[-1].ended:
             cut["cut off, not counted"] = self.text

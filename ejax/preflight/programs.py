@@ -76,7 +76,7 @@ class Program:
     def memory(self, compiled: jax.stages.Compiled) -> Memory:
         """Read XLA's plan of its memory."""
         plan: Any = compiled.memory_analysis()
-        # an output that takes a donated argument's place needs no memory of its own
+        # an output that reuses a donated argument's buffer needs no further memory
         arguments, outputs = plan.argument_size_in_bytes, plan.output_size_in_bytes - plan.alias_size_in_bytes
         return Memory(
             arguments=arguments,

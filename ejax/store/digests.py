@@ -115,4 +115,4 @@ def _difference(written: str, digests: Mapping[str, str]) -> DamagedError:
         if written == render_digests({name: x for name, x in digests.items() if name in listed}):
             return ForeignError(f"{text}; remove it, and nothing is damaged")
         return DamagedError(text)
-    return DamagedError(f"{LISTING} was changed")  # its order, a line given twice, or the digest of its own
+    return DamagedError(f"{LISTING} was changed")  # its order, a repeated line, or the list's own digest

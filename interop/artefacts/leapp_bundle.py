@@ -81,7 +81,7 @@ def _beside_model(folder: Path, spec: Any, versions: Mapping[str, str]) -> dict[
     terms = [term for entry in contract["observation"] for term in input_terms(entry)]
     external = [term for term in terms if term["name"] != MEMORY]
     for term in external:
-        term["normalization"] = "in the model: give the values as they are" if normalized else "none"
+        term["normalization"] = "in the model: pass raw values" if normalized else "none"
     rate, memory = contract["control_rate_hz"], next((x for x in terms if x["name"] == MEMORY), None)
     pipeline: dict[str, Any] = {
         "configs": {

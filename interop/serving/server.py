@@ -121,7 +121,7 @@ class Batches:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Compute every size of a batch once, then what is asked."""
+        """Compute each batch size once, then answer requests."""
         with ThreadPoolExecutor(1, "ejax-serve") as pool:  # one thread: the event loop goes on meanwhile
             example = _Request(self._policy.example, self._policy.first_memory, asyncio.Future())
             for exponent in range((self._max_rows - 1).bit_length() + 1):

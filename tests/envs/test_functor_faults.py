@@ -101,9 +101,9 @@ OWN: dict[str, dict[str, Any]] = {
             ("events", {"func": func, "mode": mode}, "", words)
             for mode in ("reset", "interval")
             for func, words in (
-                ("nothing", "gave NoneType"),
-                ("array", "must give the world"),
-                ("shape", "gave World; .*the shapes of"),
+                ("nothing", "returned NoneType"),
+                ("array", "must return the world"),
+                ("shape", "returned World; .*the shapes of"),
             )
         ),
     ],

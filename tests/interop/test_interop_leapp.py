@@ -174,7 +174,7 @@ def test_a_bundle_says_what_each_number_is(tmp_path: Path) -> None:
     assert (angle["kind"], angle["element_names"]) == ("state/joint/position", [["elbow", "wrist"]])
     assert (angle["low"], angle["normalization"], grip["low"]) == (
         [-1.0, -2.0],
-        "in the model: give the values as they are",
+        "in the model: pass raw values",
         [0.0],
     )
     assert memory["shape"] == [1, 1] and [x["name"] for x in model["outputs"]] == ["action", "next_memory"]
@@ -310,7 +310,7 @@ FORGED = {
     "weights beside it": (with_weights_in("weights"), "external data"),
     "weights elsewhere": (with_weights_in("../weights"), "external data"),
     "weights at an absolute path": (with_weights_in("{}/weights"), "external data"),
-    "an operator of its own": (with_operator("custom", "Run"), "custom:Run"),
+    "a custom operator": (with_operator("custom", "Run"), "custom:Run"),
 }
 
 
@@ -329,7 +329,7 @@ def test_a_forged_bundle_is_refused_by_name_and_never_loaded(
     change, text = FORGED[kind]
     change(folder)
     monkeypatch.chdir(folder)  # where weights in other files would be looked for
-    if kind != "an operator of its own":
+    if kind != "a custom operator":
         monkeypatch.setitem(sys.modules, "leapp", leapp)
     with pytest.raises(Exception, match=text):
         load_bundle(folder, None, VERSIONS)

@@ -183,7 +183,7 @@ def test_an_observation_that_is_neither_numbers_nor_an_image_is_refused() -> Non
 
 
 class Named(nn.Module):
-    """Reads its observation by keys, as a policy of one's own may."""
+    """Reads its observation by keys, as a custom policy may."""
 
     @nn.compact
     def __call__(self, obs: Any) -> Any:

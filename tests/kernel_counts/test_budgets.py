@@ -153,7 +153,7 @@ def test_every_budget_is_of_a_shipped_config() -> None:
     ],
 )
 def test_a_shipped_config_stays_within_its_budget(config: str) -> None:
-    """In a process of its own: the options that the tests give XLA may change what it compiles."""
+    """In a separate process: the options that the tests give XLA may change what it compiles."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "-m", "benchmarks.kernel_counts", "--budgets", str(FILE), "--config", config]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT, env=environment)

@@ -106,7 +106,7 @@ sys.exit(__main__.main(sys.argv[1:]))
 def for_two_cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with preflight's findings on a tiny run on two cards, and XLA's own account of its compilation.
 
-    In a process of its own: the options that the tests give XLA may change what it compiles.
+    In a separate process: the options that the tests give XLA may change what it compiles.
     """
     folder = tmp_path_factory.mktemp("two_cards")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny()))

@@ -101,7 +101,7 @@ def test_a_program_s_work_is_its_products_at_their_rate(programs: list[Compiled]
 
 @needs_compiler
 def test_a_config_is_compiled_for_two_cards_that_are_not_here(tmp_path: Path) -> None:
-    """In a process of its own: the options that the tests give XLA may change what it compiles."""
+    """In a separate process: the options that the tests give XLA may change what it compiles."""
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny()))
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "-m", "ejax.preflight", "--config", "tiny.yaml", "--gpus", "2", "--json", "found.json"]

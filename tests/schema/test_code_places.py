@@ -1,4 +1,4 @@
-"""A run with code of its own, opened from another folder: the code is imported from where it lies, or nothing is."""
+"""A run with its own code, opened from another folder: the code is imported from where it lies, or nothing is."""
 
 import json
 import os

@@ -238,7 +238,7 @@ def test_what_stands_for_nothing_is_refused_by_name(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ExpansionError, match=re.escape(named)):
         expanded(path)
-    (tmp_path / path).mkdir(parents=True)  # a name is a name, but ~ is no name
+    (tmp_path / path).mkdir(parents=True)  # a folder may have any name, but ~ means home
     if path[0] == "~":
         with pytest.raises(ExpansionError, match=re.escape(named)):
             expanded(path)

@@ -324,7 +324,7 @@ def _set_apart(root: ET.Element, base: str) -> ET.Element:
         if root.find("default") is not None and not body.get("childclass"):
             body.set("childclass", "links")
     for element in root.iter():
-        # the drives have limits of their own, and colours are the scene's
+        # the drives set their own limits, and the scene sets colours
         for name in ("material", "actuatorfrcrange", "actuatorfrclimited"):
             element.attrib.pop(name, None)
     return root

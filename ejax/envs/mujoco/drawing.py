@@ -89,7 +89,7 @@ def show(model: mujoco.MjModel, data: mujoco.MjData, seen: Appearance) -> None:
 
 
 def default_view(asset: str) -> CameraView | None:
-    """Return a view of the whole model, as MuJoCo's viewer starts with. None: it has a camera of its own."""
+    """Return a view of the whole model, as MuJoCo's viewer starts with. None: the model has its own camera."""
     model = load_drawn_model(asset)
     if own_camera(model) >= 0:
         return None

@@ -44,7 +44,7 @@ def find_model(given: str, module: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict[str, Any]]:
-    """Reset to where episodes start, None: the reference pose. Also give the mocap bodies' places [3], m, or poses [7]
+    """Reset to where episodes start, None: the reference pose. Also returns the mocap bodies' places [3], m, or poses [7]
     (w x y z) where the keyframe turns them. Raises ValueError: no such keyframe, or it moves a nameless mocap body."""
     model = load_model(asset)
     data = mujoco.MjData(model)

@@ -153,10 +153,12 @@ def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def as_world(world: Any, made: Any) -> Any:
-    """Complete the result of a functor, which may give the state alone. Raises ValueError: it gives something else."""
+    """Complete the result of a functor, which may return only the state. ValueError: it returns anything else."""
     after = made if isinstance(made, Snapshot) else replace(world, state=made)
     old, new = ([jnp.shape(x) for x in jax.tree.leaves(each.state)] for each in (world, after))
     # an episode's start may add parts
     if type(after.state) is not type(world.state) or (len(new) == len(old) and new != old):
-        raise ValueError(f"gave {type(made).__name__}; must give the world or its state, with the shapes of its parts")
+        raise ValueError(
+            f"returned {type(made).__name__}; must return the world or its state, with the shapes of its parts"
+        )
     return after

@@ -1,4 +1,4 @@
-"""A run with code of its own, opened from another folder. RIGHT: the trusted name is imported from where it lies."""
+"""A run with its own code, opened from another folder. RIGHT: the trusted name is imported from where it lies."""
 
 import os
 import sys
