@@ -1,11 +1,11 @@
 """``ejax COMMAND …``, or ``python -m ejax COMMAND …``: the command lines under one name."""
 
-import difflib
 import runpy
 import sys
 
 from ejax import __version__
 from ejax.runtime.streams import keep_streams
+from ejax.schema.messages import did_you_mean
 
 COMMANDS = {
     "train": ("ejax.train", "train a policy from a config file, or go on with a run"),
@@ -39,9 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"ejax {__version__}")
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)  # a slip of the finger
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        print(f"ejax: no command '{name}'; there is {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
+        hint = did_you_mean(name, COMMANDS)  # a slip of the finger
+        print(f"ejax: no command '{name}'; there is {', '.join(COMMANDS)}{hint}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[name]
     sys.argv = [f"ejax {name}", *rest]  # what its usage line shows

@@ -21,7 +21,6 @@ new episode's first observation instead could be wrong by any amount. It is repo
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
@@ -221,9 +220,7 @@ class TorchVector:
         name = self.final_obs_key or next((key for key in FINAL_OBS_KEYS if info.get(key) is not None), "")
         found = info.get(name) if name else None
         if self.final_obs_key is not None:
-            found = None
-            with suppress(KeyError):
-                found = find(info, self.final_obs_key)
+            found = find(info, self.final_obs_key, ".", None)
             if found is None:
                 given = f"info has {', '.join(map(str, info)) or 'nothing'}"
                 raise ValueError(f"final_obs_key '{self.final_obs_key}' is not in info when an episode ends; {given}")

@@ -19,7 +19,7 @@ from ejax.distributions import action_spec
 from ejax.envs.randomization.names import KINDS, split_events
 from ejax.envs.randomization.placing import FIELD, why_none, with_functor_events
 from ejax.schema.frozen import thaw
-from ejax.schema.messages import did_you_mean, short_repr
+from ejax.schema.messages import did_you_mean, explain, short_repr
 from ejax.schema.paths import leaves, named, within
 from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import did_you_mean_family, resolve
@@ -81,7 +81,7 @@ def action_problems(config: RunConfig, *, builds: bool = False) -> list[Problem]
         observation_space = env.observation_space if observed else gymnasium.spaces.Dict()  # of some it takes long
         getattr(env, "close", lambda: None)()
     except Exception as error:  # of any kind: it is the environment's own code
-        return [Problem("env", f"cannot be built: {type(error).__name__}: {error}")]
+        return [Problem("env", f"cannot be built: {explain(error, typed=True)}")]
     spaces = policy, action_space, observation_space
     return list(record.action_problems(action_space)) or space_problems(*spaces, action_chunk=chunk)
 

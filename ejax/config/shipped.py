@@ -1,13 +1,13 @@
 """``ejax configs``: the configs that come with ejax, found, listed and copied by name."""
 
 import argparse
-import difflib
 import os
 import re
 from pathlib import Path
 
 from ejax.config.files import MAX_BYTES, is_file
 from ejax.runtime.process_exit import exit_with, refused
+from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import a_path, expanded, read_text
 from ejax.schema.problems import ConfigError
 from ejax.schema.writing import new_file
@@ -41,9 +41,8 @@ def find_config(name: str | Path) -> Path:
         return FOLDER / (short if Path(short).suffix else f"{short}.yaml")
     if path.suffix or path.is_absolute():
         return path
-    near = difflib.get_close_matches(short, names(), n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise ConfigError([], f"'{name}' is no file and no config of ejax's; {hint}`ejax configs` lists them")
+    text = f"'{name}' is no file and no config of ejax's; `ejax configs` lists them{did_you_mean(short, names())}"
+    raise ConfigError([], text)
 
 
 def describe(name: str) -> str:

@@ -27,5 +27,5 @@ def describe_error(error: Exception) -> str:
     if remedy is not None:
         line = f" ({frames[-1].line})" if frames and frames[-1].line else ""
         return f"{where}{remedy}{line}"
-    text = " ".join(str(error).split("\n\n")[0].split())  # what JAX adds to it comes after an empty line
+    text = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__  # JAX adds more after an empty line
     return f"{where}{text}" if isinstance(error, ValueError) else f"{where}{type(error).__name__}: {text}"

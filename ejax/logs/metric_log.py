@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from ejax.logs.json_records import check_facts
 from ejax.schema.plain_files import parse_json, read_bytes
-from ejax.schema.writing import append_file, append_whole, move, replace_file
+from ejax.schema.writing import append_file, append_whole, by_product, move, replace_file
 
 _MAX_BYTES = 1 << 30
 """Bytes of a log that is read; 1000 lines have less than 1 MiB."""
@@ -75,7 +75,8 @@ class MetricLog:
 
     def so_far(self) -> dict[str, Any]:
         """Sync the file to disk and give its extent, for a checkpoint's ``Logged``."""
-        os.fsync(self._file.fileno())
+        with by_product("the end of the log"):
+            os.fsync(self._file.fileno())
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def __enter__(self) -> "MetricLog":
@@ -99,8 +100,7 @@ def keep_up_to(
     problems: list[str] = []
     if path.is_symlink() or (path.exists() and not path.is_file()):
         aside = move(path, _aside(path), path.parents[1])
-        problems.append(f"{path} was no file; it is {aside.name} now, and the log begins here")
-        return problems
+        return [f"{path} was no file; it is {aside.name} now, and the log begins here"]
     content = read_bytes(path, _MAX_BYTES) if path.exists() else b""
     found, wrong, _ = _scan(content)
     later = [line for line, record in found if record["step"] > step]

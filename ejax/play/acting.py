@@ -14,7 +14,7 @@ from ejax.envs.check import clips_actions
 from ejax.play.player import act
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies.calls import check_obs, first_memory, forget_outside
-from ejax.policies.normalize import unlike_training
+from ejax.policies.normalize import acting_statistics, unlike_training
 from ejax.runtime.device import prepare_jax
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env, sample_obs
@@ -36,7 +36,7 @@ class Actor:
         self.example = jax.tree.map(np.asarray, sample_obs(env, 1))
         self._key = jax.random.key(config.trainer.seed)
         self._memory: tuple[int, PyTree] | None = None
-        self._familiar = bool(params.get("normalizer"))
+        self._known = list(acting_statistics(params))
         # where the environment acts on what is beyond the bounds, clipping would make another policy
         self.form = action_form(env.action_space, clips=bool(clips_actions(env)))
 
@@ -65,8 +65,8 @@ class Actor:
         # another number of rows: other episodes
         if self._memory is None or self._memory[0] != count:
             self._memory = count, first_memory(self.policy, count)
-        if self._familiar and (text := unlike_training(self.policy, self.params, rows)):
-            self._familiar = False  # one warning, not one in each step
+        if self._known and (text := unlike_training(self.policy, self.params, rows, self._known)):
+            self._known = []  # one warning, not one in each step
             warnings.warn(f"the policy has not learned from such an observation: {text}", stacklevel=2)
         memory = self._memory[1]
         if starts is not None:

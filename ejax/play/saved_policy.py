@@ -31,7 +31,6 @@ from ejax.training.recorder import draw, play
 from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
 
-_LONGEST = 240  # bytes of a report's name
 _FILMED = 4
 """Episodes of a video, side by side."""
 
@@ -87,10 +86,9 @@ def evaluate_run(
         if text := unfinished_note(metrics, num_episodes):
             print(f"ejax.evaluate: {text}", file=sys.stderr)
         metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
-        # overrides are part of the name: evaluations elsewhere do not overwrite each other
-        name = "_".join([path.name, *map(_slug, overrides)])
-        if len(name.encode()) > _LONGEST:
-            name = f"{path.name}_{zlib.crc32(name.encode()):08x}"
+        # with a digest: evaluations elsewhere do not overwrite each other
+        words, digest = re.sub(r"[^\w.+-]+", "-", "_".join(overrides))[:40], zlib.crc32(repr([*overrides]).encode())
+        name = f"{path.name}_{words}-{digest:08x}" if overrides else path.name
         report = directory.path / "evaluations" / f"{name}.json"
         shown(metrics)
         per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
@@ -118,13 +116,6 @@ def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         if not text.startswith("env."):
             raise ConfigError([Problem(text, "can change env.… only, such as env.cfg.episode_length=50")])
     return parse_untrusted(config.to_dict(), overrides) if overrides else config
-
-
-def _slug(override: str) -> str:
-    """Write an override for a file's name, with its digest where that is not all of it: no two have one name."""
-    plain = override.replace("=", "-")
-    short = re.sub(r"[^\w.+-]+", "-", plain)[:60]
-    return plain if plain == short else f"{short[:40]}-{zlib.crc32(override.encode()):08x}"
 
 
 def _try_to_record(

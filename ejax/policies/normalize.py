@@ -4,9 +4,9 @@ Collection ``normalizer``: of all observations so far. Collection ``batch_stats`
 Both change after an update or before it, never within, so that collection and update see the same policy.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -56,7 +56,11 @@ def normalized(x: Array, mean: Array, variance: Array) -> Array:
     return (x - mean.reshape(per_feature)) / (jnp.sqrt(variance) + 1e-2).reshape(per_feature)
 
 
-def acting_statistics(params: Params) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+Statistics: TypeAlias = tuple[str, NDArray[Any], NDArray[Any]]
+"""Name of a normalizer, mean and std [O]."""
+
+
+def acting_statistics(params: Params) -> Iterator[Statistics]:
     """Yield name, mean and std of each normalizer of the acting network's input that has seen something."""
     known = flatten_dict(params.get("normalizer", {}), sep=".")
     for name in [key.removesuffix(".count") for key in known if key.endswith(".count")]:
@@ -64,11 +68,11 @@ def acting_statistics(params: Params) -> Iterator[tuple[str, NDArray[Any], NDArr
             yield name, np.asarray(known[f"{name}.mean"]), np.sqrt(np.asarray(known[f"{name}.variance"]))
 
 
-def unlike_training(policy: Policy, params: Params, obs: PyTree) -> str:
+def unlike_training(policy: Policy, params: Params, obs: PyTree, known: Iterable[Statistics]) -> str:
     """Describe a number of ``obs``, leaves [N, ...], that the acting network sees as more than 10, in the root mean
-    square over the rows; empty: there is none."""
+    square over the rows; empty: there is none. ``known``: of ``acting_statistics``."""
     moments = flatten_dict(jax.device_get(_moments_of(policy, params, obs)), sep=".")
-    for name, mean, std in acting_statistics(params):
+    for name, mean, std in known:
         now = moments[f"{name}.mean"]
         size = np.sqrt((now - mean) ** 2 + moments[f"{name}.variance"]) / (std + 1e-2)
         if size[i := int(size.argmax())] > 10.0:

@@ -22,6 +22,7 @@ from ejax.population.sink import PopulationSink
 from ejax.population.step import FITNESS
 from ejax.run import run_training, train
 from ejax.runtime.sharding import process_count
+from ejax.runtime.streams import keep_streams
 from ejax.schema.frozen import with_value
 from ejax.schema.messages import explain
 from ejax.schema.registry import is_foreign_checkpoint
@@ -70,6 +71,7 @@ def train_separately(config: RunConfig, find: Callable[..., RunLocation], map_me
 
 def train_member(job: MemberJob) -> MemberOutcome:
     """Train one member, from its last checkpoint if there is one."""
+    keep_streams()  # a pool's process begins here
     if job.config.trainer.console:
         print(job.name, flush=True)
     resume = "latest" if job.directory.config_file.exists() else None

@@ -184,18 +184,11 @@ def _exploits(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         if run.member is not None and run.exploits:
-            first = {key: value for key in keys if isinstance(value := _at(run.config, key), int | float)}
+            first = {key: value for key in keys if isinstance(value := find(run.config, key, ".", None), int | float)}
             texts = value_texts(run.exploits, run.member, run.best.step if run.best else None, first)
             values = [escape(texts.get(key, NOTHING)) for key in keys]
             rows.append([escape(run.name), *values, escape(lineage(run.exploits, run.member))])
     return _section("lineage", rows, "run", *keys, "parameters of member")
-
-
-def _at(config: Mapping[str, Any], key: str) -> Any:
-    try:
-        return find(config, key)
-    except KeyError:
-        return None
 
 
 def _differences(runs: Sequence[Run]) -> str:

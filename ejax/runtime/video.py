@@ -36,7 +36,7 @@ def write_video(
         frames: each ``[H, W, 3]`` uint8 RGB, all of one size; may be a generator.
         keyframe_every: frames from one that stands alone to the next, and all in order: for random access, and for
             videos that are joined later. None: as few as the encoder likes, which gives the smallest file.
-        below: see ``ejax.schema.plain_files``.
+        below: see ``ejax.schema.writing``.
 
     ValueError: no frames, a frame of another shape or dtype, or ``fps`` not positive. RuntimeError: ffmpeg failed; the
     message carries its output.

@@ -5,7 +5,6 @@ standard library alone.
 
 import contextlib
 import grp
-import hashlib
 import importlib
 import importlib.util
 import itertools
@@ -19,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from ejax.schema.plain_files import read_bytes
+from ejax.schema.plain_files import read_bytes, sha256
 
 _NOT_FOUND = (ImportError, ValueError, AttributeError, KeyError, OSError)
 """Errors of looking a module up: finders of other packages raise more than ImportError."""
@@ -191,5 +190,5 @@ def _find_spec(name: str, root: str = "") -> ModuleSpec | None:
 
 def _digest(file: str) -> str:
     with contextlib.suppress(OSError):  # to note a file must not keep a run from starting
-        return hashlib.sha256(read_bytes(file)).hexdigest()
+        return sha256(read_bytes(file))
     return ""

@@ -55,8 +55,8 @@ def named(tree: Any) -> dict[str, Any]:
     return dict(zip(join(path for path, _ in parts), (part for _, part in parts), strict=True))
 
 
-def find(tree: Any, name: str, separator: str = ".") -> Any:
-    """Return the part of nested mappings of this name, a section or a leaf; KeyError: there is none."""
+def find(tree: Any, name: str, separator: str = ".", *default: Any) -> Any:
+    """Return the part of nested mappings of this name, a section or a leaf; KeyError, or ``default``: there is none."""
     there = {str(key): part for key, part in tree.items()} if isinstance(tree, Mapping) else {}
     if name in there:
         return there[name]
@@ -64,6 +64,8 @@ def find(tree: Any, name: str, separator: str = ".") -> Any:
         if name.startswith(f"{key}{separator}"):
             with suppress(KeyError):
                 return find(there[key], name.removeprefix(f"{key}{separator}"), separator)
+    if default:
+        return default[0]
     raise KeyError(name)
 
 

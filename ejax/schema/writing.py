@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ejax.schema.messages import explain
 from ejax.schema.plain_files import HUGE, check_found
 
 FAILED: list[str] = []
@@ -135,7 +136,7 @@ def by_product(what: str, note: Callable[[str], object] | None = None, errors: A
     try:
         yield
     except errors as error:
-        line = f"{what} is not written: {error}"
+        line = f"{what} is not written: {explain(error)}"
         if line not in FAILED:  # a full disk refuses many alike
             FAILED.append(line)
             print(f"ejax: {line}", file=sys.stderr, flush=True) if note is None else note(line)

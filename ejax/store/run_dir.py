@@ -20,7 +20,6 @@
 """
 
 import contextlib
-import difflib
 import glob
 import os
 import platform
@@ -38,6 +37,7 @@ from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
 from ejax.schema.code_places import note_code, noted
+from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import expanded, is_side_file, sha256, to_json
 from ejax.schema.trust import places_in, two_of_a_name
 from ejax.schema.writing import make_folder, move, replace_file
@@ -321,8 +321,7 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
     runs = [path for path in (file.parents[1] for file in files) if _TIME.fullmatch(path.name.removeprefix(exp_name))]
     if not runs:
         names = {_TIME.sub("", file.parents[1].name) for file in output_dir.glob("*/configs/resolved.json")}
-        near = difflib.get_close_matches(exp_name, sorted(names), n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(exp_name, sorted(names))
         raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; name the folder of a run{hint}")
     return max(runs)
 

@@ -62,7 +62,8 @@ def run_lock(folder: Path) -> Iterator[str]:
         try:
             _write_owner(file, {"host": socket.gethostname(), "pid": os.getpid(), "boot_ticks": _started(os.getpid())})
             yield f"{_name(former)} ended without giving {folder} back; this process goes on there" if former else ""
-            _write_owner(file, {})  # given back in order: the next owner has nothing to report
+            with suppress(OSError):  # given back in order: the next owner has nothing to report
+                _write_owner(file, {})
         finally:
             _HELD.discard(identity)
 
@@ -107,4 +108,3 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 def _write_owner(file: IO[bytes], owner: dict[str, Any]) -> None:
     file.truncate(0)
     file.write(json.dumps(owner).encode() if owner else b"")
-    file.flush()

@@ -32,7 +32,7 @@ def test_a_file_of_that_name_wins() -> None:
 
 
 def test_a_mistyped_name_gets_the_nearest_and_a_missing_file_its_own_error() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'push_cube/ppo'"):
+    with pytest.raises(ConfigError, match="Did you mean 'push_cube/ppo'"):
         load_config("push_cube/pp")
     with pytest.raises(ConfigError, match="no such file"):
         load_config("mine.yaml")

@@ -30,6 +30,10 @@ def _doubles(world: Any, data: Any) -> Any:
     return 2.0 * data
 
 
+def _as_text(world: Any, obs: Any, flag: "bool" = False) -> Any:
+    return obs if flag else jnp.zeros(3)
+
+
 def _reward(value: Any) -> Any:
     return lambda world, obs, action, info: value
 
@@ -39,6 +43,7 @@ OWN: dict[str, dict[str, Any]] = {
         "branches": _branches,
         "asserts": _asserts,
         "doubles": _doubles,
+        "as_text": _as_text,
         "nothing": lambda world, obs: None,
         "too_few": lambda world: jnp.zeros(3),
         "number": 3,
@@ -85,6 +90,12 @@ OWN: dict[str, dict[str, Any]] = {
             {"func": "target_position", "mode": "add", "params": {"target_pose_key": "gaol"}},
             "params.target_pose_key",
             "no target pose 'gaol'.*goal_pose",
+        ),
+        (
+            "observations",
+            {"func": "as_text", "mode": "add", "params": {"flag": "false"}},
+            "params.flag",
+            "must be true or false",
         ),
         ("observations", {"func": "branches", "mode": "add"}, "", "line .*uses Python's if"),
         ("observations", {"func": "asserts", "mode": "add"}, "", "line .*three joints"),

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 from host_tasks import Drift, Linear, SameArrays, Wrapped
 from ladder import Ladder
 
@@ -252,6 +253,7 @@ class FourValues(Former):
         (Optionless, r"reset\(\).* argument 'options'"),
         (Alone, r"Alone\.reset\(\) returns a ndarray alone"),
         (FourValues, r"FourValues\.step\(\) returns 4 values"),
+        (lambda: TimeLimit(FourValues(), 10), r"expected 5, got 4\)"),
     ],
 )
 def test_gyms_former_api_is_named_with_the_form_of_today(make: Any, found: str) -> None:

@@ -98,11 +98,12 @@ def test_a_keyframe_is_chosen_by_name_or_number(keyframe: str | int, angle: floa
     ("changes", "message"),
     [
         ({"keyframe": 2}, "no keyframe '2'; there is 0, 1"),
+        ({"model": MODEL.replace('key name="home"', 'key name="0"')}, "two keyframes are called '0'"),
         ({"model": MODEL.replace('name="still" mocap="true" pos="0 0 1"', 'mocap="true" pos="0 0 2"')}, "has no name"),
         ({"model": mujoco.MjSpec()}, "MjSpec.*give to_xml"),
         ({"model": MODEL.replace("<sensor>", '<sensor><clock name="now"/>')}, "'now'.*world.time"),
     ],
-    ids=["number", "nameless", "spec", "clock"],
+    ids=["number", "two", "nameless", "spec", "clock"],
 )
 def test_what_cannot_be_started_from_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -135,3 +135,5 @@ def test_links_and_joints_without_names_are_all_randomized() -> None:
 def test_terms_that_measure_the_same_are_both_logged() -> None:
     ends = [Outcome(metrics={"gap": jnp.full((), float(i))}) for i in range(3)]
     assert [float(x) for x in conclude(ends).metrics.values()] == [0.0, 1.0, 2.0]
+    with pytest.raises(ValueError, match="two metrics are called 'gap_1'"):
+        conclude([Outcome(metrics={"gap": jnp.zeros(()), "gap_1": jnp.ones(())}), ends[0]])

@@ -51,6 +51,7 @@ def test_an_observation_far_from_all_of_the_training_is_said_once(run: Path, obs
     actor = ejax.load(run)
     known = actor.params["normalizer"]["actor_obs_normalizer"]
     known |= {"mean": obs.mean(axis=0), "variance": np.append(np.ones(13, np.float32), np.float32(1e-12))}
+    actor = Actor(actor.config, actor.env, actor.policy, actor.params, checkpoint=actor.checkpoint)
     other = obs.copy()
     other[:, 13] = known["mean"][13]
     actor.act(other)  # as in training

@@ -78,7 +78,7 @@ def test_a_name_is_not_the_beginning_of_a_name(tmp_path: Path) -> None:
 def test_a_mistyped_name_is_answered_by_the_nearest_one(tmp_path: Path) -> None:
     make(tmp_path, "sweep", 1)
     make(tmp_path, "walk", 2)
-    with pytest.raises(FileNotFoundError, match=r"name the folder of a run; did you mean 'sweep'\?"):
+    with pytest.raises(FileNotFoundError, match=r"name the folder of a run\. Did you mean 'sweep'\?"):
         newest_run(tmp_path, "swep")
     with pytest.raises(FileNotFoundError, match=r"folder of a run$"):
         newest_run(tmp_path, "nothing alike")

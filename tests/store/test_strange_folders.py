@@ -8,7 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 from tiny import EVALUATED, tiny
@@ -16,11 +17,13 @@ from tiny import EVALUATED, tiny
 import ejax
 from ejax import evaluate
 from ejax.config import parse_config, shipped
+from ejax.logs import metric_log
 from ejax.play.saved_policy import evaluate_run
 from ejax.report.__main__ import main as report
 from ejax.run import train
 from ejax.schema import writing
 from ejax.schema.writing import LinkError
+from ejax.store import run_lock
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_run_directory
 
@@ -181,6 +184,23 @@ def test_a_log_that_cannot_be_written_does_not_end_a_run(
         "metrics.jsonl", "fresh_best.json", "fresh_last.json",
     ]  # fmt: skip
     assert list(result.run_dir.glob("logs/tiny/events*"))  # the other log is whole
+
+
+def test_a_disk_that_fails_at_the_end_does_not_lose_a_finished_run(
+    tmp_path: Path, failed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where the log is synced nor where the run is given back."""
+
+    def given_back(file: IO[bytes], owner: dict[str, Any]) -> None:
+        if not owner:
+            raise OSError(30, "Read-only file system")
+        owned(file, owner)
+
+    owned = run_lock._write_owner
+    monkeypatch.setattr(run_lock, "_write_owner", given_back)
+    monkeypatch.setattr(metric_log, "os", SimpleNamespace(**vars(os) | {"fsync": lambda _: os.fsync(2**30)}))
+    assert train(parse_config(tiny(tmp_path, **TRAINER))).finished
+    assert [each.partition(" is not")[0] for each in failed] == ["the end of the log"]
 
 
 LITTER = (".DS_Store", "Thumbs.db", "desktop.ini", ".nfs0000000001", "meta.json~", "._meta.json")

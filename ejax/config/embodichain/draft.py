@@ -34,10 +34,7 @@ class Draft(Section):
         self.gym_config: tuple[str, Path] | None = None  # its name, and the file that it was read from
 
     def get(self, key: str) -> Any:
-        try:
-            return find(self.tree, key)
-        except KeyError:
-            return None
+        return find(self.tree, key, ".", None)
 
     def has(self, key: str) -> bool:
         section, _, name = key.rpartition(".")

@@ -17,6 +17,7 @@ from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.models import mocap_bodies
 from ejax.envs.task.entities import constrained_joints, look_up
 from ejax.schema.messages import did_you_mean, shorten
+from ejax.schema.paths import unique
 from ejax.schema.plain_files import expanded
 
 LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}
@@ -44,11 +45,11 @@ def find_model(given: str, module: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict[str, Any]]:
-    """Reset to where episodes start, None: the reference pose. Also returns the mocap bodies' places [3], m, or poses [7]
+    """Reset to where episodes start, None: the reference pose. Also returns mocap bodies' places [3], m, or poses [7]
     (w x y z) where the keyframe turns them. Raises ValueError: no such keyframe, or it moves a nameless mocap body."""
     model = load_model(asset)
     data = mujoco.MjData(model)
-    keys = {model.key(i).name or str(i): i for i in range(model.nkey)}
+    keys = unique(((model.key(i).name or str(i), i) for i in range(model.nkey)), "keyframes")
     if keyframe is not None and (keys or keyframe != ""):
         by = keys if isinstance(keyframe, str) else {str(i): i for i in range(model.nkey)}
         at = keys.get("home", 0) if keyframe == "" else look_up("keyframe", str(keyframe), by)

@@ -18,6 +18,7 @@ from typing import Any
 
 from flax import struct
 
+from ejax.schema.paths import unique
 from ejax.types import Array, PyTree
 
 
@@ -59,7 +60,7 @@ def conclude(outcomes: Iterable[Outcome]) -> Outcome:
             fail=_joined(whole.fail, each.fail),
             truncated=_joined(whole.truncated, each.truncated),
             reward=_joined(whole.reward, each.reward, operator.add),
-            metrics={**whole.metrics, **{names[name]: x for name, x in each.metrics.items()}},
+            metrics=unique((*whole.metrics.items(), *((names[k], x) for k, x in each.metrics.items())), "metrics"),
         )
     return whole
 

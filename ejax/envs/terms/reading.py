@@ -112,7 +112,7 @@ def _read_params(params: Section, func: Callable[..., Any], num_given: int, robo
             elif each.name == "robot_uid" and value != robot_uid:
                 params.problem(each.name, f"no robot '{value}'; there is {robot_uid}")
             # any text would count as true
-            elif each.annotation is bool and not isinstance(value, bool):
+            elif each.annotation in (bool, "bool") and not isinstance(value, bool):
                 params.problem(each.name, f"got {value!r}; must be true or false")
         else:
             params.take(each.name)  # so that the message on an unknown key lists it as allowed
