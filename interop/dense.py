@@ -49,6 +49,16 @@ def as_tensor(x: Any, name: str, device: torch.device) -> torch.Tensor:
     return x
 
 
+def as_floats(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Cast to float32, as ``interop.twin.parts.in_type``: ValueError where it cannot hold a number."""
+    cast = x.float()
+    if x.dtype not in (torch.float32, torch.bool):
+        kept = cast.isfinite() | ~x.isfinite() if x.is_floating_point() else cast.to(x.dtype) == x
+        if not kept.all():
+            raise ValueError(f"'{name}' has {x[~kept][0]} ({x.dtype}), which float32 cannot hold")
+    return cast
+
+
 def describe(x: Any) -> str:
     """Describe a value of any kind in a few words, for messages."""
     if isinstance(x, torch.Tensor):

@@ -32,7 +32,6 @@ A checkpoint moves state; what is computed with it is the config's matter: ``com
 """
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
+from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.store.run_dir import create_run_directory, open_policy_run
 from ejax.store.schedule_file import write_schedule
 from ejax.training.build import build
@@ -107,16 +106,13 @@ def export_pt(
         ValueError: EmbodiChain has no such policy or optimizer, or would act otherwise with these parameters.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
+    from ejax.play.saved_policy import chosen_checkpoint
     from interop.checkpoints.file import write_pt
     from interop.checkpoints.state import pt_payload
 
     prepare_jax("cpu")
     directory, config = open_policy_run(run, member)
-    if checkpoint in ("latest", "best"):
-        path = directory.find(checkpoint, lambda text: print(text, file=sys.stderr))
-    else:
-        path = Path(checkpoint)
-        verify_checkpoint(path)
+    path = chosen_checkpoint(directory, checkpoint, "interop.embodichain")
     # on as many devices as there were: only the training's state is read, and it is replicated
     trainer = config.trainer.model_copy(update={"distributed": False})
     parts = build(config.model_copy(update={"trainer": trainer}))

@@ -54,7 +54,7 @@ from interop.artefacts.formats import FORMATS, ConversionError, Trained, library
 from interop.artefacts.parity import Case, ParityError, save_cases, without_ties
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
-from interop.exporters.record import described, exporter_of_any
+from interop.exporters.record import described, exporter_of_any, observed
 from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.spec import MEMORY, NEXT_MEMORY
@@ -185,8 +185,8 @@ def export_policy(
         no_twin = f"policies of the class {type(policy).__name__} have no torch twin: {no_twin}"
     written, left_out = _written_formats(formats, no_twin)
     exported, spec = described(exporter, policy, env)
-    reserved = {MEMORY, NEXT_MEMORY, *(spec.outputs if "onnx" in written else ())}  # ONNX has one name for one array
-    if taken := reserved & {*spec.reads}:
+    taken = {MEMORY, NEXT_MEMORY} & observed(env).keys()
+    if taken := taken | {*spec.reads} & {*(spec.outputs if "onnx" in written else ())}:  # ONNX has one name for one
         raise ValueError(f"an export reserves the names {', '.join(sorted(taken))}; rename the observation's")
     for name, mean, std in acting_statistics(params):
         text = "hardly varied in training: what differs is divided by 0.01, and not clipped"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from interop.checkpoints.plain_pt import load_plain
-from interop.dense import as_tensor, describe, odd_tensor
+from interop.dense import as_floats, as_tensor, describe, odd_tensor
 from interop.plain_files import check_plain
 from interop.twin.actions import ToAction
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
@@ -24,7 +24,7 @@ from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
 from interop.twin.memory import history_step, make_recurrence, recurrent_step
 from interop.twin.networks import ObsNormalizer, make_mlp, make_network
-from interop.twin.parts import check_batch, check_remembered, narrow, part, vla_tokenizer
+from interop.twin.parts import check_batch, check_remembered, narrow, parts, vla_tokenizer
 from interop.twin.spec import MemorySpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
 from interop.twin.vla import TorchVLA
@@ -156,12 +156,12 @@ class TorchPolicy(nn.Module):
             ValueError: ``obs`` lacks a part that the policy reads, or has one of another shape or kind; or its leading
                 axes are not those of what the policy remembers.
         """
-        given = {name: part(obs, name, self.spec) for name in self.spec.reads}
-        parts = {name: as_tensor(x, name, self._read.device) for name, x in given.items()}
+        given = parts(obs, self.spec.reads, self.spec)
+        tensors = {name: as_tensor(x, name, self._read.device) for name, x in given.items()}
         if self.spec.memory is None:
-            distribution = self.distribution(parts)
+            distribution = self.distribution(tensors)
         else:
-            numbers = self._numbers(parts)
+            numbers = self._numbers(tensors)
             # policies with memory read numbers alone
             output, self.memory = self.output([], numbers, self._remembered(self.spec.memory, numbers[0]))
             distribution = self.head(output)
@@ -187,7 +187,7 @@ class TorchPolicy(nn.Module):
 
     def _numbers(self, obs: Any) -> list[Tensor]:
         """``spec.actor.inputs``, those entries that the actor reads."""
-        numbers = [narrow(self._input(obs, name), name, self.spec).float() for name in self.spec.actor.inputs]
+        numbers = [as_floats(narrow(self._input(obs, name), name, self.spec), name) for name in self.spec.actor.inputs]
         check_batch(obs, self.spec)
         return numbers
 
@@ -244,7 +244,7 @@ class TorchPolicy(nn.Module):
             name = self.spec.inputs[0]
             rows = self._input(obs, name).shape[: -len(self.spec.input_shape(name))]
             return torch.zeros(rows, device=self._read.device)
-        numbers = [self._input(obs, name).float() for name in self.spec.critic.inputs]
+        numbers = [as_floats(self._input(obs, name), name) for name in self.spec.critic.inputs]
         if not self.spec.images:
             return self.critic(self.critic_obs_normalizer(torch.cat(numbers, dim=-1)))[..., 0]
         known = self.see(obs) if seen is None else seen
@@ -267,7 +267,7 @@ class TorchPolicy(nn.Module):
         return normal if self.spec.head == "normal" else TanhNormal(normal, self._low, self._high)
 
     def _input(self, obs: Any, name: str) -> Tensor:
-        return as_tensor(part(obs, name, self.spec), name, self._read.device)
+        return as_tensor(parts(obs, (name,), self.spec)[name], name, self._read.device)
 
     def _check_memory(self) -> None:
         if self.spec.memory is not None:

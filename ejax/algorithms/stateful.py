@@ -96,7 +96,8 @@ class BaseAlgorithm:
         record, begins = self._record(), self.state is None
         if policy != self.policy:
             raise ValueError(f"got another policy, {type(policy).__name__}; give the one that the algorithm trains")
-        if begins and (problems := [*record.env_problems(self.cfg, env), *record.policy_problems(self.cfg, policy)]):
+        of_env = [*record.action_problems(env.action_space), *record.env_problems(self.cfg, env)]
+        if begins and (problems := [*of_env, *record.policy_problems(self.cfg, policy)]):
             raise ConfigError(problems)
         key_collect, _, key_reset = self._keys()
         envs = self._begin(env, self.envs if obs is None else obs, key_reset)
@@ -128,7 +129,7 @@ class BaseAlgorithm:
         record, name = self.record, type(self).__name__
         if record is None:
             raise NotImplementedError(f"{name} has no record; override this method, or give {name}.record")
-        if record.update is None or record.learns_from == "demonstrations":
+        if record.update is None or record.make_own is not None or record.learns_from == "demonstrations":
             text = "does not learn from rollouts; Trainer(env, policy, algorithm).train() trains with it"
             raise NotImplementedError(f"the algorithm of {record.Config.__name__} {text}")
         return record

@@ -16,24 +16,14 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 _MOVES = {
-    *(
-        "broadcast_in_dim",
-        "reshape",
-        "transpose",
-        "squeeze",
-        "expand_dims",
-        "concatenate",
-        "pad",
-        "rev",
-        "iota",
-        "copy",
-    ),
-    *("slice", "dynamic_slice", "dynamic_update_slice", "gather", "convert_element_type", "bitcast_convert_type"),
-    *("stop_gradient", "select_n", "split", "random_wrap", "random_unwrap", "copy_p", "device_put", "eq", "pvary"),
-}
+    "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "concatenate", "pad", "rev", "iota", "copy",
+    "slice", "dynamic_slice", "dynamic_update_slice", "gather", "convert_element_type", "bitcast_convert_type", "eq",
+    "stop_gradient", "select_n", "split", "random_wrap", "random_unwrap", "copy_p", "device_put", "pvary",
+}  # fmt: skip
 """Operations that are not arithmetic on elements."""
-_PASSES = ("dot_general", "conv_general_dilated", "sort", "gather", "scatter", "cumsum", "argmax", "argmin")
-"""Operations that read operands from memory and write results to it; ``reduce_…`` and ``scatter-…`` do so too."""
+_REDUCES = ("reduce_", "scatter", "arg", "cum", "sort")
+_PASSES = ("dot_general", "conv_general_dilated", "gather", *_REDUCES)
+"""Beginnings of operations that read operands from memory and write results to it."""
 
 
 @dataclass
@@ -63,7 +53,9 @@ def count_work(jaxpr: ClosedJaxpr | Jaxpr) -> Work:
     """Count the work of a traced program, ``jax.jit(f).trace(…).jaxpr``."""
     work = Work()
     for equation in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
-        name, inner = equation.primitive.name, [count_work(each) for each in _inner(equation.params)]
+        name = equation.primitive.name
+        # scatter-add has a program for one element
+        inner = [] if name.startswith("scatter") else [count_work(each) for each in _inner(equation.params)]
         if name == "cond":
             work.add(max(inner, key=lambda each: each.flops))
             continue
@@ -93,11 +85,11 @@ def _add_operation(work: Work, name: str, equation: Any) -> None:
         channels = operands[1].shape[equation.params["dimension_numbers"].rhs_spec[0]]
         flops = 2.0 * result.size * operands[1].size / channels
         work.products[_precision(operands[0], equation.params)] += flops
-    elif name.startswith(("reduce_", "scatter", "arg", "cum", "sort")):
+    elif name.startswith(_REDUCES):
         work.elements += max((_size(each) for each in operands), default=0)
     elif name not in _MOVES and result is not None:
         work.elements += _size(result)
-    if name in _PASSES or name.startswith(("reduce_", "scatter")):
+    if name.startswith(_PASSES):
         # of what is gathered from or scattered into only the rows are touched
         touched = operands[1:] if name.startswith(("gather", "scatter")) else operands
         work.num_bytes += sum(map(_bytes, (*touched, *(() if name.startswith("scatter") else results))))
@@ -108,11 +100,8 @@ def _precision(operand: Any, params: dict[str, Any]) -> str:
     wanted = str(params["precision"])
     if "BF16_BF16_F32" in wanted:
         return "bf16"
-    return (
-        f"{dtype} exact"
-        if dtype == "f32" and ("HIGHEST" in wanted or "F32_F32_F32" in wanted.replace("TF32", ""))
-        else dtype
-    )
+    exact = "HIGHEST" in wanted or "F32_F32_F32" in wanted.replace("TF32", "")
+    return f"{dtype} exact" if exact and dtype == "f32" else dtype
 
 
 def _size(shape: Any) -> int:

@@ -200,7 +200,7 @@ def feature_ranges(seen: Arrays, space: gymnasium.Space, spec: Spec) -> dict[str
 
 
 def plain_answer(
-    policy: Policy, params: Params, obs: PyTree, form: ActionForm, memory: Array | None = None
+    policy: Policy, params: Params, obs: PyTree, form: ActionForm | Spec, memory: Array | None = None
 ) -> tuple[Array, ...]:
     """Answer as a deployed policy: the mode as an action, the distribution's parameters, and the memory after it.
 
@@ -211,15 +211,10 @@ def plain_answer(
     return outputs if memory is None else (*outputs, after["actor"])
 
 
-def form_of(spec: Spec) -> ActionForm:
-    """Return the form of a spec's actions."""
-    return ActionForm(spec.clip, spec.whole, spec.start, spec.action_shape)
-
-
 deployed_answer = jax.jit(plain_answer, static_argnames=("policy", "form"))
 
 
-def _outputs(distribution: Any, obs: PyTree, form: ActionForm) -> tuple[Array, ...]:
+def _outputs(distribution: Any, obs: PyTree, form: ActionForm | Spec) -> tuple[Array, ...]:
     if isinstance(distribution, FlowChunk) and isinstance(obs, dict) and NOISE in obs:
         end = distribution.from_noise(obs[NOISE])
         return to_action(form, end, jnp), end

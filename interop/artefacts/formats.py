@@ -59,7 +59,7 @@ class Trained:
         """The deployed actor in JAX: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
         import jax
 
-        from interop.artefacts.cases import form_of, plain_answer
+        from interop.artefacts.cases import plain_answer
         from interop.exporters.record import exporter_of_any
 
         spec, exporter = self.spec, exporter_of_any(self.policy)[0]
@@ -71,7 +71,7 @@ class Trained:
                 memory = inputs.pop(MEMORY) if spec.remembers else None
                 observation = exporter.observation(spec, inputs)
                 # not as a program in the program: of that, what no output needs would be kept, such as a critic
-                return plain_answer(policy, params, observation, form_of(spec), memory)
+                return plain_answer(policy, params, observation, spec, memory)
 
         return deployed
 

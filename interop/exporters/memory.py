@@ -18,13 +18,11 @@ from interop.exporters.mlp import (
     network_specs,
 )
 from interop.exporters.record import Exporter
-from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec, Paths, PolicySpec
+from interop.twin.spec import MemorySpec, Paths, PolicySpec
 
 
 def _describe(policy: ActorCriticWithMemory, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, PolicySpec]:
     observation = {name: int(x.shape[-1]) for name, x in leaves.items()}
-    if taken := {MEMORY, NEXT_MEMORY} & observation.keys():
-        raise ValueError(f"an export has inputs of its own called {', '.join(sorted(taken))}; rename the observation's")
     critic_memory = None
     if policy.critic is not None and policy.critic_memory.type != "none":
         critic_memory = _memory_spec(policy.critic_memory, policy.critic_width)

@@ -15,7 +15,7 @@ from interop.artefacts.cases import draw_cases, nest
 from interop.artefacts.parity import Case
 from interop.exporters.record import Exporter
 from interop.twin.program_spec import ProgramSpec
-from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec, Paths
+from interop.twin.spec import MemorySpec, Paths
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,6 @@ def _describe(policy: Any, leaves: Mapping[str, Any], paths: Paths = ()) -> tupl
             f"an export takes numbers, float32[F], and images, uint8[height, width, channels]; the observation has "
             f"{shown}; let the environment give those as float32[F]"
         )
-    if taken := {MEMORY, NEXT_MEMORY} & leaves.keys():
-        raise ValueError(f"an export has inputs of its own called {', '.join(sorted(taken))}; rename the observation's")
     memory = None
     if isinstance(policy, PolicyWithMemory):
         policy = OneMemory(policy)

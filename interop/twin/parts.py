@@ -1,6 +1,6 @@
 """An observation's arrays by dotted path, checked against a spec: the inputs of a deployed policy. No jax, no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,25 @@ from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import NOISE, TOKENIZER, TOKENS, VLASpec
 
 
-def part(obs: Any, path: str, spec: Spec) -> Any:
-    """Return the observation's array at this dotted path, as it is.
+def parts(obs: Any, paths: Sequence[str], spec: Spec) -> dict[str, Any]:
+    """Return the observation's arrays at these dotted paths, as they are.
 
     Raises:
         ValueError: it is missing; the text names the present arrays, and those that the policy reads.
     """
     if not isinstance(obs, Mapping):  # a TensorDict is one
-        if path != WHOLE:
+        if list(paths) != [WHOLE]:
             raise ValueError(
                 f"the policy reads {', '.join(spec.reads)}, but got one {type(obs).__name__}; give a nest of them"
             )
-        return obs
+        return {WHOLE: obs}
     there = _arrays(obs)
-    if path not in there:
+    if missing := [path for path in paths if path not in there]:
         raise ValueError(
-            f"the observation lacks '{path}': it has {', '.join(there) or 'nothing'}; the policy reads "
+            f"the observation lacks '{missing[0]}': it has {', '.join(there) or 'nothing'}; the policy reads "
             f"{', '.join(spec.reads)}"
         )
-    return there[path]
+    return {path: there[path] for path in paths}
 
 
 def narrow(x: Any, name: str, spec: PolicySpec | ProgramSpec) -> Any:
@@ -50,7 +50,7 @@ def check_batch(obs: Any, spec: PolicySpec) -> None:
     Raises:
         ValueError: naming each part's shape.
     """
-    _batch({name: list(np.shape(part(obs, name, spec))) for name in spec.reads}, spec)
+    _batch({name: list(np.shape(x)) for name, x in parts(obs, spec.reads, spec).items()}, spec)
 
 
 def check_remembered(memory: Any, rows: tuple[int, ...]) -> None:
@@ -72,7 +72,7 @@ def network_inputs(spec: PolicySpec | ProgramSpec, obs: Any) -> tuple[list[Any],
     Raises:
         ValueError: a part that is missing, or of another shape or kind.
     """
-    leaves = {name: np.asarray(part(obs, name, spec)) for name in spec.reads}
+    leaves = {name: np.asarray(x) for name, x in parts(obs, spec.reads, spec).items()}
     for name, x in leaves.items():
         if name in spec.images:
             _check_image(x, name, spec)
@@ -96,7 +96,7 @@ def vla_inputs(
     Raises:
         ValueError: a part that is missing, or of another shape or kind.
     """
-    leaves = {name: as_array(part(obs, name, spec), name) for name in (*spec.images, *spec.observation)}
+    leaves = {name: as_array(x, name) for name, x in parts(obs, (*spec.images, *spec.observation), spec).items()}
     for name in spec.images:
         _check_image(leaves[name], name, spec)
     for name, width in spec.observation.items():
@@ -152,7 +152,7 @@ def _check_image(x: Any, name: str, spec: Spec) -> None:
 
 def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...]) -> Any:
     given = isinstance(obs, Mapping) and spec.text in obs.keys()  # noqa: SIM118
-    texts = part(obs, spec.text, spec) if given or spec.instruction is None else spec.instruction
+    texts = parts(obs, (spec.text,), spec)[spec.text] if given or spec.instruction is None else spec.instruction
     if hasattr(texts, "numpy"):  # a tensor of bytes
         texts = texts.numpy(force=True)
     tokens = tokenizer.tokens(texts, batch)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from interop.standalone_verify import NEXT_MEMORY
-from interop.twin.spec import ActsInSpace, DeployedForms, MemorySpec, Paths
+from interop.twin.spec import DeployedForms, MemorySpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramSpec(ActsInSpace, DeployedForms):
+class ProgramSpec(DeployedForms):
     """The facts of ``PolicySpec`` that a caller needs, under the same names."""
 
     observation: Mapping[str, int]
@@ -18,7 +18,6 @@ class ProgramSpec(ActsInSpace, DeployedForms):
     head: Literal["normal", "tanh_normal", "categorical", "multi_categorical", "own"]
     """own: a distribution of your own, of which the most probable action alone is an output."""
     sizes: tuple[int, ...]
-    paths: Paths = ()
     unread: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # type: ignore[misc]  # no field: a program reads all
 
     @property

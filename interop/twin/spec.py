@@ -7,7 +7,7 @@ reads both.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from interop.standalone_verify import MEMORY, NEXT_MEMORY
 
@@ -106,9 +106,12 @@ class ActsInSpace:
     whole: bool = False
     start: tuple[int, ...] = ()
     action_shape: tuple[int, ...] | None = None
+    dtype: ClassVar[None] = None
+    paths: Paths = ()
+    """Not in the file: a deployed policy takes its inputs by name."""
 
 
-class DeployedForms:
+class DeployedForms(ActsInSpace):
     """Inputs and outputs of a deployed policy that reads numbers and images; the fields are its subclasses'."""
 
     observation: Mapping[str, int]
@@ -117,8 +120,6 @@ class DeployedForms:
     unread: Mapping[str, tuple[int, ...]]
     head: str
     sizes: tuple[int, ...]
-    paths: Paths
-    action_shape: tuple[int, ...] | None
     pixels_round = True
     """The value x/127.5 − 1 of a pixel is rounded."""
 
@@ -176,7 +177,7 @@ class DeployedForms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySpec(ActsInSpace, DeployedForms):
+class PolicySpec(DeployedForms):
     """``sizes``: (A,) for the normals, the number of choices of each dimension for the categoricals."""
 
     observation: Mapping[str, int]
@@ -202,8 +203,6 @@ class PolicySpec(ActsInSpace, DeployedForms):
     log_std: Literal["parameter", "network"] = "parameter"
     """parameter: log-deviations in the state_dict, clipped to ``log_std_range``. network: the second half of the
     actor's outputs, which a tanh maps to it."""
-    paths: Paths = ()
-    """Not in the file: a deployed policy takes its inputs by name."""
 
     @property
     def num_outputs(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from interop.dense import as_tensor
+from interop.dense import as_floats, as_tensor
 from interop.twin.actions import ToAction
 from interop.twin.image_encoder import checked_image
 from interop.twin.parts import vla_inputs
@@ -103,7 +103,8 @@ class TorchVLA(nn.Module):
 
         def as_array(x: Any, name: str) -> Tensor:
             seen.append(isinstance(x, Tensor))
-            return as_tensor(x, name, device)
+            tensor = as_tensor(x, name, device)
+            return tensor if name in self.spec.images else as_floats(tensor, name)
 
         leaves, batch = vla_inputs(self.spec, self.tokenizer, obs, noise, as_array)
         dtypes = [getattr(torch, self.spec.input_dtype(name)) for name in self.spec.inputs]

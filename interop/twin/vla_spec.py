@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.twin.spec import ActsInSpace, EncoderSpec, Paths
+from interop.twin.spec import ActsInSpace, EncoderSpec
 
 TOKENS = "tokens"
 NOISE = "noise"
@@ -75,8 +75,6 @@ class VLASpec(ActsInSpace):
     """Width of each array of numbers, in the order in which they are concatenated."""
     text: str
     """The part of an observation that is text."""
-    paths: Paths = ()
-    """As of ``PolicySpec``."""
     instruction: str | None = None
     """Leaves of an observation without text."""
     max_words: int

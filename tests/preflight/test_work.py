@@ -50,6 +50,18 @@ def test_of_what_is_gathered_from_only_the_rows_move() -> None:
     assert work_of(lambda t, i: t.at[i].get(mode="clip"), table, rows).num_bytes == 4 * (2 + 2 * 8)
 
 
+@pytest.mark.parametrize("way", ["set", "add", "max", "min", "multiply"])
+def test_of_what_is_scattered_into_only_the_rows_move(way: str) -> None:
+    table, rows = jax.ShapeDtypeStruct((1000, 8), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    work = work_of(lambda t, i: getattr(t.at[i], way)(jnp.ones((2, 8)), mode="drop"), table, rows)
+    assert work.num_bytes == 4 * (2 + 2 * 8)
+
+
+@pytest.mark.parametrize("way", ["cumsum", "cummax", "cummin", "cumprod", "cumlogsumexp"])
+def test_what_runs_along_an_axis_reads_and_writes_it(way: str) -> None:
+    assert work_of(getattr(jax.lax, way), X).num_bytes == 4 * 2 * X.size
+
+
 @pytest.mark.parametrize(
     ("precision", "name"), [("float32", "f32 exact"), ("TF32_TF32_F32", "f32"), ("BF16_BF16_F32", "bf16")]
 )

@@ -122,7 +122,8 @@ def fit_weights(
         WeightsError: a leaf without an array, an array without a leaf, or one of another shape, of another kind of
             number, or with NaN or infinity. All of them are listed in one error.
     """
-    leaves, structure = named_leaves(tree), jax.tree.structure(tree)
+    # both: a network may call a part of its own so
+    leaves, flat, structure = unwrapped(named_leaves(tree)), unwrapped(flat), jax.tree.structure(tree)
     placed, left, twice = _by_leaf(leaves, flat, rename or {}, tuple(may_be_left))
     missing = [name for name, leaf in leaves.items() if name not in placed and leaf.size]
     fitted, numbers, shapes = {}, [], []
