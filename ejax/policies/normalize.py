@@ -4,7 +4,7 @@ Collection ``normalizer``: of all observations so far. Collection ``batch_stats`
 Both change after an update or before it, never within, so that collection and update see the same policy.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -68,23 +68,24 @@ def acting_statistics(params: Params) -> Iterator[Statistics]:
             yield name, np.asarray(known[f"{name}.mean"]), np.sqrt(np.asarray(known[f"{name}.variance"]))
 
 
-def unlike_training(policy: Policy, params: Params, obs: PyTree, known: Iterable[Statistics]) -> str:
+def unlike_training(policy: Policy, params: Params, obs: PyTree, known: Sequence[Statistics]) -> str:
     """Describe a number of ``obs``, leaves [N, ...], that the acting network sees as more than 10, in the root mean
     square over the rows; empty: there is none. ``known``: of ``acting_statistics``."""
-    moments = flatten_dict(jax.device_get(_moments_of(policy, params, obs)), sep=".")
-    for name, mean, std in known:
-        now = moments[f"{name}.mean"]
-        size = np.sqrt((now - mean) ** 2 + moments[f"{name}.variance"]) / (std + 1e-2)
+    moments = jax.device_get(_moments_of(policy, tuple(name for name, *_ in known), params, obs))
+    for (name, mean, std), (now, variance) in zip(known, moments, strict=True):
+        size = np.sqrt((now - mean) ** 2 + variance) / (std + 1e-2)
         if size[i := int(size.argmax())] > 10.0:
             return f"{name}[{i}] is {now[i]:.4g}, in training {mean[i]:.4g} ± {std[i]:.2g}, and seen as {size[i]:.0f}"
     return ""
 
 
-@partial(jax.jit, static_argnames="policy")
-def _moments_of(policy: Policy, params: Params, obs: PyTree) -> PyTree:
+@partial(jax.jit, static_argnames=("policy", "names"))
+def _moments_of(policy: Policy, names: tuple[str, ...], params: Params, obs: PyTree) -> list[Array]:
     empty = jax.tree.map(lambda x: x * 0.0 if x.ndim == 0 else x, params["normalizer"])  # the counts
     rows = jax.tree.map(lambda x: x[None], obs)
-    return policy.apply({**params, "normalizer": empty}, rows, observe=True, mutable=["normalizer"])[1]["normalizer"]
+    state = policy.apply({**params, "normalizer": empty}, rows, observe=True, mutable=["normalizer"])[1]
+    now = flatten_dict(state["normalizer"], sep=".")
+    return [jnp.stack([now[f"{name}.mean"], now[f"{name}.variance"]]) for name in names]
 
 
 def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:
