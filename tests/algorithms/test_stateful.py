@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete, MultiDiscrete
 from helpers.host_tasks import Drift, Linear
 from helpers.tiny import NETWORK, NUM_ENVS, NUM_STEPS
 from helpers.tiny import PPO as OPTIONS
@@ -156,6 +157,15 @@ def test_methods_alone_serve_loops_of_ones_own() -> None:
         Trainer(ENV, POLICY, algorithm)
 
 
+@pytest.mark.parametrize("space", [Discrete(2), MultiDiscrete([2, 3])], ids=str)
+def test_a_space_that_the_algorithm_does_not_take_is_refused(space: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drift, "action_space", space)
+    algorithm = build_algo("reppo", {"batch_size": 16}, POLICY)
+    algorithm.initialize_buffer(NUM_STEPS, NUM_ENVS)
+    with pytest.raises(ConfigError, match="Box"):
+        algorithm.collect_rollout(obs=None, **LOOP)
+
+
 def test_what_cannot_be_is_refused() -> None:
     algorithm = PPO({"batch_size": 16}, POLICY)
     with pytest.raises(ValueError, match="no rollout to learn from; call collect_rollout first"):
@@ -171,5 +181,8 @@ def test_what_cannot_be_is_refused() -> None:
         algorithm.collect_rollout(ENV, Linear(), None, NUM_STEPS)
     with pytest.raises(NotImplementedError, match=r"BCConfig does not learn from rollouts; Trainer\("):
         build_algo("bc", {}, POLICY).collect_rollout(obs=None, **LOOP)
+    for name in ("sac", "flash_sac"):
+        with pytest.raises(NotImplementedError, match=r"does not learn from rollouts; Trainer\("):
+            build_algo(name, {}, POLICY).collect_rollout(obs=None, **LOOP)
     with pytest.raises(ValueError, match=r"device: got cuda; leave it out: a run has Trainer\(\.\.\., device"):
         build_algo("ppo", {}, POLICY, "cuda")  # type: ignore[arg-type]

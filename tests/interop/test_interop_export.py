@@ -415,6 +415,38 @@ def test_an_export_acts_as_the_run_does(space: Any, tmp_path: Path, monkeypatch:
 
 
 @needs_torch
+@pytest.mark.parametrize(
+    ("space", "start"),
+    [(gymnasium.spaces.Discrete(3, start=-1), [0]), (gymnasium.spaces.MultiDiscrete([3, 2], start=[1, 5]), [0, 0])],
+    ids=["discrete", "multi_discrete"],
+)
+def test_a_start_that_is_not_the_policys_is_found(space: Any, start: list[int], tmp_path: Path) -> None:
+    """Callers go by ``contract.json``."""
+    env = Toy(space)
+    export_policy(*policy_for(env), env, tmp_path / "out", ["pt"], origin=ORIGIN)
+    assert verify_main([str(tmp_path / "out")]) == 0
+    contract = json.loads((tmp_path / "out/contract.json").read_text())
+    contract["action"]["start"] = start
+    (tmp_path / "out/contract.json").write_text(json.dumps(contract))
+    parity = json.loads((tmp_path / "out/parity.json").read_text())
+    parity["sha256"]["contract.json"] = sha256(tmp_path / "out/contract.json")
+    (tmp_path / "out/parity.json").write_text(json.dumps(parity))
+    assert verify_main([str(tmp_path / "out")]) == 1
+
+
+@needs_torch
+def test_a_name_that_exports_reserve_is_refused_also_for_the_critic_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"robot": Toy.observation_space["robot"], "memory": Toy.observation_space["hidden"]}
+    monkeypatch.setattr(Toy, "observation_space", gymnasium.spaces.Dict(parts))
+    monkeypatch.setattr(Toy, "_observe", lambda self, x: {"robot": {"q": x[:3], "v": x[3:5]}, "memory": x[5:]})
+    env = Toy(BOX)
+    with pytest.raises(ValueError, match="reserves the names memory; rename"):
+        export_policy(*policy_for(env), env, tmp_path / "out", ["pt"], origin=ORIGIN)
+
+
+@needs_torch
 def test_an_export_that_does_not_clip_where_the_run_does_is_no_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

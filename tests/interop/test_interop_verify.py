@@ -338,6 +338,19 @@ def test_the_spec_of_an_export_survives_its_file(exported: Path) -> None:
     assert spec_to_json(spec_from_json(text)) == text
 
 
+@pytest.mark.parametrize("value", [1e39, -1e300, np.int64(2**24 + 1), np.int64(2**63 - 1), 3.5e38], ids=repr)
+def test_torch_refuses_a_number_that_float32_cannot_hold(value: Any, exported: Path) -> None:
+    from interop.policy import load_policy
+
+    policy = load_policy(exported)
+    ((name, width),) = policy.spec.observation.items()
+    for right in (np.float64(0.1), np.float16(2.0), np.int64(2**24), True):
+        assert np.isfinite(policy.act(np.full(width, right))).all() and policy.value(np.full((1, width), right)).shape
+    for call in (policy.act, policy.value):
+        with pytest.raises(ValueError, match=rf"'{name}' has .*, which float32 cannot hold"):
+            call(np.full((1, width), value))
+
+
 def test_an_export_of_which_nothing_is_run_is_not_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep_only(folder, "torchscript")
     assert main([str(folder)]) == 3

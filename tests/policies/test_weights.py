@@ -36,6 +36,16 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_a_network_may_call_a_part_module() -> None:
+    tree, flat = (
+        {"module": TREE, "other": TREE},
+        {f"{part}.{k}": x for part in ("module", "other") for k, x in FLAT.items()},
+    )
+    fitted = fit_weights(tree, flat)
+    np.testing.assert_array_equal(fitted["module"]["dense"]["bias"], FLAT["dense.bias"])
+    assert jax.tree.structure(fitted) == jax.tree.structure(tree)
+
+
 def test_a_torch_weight_is_turned_into_a_kernel() -> None:
     fitted = fit_weights(TREE, FLAT)
     assert np.array_equal(fitted["dense"]["kernel"], FLAT["dense.weight"].T)
