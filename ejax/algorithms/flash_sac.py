@@ -35,7 +35,7 @@ from ejax.algorithms.off_policy import (
     policy_problems,
 )
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.sac import log_volume, step_networks
+from ejax.algorithms.soft_actor import learned_alpha, sample_soft, step_networks, with_skipped_fraction
 from ejax.collectors.replay_buffer import Transition
 from ejax.numerics.reward_scale import RewardScale, deviation, init_reward_scale, track_returns
 from ejax.numerics.value_bins import bin_values, expected_value, project_support
@@ -135,16 +135,14 @@ def flash_sac_step(
     exploration = {**state.params["exploration"], "uniform": jnp.zeros((), bool)}
     params = {**state.params, "exploration": exploration}
     state = replace(state, params=params, target=follow_critic(state.target, params, config.tau))
-    metrics |= {**of_critic, "reward_divisor": divisor}
-    skipped = [metrics.pop(name) for name in ("skipped_critic", "skipped_actor") if name in metrics]
-    return state, extra, metrics | {"skipped_fraction": jnp.stack(skipped).any().astype(jnp.float32)}
+    return state, extra, with_skipped_fraction({**metrics, **of_critic, "reward_divisor": divisor})
 
 
 def soft_target(state: TrainState, batch: Transition, key: Key, *, policy: FlashQ) -> tuple[Array, Array]:
     """Compute ``(a', the critics' target)``: probabilities of atoms [B, bins], or values [B] without atoms."""
     distribution, _ = policy.apply(state.params, batch.next_obs)
-    action, log_prob = distribution.sample_and_log_prob(key)
-    entropy_cost = _alpha(state.params) * (log_prob + log_volume(distribution))
+    action, log_prob = sample_soft(distribution, key)
+    entropy_cost = learned_alpha(state.params) * log_prob
     output, _ = _joint_values(policy, state.target, batch, action)
     of_next = jnp.split(output, 2, axis=1)[1]
     value = mean_value(policy, of_next)
@@ -172,12 +170,11 @@ def _step_actor(
         params = with_networks(state.params, actor)
         (joint, _), moved = policy.apply(params, both, observe=True, mutable=["batch_stats"])
         distribution = jax.tree.map(lambda x: jnp.split(x, 2)[0], joint)
-        action, log_prob = distribution.sample_and_log_prob(key)
-        log_prob = log_prob + log_volume(distribution)
+        action, log_prob = sample_soft(distribution, key)
         # the critics are held, though the gradient goes through them to the action
         output: Any = policy.apply(state.params, batch.obs, action, method="action_values")
         q = mean_value(policy, output).min(axis=0)
-        alpha, entropy = _alpha(state.params), -log_prob.mean()
+        alpha, entropy = learned_alpha(state.params), -log_prob.mean()
         of_alpha = jnp.exp(actor["log_alpha"]) * jax.lax.stop_gradient(entropy - entropy_target)
         total = jnp.mean(alpha * log_prob - q) + of_alpha
         return total, {"entropy": entropy, "alpha": alpha, "moved": moved}
@@ -231,10 +228,6 @@ def _joint_values(policy: FlashQ, params: Params, batch: Transition, action: Arr
 
 def _limits(policy: FlashQ) -> tuple[float, float]:
     return -policy.value_range, policy.value_range
-
-
-def _alpha(params: Params) -> Array:
-    return jnp.exp(jax.lax.stop_gradient(params["params"]["log_alpha"]))
 
 
 def _make_own(options: FlashSACConfig, policy: Policy, env: Env | HostEnv, num_envs: int) -> OffPolicyState:

@@ -30,8 +30,8 @@ from ejax.algorithms.batch import Columns, Loss, make_batch
 from ejax.algorithms.off_policy import policy_problems
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.sac import log_volume
 from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
+from ejax.algorithms.soft_actor import sample_soft
 from ejax.losses import weighted_sums
 from ejax.numerics.checks import check_rollout
 from ejax.numerics.kernels import has_large_rows
@@ -132,9 +132,8 @@ def reppo_target(params: Params, rollout: Rollout, key: Key, *, policy: Any, con
     def evaluate(xs: tuple[PyTree, Key]) -> tuple[Array, Array]:
         obs, key = xs
         distribution, _ = policy.apply(params, obs)
-        action, log_prob = distribution.sample_and_log_prob(key)
-        value = _value(policy, params, obs, action, config)
-        return value, log_prob + log_volume(distribution)
+        action, log_prob = sample_soft(distribution, key)
+        return _value(policy, params, obs, action, config), log_prob
 
     if has_large_rows(jax.tree.map(lambda x: x[0], rollout.next_obs)):
         keys = jax.random.split(key, rollout.reward.shape[0])
@@ -163,8 +162,7 @@ def reppo_loss(params: Params, batch: Batch, *, policy: Any, config: REPPOConfig
             ``key`` [B], of the actions drawn; optional ``weight`` [B], of sum one over a minibatch (default 1/B).
     """
     distribution, _ = policy.apply(params, batch["obs"])
-    action, log_prob = jax.vmap(lambda row, key: row.sample_and_log_prob(key))(distribution, batch["key"])
-    log_prob = log_prob + log_volume(distribution)
+    action, log_prob = jax.vmap(sample_soft)(distribution, batch["key"])
     # the critic is held, though the gradient goes through it to the action
     value = _value(policy, jax.lax.stop_gradient(params), batch["obs"], action, config)
     kl = batch["distribution"].kl(distribution)

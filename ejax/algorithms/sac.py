@@ -30,8 +30,9 @@ from ejax.algorithms.off_policy import (
     policy_problems,
 )
 from ejax.algorithms.record import Algorithm
+from ejax.algorithms.soft_actor import learned_alpha, sample_soft, step_networks, with_skipped_fraction
 from ejax.collectors.replay_buffer import Transition
-from ejax.optim import apply_gradient, clip_by_global_norm, follow_critic
+from ejax.optim import follow_critic
 from ejax.policies.calls import BatchStatisticsPolicy, BinnedPolicy
 from ejax.schema.problems import Problem
 from ejax.types import (
@@ -120,8 +121,7 @@ def sac_step(
 
     def actor_loss(actor: PyTree) -> tuple[Array, Metrics]:
         distribution, _ = policy.apply(with_networks(state.params, actor), batch.obs)
-        action, log_prob = distribution.sample_and_log_prob(key_actor)
-        log_prob = log_prob + log_volume(distribution)
+        action, log_prob = sample_soft(distribution, key_actor)
         alpha = _alpha(state.params, config)
         # the critics are held, though the gradient goes through them to the action
         q = _values(policy, state.params, batch.obs, action).min(axis=0)
@@ -134,9 +134,8 @@ def sac_step(
     if moves_actor:
         state, of_actor = step_networks(state, actor, actor_loss, optimizer, config, "actor")
         metrics |= of_actor
-    skipped = [metrics.pop(name) for name in ("skipped_critic", "skipped_actor") if name in metrics]
-    metrics["skipped_fraction"] = jnp.stack(skipped).any().astype(jnp.float32)
-    return replace(state, target=follow_critic(state.target, state.params, config.tau)), metrics
+    target = follow_critic(state.target, state.params, config.tau)
+    return replace(state, target=target), with_skipped_fraction(metrics)
 
 
 def sac_target(state: TrainState, batch: Transition, key: Key, *, policy: Any, config: SACConfig) -> Array:
@@ -149,27 +148,9 @@ def sac_target(state: TrainState, batch: Transition, key: Key, *, policy: Any, c
         action = jnp.clip(mode + noise * width, center - width, center + width)
         log_prob = jnp.zeros(mode.shape[:-1])
     else:
-        action, log_prob = distribution.sample_and_log_prob(key)
-        log_prob = log_prob + log_volume(distribution)
+        action, log_prob = sample_soft(distribution, key)
     q = _values(policy, state.target, batch.next_obs, action).min(axis=0)
     return batch.reward + batch.discount * (q - _alpha(state.params, config) * log_prob)
-
-
-def step_networks(
-    state: TrainState, trained: PyTree, loss: Any, optimizer: optax.GradientTransformation, config: Any, name: str
-) -> tuple[TrainState, Metrics]:
-    """Step the parameters ``trained``, by the loss's gradient, and no others."""
-    (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(trained)
-    grads, norm = clip_by_global_norm(grads, config.max_grad_norm)
-    stepped, finite = apply_gradient(
-        replace(state, params={"params": trained}),
-        grads,
-        optimizer=optimizer,
-        finite=jnp.isfinite(norm) & jnp.isfinite(value),
-        skip=config.skip_nonfinite_updates,
-    )
-    metrics = {f"{name}_loss": value, f"{name}_grad_norm": norm, f"skipped_{name}": ~finite, **metrics}
-    return replace(stepped, params=with_networks(state.params, stepped.params["params"])), metrics
 
 
 def _values(policy: Any, params: Params, obs: PyTree, action: Array) -> Array:
@@ -177,14 +158,7 @@ def _values(policy: Any, params: Params, obs: PyTree, action: Array) -> Array:
 
 
 def _alpha(params: Params, config: SACConfig) -> Array:
-    if config.ent_coef == "auto":
-        return jnp.exp(jax.lax.stop_gradient(params["params"]["log_alpha"]))
-    return jnp.asarray(config.ent_coef, jnp.float32)
-
-
-def log_volume(distribution: Any) -> Array:
-    """Σ log of the half-widths of the action space, [B]: log π of actions in [-1, 1] is so much more."""
-    return jnp.sum(jnp.log(distribution.half_width), axis=-1)
+    return learned_alpha(params) if config.ent_coef == "auto" else jnp.asarray(config.ent_coef, jnp.float32)
 
 
 def _policy_problems(options: SACConfig, policy: Policy) -> Iterator[Problem]:
