@@ -46,7 +46,7 @@ def weighted_sums(
 ) -> tuple[Array, dict[str, Array]]:
     """Compute Σ weight·term for every term, and their sum by ``coefficients``, the loss: ``(loss, sums)``, scalars. No
     gradient comes from ``sums``, nor from terms without a coefficient. ``weight`` has the shape of a term."""
-    # one stack and one sum: reduced one by one, each term would be a kernel of its own
+    # one stack and one sum: reduced one by one, each term would be a separate kernel
     rows = jnp.stack([term if name in coefficients else jax.lax.stop_gradient(term) for name, term in terms.items()])
     sums = dict(zip(terms, jnp.sum(weight[None] * rows, axis=tuple(range(1, rows.ndim))), strict=True))
     loss = functools.reduce(jnp.add, [factor * sums[name] for name, factor in coefficients.items()])

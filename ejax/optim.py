@@ -177,7 +177,7 @@ SCHEDULE_KWARGS: dict[str, type[Any]] = {
     "step": _Step,
     "exponential": _Exponential,
 }
-_HORIZON = {"linear": "total_iters", "cosine": "T_max"}  # the keyword that stands for the updates of the run
+_HORIZON = {"linear": "total_iters", "cosine": "T_max"}  # the keyword for the updates of the run
 STRETCHABLE = tuple(f"lr_scheduler.kwargs.{name}" for name in _HORIZON.values())
 """Keys of ``algorithm.cfg`` that a resumed run may change: a longer run, a longer schedule."""
 
@@ -203,7 +203,7 @@ class ScheduleConfig(StrictModel):
 
 
 class Elementwise(optax.GradientTransformation):
-    """An optimizer that treats each number by itself: it may be given all of them in one vector."""
+    """An optimizer that treats each number separately: it may be given all of them in one vector."""
 
 
 class LearningRate(NamedTuple):
@@ -249,7 +249,7 @@ def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig)
 def scale_by_learning_rate(learning_rate: float) -> optax.GradientTransformation:
     """Multiply by −learning_rate, where the learning rate is read from the state."""
 
-    # optax.inject_hyperparams would keep a count, and the state of a transformation inside, beside the one number
+    # optax.inject_hyperparams would keep a count, and the state of a transformation inside, besides the one number
     def init(params: PyTree) -> LearningRate:
         del params
         return LearningRate(jnp.asarray(learning_rate, jnp.float32))
@@ -273,7 +273,7 @@ def set_learning_rate(opt_state: PyTree, learning_rate: Array) -> PyTree:
 
 
 def bind_schedule(config: ScheduleConfig, total_updates: int) -> ScheduleConfig:
-    """Give linear and cosine the horizon that they leave open: the updates of the run (> 0: ValueError)."""
+    """Set the horizon that linear and cosine leave open: the updates of the run (> 0: ValueError)."""
     if total_updates <= 0:
         raise ValueError(f"a schedule needs total_updates > 0, got {total_updates}")
     horizon = _HORIZON.get(config.name or "")
@@ -387,5 +387,5 @@ def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
 
 def _keywords(model: type[Any], given: Any) -> Any:
     given = dict(given)
-    # arrays, of a population's members, are no numbers to pydantic, which saw the config's before
+    # arrays, of a population's members, are not numbers to pydantic, which saw the config's before
     return model.model_construct(**given) if any(map(is_array, given.values())) else model(**given)

@@ -65,7 +65,7 @@ def vtrace(
         ρₜ = min(ρ̄, exp(log_ratioₜ)),  cₜ = λ·min(c̄, exp(log_ratioₜ)),  log_ratio = log π(action) − log μ(action)
         δₜ = ρₜ·(rₜ + γ·V(s'ₜ)·(1 − terminatedₜ) − V(sₜ))
         vₜ − V(sₜ) = δₜ + γ·cₜ·(1 − doneₜ)·(vₜ₊₁ − V(sₜ₊₁)),  v the value_target
-        Aₜ = rₜ + γ·(1 − terminatedₜ)·v'ₜ − V(sₜ),  v'ₜ = V(s'ₜ) + λ·(vₜ₊₁ − V(sₜ₊₁)) while the episode goes on
+        Aₜ = rₜ + γ·(1 − terminatedₜ)·v'ₜ − V(sₜ),  v'ₜ = V(s'ₜ) + λ·(vₜ₊₁ − V(sₜ₊₁)) while the episode continues
 
     ρ̄, c̄ > 0 are the clips; π learns, and has the values; μ acted. With log_ratio = 0 both results are
     ``gae``'s. A is not multiplied by ρ: the surrogate's ratio, or its weight, does that. All arrays are [T, N], else
@@ -111,7 +111,7 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
 
 @jax.jit
 def first_episode_mask(done: Array) -> Array:
-    """Give 1 until and including an environment's first done, 0 after it. [T, N] bool -> [T, N] float32."""
+    """Return 1 until and including an environment's first done, 0 after it. [T, N] bool -> [T, N] float32."""
     _check(done=done)
     ended_before = jnp.cumsum(done, axis=0) - done.astype(jnp.int32)  # the step that ends an episode is of it
     return (ended_before == 0).astype(jnp.float32)

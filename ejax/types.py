@@ -215,7 +215,7 @@ class ActionValuePolicy(Policy, Protocol):
 
 @runtime_checkable
 class ExploringPolicy(Policy, Protocol):
-    """A policy that draws the actions of a run's rollouts itself, by rules of its own about the run's steps."""
+    """A policy that draws the actions of a run's rollouts itself, by its own rules about the run's steps."""
 
     def explore(self, params: Params, distribution: Any, key: Key, step: Array, group: int | Array = 0) -> Array:
         """Draw the actions [N, A] of step number ``step``, int32, of the run, all environments together one step.
@@ -262,11 +262,11 @@ class PersistentEnv(Env, Protocol):
     ``reset`` knows nothing of it: the caller hands it over."""
 
     def persist(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-        """Give ``(state, obs)`` of a new episode, ``started`` by ``reset``, after one of the last state ``ended``."""
+        """Return ``(state, obs)`` of a new episode, ``started`` by ``reset``, after one of the last state ``ended``."""
 
 
 def persist(env: Env, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-    """Give ``(state, obs)`` of a new episode after another, of an environment of any kind."""
+    """Return ``(state, obs)`` of a new episode after another, of an environment of any kind."""
     return env.persist(ended, started, obs) if isinstance(env, PersistentEnv) else (started, obs)  # most keep nothing
 
 
@@ -320,7 +320,7 @@ class HostEnv(Protocol):
 
 @runtime_checkable
 class SavableHostEnv(HostEnv, Protocol):
-    """A host environment whose running episodes can be saved: a resumed run goes on with them."""
+    """A host environment whose running episodes can be saved: a resumed run continues them."""
 
     def get_state(self) -> PyTree:
         """Return the state as arrays, of the same shapes at every step."""
@@ -374,7 +374,7 @@ class ChunkedEnv(Env, Protocol):
     @property
     def actions_per_decision(self) -> int: ...
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
-        """Give the states after each action of a decision, leaves [actions_per_decision, ...]."""
+        """Return the states after each action of a decision, leaves [actions_per_decision, ...]."""
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
     J = mean over environments of Σₜ dₜ·(rₜ + ent_coef·Hₜ),  d₀ = 1, dₜ₊₁ = 1 after an episode's end, else γ·dₜ
 
-``segmented``: the gradient is cut every ``segment_length`` steps, while the discount goes on. ``complete``: whole
+``segmented``: the gradient is cut every ``segment_length`` steps, while the discount continues. ``complete``: whole
 episodes from fresh starts, up to the first end. Source: EmbodiChain 0.2.4 and 0.3.2.
 """
 
@@ -41,7 +41,7 @@ class APGConfig(DifferentiableOptions):
     update_horizon: PositiveInt | None = None
     """Steps of one update, a multiple of ``segment_length``. Default: one segment."""
     rollout_mode: Literal["segmented", "complete"] = "segmented"
-    """``segmented``: environments go on from update to update, and the gradient is cut every ``segment_length``
+    """``segmented``: environments continue from update to update, and the gradient is cut every ``segment_length``
     steps. ``complete``: whole episodes from fresh starts, up to the first end."""
     gradient_accumulation_steps: PositiveInt = 1
     """``complete`` only: independent rollouts whose gradients are averaged."""
@@ -137,7 +137,7 @@ def _gradient(
             alive = (jnp.cumsum(done, axis=0) - done) == 0
             objective, entropy = ((power * alive * x).sum(axis=0) for x in (trajectory.reward, entropy))
         else:
-            # the discount goes on over the border of a segment, as the episode does; the gradient does not
+            # the discount continues over the border of a segment, as the episode does; the gradient does not
             entropy, _ = discounted_sum(entropy, done, discount, gamma=config.gamma)
             objective, discount = discounted_sum(trajectory.reward, done, discount, gamma=config.gamma)
         sums = {"objective": objective.mean(), "entropy": entropy.mean()}
@@ -161,7 +161,7 @@ def _gradient(
     (grads, carry, _), (sums, trajectory, tapped) = jax.lax.scan(one_part, start, jax.random.split(key, num_parts))
     if complete:
         grads = jax.tree.map(lambda g: g / num_parts, grads)  # rollouts are averaged, segments of one are summed
-        # the last rollout stands for all in the statistics of episodes and of the normalizer
+        # the last rollout represents all in the statistics of episodes and of the normalizer
         trajectory = jax.tree.map(lambda x: x[-1], trajectory)
     else:
         trajectory = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), trajectory)

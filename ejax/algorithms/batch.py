@@ -70,7 +70,7 @@ def cut_of(policy: Policy, rollout: Rollout, options: MinibatchOptions) -> tuple
         common = math.gcd(num_steps, share)
         length = max(n for n in range(1, min(common, MAX_SEQUENCE_LENGTH) + 1) if common % n == 0)
     if num_steps % length:
-        raise ValueError(f"{num_steps} steps are no whole number of sequences of {length}; let sequence_length divide")
+        raise ValueError(f"{num_steps} steps do not make whole sequences of {length}; let sequence_length divide")
     return num_strata, length
 
 
@@ -168,7 +168,7 @@ def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, po
 def refresh(
     params: Params, rollout: Rollout, length: int | None, *, policy: Policy, weight_threshold: float
 ) -> tuple[Rollout, Array, Metrics]:
-    """Give a rollout that older parameters made the log-probabilities and values of ``params``, which an update starts
+    """Return a rollout of older parameters with the log-probabilities and values of ``params``, which an update starts
     with. Source: Hilton et al. 2022, "Batch size-invariance for policy optimization".
 
     Returns:
@@ -178,8 +178,8 @@ def refresh(
     log_prob, value = evaluate_rollout(params, rollout, length, policy=policy)
     # V of the true next observation is V of the next row, but where an episode ended; there the old one must do
     following = jnp.concatenate([value[1:], rollout.next_value[-1:]])
-    goes_on = ~rollout.done & (jnp.arange(len(value)) < len(value) - 1)[:, None]
-    next_value = jnp.where(goes_on, following, rollout.next_value)
+    continues = ~rollout.done & (jnp.arange(len(value)) < len(value) - 1)[:, None]
+    next_value = jnp.where(continues, following, rollout.next_value)
     log_ratio = log_prob - rollout.log_prob
     ratio = jnp.exp(log_ratio)
     metrics = {

@@ -57,7 +57,7 @@ class BCConfig(GradientOptions):
     """Gradient steps take equally many windows from each of this many equal parts of an update's. None: from each
     device's; D devices compute what one does with D strata."""
     updates_per_step: PositiveInt = 16
-    """Gradient steps between two looks at the metrics, each with windows of its own: one update of the run."""
+    """Gradient steps between two looks at the metrics, each with different windows: one update of the run."""
     frames_per_window: PositiveInt | None = None
     """Frames of each window that the policy is applied to, since neighbouring pictures show little more than one: the
     first, and others drawn at random. (Of random ones alone few would be from where an episode begins.) None: all."""
@@ -150,8 +150,8 @@ def bc_loss(params: Params, batch: Batch, *, policy: Policy, config: BCConfig) -
             C], see ``bc_update``.
 
     Raises:
-        ValueError: a loss that is not for these actions or this policy; a policy whose actions are no whole number of
-            these.
+        ValueError: a loss that is not for these actions or this policy; a policy whose actions are not a whole number
+            of these.
     """
     action, frame, loss_mask, taught = batch["action"], batch.get("frame"), batch.get("loss_mask"), _taught(batch)
     seed = {"dropout_seed": _at(batch["dropout_seed"], frame)} if "dropout_seed" in batch else {}
@@ -193,7 +193,7 @@ def bc_loss(params: Params, batch: Batch, *, policy: Policy, config: BCConfig) -
 
 def _chunk_size(width: int, each: int) -> int:
     if width % each:
-        text = f"the policy has actions of {width} numbers, which is no multiple of the demonstrations' {each}"
+        text = f"the policy has actions of {width} numbers, which is not a multiple of the demonstrations' {each}"
         raise ValueError(text)
     return width // each
 

@@ -1,4 +1,4 @@
-"""Demonstrations beside a replay buffer: a fixed part of each minibatch is drawn from transitions of others.
+"""Demonstrations next to a replay buffer: a fixed part of each minibatch is drawn from demonstrated transitions.
 
 Source: Ball et al. 2023, "Efficient online reinforcement learning with offline data" (RLPD), whose halves are ``share``
 0.5. Its critics normalize their layers: ``policy.critic.network_cfg.use_layernorm``.

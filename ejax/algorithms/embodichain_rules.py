@@ -28,7 +28,7 @@ def _no_bootstrap(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped
 
 
 TIMEOUT_RULES: dict[TimeoutRule, Callable[[Rollout, Array, float], Bootstrapped]] = {
-    # a cut-off episode goes on with the value of its true final observation
+    # a cut-off episode continues with the value of its true final observation
     "exact": lambda rollout, reward, gamma: Bootstrapped(reward, rollout.next_value, rollout.terminated),
     "embodichain": _no_bootstrap,
     "embodichain-0.2": _no_bootstrap,

@@ -8,7 +8,7 @@
 first, normalized over [s; s'], and with α; then both critics, theirs and the target's normalized over [(s, a);
 (s', a')]. The actor's Q, and the policy that acts, are normalized by running statistics.
 
-Source: FlashSAC (github.com/Holiday-Robot/FlashSAC), whose R goes on by one reward after an episode's end; joint
+Source: FlashSAC (github.com/Holiday-Robot/FlashSAC), whose R continues for one reward after an episode's end; joint
 batches: Bhatt et al. 2024, CrossQ. The learning rate falls with updates, not with gradient steps.
 """
 
@@ -237,7 +237,7 @@ def _make_own(options: FlashSACConfig, policy: Policy, env: Env | HostEnv, num_e
 
 def _add_demonstrations(options: FlashSACConfig, own: OffPolicyState, rollout: Rollout) -> OffPolicyState:
     """Fill them in; the rewards' scale is theirs too, or their returns would lie beyond the atoms."""
-    # a fork has returns of its own already
+    # a fork already has returns
     alone = replace(own.extra, returns=replace(own.extra.returns, discounted=jnp.zeros(1)))
     scale = jax.jit(track_scale, static_argnames="config")(alone, rollout, config=options)
     returns = replace(own.extra.returns, moments=scale.returns.moments)

@@ -104,7 +104,7 @@ def grpo_update(
     check_rollout(rollout)
     mask = first_episode_mask(rollout.done) if config.truncate_at_first_done else jnp.ones_like(rollout.reward)
     valid = rollout.valid
-    if valid is not None:  # an episode that ends with a step that is no transition has no return to compare
+    if valid is not None:  # an episode that ends with a step that is not a transition has no return to compare
         broken = discounted_returns((rollout.done & ~valid).astype(jnp.float32), rollout.done, gamma=1.0) > 0.0
         mask = mask * (valid & ~broken)
     returns = unjit_for_traced(discounted_returns, config.gamma)

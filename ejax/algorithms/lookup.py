@@ -11,7 +11,7 @@ def find_algorithm(name: str) -> Algorithm:
     record = getattr(found, "record", found)  # of a class of ``ejax.algorithms.stateful``
     if not isinstance(record, Algorithm):
         raise ValueError(
-            f"'{name}' is a {type(found).__name__}, no ejax.algorithms.record.Algorithm: name the record that the "
+            f"'{name}' is a {type(found).__name__}, not an ejax.algorithms.record.Algorithm: name the record that the "
             "algorithm's file ends in, such as package.module:ALGORITHM"
         )
     return record

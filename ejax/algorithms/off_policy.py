@@ -2,7 +2,7 @@
 ``gradient_steps`` steps on minibatches of it.
 
 Gradient steps per environment step, ``gradient_steps / (buffer_size · num_envs)``, are a matter of the config alone: a
-run that goes on neither catches up nor forgets.
+resumed run neither catches up nor forgets.
 """
 
 import math
@@ -60,7 +60,7 @@ class OffPolicyOptions(GradientOptions):
     replay: ReplayConfig = ReplayConfig()
     """The replay buffer."""
     demonstrations: DemonstrationConfig | None = None
-    """Transitions of others, of which each minibatch has a fixed part. None: there are none."""
+    """Demonstrated transitions, a fixed part of each minibatch. None: no demonstrations."""
     batch_size: PositiveInt = 256
     """Transitions of a minibatch, on all devices together."""
     gradient_steps: PositiveInt = 1
@@ -76,7 +76,7 @@ class OffPolicyOptions(GradientOptions):
     critic_optimizer: OptimizerConfig = OptimizerConfig()
     """The critics' update rule and learning rate."""
     max_grad_norm: PositiveFloat = Field(default=float("inf"), allow_inf_nan=True)
-    """Limit of the actor's gradient and of the critics', each by itself. Infinity: no clipping."""
+    """Limit of the actor's gradient and, separately, of the critics'. Infinity: no clipping."""
 
 
 @struct.dataclass(kw_only=True)

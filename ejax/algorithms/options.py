@@ -1,6 +1,6 @@
 """Options that algorithms share: of every gradient step, and of minibatches over a rollout.
 
-``options.toml`` has the other spellings of options, which a config's file and a class's arguments are read by.
+``options.toml`` has other spellings of options, accepted in config files and in arguments of these classes.
 """
 
 import warnings
@@ -26,7 +26,7 @@ WITHOUT_EFFECT: dict[str, str] = tables_beside(__file__)["without_effect"]
 class GradientOptions(StrictModel):
     """The optimizer, its schedule, and the limits of a gradient step: what the options of all algorithms have.
 
-    ``learning_rate=3e-4`` stands for ``optimizer=OptimizerConfig(learning_rate=3e-4)``, here and in ``replace``.
+    ``learning_rate=3e-4`` means ``optimizer=OptimizerConfig(learning_rate=3e-4)``, here and in ``replace``.
     """
 
     ignored: ClassVar[tuple[str, ...]] = ()  # EmbodiChain accepts them for each algorithm; they do nothing in this one
@@ -54,13 +54,13 @@ class GradientOptions(StrictModel):
         given = {name: value for name, value in given.items() if name not in without_effect}
         for old, new in MOVED.items():
             section, name = new.split(".")
-            beside = given.get(section) or {}
-            beside = given_fields(beside) if isinstance(beside, BaseModel) else beside
-            if old not in given or not isinstance(beside, dict):  # the latter is refused by its own field
+            fields = given.get(section) or {}
+            fields = given_fields(fields) if isinstance(fields, BaseModel) else fields
+            if old not in given or not isinstance(fields, dict):  # the latter is refused by its own field
                 continue
-            if name in beside:
+            if name in fields:
                 raise ValueError(f"{old} means the same as {new}, which is given too; keep one")
-            given[section] = {**beside, name: given.pop(old)}
+            given[section] = {**fields, name: given.pop(old)}
         return given
 
     if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class MinibatchOptions(GradientOptions):
         return self.minibatches_of(num_shards() * self.batch_size // length, self.n_epochs, num_strata)
 
     def rescale_for_devices(self, was: int, now: int) -> Self:
-        """Give another number of devices the same minibatches. Raises ConfigError: they cannot share the rows."""
+        """Return options with the same minibatches on another number of devices. ConfigError: they cannot share the
+        rows."""
         return self.model_copy(update=shared_minibatches(self, was, now))
 
     def problems(self, run: RunShape) -> Iterator[Problem]:
@@ -130,7 +131,7 @@ class MinibatchOptions(GradientOptions):
 
 
 def shared_minibatches(options: Any, was: int, now: int) -> dict[str, int]:
-    """Give ``batch_size`` and ``minibatch_strata`` with which ``now`` devices have the minibatches that ``was`` had."""
+    """Compute ``batch_size`` and ``minibatch_strata`` that give ``now`` devices the minibatches of ``was``."""
     rows = was * options.batch_size
     if rows % now:
         text = f"minibatches have {was} x {options.batch_size} rows, which {now} devices cannot share; give a divisor"

@@ -112,7 +112,7 @@ class PPOConfig(MinibatchOptions):
     def _one_schedule(cls, schedule: str, info: ValidationInfo) -> str:
         lr_scheduler = info.data.get("lr_scheduler")
         if schedule == "adaptive" and lr_scheduler is not None and lr_scheduler.name is not None:
-            raise ValueError(f"got 'adaptive' beside lr_scheduler '{lr_scheduler.name}'; keep one")
+            raise ValueError(f"got 'adaptive' together with lr_scheduler '{lr_scheduler.name}'; keep one")
         return schedule
 
     @field_validator("desired_kl")
@@ -209,7 +209,7 @@ def ppo_update(
 def _columns(
     state: TrainState, rollout: Rollout, *, policy: Policy, config: PPOConfig
 ) -> tuple[Rollout, dict[str, Any], Metrics]:
-    """Make the rollout that the loss compares with, the columns that it reads beside it, and metrics of staleness."""
+    """Make the rollout that the loss compares with, the further columns that it reads, and metrics of staleness."""
     behaviour, behave_weight = rollout.log_prob, None
     lag_metrics: Metrics = {}
     # the ratio then begins at 1 for stale rollouts too, and clipping limits this update's own change alone
@@ -236,12 +236,12 @@ def ppo_advantage(
     rollout: Rollout, behaviour_log_prob: Array | None = None, *, config: PPOConfig
 ) -> tuple[Array, Array]:
     """Compute ``(advantage, value_target)``, [T, N], the advantage normalized unless that is off or left to the
-    minibatches. Steps that are no transitions (``valid``) cut the episode before them and do not count.
+    minibatches. Steps that are not transitions (``valid``) cut the episode before them and do not count.
     ``behaviour_log_prob``, [T, N], is of the policy that acted, for ``vtrace``."""
     reward = config.reward_scale * rollout.reward
     truncated, valid = rollout.truncated, None
     if rollout.valid is not None:
-        # the step before one that is no transition ends its episode, though the environment did not report it
+        # the step before one that is not a transition ends its episode, though the environment did not report it
         valid = rollout.valid.astype(jnp.float32)
         truncated = truncated.at[:-1].set(truncated[:-1] | ~rollout.valid[1:])
     reward, next_value, terminated = TIMEOUT_RULES[config.timeout_bootstrap](rollout, reward, config.gamma)

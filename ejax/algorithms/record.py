@@ -141,7 +141,7 @@ class Algorithm:
 
     @property
     def learns_from_rewards(self) -> bool:
-        """Recognize an algorithm of discounted returns of rollouts."""
+        """Return whether it learns from discounted returns of rollouts."""
         collects = self.make_step is None and self.with_teacher is None and self.make_own is None
         return collects and "gamma" in self.Config.model_fields
 

@@ -5,7 +5,7 @@
     L(π) = E[α·log π(a|s) − Q(s, a)] over states where KL < kl_bound, E[β·KL] over the others,  a ~ π(·|s)
     L(α) = α·E[−log π(a|s) − H̄],  L(β) = −β·E[KL − kl_bound],  H̄ = −ent_target_mult·A
 
-λₜ is ``lmbda`` while the episode goes on within the rollout, else 0; KL is from the policy that acted; pₖ are the
+λₜ is ``lmbda`` while the episode continues within the rollout, else 0; KL is from the policy that acted; pₖ are the
 critic's probabilities of returns from ``vmin`` to ``vmax``, HL(G) is the projection of G on them (``hl_gauss``). log π
 is of actions in [-1, 1]. There is no target critic, and no replay.
 
@@ -126,7 +126,7 @@ def reppo_update(
 
 
 def reppo_target(params: Params, rollout: Rollout, key: Key, *, policy: Any, config: REPPOConfig) -> Array:
-    """Compute G, [T, N], by the critic and the policy that ``params`` are. Steps that are no transitions (``valid``)
+    """Compute G, [T, N], by the critic and the policy that ``params`` are. Steps that are not transitions (``valid``)
     cut the episode before them."""
 
     def evaluate(xs: tuple[PyTree, Key]) -> tuple[Array, Array]:
@@ -142,7 +142,7 @@ def reppo_target(params: Params, rollout: Rollout, key: Key, *, policy: Any, con
         next_value, log_prob = evaluate((rollout.next_obs, key))
     truncated = rollout.truncated
     if rollout.valid is not None:
-        # the step before one that is no transition ends its episode, though the environment did not report it
+        # the step before one that is not a transition ends its episode, though the environment did not report it
         truncated = truncated.at[:-1].set(truncated[:-1] | ~rollout.valid[1:])
     alpha = jnp.exp(params["params"]["log_alpha"])
     entropy_bonus = jnp.where(rollout.terminated, 0.0, -config.gamma * alpha * log_prob)

@@ -21,7 +21,7 @@ Batch: TypeAlias = dict[str, PyTree]
 Loss: TypeAlias = Callable[[Params, Batch], tuple[Array, Metrics]]
 """A weighted sum over the rows of the minibatch, whose ``weight`` [B] adds up to one, and metrics: sums too."""
 Grad: TypeAlias = Callable[[PyTree, Params, Batch], tuple[PyTree, Metrics]]
-"""``(trained, params, minibatch) -> (gradient of trained, metrics)``; ``trained`` stands for ``params["params"]``."""
+"""``(trained, params, minibatch) -> (gradient of trained, metrics)``; ``trained`` replaces ``params["params"]``."""
 # rows of a chunk x widest layer: 1 MiB of float32. Smaller chunks cost more in dispatch than they gain in cache
 _CACHED_ELEMENTS = 2**18
 
@@ -108,7 +108,7 @@ def sgd_epochs(
                 learning_rate=rate,
             )
             metrics |= {"grad_norm": norm, "skipped_minibatches": 1.0 - finite, "rows": count}
-            # one table: each array that a loop stores is a kernel of its own on a GPU
+            # one table: each array that a loop stores is a separate kernel on a GPU
             return (state, stopped), pack_rows({name: x.astype(jnp.float32)[None] for name, x in metrics.items()})
 
         body = one_minibatch if stop is None else _until(stop, one_minibatch)
@@ -122,7 +122,7 @@ def sgd_epochs(
 
     trained, rows = state.params["params"], _rows_in_cache(state.params["params"], size)
     in_cache = grad if rows == size else _in_chunks(grad, rows, skip_weightless="mask" in batch)
-    # only an optimizer that treats each number by itself may be given all of them in one vector
+    # only an optimizer that treats each number separately may be given all of them in one vector
     is_flat = isinstance(optimizer, Elementwise)
     flat = flat_params(trained, critic_apart=minibatches.clip_per_network) if is_flat else None
     # A GPU has no cache that a chunk would fit, and pays for kernels instead: one vector takes a third of those that
@@ -133,7 +133,7 @@ def sgd_epochs(
 
 
 def _orders(key: Key, num_rows: int, size: int, minibatches: MinibatchConfig) -> tuple[Array, Array]:
-    """Draw the rows of each minibatch, [epochs, minibatches, strata, rows], and count those that are no padding."""
+    """Draw the rows of each minibatch, [epochs, minibatches, strata, rows], and count those that are not padding."""
     num_strata = minibatches.num_strata
     if num_rows % num_strata or size % num_strata:
         text = f"{num_rows} rows in minibatches of {size} cannot be drawn equally from {num_strata} strata"

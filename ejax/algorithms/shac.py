@@ -1,4 +1,4 @@
-"""Short-horizon actor-critic: an analytic policy gradient over few steps, and a critic's value of what comes after.
+"""Short-horizon actor-critic: an analytic policy gradient over few steps, and a critic's value of the steps after them.
 
     J = 1/(N·h) · Σ over environments of Σₜ dₜ·(rₜ + ent_coef·Hₜ + γ·V'(s'ₜ)·[t is the last step, or truncated]),
     d₀ = 1, dₜ₊₁ = 1 after an episode's end, else γ·dₜ;  nothing of V' where the episode terminated
@@ -75,7 +75,7 @@ class SHACConfig(DifferentiableOptions):
     lr_scheduler: ScheduleConfig = ScheduleConfig()
     """Schedule of both optimizers, each from its own learning rate."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
-    """Limit of the actor's gradient and of the critic's, each by itself. Infinity: no clipping."""
+    """Limit of the actor's gradient and, separately, of the critic's. Infinity: no clipping."""
     td_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
     """λ of the critic's targets: 0 is one step, 1 the whole segment."""
     critic_epochs: PositiveInt = 16
@@ -161,7 +161,7 @@ def short_horizon_return(
     """Compute Σₜ dₜ·(rₜ + γ·V'(s'ₜ)·[t last or truncatedₜ]·(1 − terminatedₜ)), [N], of arrays [T, N], the discount
     restarting after each end. ``next_value[t]`` is the value of the true next observation."""
     num_steps = reward.shape[0]
-    # a value stands for the rest of an episode where the segment or a time limit cuts it, not where it terminates
+    # a value replaces the rest of an episode where the segment or a time limit cuts it, not where it terminates
     last = jnp.arange(num_steps)[:, None] == num_steps - 1
     ends_open = (last | truncated) & ~terminated
     done = terminated | truncated

@@ -61,7 +61,7 @@ class BaseAlgorithm:
         return device
 
     def bind_schedule(self, total_updates: int) -> None:
-        """Give a learning-rate schedule without a horizon this one."""
+        """Set the horizon of a learning-rate schedule that has none."""
         self.cfg = self._record().bind(self.cfg, total_updates)
 
     def initialize_buffer(self, num_steps: int, num_envs: int, obs_dim: Any = None, action_dim: Any = None) -> None:

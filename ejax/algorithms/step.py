@@ -100,7 +100,7 @@ def spread_episodes(env: Env, envs: EnvCarry, key: Key) -> EnvCarry:
 
 
 # Jitted, and so kept between processes: run operation by operation, a start would spend seconds compiling each of them.
-# The episodes are a program of their own, since JAX keeps none that calls back to the host, as the C engine's do.
+# The episodes are a separate program, since JAX keeps none that calls back to the host, as the C engine's do.
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "num_envs"))
@@ -192,7 +192,7 @@ def _updated(
     optimizer: optax.GradientTransformation,
     config: Any,
 ) -> tuple[RunState, Metrics]:
-    """Make an algorithm's update of its ``TrainState``, and of what it keeps of its own, if anything."""
+    """Make an algorithm's update of its ``TrainState``, and of its own state, if it keeps any."""
     state, scaled = _scaled(state, rollout, config)
     given = {"policy": policy, "optimizer": optimizer, "config": config}
     if not jax.tree.leaves(state.own):

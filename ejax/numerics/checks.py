@@ -20,7 +20,7 @@ def value_errors(text: str) -> Iterator[None]:
 
 
 def check_one_shape(text: str, rank: int | None = None, **arrays: Array) -> None:
-    """Refuse, by ValueError, arrays that are not all of one shape, of ``rank`` axes. ``text`` is what is needed."""
+    """Refuse, by ValueError, arrays that are not all of one shape, of ``rank`` axes. ``text`` names the need."""
     shaped = jax.eval_shape(lambda *each: each, *arrays.values())  # of numbers too
     try:
         chex.assert_equal_shape(shaped)
@@ -37,7 +37,7 @@ def check_time_major(who: str, **arrays: Array) -> None:
 
 
 def check_rollout(rollout: Rollout) -> None:
-    """Refuse what is no ``Rollout`` of arrays [T, N, ...], such as rows without their order in time.
+    """Refuse anything but a ``Rollout`` of arrays [T, N, ...], such as rows without their order in time.
 
     Raises:
         TypeError: not a ``Rollout``.

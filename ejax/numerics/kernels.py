@@ -23,7 +23,7 @@ def has_large_rows(obs: PyTree) -> bool:
 
 
 def is_small(params: PyTree) -> bool:
-    """Recognize parameters that are worth a copy for fewer kernels; sharded ones would be sent between devices."""
+    """Return whether parameters are worth a copy for fewer kernels; sharded ones would be sent between devices."""
     return not shares_parameters() and sum(x.size for x in jax.tree.leaves(params)) <= _MAX_ELEMENTS
 
 

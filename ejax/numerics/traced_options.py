@@ -19,5 +19,5 @@ def is_active(coefficient: Any) -> bool:
 
 
 def unjit_for_traced(function: F, *options: Any) -> F:
-    """Give a function that is jitted with static options; where one of them is an array, the function inside."""
+    """Return a function that is jitted with static options; where one of them is an array, the function inside."""
     return inspect.unwrap(function) if any(map(is_array, options)) else function

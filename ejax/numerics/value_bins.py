@@ -9,7 +9,7 @@ from ejax.types import Array
 
 
 def bin_values(low: float, high: float, num_bins: int) -> Array:
-    """Give the K values, [K]."""
+    """Return the K values, [K]."""
     return jnp.linspace(low, high, num_bins)
 
 

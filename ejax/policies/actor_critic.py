@@ -15,8 +15,7 @@ from ejax.numerics.kernels import is_small
 from ejax.numerics.platforms import by_platform
 from ejax.policies.heads import action_distribution, action_head, apply_network
 from ejax.policies.mlp import ACTIVATIONS, MLP, NetworkConfig
-from ejax.policies.normalize import ObsNormalizer
-from ejax.policies.observations import select_observation
+from ejax.policies.normalize import read_observation
 from ejax.policies.record import PolicyKind
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Array, PyTree
@@ -38,7 +37,7 @@ class ActorOnly(nn.Module):
     def __call__(
         self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
     ) -> tuple[Any, Array]:
-        x = _observed(self, "actor", obs, observe)
+        x = read_observation(self, "actor", obs, observe)
         rows = jax.tree.leaves(obs)[0].shape[:-1]  # of any leaf: all have the rows of the observation
         return action_head(self, x, dropout_seed=dropout_seed, observe=observe), jnp.zeros(rows)
 
@@ -67,7 +66,7 @@ class ActorCritic(nn.Module):
     ) -> tuple[Any, Array]:
         """Evaluate ``obs``, leaves [..., F]; without ``dropout_seed`` [...] uint32 there is no dropout. ``joint``: a
         GPU computes both networks as one, which pays for many rows."""
-        x = {name: _observed(self, name, obs, observe) for name in ("actor", "critic")}
+        x = {name: read_observation(self, name, obs, observe) for name in ("actor", "critic")}
         if joint and are_alike(self, x):
             sizes = {"actor": self.action_spec.num_outputs, "critic": 1}
             outputs = joint_outputs(self, sizes, x, dropout_seed)
@@ -78,14 +77,6 @@ class ActorCritic(nn.Module):
 
     def __hash__(self) -> int:
         return _hash(self)
-
-
-def _observed(module: Any, name: str, obs: PyTree, observe: bool | Array) -> Array:
-    """Select the part of the observation that a network reads, normalized where the module's fields ask for it."""
-    x = select_observation(obs, getattr(module, f"{name}_obs_groups"))
-    if getattr(module, f"{name}_obs_normalization"):
-        x = ObsNormalizer(name=f"{name}_obs_normalizer")(x, observe=observe)
-    return x
 
 
 def _hash(policy: Any) -> int:
@@ -129,7 +120,7 @@ ACTOR_ONLY = PolicyKind(
 
 
 def are_alike(policy: Any, features: dict[str, Array]) -> bool:
-    """Recognize networks, the fields of ``policy`` that ``features`` names, that can be computed jointly."""
+    """Return whether the networks of ``policy`` that ``features`` names can be computed jointly."""
     configs = [getattr(policy, name) for name in features]
     if not all(isinstance(config, NetworkConfig) for config in configs):
         return False

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from ejax.distributions import ActionSpec
 from ejax.policies.heads import clip_like_torch
 from ejax.policies.mlp import MLP, NetworkConfig
-from ejax.policies.normalize import ObsNormalizer
-from ejax.policies.observations import select_observation
+from ejax.policies.normalize import read_observation
 from ejax.policies.record import PolicyKind
 from ejax.schema.problems import Problem
 from ejax.types import Array, Params, PyTree
@@ -53,8 +52,8 @@ class ActorQ(nn.Module):
 
     @nn.compact
     def __call__(self, obs: PyTree, *, observe: bool | Array = False) -> tuple[Any, Array]:
-        """Give the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
-        x = self._observed("actor", obs, observe)
+        """Return the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
+        x = read_observation(self, "actor", obs, observe)
         output = MLP(self.actor, 2 * self.action_spec.num_outputs, name="actor")(x)
         mean, log_std = jnp.split(output, 2, axis=-1)
         log_std = clip_like_torch(log_std + self.initial_log_std, *self.log_std_range)
@@ -69,7 +68,7 @@ class ActorQ(nn.Module):
     def action_values(self, obs: PyTree, action: Array, *, observe: bool | Array = False) -> Array:
         """Evaluate ``action`` [..., A], in the environment's units, by each critic: [critics, ...], of distributional
         ones logits [critics, ..., bins]."""
-        x = self._observed("critic", obs, observe)
+        x = read_observation(self, "critic", obs, observe)
         x = jnp.concatenate([x, self.action_spec.unit_action(action)], axis=-1)
         stacked = nn.vmap(
             MLP,
@@ -81,12 +80,6 @@ class ActorQ(nn.Module):
         )
         output = stacked(self.critic, self.num_bins or 1, name="critic")(x)
         return output[..., 0] if self.num_bins is None else output
-
-    def _observed(self, name: str, obs: PyTree, observe: bool | Array) -> Array:
-        x = select_observation(obs, getattr(self, f"{name}_obs_groups"))
-        if getattr(self, f"{name}_obs_normalization"):
-            x = ObsNormalizer(name=f"{name}_obs_normalizer")(x, observe=observe)
-        return x
 
 
 def adopt_actor(policy: ActorQ, params: Params, saved: Mapping[str, NDArray[Any]], *, squashed: bool) -> Params:

@@ -86,7 +86,7 @@ class FlashQ(nn.Module):
 
     @nn.compact
     def __call__(self, obs: PyTree, *, observe: bool | Array = False) -> tuple[Any, Array]:
-        """Give the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
+        """Return the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
         x, num_actions = select_observation(obs, self.actor_obs_groups), self.action_spec.num_outputs
         output = self._network(_Network, self.actor_width, 2 * num_actions, observe, name="actor")(x)
         mean, log_std = _mean_and_log_std(output, self.log_std_range)
@@ -147,7 +147,7 @@ class FlashActor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: PyTree, *, observe: bool | Array = False) -> tuple[Any, Array]:
-        """Give the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
+        """Return the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
         del observe
         num_outputs = 2 * self.action_spec.num_outputs
         network = _Network(self.hidden_sizes, self.num_blocks, num_outputs, self.post_norm, None, name="actor")

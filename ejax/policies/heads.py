@@ -62,7 +62,7 @@ def injected(policy: Any) -> dict[str, nn.Module]:
 
 
 def uses_dropout(policy: Any) -> bool:
-    """Recognize a policy that drops units in training; one of your own takes ``dropout_seed``."""
+    """Return whether a policy drops units in training; your own then takes ``dropout_seed``."""
     if isinstance(policy, DroppingPolicy):
         return policy.drops
     kind: Any = type(policy)

@@ -131,14 +131,14 @@ class _Linear(nn.Module):
 
 def build_mlp_from_cfg(module_cfg: Mapping[str, Any], in_dim: int, out_dim: int | tuple[int, ...]) -> MLP:
     """Make the MLP ``[..., in_dim] -> [..., *out_dim]`` of ``{"type": "mlp", "network_cfg": {…}}``, or with the keys of
-    ``network_cfg`` beside ``type``. Raises ValueError for another type, and for keys or values of no ``NetworkConfig``.
+    ``network_cfg`` next to ``type``. ValueError: another type, or keys or values of no ``NetworkConfig``.
     """
     block = dict(module_cfg)
     if str(kind := block.pop("type", "mlp")).lower() != "mlp":
         raise ValueError(f"type: got {kind!r}; allowed: mlp")
     fields = block.pop("network_cfg", None)
     if fields is not None and block:
-        raise ValueError(f"got {', '.join(map(str, block))} beside network_cfg; allowed: type")
+        raise ValueError(f"got {', '.join(map(str, block))} next to network_cfg; allowed: type")
     return MLP(NetworkConfig.model_validate_json(json.dumps(block if fields is None else fields)), out_dim, in_dim)
 
 
@@ -183,8 +183,8 @@ def own_precision(x: Array) -> jax.lax.Precision | None:
 
 
 def _stores_bfloat16() -> bool:
-    """Recognize a program of ``matmul_precision: bf16`` for a GPU, whose hidden layers keep bfloat16 for the backward
-    pass. Parameters, their gradients, outputs and all sums stay float32."""
+    """Return whether hidden layers keep bfloat16 for the backward pass, as programs of ``matmul_precision: bf16`` for a
+    GPU do. Parameters, their gradients, outputs and all sums stay float32."""
     return bool(jax.config.jax_default_matmul_precision == "BF16_BF16_F32")  # type: ignore[attr-defined]
 
 
@@ -241,7 +241,7 @@ _product.defvjp(lambda x, w: (_product(x, w), (x, w)), _product_backward)
 
 
 def _pays_rows_last(x: Array, hidden_sizes: tuple[int, ...]) -> bool:
-    """Recognize the minibatches that a CPU computes faster as columns: from 4,096 rows of 256 numbers on."""
+    """Return whether a CPU computes this minibatch faster as columns: from 4,096 rows of 256 numbers on."""
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
     on_cpu = jax.default_backend() == "cpu" if precision is None else precision == ON_CPU
     if not on_cpu or x.ndim != 2 or not isinstance(x.shape[0], int):  # of an export any number of rows

@@ -1,4 +1,4 @@
-"""Running statistics of observations, in collections of their own beside the trained parameters.
+"""Running statistics of observations, in separate collections next to the trained parameters.
 
 Collection ``normalizer``: of all observations so far. Collection ``batch_stats``: running averages, as in BatchNorm.
 Both change after an update or before it, never within, so that collection and update see the same policy.
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ejax.numerics.finite import all_finite, finite_rows
 from ejax.numerics.moments import add_rows
+from ejax.policies.observations import select_observation
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
 
 _ROWS = 1024  # most observations that move running averages by one step
@@ -48,6 +49,15 @@ class ObsNormalizer(nn.Module):
         old = (count.value, mean.value, variance.value)
         count.value, mean.value, variance.value = add_rows(old, x, None if observe is True else observe)
         return y
+
+
+def read_observation(module: Any, name: str, obs: PyTree, observe: bool | Array) -> Array:
+    """Select the part of the observation that the network ``name`` reads, [..., O], normalized where fields of
+    ``module`` ask for it. For use inside its ``nn.compact`` method."""
+    x = select_observation(obs, getattr(module, f"{name}_obs_groups"))
+    if getattr(module, f"{name}_obs_normalization"):
+        x = ObsNormalizer(name=f"{name}_obs_normalizer")(x, observe=observe)
+    return x
 
 
 def normalized(x: Array, mean: Array, variance: Array) -> Array:
@@ -100,7 +110,9 @@ def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array 
         params = {**params, "normalizer": observed["normalizer"]}
     if "batch_stats" in mutable:
         if isinstance(policy, PolicyWithMemory):
-            raise PolicyStateError("BatchNorm averages over single observations, and a memory is none; give LayerNorm")
+            raise PolicyStateError(
+                "BatchNorm averages over single observations, and a memory is not one; give LayerNorm"
+            )
         params = {**params, "batch_stats": _moved(policy, params, obs, valid, mutable)}
     return params
 

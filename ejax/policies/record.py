@@ -1,6 +1,6 @@
 """Record of a policy, at the end of its file and named in the registry: ``"vision": "ejax.policies.vision:POLICY"``.
 
-A class of your own needs none; with one, named ``package.module:POLICY``, it has rules of its own too.
+Your own class needs none; with one, named ``package.module:POLICY``, it can have its own rules too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ class PolicyKind:
     mlps: tuple[str, ...] = ()
     """``actor`` and ``critic`` if it needs them: it reads vectors alone. Empty: other parts."""
     takes_cfg: bool = False
-    """With ``mlps``: it has options of its own in ``policy.cfg`` besides."""
+    """With ``mlps``: it has further options in ``policy.cfg``."""
     images: Callable[[Any], Any] | None = None
     """``section -> dotted paths`` of parts of the observation that must be pictures. None: not known."""
     unread: Mapping[str, str] = field(
@@ -60,7 +60,7 @@ def find_policy(name: str) -> PolicyKind:
 
 
 def section_problems(section: Any, kind: PolicyKind) -> Iterator[Problem]:
-    """Find problems of ``policy`` by itself, besides single values."""
+    """Find problems of ``policy`` alone, besides those of single values."""
     low, high = section.log_std_range
     if not low < high:
         yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")

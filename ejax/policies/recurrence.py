@@ -22,7 +22,7 @@ State: TypeAlias = tuple[Array, ...]
 Cell: TypeAlias = Callable[[Array, Array, State], State]
 """``(Wx + b, Uh + c, state) -> state``, element by element."""
 _UNROLL = 8
-"""Steps of a trip of a GPU's loop, which has two kernels of its own, for its counter and its results."""
+"""Steps of a trip of a GPU's loop, which takes two kernels itself, for its counter and its results."""
 
 
 def gru_cell(given: Array, own: Array, state: State) -> State:
@@ -84,7 +84,7 @@ def _backward(cell: Cell, kept: Any, grad_states: State) -> tuple[Array, State, 
     before = jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs[:-1]]), state, states)
     before = _reset(first, before)
     _, pull = jax.vjp(cell, given, before[0] @ weight + widen(bias, given), before)
-    # a cell acts on each element by itself: its gradients are these derivatives times those of the state
+    # a cell acts on each element separately: its gradients are these derivatives times those of the state
     units = [tuple(jnp.full_like(x, i == n) for i, x in enumerate(before)) for n in range(len(before))]
     derivatives = [pull(unit) for unit in units]
 

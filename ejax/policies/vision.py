@@ -38,7 +38,7 @@ class VisionPolicy(nn.Module):
     critic: NetworkConfig | None = None
     """None: the value is 0."""
     images: tuple[str, ...] = ("image",)
-    """Dotted paths of uint8 [..., H, W, 3] (``sensor.cam.color``); each has an encoder of its own."""
+    """Dotted paths of uint8 [..., H, W, 3] (``sensor.cam.color``); each has a separate encoder."""
     channels: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 32, 32)
     hidden_entries: tuple[NonNegativeInt, ...] = ()
     """Entries of the concatenated numbers that the critic reads, and the actor must find in the image."""

@@ -41,12 +41,12 @@ class ActorCriticWithMemory(nn.Module):
     critic_width: int = 0
 
     def init_memory(self, num_rows: int) -> dict[str, Array]:
-        """Make zeros [num_rows, M] for each network that has a memory of its own."""
+        """Make zeros [num_rows, M] for each network with a memory."""
         return {name: jnp.zeros((num_rows, size)) for name, size in self.memory_sizes.items()}
 
     @property
     def memory_sizes(self) -> dict[str, int]:
-        """M of each network that has a memory of its own."""
+        """M of each network with a memory."""
         sizes = {"actor": self.actor_memory.size(self.actor_width)}
         if self.critic is not None and self.critic_memory.remembers:
             sizes["critic"] = self.critic_memory.size(self.critic_width)

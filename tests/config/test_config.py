@@ -708,7 +708,7 @@ def test_two_spellings_of_one_value_are_refused() -> None:
 
 def test_an_adaptive_schedule_excludes_a_scheduler() -> None:
     cfg = {"batch_size": 32, "schedule": "adaptive", "desired_kl": 0.01, "lr_scheduler": {"name": "linear"}}
-    with pytest.raises(ConfigError, match="got 'adaptive' beside lr_scheduler 'linear'; keep one"):
+    with pytest.raises(ConfigError, match="got 'adaptive' together with lr_scheduler 'linear'; keep one"):
         make(algorithm={"name": "ppo", "cfg": cfg})
 
 

@@ -361,7 +361,7 @@ def test_the_length_of_sequences_divides_rollouts_and_minibatches(collected: Any
     assert length(num_mini_batches=2) == 8
     assert length(batch_size=8, minibatch_strata=2) == 4
     assert length(batch_size=64, sequence_length=2) == 2
-    with pytest.raises(ValueError, match="no whole number of sequences of 3"):
+    with pytest.raises(ValueError, match="do not make whole sequences of 3"):
         length(batch_size=64, sequence_length=3)
 
 

@@ -142,7 +142,7 @@ def test_an_mlp_is_made_of_a_block_of_a_config() -> None:
         build_mlp_from_cfg({"hidden_sizes": []}, 4, 2).init(KEY, OBS)
     with pytest.raises(ValueError, match="got 'cnn'; allowed: mlp"):
         build_mlp_from_cfg({"type": "cnn", **fields}, 3, 2)
-    with pytest.raises(ValueError, match="got activation beside network_cfg"):
+    with pytest.raises(ValueError, match="got activation next to network_cfg"):
         build_mlp_from_cfg({"network_cfg": {"hidden_sizes": [8]}, "activation": "relu"}, 3, 2)
     with pytest.raises(ValueError, match="relu6"):
         build_mlp_from_cfg({"type": "mlp", **fields, "activation": "reLU6"}, 3, 2)

@@ -40,7 +40,7 @@ def test_words_of_a_text() -> None:
     assert words.encode("a red cube").tolist() == [1, 3, 2, 0]
 
 
-@pytest.mark.parametrize(("words", "complaint"), [(("Red",), "no single words"), (("a", "a"), "twice")])
+@pytest.mark.parametrize(("words", "complaint"), [(("Red",), "not single words"), (("a", "a"), "twice")])
 def test_a_vocabulary_of_other_than_words_is_refused(words: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Words(words)

@@ -170,7 +170,7 @@ class _InvertedBottleneck(nn.Module):
 
 
 class _Depthwise(nn.Module):
-    """A convolution of each channel by itself, as a sum of shifted products. XLA's own takes a CPU 18 times as long (8
+    """A convolution of each channel separately, as a sum of shifted products. XLA's own takes a CPU 18 times as long (8
     × 48 × 48 × 96, 3 × 3: benchmarks/pretrained.py)."""
 
     kernel: int

@@ -144,7 +144,7 @@ class MiniLM(nn.Module):
 
 
 def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiece]:
-    """Load ``(module, variables, tokenizer)``; ``tokenizer.json`` or ``vocab.txt`` lies beside the weights.
+    """Load ``(module, variables, tokenizer)``; ``tokenizer.json`` or ``vocab.txt`` lies next to the weights.
 
     Raises WeightsError for weights that cannot be found (see ``find_weights``) or read, or are of another network, and
     ValueError for a tokenizer that is missing, no WordPiece, or has ids beyond the embedding.

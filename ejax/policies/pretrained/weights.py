@@ -27,7 +27,7 @@ PACKAGE = "package:"
 _SAFETENSORS = ".safetensors"
 _ENDINGS = (_SAFETENSORS, *(ending for ending in WEIGHT_READERS if ending))
 _PREFERRED = "model.safetensors"
-# types of arrays, as safetensors names them, that stand for numbers by themselves
+# types of arrays, as safetensors names them, that hold numbers without a scale
 _TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _LISTING = "SHA256"  # a checkpoint's list of its files
@@ -42,7 +42,7 @@ class WeightsError(ValueError):
 
 
 def find_weights(model_path: str | Path) -> Path:
-    """Find the file, or the folder of an ejax checkpoint, that ``model_path`` stands for. Imports nothing.
+    """Find the file, or the folder of an ejax checkpoint, that ``model_path`` names. Imports nothing.
 
     ``model_path`` is a weights file; a folder with ``model.safetensors`` or exactly one weights file; a checkpoint of
     ejax; or ``package:name``, the one weights file inside an installed package, of several
@@ -66,7 +66,7 @@ def find_weights(model_path: str | Path) -> Path:
             raise WeightsError(f"{path} is the folder of a run; name one of {path / 'checkpoints'}")
         return path / _PREFERRED if (path / _PREFERRED).is_file() else _only(path, path.iterdir())
     if not path.is_file() or path.suffix not in _ENDINGS:
-        raise WeightsError(f"{shorten(text)} is no file of weights; give {_ALLOWED}")
+        raise WeightsError(f"{shorten(text)} is not a file of weights; give {_ALLOWED}")
     return path
 
 
@@ -105,7 +105,7 @@ def fit_weights(
 ) -> PyTree:
     """Replace every leaf of ``tree``, arrays or shapes, by the array of its name in ``flat``.
 
-    Names of leaves are dotted paths, ``encoder.dense.kernel``. torch's spelling stands for Flax's if no leaf has it:
+    Names of leaves are dotted paths, ``encoder.dense.kernel``. torch's spelling means Flax's if no leaf has it:
     ``weight`` for ``kernel``, ``scale`` or ``embedding``, ``running_mean`` for ``mean``, ``running_var`` for ``var``.
     A ``weight`` that becomes a ``kernel`` is turned from [out, in, *window] to [*window, in, out], and to a Dense's
     [in, out] if the window has one entry.
@@ -122,7 +122,7 @@ def fit_weights(
         WeightsError: a leaf without an array, an array without a leaf, or one of another shape, of another kind of
             number, or with NaN or infinity. All of them are listed in one error.
     """
-    # both: a network may call a part of its own so
+    # both: a network may name a part so
     leaves, flat, structure = unwrapped(named_leaves(tree)), unwrapped(flat), jax.tree.structure(tree)
     placed, left, twice = _by_leaf(leaves, flat, rename or {}, tuple(may_be_left))
     missing = [name for name, leaf in leaves.items() if name not in placed and leaf.size]
@@ -192,7 +192,7 @@ def _odd(array: np.ndarray, wanted: Any) -> str | None:
         return f"is {array.dtype}, needed is {np.dtype(wanted).name}"
     if jnp.issubdtype(wanted, jnp.integer) and not np.array_equal(array.astype(wanted), array):
         return f"has values beyond {np.dtype(wanted).name}"
-    with np.errstate(over="ignore"):  # a value that overflows is what is looked for
+    with np.errstate(over="ignore"):  # values that overflow are looked for
         finite = not jnp.issubdtype(wanted, jnp.floating) or bool(np.isfinite(array.astype(wanted)).all())
     return None if finite else f"has NaN or infinity, or values beyond {np.dtype(wanted).name}"
 

@@ -73,14 +73,14 @@ class LoraConfig(StrictModel):
     rank: PositiveInt = 8
     """Rows of A and columns of B."""
     alpha: PositiveFloat = 16.0
-    """Scale of what is added: alpha / rank."""
+    """Scale of the added product: alpha / rank."""
 
 
 class ModelConfig(StrictModel):
     """``policy.vla_config.model_config`` of the built-in model."""
 
     images: tuple[str, ...] = ("image",)
-    """Parts of the observation that are pictures, uint8 [H, W, 3]; each has an encoder of its own."""
+    """Parts of the observation that are pictures, uint8 [H, W, 3]; each has a separate encoder."""
     numbers: tuple[str, ...] = ("state",)
     """Parts that are numbers: proprioception. Others, such as a simulator's state, are not looked at."""
     predicts: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class ModelConfig(StrictModel):
     """Type of the trunk's products; parameters, statistics, log-probabilities and softmax are float32. EmbodiChain's
     key."""
     remat: bool = False
-    """Compute each block again in the backward pass instead of keeping what is inside it."""
+    """Compute each block again in the backward pass instead of keeping its activations."""
     lora: LoraConfig | None = None
     """Train low-rank differences of the trunk alone. None: all of it."""
 
@@ -123,7 +123,9 @@ class ModelConfig(StrictModel):
 class VLAConfig(StrictModel):
     """``policy.vla_config``."""
 
-    model_config = ConfigDict(protected_namespaces=(), serialize_by_alias=True)  # model_path is no method of pydantic's
+    model_config = ConfigDict(
+        protected_namespaces=(), serialize_by_alias=True
+    )  # model_path is not a method of pydantic's
     model_path: PathText | None = None
     """Weights to start from: .safetensors, a torch ``state_dict``, a checkpoint of ejax. None: random ones; EmbodiChain
     needs it."""

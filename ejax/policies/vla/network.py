@@ -41,7 +41,7 @@ CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
 
 
 class Linear(nn.Module):
-    """x·W + b, in ``dtype`` (None: in theirs); with ``lora`` W and b are frozen and A·B is learned beside them."""
+    """x·W + b, in ``dtype`` (None: in theirs); with ``lora`` W and b are frozen and A·B is learned in addition."""
 
     features: int
     dtype: Any = None

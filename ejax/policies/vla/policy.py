@@ -178,7 +178,7 @@ def make(
     """Make the policy that ``policy.vla_config`` describes, for these spaces.
 
     ``instructions`` are the environment's texts for training, whose words are the default vocabulary.
-    Raises ValueError for a horizon that the actions are no multiple of, parts that the observation lacks, pictures of
+    Raises ValueError for a horizon that does not divide the actions, parts that the observation lacks, pictures of
     another type, no words, an instruction of too many.
     """
     if vla_config.model_class is not None:

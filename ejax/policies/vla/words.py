@@ -37,7 +37,7 @@ class Words:
         hashes = [_hash(word) for word in self.vocabulary]
         wrong = [word for word in self.vocabulary if split(word) != [word]]
         if wrong:
-            raise ValueError(f"the vocabulary has {wrong[:3]}, which are no single words in lower case")
+            raise ValueError(f"the vocabulary has {wrong[:3]}, which are not single words in lower case")
         if len(set(hashes)) != len(hashes):
             raise ValueError("the vocabulary has a word twice, or two words of one hash")
 
