@@ -20,7 +20,9 @@ INT64_MAX = 2**63 - 1
 MAY_BE_INFINITE = ("algorithm.cfg.max_grad_norm",)  # infinity: no clipping. The models of some algorithms refuse it
 COUNTED_ON_THE_HOST = ("trainer.total_timesteps", "trainer.eval_freq", "trainer.save_freq", "trainer.eval_seed")
 """Integers beyond int32, and likewise every key named ``seed``; the models bound them."""
-# both below the limits of ejax.config.files, so that the resolved form, which has the defaults too, can be read again
+MAX_COPIED = 10_000  # values that ``plain`` copies
+_CHARACTERS_OF_A_VALUE = 100
+# below the limit of ``plain``, so that the resolved form, which has the defaults too, can be read again
 MAX_VALUES = 8_000  # keys and values of a whole config, its gym config included, but for the defaults
 MAX_CHARACTERS = 1 << 17  # characters of all text in it
 MAX_DEPTH = 50
@@ -50,20 +52,32 @@ def is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def plain(data: Any, key: str = "", depth: int = 0) -> Any:
+def plain(data: Any) -> Any:
     """Copy a config in memory as what JSON can hold; other objects become their text.
 
-    ConfigError: nested too deep (or into itself), or an integer of more than ``MAX_DIGITS`` digits.
+    ConfigError: nested too deep (or into itself), an integer of more than ``MAX_DIGITS`` digits, or more than
+    ``MAX_COPIED`` values, each counted wherever it stands, and a long text as several.
     """
-    if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:  # no message could show it
-        raise ConfigError([Problem(key, _TOO_LONG)])
-    if depth > MAX_DEPTH:
-        raise ConfigError([Problem(key, f"sections and lists are nested deeper than {MAX_DEPTH}")])
-    if isinstance(data, Mapping):
-        return {str(name): plain(value, f"{key}.{name}".lstrip("."), depth + 1) for name, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [plain(value, f"{key}.{i}", depth + 1) for i, value in enumerate(data)]
-    return data if data is None or isinstance(data, str | int | float) else str(data)
+    left = MAX_COPIED
+
+    def copied(node: Any, key: str, depth: int) -> Any:
+        nonlocal left
+        left -= 1 + (len(node) // _CHARACTERS_OF_A_VALUE if isinstance(node, str) else 0)
+        if left < 0:
+            raise ConfigError(
+                [Problem("", f"has more than {MAX_COPIED} keys and values, or as much text, as written out")]
+            )
+        if depth > MAX_DEPTH:
+            raise ConfigError([Problem(key, f"sections and lists are nested deeper than {MAX_DEPTH}")])
+        if isinstance(node, int) and abs(node) >= 10**MAX_DIGITS:  # no message could show it
+            raise ConfigError([Problem(key, _TOO_LONG)])
+        if isinstance(node, Mapping):
+            return {str(name): copied(value, f"{key}.{name}".lstrip("."), depth + 1) for name, value in node.items()}
+        if isinstance(node, list | tuple):
+            return [copied(value, f"{key}.{i}", depth + 1) for i, value in enumerate(node)]
+        return node if node is None or isinstance(node, str | int | float) else str(node)
+
+    return copied(data, "", 0)
 
 
 def number_problems(tree: Any, element: str = ".{}") -> list[Problem]:

@@ -1,0 +1,40 @@
+"""Refusals as a table: a row is what is given, the key that the error names, and a word of its text.
+
+@refusals(("trainer.sead=3", "trainer.sead", "unknown key"), ("trainer.num_envs=0", "trainer.num_envs", "than 0"))
+def test_a_bad_override(given, key, word): refused(make, given, key=key, word=word)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ejax.config import ConfigError
+
+MAX_MESSAGE = 20_000
+"""Characters of a whole error, with all its problems."""
+
+
+def refusals(*rows: tuple[Any, str, str]) -> pytest.MarkDecorator:
+    """Parametrize a test by ``given``, ``key`` and ``word``."""
+    ids = [f"{str(given)[:60].encode('unicode_escape').decode()}-{key}" for given, key, _ in rows]
+    return pytest.mark.parametrize(("given", "key", "word"), rows, ids=ids)
+
+
+def refused(call: Callable[..., Any], *args: Any, key: str = "", word: str = "", **kwargs: Any) -> Any:
+    """Return the error of a call, a ConfigError or another ValueError or TypeError. One of its problems is at ``key``
+    (or below it, or begins with it), and has ``word`` in its text; any other error has both in its text."""
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call(*args, **kwargs)
+    error = caught.value
+    assert len(str(error)) < MAX_MESSAGE
+    if isinstance(error, ConfigError) and error.problems:
+        assert any(each.key.startswith(key) and word in each.text for each in error.problems), str(error)
+    else:
+        assert key in str(error) and word in str(error), str(error)
+    return error
+
+
+def keys_of(error: ConfigError) -> list[str]:
+    """List the keys of an error's problems."""
+    return [key for key, _ in error.problems]
