@@ -77,59 +77,94 @@ def sgd_epochs(
     orders, counts = _orders(key, num_rows, size, minibatches)
     keys = None if key_rows is None else jax.random.split(key_rows, counts.shape)
 
-    def loss_of_trained(trained: PyTree, params: Params, minibatch: Batch) -> tuple[Array, Metrics]:
-        value, metrics = loss({**params, "params": trained}, minibatch)
-        return value, metrics | {"loss": value}
-
-    # jitted, so that it is traced once for both forms
-    grad: Grad = jax.jit(jax.grad(loss_of_trained, has_aux=True))
-
-    def epochs(
-        state: TrainState, batch: Batch, draws: PyTree, *, gradient: Grad = grad, flat: FlatParams | None = None
-    ) -> tuple[TrainState, Array, PackedRows]:
-        def one_minibatch(carry: Any, xs: tuple[Array, Array, Key | None]) -> tuple[Any, PackedRows]:
-            (state, stopped), (rows, count, key) = carry, xs
-            minibatch, count = _take(batch, rows, count, num_rows)
-            if key is not None:
-                minibatch["key"] = jax.random.split(key, rows.size)
-            minibatch = minibatch if prepare is None else prepare(minibatch)
-            trained = state.params["params"]
-            # packed after the gradient, not before: the gradient of unpacking would be a sum of padded vectors
-            grads, metrics = gradient(trained if flat is None else flat.unpack(trained), state.params, minibatch)
-            grads, norm = _clip(grads if flat is None else flat.pack(grads), minibatches)
-            # adapted by this very minibatch, for this very step
-            rate = None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics)
-            state, finite = apply_gradient(
-                state,
-                grads,
-                optimizer=optimizer,
-                finite=jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]),
-                skip=minibatches.skip_nonfinite,
-                learning_rate=rate,
-            )
-            metrics |= {"grad_norm": norm, "skipped_minibatches": 1.0 - finite, "rows": count}
-            # one table: each array that a loop stores is a separate kernel on a GPU
-            return (state, stopped), pack_rows({name: x.astype(jnp.float32)[None] for name, x in metrics.items()})
-
-        body = one_minibatch if stop is None else _until(stop, one_minibatch)
-        start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
-        # one scan over the minibatches of all epochs: what a loop over epochs did besides would split a CUDA graph
-        flat_xs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
-        with jax.named_scope("minibatches"):
-            (after, stopped), log = jax.lax.scan(body, start, flat_xs)
-        log = jax.tree.map(lambda x: x.reshape(*counts.shape, *x.shape[1:]), log)
-        return after if flat is None else flat.unpack_state(after, like=state), stopped, log
-
-    trained, rows = state.params["params"], _rows_in_cache(state.params["params"], size)
+    grad = _gradient(loss)
+    step = partial(gradient_step, optimizer=optimizer, minibatches=minibatches, prepare=prepare, adapt_rate=adapt_rate)
+    scan = partial(_scan_minibatches, step=step, stop=stop, gradient=grad)
+    trained = state.params["params"]
+    rows = _rows_in_cache(trained, size)
     in_cache = grad if rows == size else _in_chunks(grad, rows, skip_weightless="mask" in batch)
     # only an optimizer that treats each number separately may be given all of them in one vector
     is_flat = isinstance(optimizer, Elementwise)
     flat = flat_params(trained, critic_apart=minibatches.clip_per_network) if is_flat else None
     # A GPU has no cache that a chunk would fit, and pays for kernels instead: one vector takes a third of those that
     # small parameters do. A CPU would need a fifth more time for it.
-    forms = by_platform(cpu=partial(epochs, gradient=in_cache), gpu=partial(epochs, flat=flat))
-    after, stopped, log = (epochs if in_cache is grad and flat is None else forms)(state, batch, (orders, counts, keys))
+    forms = by_platform(cpu=partial(scan, gradient=in_cache), gpu=partial(scan, flat=flat))
+    one_form = in_cache is grad and flat is None
+    after, stopped, log = (scan if one_form else forms)(state, batch, (orders, counts, keys))
     return after, _summary({name: x[..., 0] for name, x in log.tree().items()}, stopped, minibatches)
+
+
+def gradient_step(
+    state: TrainState,
+    minibatch: Batch,
+    *,
+    gradient: Grad,
+    flat: FlatParams | None,
+    optimizer: optax.GradientTransformation,
+    minibatches: MinibatchConfig,
+    prepare: Callable[[Batch], Batch] | None,
+    adapt_rate: Callable[[Array, Metrics], Array] | None,
+) -> tuple[TrainState, Metrics]:
+    """Make one step of the optimizer; arguments as of ``sgd_epochs``. ``flat``: the parameters are one vector."""
+    minibatch = minibatch if prepare is None else prepare(minibatch)
+    trained = state.params["params"]
+    # packed after the gradient, not before: the gradient of unpacking would be a sum of padded vectors
+    grads, metrics = gradient(trained if flat is None else flat.unpack(trained), state.params, minibatch)
+    grads, norm = _clip(grads if flat is None else flat.pack(grads), minibatches)
+    # adapted by this very minibatch, for this very step
+    rate = None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics)
+    state, finite = apply_gradient(
+        state,
+        grads,
+        optimizer=optimizer,
+        finite=jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]),
+        skip=minibatches.skip_nonfinite,
+        learning_rate=rate,
+    )
+    return state, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite}
+
+
+def _gradient(loss: Loss) -> Grad:
+    """Make the gradient of a loss, jitted, so that it is traced once for both forms."""
+
+    def loss_of_trained(trained: PyTree, params: Params, minibatch: Batch) -> tuple[Array, Metrics]:
+        value, metrics = loss({**params, "params": trained}, minibatch)
+        return value, metrics | {"loss": value}
+
+    grad: Grad = jax.jit(jax.grad(loss_of_trained, has_aux=True))
+    return grad
+
+
+def _scan_minibatches(
+    state: TrainState,
+    batch: Batch,
+    draws: tuple[Array, Array, Key | None],
+    *,
+    step: Callable[..., tuple[TrainState, Metrics]],
+    stop: Callable[[Metrics], Array] | None,
+    gradient: Grad,
+    flat: FlatParams | None = None,
+) -> tuple[TrainState, Array, PackedRows]:
+    """Make the steps of all minibatches: rows, counts and keys ``draws``, leaves [epochs, minibatches, ...]."""
+
+    def one_minibatch(carry: Any, xs: tuple[Array, Array, Key | None]) -> tuple[Any, PackedRows]:
+        (state, stopped), (rows, count, key) = carry, xs
+        minibatch, count = _take(batch, rows, count)
+        if key is not None:
+            minibatch["key"] = jax.random.split(key, rows.size)
+        state, metrics = step(state, minibatch, gradient=gradient, flat=flat)
+        metrics["rows"] = count
+        # one table: each array that a loop stores is a separate kernel on a GPU
+        return (state, stopped), pack_rows({name: x.astype(jnp.float32)[None] for name, x in metrics.items()})
+
+    body = one_minibatch if stop is None else _until(stop, one_minibatch)
+    start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
+    # one scan over the minibatches of all epochs: what a loop over epochs did besides would split a CUDA graph
+    in_a_row = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
+    with jax.named_scope("minibatches"):
+        (after, stopped), log = jax.lax.scan(body, start, in_a_row)
+    log = jax.tree.map(lambda x: x.reshape(*draws[1].shape, *x.shape[1:]), log)
+    return after if flat is None else flat.unpack_state(after, like=state), stopped, log
 
 
 def _orders(key: Key, num_rows: int, size: int, minibatches: MinibatchConfig) -> tuple[Array, Array]:
@@ -226,11 +261,11 @@ def _count_rows(batch: Batch) -> int:
     return jax.tree.leaves(batch)[0].shape[0]
 
 
-def _take(batch: Batch, rows: Array, count: Array, num_rows: int) -> tuple[Batch, Array]:
+def _take(batch: Batch, rows: Array, count: Array) -> tuple[Batch, Array]:
     """Take the minibatch of ``rows`` [D, M / D], numbered within D strata, with ``weight``, and the sum of its weights
     before they are made to add up to one. Rows past a stratum's end are padding of weight 0; ``count`` are not."""
     num_strata = rows.shape[0]
-    stratum = num_rows // num_strata
+    stratum = jax.tree.leaves(batch)[0].shape[0] // num_strata
     if "mask" in batch:
         # rows that count come first, so that the chunks behind them, with none that does, cost nothing
         weightless = jnp.take_along_axis(batch["mask"].reshape(num_strata, -1), rows % stratum, axis=1) <= 0.0
