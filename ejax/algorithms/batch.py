@@ -52,12 +52,12 @@ def make_batch(
     yours = {} if more is None else dict(more(rollout))
     if taken := sorted(yours.keys() & {*columns, *_NAMES}):
         raise ValueError(f"columns: got {', '.join(taken)}, which the update makes itself; give yours other names")
-    num_strata, length = cut_of(policy, rollout, options)
+    num_strata, length = sequence_cut(policy, rollout, options)
     minibatches = options.minibatches(rollout.reward.size, num_strata, length or 1)
     return flatten(rollout, num_strata, length, **columns, **yours), minibatches
 
 
-def cut_of(policy: Policy, rollout: Rollout, options: MinibatchOptions) -> tuple[int, int | None]:
+def sequence_cut(policy: Policy, rollout: Rollout, options: MinibatchOptions) -> tuple[int, int | None]:
     """Compute ``(strata, L)``, L the steps of a sequence. None: the policy has no memory."""
     num_strata, length = options.minibatch_strata or num_shards(), options.sequence_length
     if not isinstance(policy, PolicyWithMemory):
@@ -165,7 +165,7 @@ def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, po
     return whole(log_prob), whole(value)
 
 
-def refresh(
+def recompute_behaviour(
     params: Params, rollout: Rollout, length: int | None, *, policy: Policy, weight_threshold: float
 ) -> tuple[Rollout, Array, Metrics]:
     """Return a rollout of older parameters with the log-probabilities and values of ``params``, which an update starts

@@ -29,10 +29,10 @@ from ejax.algorithms.batch import (
     Columns,
     Loss,
     apply_to_batch,
-    cut_of,
     make_batch,
+    recompute_behaviour,
     reference_log_prob,
-    refresh,
+    sequence_cut,
     step_weight,
 )
 from ejax.algorithms.critic_warmup import hold_policy, warm_up_critic
@@ -214,8 +214,8 @@ def _columns(
     lag_metrics: Metrics = {}
     # the ratio then begins at 1 for stale rollouts too, and clipping limits this update's own change alone
     if config.staleness_correction != "none":
-        _, length = cut_of(policy, rollout, config)
-        rollout, behave_weight, lag_metrics = refresh(
+        _, length = sequence_cut(policy, rollout, config)
+        rollout, behave_weight, lag_metrics = recompute_behaviour(
             state.params, rollout, length, policy=policy, weight_threshold=config.behave_weight_threshold
         )
     advantage, value_target = ppo_advantage(rollout, behaviour, config=config)

@@ -82,7 +82,7 @@ class ActorQ(nn.Module):
         return output[..., 0] if self.num_bins is None else output
 
 
-def adopt_actor(policy: ActorQ, params: Params, saved: Mapping[str, NDArray[Any]], *, squashed: bool) -> Params:
+def load_actor_from(policy: ActorQ, params: Params, saved: Mapping[str, NDArray[Any]], *, squashed: bool) -> Params:
     """Take over the actor of an ``actor_critic`` or ``actor_only``, with its deviation and its normalizer.
 
     Args:
@@ -115,8 +115,8 @@ def adopt_actor(policy: ActorQ, params: Params, saved: Mapping[str, NDArray[Any]
     return unflatten_dict(flat | {name: jnp.asarray(x, flat[name].dtype) for name, x in own.items()}, sep=".")
 
 
-def adoption_note(*, squashed: bool) -> str:
-    """Write a message about what ``adopt_actor`` leaves out."""
+def loaded_actor_note(*, squashed: bool) -> str:
+    """Write a message about what ``load_actor_from`` leaves out."""
     bent = "" if squashed else ", whose actions tanh bends where they come near the bounds"
     return f"only its actor{bent}: the critics begin afresh"
 

@@ -31,7 +31,7 @@ BLOCK = 1024
 """Steps after which a hold ends in any case: the process starts again, from the block's number."""
 
 
-def hold_start(key: Key, step: Array, *, exponent: float, longest: int) -> Array:
+def noise_repeat_start(key: Key, step: Array, *, exponent: float, longest: int) -> Array:
     """Find the step at which the hold began that step number ``step``, int32, is part of."""
     if longest == 1:
         return step
@@ -117,7 +117,7 @@ class FlashQ(nn.Module):
         """Draw the actions of step number ``step``: uniformly before the first gradient step, then by noise that is
         held, the same numbers for steps that follow each other. See ``ejax.types.ExploringPolicy``."""
         seed = jax.random.key(params["exploration"]["seed"])
-        start = hold_start(seed, step, exponent=self.hold_exponent, longest=self.longest_hold)
+        start = noise_repeat_start(seed, step, exponent=self.hold_exponent, longest=self.longest_hold)
         held = distribution.sample(jax.random.fold_in(jax.random.fold_in(seed, start), group))
         low, high = (
             widen(jnp.asarray(bound, held.dtype), held) for bound in (self.action_spec.low, self.action_spec.high)

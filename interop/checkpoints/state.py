@@ -19,7 +19,7 @@ from ejax.optim import (
     set_learning_rate,
 )
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
-from ejax.policies.actor_q import ActorQ, adopt_actor, adoption_note
+from ejax.policies.actor_q import ActorQ, load_actor_from, loaded_actor_note
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.training.parts import Parts, rows_per_update
 from ejax.types import Params, Policy, start_from
@@ -124,7 +124,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     options: Any = config.algorithm.cfg
     notes = []
     if policy_only and isinstance(parts.policy, ActorQ):
-        params, notes = _adopted(parts.policy, parts.state.train.params, saved), [adoption_note(squashed=False)]
+        params, notes = _adopted(parts.policy, parts.state.train.params, saved), [loaded_actor_note(squashed=False)]
     else:
         params = _imported(parts.policy, parts.state.train.params, saved.policy, saved.log_std_range)
         _check_activations(saved, parts.policy)
@@ -210,7 +210,7 @@ def _adopted(policy: ActorQ, like: Params, saved: PtFile) -> Params:
     _check_activations(saved, actor)
     params["params"]["log_std"] = np.clip(params["params"]["log_std"], *saved.log_std_range)
     try:
-        return adopt_actor(policy, like, flatten_dict(params, sep="."), squashed=False)
+        return load_actor_from(policy, like, flatten_dict(params, sep="."), squashed=False)
     except ValueError as error:  # names and outputs fit by now
         text = f"the file is of a policy for other observations than the environment's: {error}"
         raise ValueError(text) from error

@@ -21,7 +21,7 @@ from ejax.config import ConfigError, load_config, parse_config
 from ejax.distributions import ActionSpec
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies.actor_critic import ActorCritic
-from ejax.policies.actor_q import ActorQ, adopt_actor
+from ejax.policies.actor_q import ActorQ, load_actor_from
 from ejax.policies.mlp import NetworkConfig
 from ejax.rollout import reset, unroll
 from ejax.run import train
@@ -201,7 +201,7 @@ def test_the_actor_of_a_squashed_policy_is_taken_over_as_the_same_distribution()
     ours = ActorQ(spec, NETWORK, NETWORK, initial_log_std=-0.2)
     obs = jax.random.normal(jax.random.key(0), (5, 3))
     saved, own = (policy.init(jax.random.key(i), obs) for i, policy in enumerate((theirs, ours)))
-    taken = adopt_actor(ours, own, flatten_dict(saved, sep="."), squashed=True)
+    taken = load_actor_from(ours, own, flatten_dict(saved, sep="."), squashed=True)
     one, other = ours.apply(taken, obs)[0], theirs.apply(saved, obs)[0]
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, other)
     jax.tree.map(np.testing.assert_array_equal, taken["params"]["critic"], own["params"]["critic"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ejax.distributions import ActionSpec
-from ejax.policies.flash import BLOCK, FlashQ, hold_start, unit_length
+from ejax.policies.flash import BLOCK, FlashQ, noise_repeat_start, unit_length
 from ejax.types import ActionValuePolicy, ExploringPolicy
 
 SPEC = ActionSpec("tanh_normal", (2,), (-2.0, -1.0), (2.0, 3.0))
@@ -115,7 +115,7 @@ def test_fresh_parameters_have_their_length() -> None:
 
 starts_of = jax.jit(
     lambda key, steps, exponent, longest: jax.vmap(
-        lambda step: hold_start(key, step, exponent=exponent, longest=longest)
+        lambda step: noise_repeat_start(key, step, exponent=exponent, longest=longest)
     )(steps),
     static_argnums=(2, 3),
 )
@@ -142,7 +142,7 @@ def test_a_hold_depends_on_the_step_and_the_seed_alone() -> None:
     key = jax.random.key(3)
     together = np.asarray(starts_of(key, jnp.arange(3000), 2.0, 16))
     for step in (0, 17, 1023, 1024, 2999):
-        assert hold_start(key, jnp.int32(step), exponent=2.0, longest=16) == together[step]
+        assert noise_repeat_start(key, jnp.int32(step), exponent=2.0, longest=16) == together[step]
     assert not np.array_equal(together, starts_of(jax.random.key(4), jnp.arange(3000), 2.0, 16))
 
 

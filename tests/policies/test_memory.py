@@ -15,7 +15,7 @@ from pytest import MonkeyPatch
 from tiny import NETWORK as NETWORK_BLOCK
 from tiny import STEPS, tiny
 
-from ejax.algorithms.batch import apply_to_batch, cut_of, evaluate_rollout, flatten, reference_log_prob
+from ejax.algorithms.batch import apply_to_batch, evaluate_rollout, flatten, reference_log_prob, sequence_cut
 from ejax.algorithms.bc import ALGORITHM as BC
 from ejax.algorithms.bc import BCConfig, bc_loss
 from ejax.algorithms.ppo import PPOConfig, ppo_loss, ppo_update
@@ -355,7 +355,7 @@ def test_the_length_of_sequences_divides_rollouts_and_minibatches(collected: Any
     policy, _, rollout = collected
 
     def length(**options: Any) -> int | None:
-        return cut_of(policy, rollout, PPOConfig(**options))[1]
+        return sequence_cut(policy, rollout, PPOConfig(**options))[1]
 
     assert [length(batch_size=size) for size in (64, 12, 3)] == [8, 4, 1]
     assert length(num_mini_batches=2) == 8
