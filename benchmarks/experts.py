@@ -133,8 +133,8 @@ def _draw_sentences(path: Path) -> None:
     import numpy as np
 
     from ejax.envs.tasks.place_instructions import COLOURS, LENGTH, MEANING, ZONES
-    from ejax.envs.text import as_bytes
     from ejax.experts.instructed_place import CAMERA, InstructedPlaceExpert, make_task
+    from ejax.numerics.text import as_bytes
 
     env = make_task().env
     one = env.reset(jax.random.key(1))[0]

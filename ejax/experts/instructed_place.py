@@ -7,9 +7,9 @@ import numpy as np
 
 from ejax.envs.tasks.instructed_place import SCENE, InstructedPlaceRL
 from ejax.envs.tasks.place_instructions import ZONES
-from ejax.envs.text import as_text
 from ejax.experts.pick_place import CARE, PLAN, RANGES, SEGMENTS, follow_plan
 from ejax.experts.task import Expert, Rows, ScriptedTask
+from ejax.numerics.text import as_text
 from ejax.types import CameraView
 
 CAMERA = CameraView(**PLAN["instructed_camera"])

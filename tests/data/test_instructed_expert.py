@@ -16,9 +16,9 @@ from ejax.data.record import record
 from ejax.data.task import check_episode, flatten
 from ejax.envs.tasks.instructed_place import SCENE
 from ejax.envs.tasks.place_instructions import COLOURS, MEANING, ZONES
-from ejax.envs.text import as_text
 from ejax.experts.instructed_place import make_task
 from ejax.experts.task import Attempts, ScriptedTask
+from ejax.numerics.text import as_text
 from ejax.schema.registry import place_of_task
 
 SEED = 7

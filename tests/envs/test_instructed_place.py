@@ -31,10 +31,10 @@ from ejax.envs.tasks.place_instructions import (
     pairs,
     wordings,
 )
-from ejax.envs.text import as_text
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.envs.wrappers.rendered import RenderedEnv
+from ejax.numerics.text import as_text
 from ejax.schema.registry import resolve
 from ejax.types import CameraView
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.envs.text import as_bytes
+from ejax.numerics.text import as_bytes
 from ejax.types import Array, HostTimestep, Key, PyTree, Timestep
 
 TEXTS = ("go left", "go right")

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.envs.text import as_bytes
 from ejax.evaluation import evaluate
+from ejax.numerics.text import as_bytes
 from ejax.policies.pretrained.weights import WeightsError
 from ejax.policies.vla.config import VLAConfig
 from ejax.policies.vla.loading import load_parts

@@ -15,7 +15,7 @@ import pytest
 from ejax.algorithms.batch import evaluate_rollout
 from ejax.algorithms.bc import ALGORITHM, BCConfig, _choose_frames, bc_loss, chunk_targets
 from ejax.distributions import Normal
-from ejax.envs.text import as_bytes
+from ejax.numerics.text import as_bytes
 from ejax.play.acting import Actor
 from ejax.policies.vla.config import HeadConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec

@@ -25,7 +25,7 @@ from ejax.envs.tasks.grasp_task import (
     make_model,
 )
 from ejax.envs.tasks.place_instructions import BYTES, COLOURS, LENGTH, MEANING, ZONES, Split, pairs, wordings
-from ejax.envs.text import as_text
+from ejax.numerics.text import as_text
 from ejax.types import Array, Key
 
 CUBES = ("cube_1", "cube_2")

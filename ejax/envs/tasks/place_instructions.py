@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from ejax.envs.text import as_bytes
+from ejax.numerics.text import as_bytes
 from ejax.schema.tables import tables_beside
 
 Split = Literal["train", "held_out", "all"]

@@ -13,7 +13,7 @@ import numpy as np
 from flax import traverse_util
 
 from ejax.distributions import Normal, action_spec
-from ejax.envs.text import as_bytes, as_text
+from ejax.numerics.text import as_bytes, as_text
 from ejax.policies.heads import clip_like_torch
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.policies.vla.config import ModelConfig, VLAConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ejax.envs.text import as_bytes, as_text
+from ejax.numerics.text import as_bytes, as_text
 
 
 def test_bytes_are_the_text_and_its_text_is_what_was_encoded() -> None:
