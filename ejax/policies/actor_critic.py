@@ -15,7 +15,7 @@ from ejax.numerics.kernels import is_small
 from ejax.numerics.platforms import by_platform
 from ejax.policies.heads import action_distribution, action_head, apply_network
 from ejax.policies.mlp import ACTIVATIONS, MLP, NetworkConfig
-from ejax.policies.normalize import read_observation
+from ejax.policies.observations import read_observation
 from ejax.policies.record import PolicyKind
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Array, PyTree

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ejax.distributions import ActionSpec
 from ejax.policies.heads import clip_like_torch
 from ejax.policies.mlp import MLP, NetworkConfig
-from ejax.policies.normalize import read_observation
+from ejax.policies.observations import read_observation
 from ejax.policies.record import PolicyKind
 from ejax.schema.problems import Problem
 from ejax.types import Array, Params, PyTree

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ejax.numerics.finite import all_finite, finite_rows
 from ejax.numerics.moments import add_rows
-from ejax.policies.observations import select_observation
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
 
 _ROWS = 1024  # most observations that move running averages by one step
@@ -49,15 +48,6 @@ class ObsNormalizer(nn.Module):
         old = (count.value, mean.value, variance.value)
         count.value, mean.value, variance.value = add_rows(old, x, None if observe is True else observe)
         return y
-
-
-def read_observation(module: Any, name: str, obs: PyTree, observe: bool | Array) -> Array:
-    """Select the part of the observation that the network ``name`` reads, [..., O], normalized where fields of
-    ``module`` ask for it. For use inside its ``nn.compact`` method."""
-    x = select_observation(obs, getattr(module, f"{name}_obs_groups"))
-    if getattr(module, f"{name}_obs_normalization"):
-        x = ObsNormalizer(name=f"{name}_obs_normalizer")(x, observe=observe)
-    return x
 
 
 def normalized(x: Array, mean: Array, variance: Array) -> Array:

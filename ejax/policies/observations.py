@@ -1,9 +1,11 @@
 """The part of an observation that a network reads: one vector per row, of leaves ``[..., F]``."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 
+from ejax.policies.normalize import ObsNormalizer
 from ejax.schema.paths import find, join, leaves, named, nest
 from ejax.types import Array, PyTree
 
@@ -22,6 +24,15 @@ def select_observation(obs: PyTree, groups: tuple[str, ...]) -> Array:
     if not groups:
         return flatten_observation(obs)
     return jnp.concatenate([flatten_observation(part_of(obs, path)) for path in groups], axis=-1)
+
+
+def read_observation(module: Any, name: str, obs: PyTree, observe: bool | Array) -> Array:
+    """Select the part of the observation that the network ``name`` reads, [..., O], normalized where fields of
+    ``module`` ask for it. For use inside its ``nn.compact`` method."""
+    x = select_observation(obs, getattr(module, f"{name}_obs_groups"))
+    if getattr(module, f"{name}_obs_normalization"):
+        x = ObsNormalizer(name=f"{name}_obs_normalizer")(x, observe=observe)
+    return x
 
 
 def part_of(obs: PyTree, path: str) -> PyTree:
