@@ -5,6 +5,7 @@ python benchmarks/population_curves.py RUN --out docs/population.png [--beside P
 
 import argparse
 import json
+from glob import glob
 from pathlib import Path
 
 import numpy as np
@@ -15,31 +16,31 @@ from ejax.store.run_dir import open_run_directory
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN")
     parser.add_argument("--tags", nargs="*", default=["eval/avg_reward", "eval/success_rate"], metavar="TAG")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.png")
     parser.add_argument(
-        "--beside", nargs="*", default=[], metavar="NAME=RUN,RUN", help="other runs, seeds of one thing"
+        "--beside", nargs="*", default=[], metavar="NAME=RUN,RUN", help="other runs, seeds of one thing; * is read"
     )
     args = parser.parse_args()
     draw(args.run, args.tags, args.out, args.beside)
 
 
-def draw(run: Path, tags: list[str], out: Path, beside: list[str]) -> None:
+def draw(run: Path | None, tags: list[str], out: Path, beside: list[str]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    directory, config = open_run_directory(run)
     groups: dict[str, list[Path]] = {}
-    for member in config.members:
-        label = (
-            ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in member.values.items())
-            or f"{len(config.members)} seeds"
-        )
-        groups.setdefault(label, []).append(directory.member(member.number).path)
-    groups |= {name: list(map(Path, runs.split(","))) for name, _, runs in (each.partition("=") for each in beside)}
+    if run is not None:
+        directory, config = open_run_directory(run)
+        for member in config.members:
+            values = [f"{key.rpartition('.')[2]} {value:g}" for key, value in member.values.items()]
+            label = ", ".join(values) or f"{len(config.members)} seeds"
+            groups.setdefault(label, []).append(directory.member(member.number).path)
+    for name, _, patterns in (each.partition("=") for each in beside):
+        groups[name] = [path for pattern in patterns.split(",") for path in sorted(map(Path, glob(pattern)))]
     figure, axes = pyplot.subplots(1, len(tags), figsize=(5 * len(tags), 3.2), layout="constrained", squeeze=False)
     for axis, tag in zip(axes[0], tags, strict=True):
         for i, (label, folders) in enumerate(groups.items()):

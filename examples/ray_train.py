@@ -1,17 +1,14 @@
-"""Train on a Ray cluster: one run in several processes, or a population, of which each member is a process of its own.
+"""Train one run on a Ray cluster, in several processes; ``examples/sweep.py --ray`` trains many runs.
 
     pip install -e '.[ray]'
     python examples/ray_train.py configs/point_mass/ppo.yaml --workers 2 --device cpu trainer.iterations=4
 
-Ray gives each process a place and a GPU. When one is lost, all of the run start again from its last checkpoint; of a
-population (docs/population.md) that member does.
+Ray gives each process a place and a GPU. When one is lost, all start again from the last checkpoint.
 """
 
 import argparse
 import socket
 import sys
-from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,8 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ejax.config import load_config
-from ejax.population import train_population
-from ejax.runtime.device import prepare_jax
-from ejax.schema.trust import add_trust_option, trust_as, trust_words, trusted
+from ejax.schema.trust import add_trust_option, trust_words
 from ejax.train import main as train_by_words
-from ejax.train import print_population
 
 MAX_FAILURES = 3
 LOST, STOPPED = 1, 75  # exit codes of a process that lost another, and of one that a signal stopped
@@ -65,18 +59,6 @@ def train_run(num_workers: int, resources: dict[str, Any], run: Path, words: lis
     return code
 
 
-def train_member(train: Callable[[Any], Any], may_run: Any, job: Any) -> Any:
-    trust_as(may_run)
-    prepare_jax(job.config.trainer.device)
-    return train(job)
-
-
-def on_workers(resources: dict[str, Any], train: Callable[[Any], Any], jobs: list[Any]) -> Iterable[Any]:
-    # a worker ends with its member (max_calls), so that the GPU's memory is free
-    task = ray.remote(max_calls=1, max_retries=MAX_FAILURES, **resources)(train_member)
-    return map(ray.get, [task.remote(train, trusted(), job) for job in jobs])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
@@ -87,16 +69,12 @@ def main() -> int:
     add_trust_option(parser)
     args = parser.parse_intermixed_args()
     trust_words(args.trust)
-    config, run = load_config(args.config, args.overrides, device=args.device), args.run.absolute()
+    run = args.run.absolute()
+    load_config(args.config, args.overrides, device=args.device)  # a wrong one is refused before there are workers
     ray.init()  # the cluster of this machine, if it has one
     resources = {"num_cpus": 1, "num_gpus": int(args.device == "cuda"), "runtime_env": ONE_DEVICE}
-    if config.population is None:
-        words = [f"--config={args.config}", f"--device={args.device}", *(f"--trust={name}" for name in args.trust)]
-        return train_run(args.workers, resources, run, [*words, *args.overrides])
-    prepare_jax("cpu")  # this process computes nothing
-    resume, map_members = "latest" if run.exists() else None, partial(on_workers, resources)
-    result = train_population(config, resume=resume, run_dir=run, map_members=map_members)
-    return print_population("train", config, result)
+    words = [f"--config={args.config}", f"--device={args.device}", *(f"--trust={name}" for name in args.trust)]
+    return train_run(args.workers, resources, run, [*words, *args.overrides])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``examples/ray_train.py``: a worker of Ray's is killed, and the numbers are those of a run that was not disturbed."""
+"""``examples/ray_train.py`` and ``sweep.py``: a killed worker of Ray's leaves the numbers of an undisturbed run."""
 
 import json
 import os
@@ -14,7 +14,6 @@ import pytest
 from tiny import STEPS, tiny
 
 from ejax.config import parse_config
-from ejax.population import train_population
 from ejax.run import train
 from ejax.store.arrays import read_arrays
 
@@ -34,7 +33,7 @@ def mortal(run: Path, killed: Path, **trainer: Any) -> dict[str, Any]:
     return config
 
 
-def on_ray(folder: Path, config: dict[str, Any], *words: str) -> str:
+def on_ray(folder: Path, config: dict[str, Any], *words: str, script: str = "ray_train.py", to: str = "--run") -> str:
     (file := folder / "tiny.json").write_text(json.dumps(config))
     env = {
         **os.environ,
@@ -42,9 +41,9 @@ def on_ray(folder: Path, config: dict[str, Any], *words: str) -> str:
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'helpers'}",
         "RAY_AUTH_MODE": "disabled",  # its token would be left in the home of whoever runs the tests
     }
-    script = [sys.executable, str(ROOT / "examples" / "ray_train.py"), str(file), "--device", "cpu"]
-    script += ["--run", str(folder / "run"), "--trust", "mortal_env:mortal", *words]
-    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, str(ROOT / "examples" / script), str(file), "--device", "cpu"]
+    command += [to, str(folder / "run"), "--trust", "mortal_env:mortal", *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -66,14 +65,11 @@ def test_a_run_goes_on_from_its_checkpoint_when_a_worker_is_killed(
     assert arrays(tmp_path / "run", step) == arrays(whole, step)
 
 
-def test_a_member_of_a_population_goes_on_when_its_worker_is_killed(tmp_path: Path) -> None:
-    config, killed = mortal(tmp_path / "run" / "members" / "1", tmp_path / "killed"), tmp_path / "killed"
-    config["population"] = {"separate_runs": True, "seeds": 2}
-    text = on_ray(tmp_path, config)
+def test_a_run_of_a_sweep_goes_on_when_its_worker_is_killed(tmp_path: Path) -> None:
+    second, killed = tmp_path / "run" / "seed_2", tmp_path / "killed"
+    text = on_ray(tmp_path, mortal(second, killed), "--seeds", "2", "--ray", script="sweep.py", to="--to")
     assert killed.exists() and text.count("resumed from") == 1
-    train_population(parse_config(config), run_dir=tmp_path / "alone")
-    step = UPDATES * STEPS
-    for member in ("members/0", "members/1"):
-        assert arrays(tmp_path / "run" / member, step) == arrays(tmp_path / "alone" / member, step)
-    found, expected = (json.loads((tmp_path / name / "population.json").read_text()) for name in ("run", "alone"))
-    assert found == expected
+    for seed in (1, 2):
+        config = parse_config(mortal(second, killed), [f"trainer.seed={seed}"])
+        alone = train(config, run_dir=tmp_path / f"alone_{seed}").run_dir
+        assert arrays(tmp_path / "run" / f"seed_{seed}", UPDATES * STEPS) == arrays(alone, UPDATES * STEPS)

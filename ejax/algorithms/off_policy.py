@@ -204,9 +204,8 @@ def _storage_problems(replay: ReplayConfig, shared_by: str | None = None) -> Ite
     """Find rings that only a device's memory can have."""
     shared_by = shared_by or (f"replay.strata {replay.strata}" if (replay.strata or 1) > 1 else None)
     if replay.storage != "device" and shared_by is not None:
-        remedy = "population.separate_runs: true" if shared_by == "population" else f"leave out {shared_by}"
-        text = f"got '{replay.storage}', one ring for one device, with {shared_by}; give 'device', or {remedy}"
-        yield Problem("algorithm.cfg.replay.storage", text)
+        text = f"got '{replay.storage}', one ring for one device, with {shared_by}"
+        yield Problem("algorithm.cfg.replay.storage", f"{text}; give 'device', or leave out {shared_by}")
 
 
 def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem]:

@@ -19,7 +19,6 @@ from pydantic import (
     PlainSerializer,
     PositiveFloat,
     PositiveInt,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -29,6 +28,9 @@ from ejax.schema.messages import short_repr
 from ejax.schema.paths import leaves
 
 OPTIONS = "algorithm.cfg."  # prefix of the keys in which members may differ, besides the seed
+SEPARATELY = "examples/sweep.py trains each member as a run by itself, in which any key may differ"
+"""The remedy for what members of one program cannot differ in."""
+_REMOVED = ("separate_runs", "apart")
 _KEY = r"^(algorithm|trainer|policy|env|data)(\..+)?$"
 _Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -53,14 +55,10 @@ class PopulationConfig(StrictModel):
     model_config = ConfigDict(json_schema_extra={"patternProperties": {_KEY: {"title": "As in vary"}}})
     seeds: PositiveInt | tuple[_Seed, ...] = 1
     """A list, or how many: then ``trainer.seed`` and those after it."""
-    separate_runs: bool = False
-    """Each member is a run of its own, one after the other: for environments outside the program, and for values that
-    need a program of their own, of any key."""
     vary: Annotated[dict[str, tuple[Any, ...]], AfterValidator(freeze), PlainSerializer(thaw)] = Field(
         default_factory=dict, validate_default=True
     )
-    """Dotted key, of ``algorithm.cfg`` unless ``separate_runs`` -> the values that members have; may be written
-    directly under ``population``."""
+    """Dotted key of ``algorithm.cfg`` -> the values that members have; may be written directly under ``population``."""
     exploit: ExploitConfig | None = None
     """Population-based training: the worst go on from the best. None: members do not meet."""
 
@@ -70,7 +68,11 @@ class PopulationConfig(StrictModel):
         """Read lists under dotted keys, or under sections as overrides make them, as ``vary``."""
         if not isinstance(given, Mapping):
             return given
-        given = _tuples(given)  # after a validator in Python, strict models take no list for a tuple
+        if any(given.get(name) for name in _REMOVED):
+            raise ValueError(f"separate_runs was removed: {SEPARATELY}")
+        # runs of earlier versions have it as false; and after a validator in Python, strict models take no list for a
+        # tuple
+        given = {name: _tuples(value) for name, value in given.items() if name not in _REMOVED}
         own = {name: value for name, value in given.items() if name in cls.model_fields}
         rest = {name: value for name, value in given.items() if name not in cls.model_fields}
         listed = own.get("vary") or {}
@@ -89,14 +91,11 @@ class PopulationConfig(StrictModel):
 
     @field_validator("vary")
     @classmethod
-    def _lists(cls, vary: FrozenDict, info: ValidationInfo) -> FrozenDict:
+    def _lists(cls, vary: FrozenDict) -> FrozenDict:
         for key, values in vary.items():
-            if not (key.startswith(OPTIONS) or info.data.get("separate_runs")) or key == "trainer.seed":
-                hint = "; for seeds give population.seeds" if key == "trainer.seed" else ""
-                raise ValueError(
-                    f"got {key}; members of one program differ in numbers of {OPTIONS}… only{hint}. With "
-                    "population.separate_runs=true each is a run of its own, and any key may differ"
-                )
+            if not key.startswith(OPTIONS):
+                remedy = "give population.seeds" if key == "trainer.seed" else SEPARATELY
+                raise ValueError(f"got {key}; members differ in numbers of {OPTIONS}… only; {remedy}")
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"got {short_repr(thaw(values))} for {key}; must be a list of values that differ")
         return vary

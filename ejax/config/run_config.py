@@ -14,7 +14,7 @@ from ejax.algorithms.demonstrations import SECTION, DemonstrationConfig
 from ejax.algorithms.record import RunShape
 from ejax.config.data import DataConfig, data_problems, task_problems
 from ejax.config.models import AlgorithmConfig, EnvConfig, PolicyConfig, TrainerConfig
-from ejax.config.population import OPTIONS, Member, PopulationConfig, members_of, with_member
+from ejax.config.population import OPTIONS, SEPARATELY, Member, PopulationConfig, members_of, with_member
 from ejax.policies.record import section_problems
 from ejax.schema.frozen import StrictModel, thaw
 from ejax.schema.messages import short_repr
@@ -119,7 +119,7 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.iterations" if trainer.total_timesteps is None else "trainer.total_timesteps", text)
     facts = trainer.model_dump(include={"num_envs", "buffer_size", "distributed"})
     several = {
-        "population": config.population is not None and not config.population.separate_runs,
+        "population": config.population is not None,
         "trainer.distributed": trainer.distributed,
         "trainer.collector.learner_devices": len(trainer.collector.learner_devices) > 1,
     }
@@ -176,10 +176,7 @@ def _population(config: RunConfig) -> Iterator[Problem]:
     population = config.population
     if population is None:
         return
-    if not population.separate_runs:
-        yield from _one_program(config, population)
-    elif population.exploit is not None:
-        yield Problem("population.exploit", "copies within one program; leave it out, or population.separate_runs")
+    yield from _one_program(config, population)
     seen = set()
     for member in config.members:
         combination = tuple(member.values.items())  # members with other seeds only have the same problems
@@ -193,19 +190,18 @@ def _population(config: RunConfig) -> Iterator[Problem]:
             reasons = "; ".join(texts).replace("Extra inputs are not permitted", "unknown key")
             yield Problem("population", f"{_shown_values(member)} is no config: {reasons}")
             continue
-        for key in () if population.separate_runs else member.values:
+        for key in member.values:
             if not _varies(_option(own.algorithm.cfg, key)):
                 # a program has numbers with a fraction as arrays; all else is compiled into it
                 text = f"got {short_repr(thaw(member.values[key]))}, which is no number with a fraction (a whole one"
-                remedy = "so that each value needs a program of its own: give population.separate_runs=true"
-                yield Problem(f"population.{key}", f"{text} decides shapes and loops), {remedy}")
+                yield Problem(f"population.{key}", f"{text} decides shapes and loops); {SEPARATELY}")
 
 
 def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
     record, name = config.algorithm.record, config.algorithm.name
     if record.learns_from == "demonstrations" or record.with_teacher is not None:
-        text = f"{name} trains by itself only; give population.separate_runs=true, or ppo, grpo, apg or shac"
-        yield Problem("population", text)
+        text = f"{name} is no algorithm of a population; give ppo, grpo, apg or shac, or"
+        yield Problem("population", f"{text} {SEPARATELY}")
     if config.trainer.profile is not None:
         yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
     if population.exploit is not None:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from ejax.algorithms.step import RunState, Step
 from ejax.config import ConfigError, Problem, RunConfig, bind
-from ejax.config.population import OPTIONS, ExploitConfig, Member
+from ejax.config.population import OPTIONS, SEPARATELY, ExploitConfig, Member
 from ejax.numerics.traced_options import unjit_for_traced
 from ejax.population.step import (
     Exploit,
@@ -62,11 +62,8 @@ def build_population(config: RunConfig) -> PopulationParts:
     parts = build(configs[0])
     if not isinstance(parts.stepper, DeviceStepper):
         with parts.stepper:
-            text = (
-                f"needs an environment inside the program, got {config.env.id} with trainer.collector.mode "
-                f"{config.trainer.collector.mode}; give population.separate_runs=true, which trains each member "
-                "by itself"
-            )
+            given = f"{config.env.id} with trainer.collector.mode {config.trainer.collector.mode}"
+            text = f"needs an environment inside the program, got {given}; {SEPARATELY}"
             raise ConfigError([Problem("population", text)])
     check_best_metric(configs[0], parts)  # members share environment and metric
     platform = config.trainer.device.partition(":")[0]
@@ -167,7 +164,7 @@ def _check_values(make_step: Callable[[Values], Step], state: PopulationState) -
         return
     # each by itself first; else it is their combination
     wrong = [name for name in values if not fits({name: values[name]})] or list(values)
-    text = "decides what is computed, so that each value needs a program of its own: give population.separate_runs=true"
+    text = f"decides what is computed, so that each value needs its own program; {SEPARATELY}"
     raise ConfigError([Problem(f"population.{OPTIONS}{name}", text) for name in wrong])
 
 

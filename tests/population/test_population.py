@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -96,11 +95,11 @@ def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
         ({"algorithm.cfg.n_epochs": [1, 2]}, "decides shapes and loops"),
         ({"algorithm.cfg.optimizer.name": ["adam", "sgd"]}, "got 'adam', which is no number"),
         ({"algorithm.cfg.gama": [0.9]}, "unknown key"),
-        ({"trainer.num_envs": [4, 8]}, "With population.separate_runs=true each is a run of its own"),
-        ({"separate_runs": True, "trainer.seed": [4, 8]}, "for seeds give population.seeds"),
+        ({"trainer.num_envs": [4, 8]}, "got trainer.num_envs; .* examples/sweep.py trains"),
+        ({"trainer.seed": [4, 8]}, "give population.seeds"),
         ({"exploit": {"every": 1}}, "needs two members"),
-        ({"separate_runs": True, "seeds": 2, "exploit": {"every": 1}}, "leave it out, or population.separate_runs"),
-        ({"separate_runs": True, "trainer.num_envs": [4, -1]}, "trainer.num_envs=-1 is no config"),
+        ({"separate_runs": True, "seeds": 2}, "was removed: examples/sweep.py"),
+        ({"apart": True, "seeds": 2}, "was removed: examples/sweep.py"),
         ({"seeds": 2, "exploit": {"every": 1, "fraction": 0.6}}, "less than or equal to 0.5"),
         ({"algorithm.cfg.optimizer.kwargs.eps": [1e-8, 1e-6], "exploit": {"every": 1}}, "range is not known"),
     ],
@@ -108,6 +107,11 @@ def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
 def test_what_cannot_be_a_population_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
         population(given)
+
+
+def test_a_population_of_an_earlier_version_is_read() -> None:
+    raw = population({"seeds": 2}).to_dict()
+    assert parse_config({**raw, "population": {**raw["population"], "separate_runs": False}}) == parse_config(raw)
 
 
 def test_train_of_one_run_refuses_a_population() -> None:
@@ -478,73 +482,15 @@ def test_with_values_leaves_the_options_as_they_were() -> None:
     assert options == PPOConfig()
 
 
-@pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("name", ["members", "members/1"])
-def test_members_are_not_written_through_a_link(name: str, separate: bool, tmp_path: Path) -> None:
+def test_members_are_not_written_through_a_link(name: str, tmp_path: Path) -> None:
     theirs, run = tmp_path / "theirs", tmp_path / "run"
     theirs.mkdir()
     (run / name).parent.mkdir(parents=True)
     (run / name).symlink_to(theirs)
     with pytest.raises(LinkError, match=f"{name} is a symbolic link"):
-        train_population(population({"separate_runs": separate, "seeds": 2}, output_dir=tmp_path), run_dir=run)
+        train_population(population({"seeds": 2}, output_dir=tmp_path), run_dir=run)
     assert not list(theirs.iterdir())
-
-
-def test_the_former_name_of_separate_runs_is_read_with_a_notice(tmp_path: Path) -> None:
-    config = population({"apart": True, "seeds": 2}, output_dir=tmp_path)
-    assert config.population is not None and config.population.separate_runs
-    [notice] = [note for note in config.notices if note.key == "population.apart"]
-    assert "population.separate_runs" in notice.text
-
-
-@pytest.mark.slow
-def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
-    given = {"separate_runs": True, "seeds": 1, "algorithm.cfg.n_epochs": [2, 1]}
-    config = population(given, output_dir=tmp_path, **EVALUATED)
-    result = train_population(config, run_dir=tmp_path / "separate")
-    assert [
-        json.loads((tmp_path / f"separate/members/{i}/configs/resolved.json").read_text())["algorithm"]["cfg"][
-            "n_epochs"
-        ]
-        for i in range(2)
-    ] == [2, 1]
-    assert result.finished and result.num_updates == 2
-    assert all(read_run(each).together is None for each in runs_in(tmp_path / "separate"))  # each has its own time
-    first, second = (lines(tmp_path / "separate" / "members" / str(i)) for i in range(2))
-    rows = lines(tmp_path / "separate")
-    pair = (first[-1]["eval/avg_reward"], second[-1]["eval/avg_reward"])
-    assert rows[-1]["eval/avg_reward/best"] == max(pair)
-    assert open_policy_run(tmp_path / "separate")[0].path.name == str(result.best_member)
-    # as if a kill had come before the second member
-    shutil.rmtree(tmp_path / "separate" / "members" / "1")
-    again = train_population(config, run_dir=tmp_path / "separate", resume="latest")
-    assert lines(tmp_path / "separate" / "members" / "1") == second and lines(tmp_path / "separate") == rows
-    assert again.best_eval_values == result.best_eval_values
-
-
-@pytest.mark.slow
-def test_members_apart_can_be_trained_by_whoever_gets_the_job(tmp_path: Path) -> None:
-    trained: list[str] = []
-
-    def elsewhere(train_member: Any, jobs: list[Any]) -> list[Any]:
-        """Train in another order, what came through a pipe."""
-        outcomes = {}
-        for job in reversed(jobs):
-            outcomes[job.name] = train_member(pickle.loads(pickle.dumps(job)))
-            trained.append(job.name[:8])
-        return [outcomes[job.name] for job in jobs]
-
-    config = population({"separate_runs": True, "seeds": 2}, output_dir=tmp_path)
-    here = train_population(config, run_dir=tmp_path / "here")
-    there = train_population(config, run_dir=tmp_path / "there", map_members=elsewhere)
-    assert trained == ["member 1", "member 0"] and there.finished
-    assert there.global_step == here.global_step
-    shutil.rmtree(tmp_path / "there" / "members" / "1")
-    train_population(config, run_dir=tmp_path / "there", resume="latest", map_members=elsewhere)
-    assert trained[2:] == ["member 1"]
-    for member in ("0", "1"):
-        assert lines(tmp_path / "there" / "members" / member) == lines(tmp_path / "here" / "members" / member)
-    assert lines(tmp_path / "there") == lines(tmp_path / "here")
 
 
 @pytest.mark.slow

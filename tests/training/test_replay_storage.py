@@ -155,7 +155,7 @@ def test_a_state_from_before_the_last_update_has_no_rows_to_save(tmp_path: Path)
     [
         (["trainer.distributed=true"], "with trainer.distributed; give 'device', or leave out trainer.distributed"),
         (['trainer.collector={mode: host, learner_devices: ["cpu:0", "cpu:1"]}'], "with trainer.collector.learner_dev"),
-        (["population={seeds: 2}"], "with population; give 'device', or population.separate_runs: true"),
+        (["population={seeds: 2}"], "with population; give 'device', or leave out population"),
         (["algorithm.cfg.replay.strata=2"], "with replay.strata 2; give 'device', or leave out"),
     ],
 )

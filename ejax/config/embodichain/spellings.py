@@ -62,10 +62,6 @@ def canonicalize_keys(draft: Draft) -> None:
     for old, new in MOVED.items():
         if draft.has(old):
             _move(draft, old, new)
-    for old, new in TABLES["renamed"].items():
-        if draft.has(old):
-            draft.note(draft.key(old), f"is {new} now; write that", "renamed")
-            _move(draft, old, new)
     if isinstance(draft.get("env"), str):
         draft.spelled["env.id"] = draft.key("env")
         draft.put("env", {"id": draft.get("env")})
