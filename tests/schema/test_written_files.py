@@ -36,8 +36,6 @@ WRITES = {
     ("ejax/data/supervisor.py", "(self.folder / ORDER).write_bytes"): _OWN_FOLDER,
     ("ejax/data/worker.py", "(folder / LIFE).open"): _OWN_FOLDER,
     ("ejax/data/worker.py", "(folder / SPEC).write_bytes"): _OWN_FOLDER,
-    ("ejax/data/lerobot/commit.py", "self._staging.mkdir"): "fails where anything is there",
-    ("ejax/data/lerobot/write.py", "alone.rename"): "inside the staging folder of this change",
     ("ejax/runtime/streams.py", "os.open"): "os.devnull",
     ("ejax/schema/trust.py", "file.parent.mkdir"): "for the mode 700 of the user's own folder",
     ("ejax/store/checkpoint.py", "shutil.copytree"): f"links, {_OWN_FOLDER}",

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.files import KeptFiles, path_problem, shown
+from ejax.data.lerobot.files import inside, path_problem, read_json, shown
 from ejax.data.lerobot.format import Column
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, EpisodeSpec, check_paths
 
@@ -74,20 +74,6 @@ class _Own(_Checked):
     episode: dict[str, _OwnField]
 
 
-def load_info(files: KeptFiles) -> dict[str, Any]:
-    """Load ``meta/info.json``; FileNotFoundError if the folder has none, ValueError as of ``check_info``."""
-    if not files.has(fmt.INFO):
-        raise FileNotFoundError(f"{files.folder} is not a LeRobot dataset: there is no {fmt.INFO}")
-    return check_info(files.read_json(fmt.INFO), files.folder / fmt.INFO)
-
-
-def load_ours(files: KeptFiles, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Load ``meta/ejax.json``, without fields if the folder lacks it; ValueError as of ``check_ours``."""
-    if not files.has(fmt.OURS):
-        return {"version": 1, "frames": {}, "episode": {}}
-    return check_ours(files.read_json(fmt.OURS), info, files.folder / fmt.OURS)
-
-
 def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
     """Find the columns that can be read, and the other features with the reason; ``ours``: ``frames`` of our metadata.
     Raises ValueError if no column can be read, or two have one path."""
@@ -116,18 +102,22 @@ def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any])
     return columns, skipped
 
 
-def check_info(info: Any, where: Path) -> dict[str, Any]:
-    """Return ``meta/info.json`` of a LeRobot v3.0 dataset.
+def load_info(folder: Path) -> dict[str, Any]:
+    """Load ``meta/info.json`` of a LeRobot v3.0 dataset.
 
-    Raises ValueError for another version, missing or other entries, and paths that leave the folder, or depend on
-    anything other than chunk, file and video.
+    Raises FileNotFoundError if the folder has none; ValueError for another version, missing or other entries, and paths
+    that leave the folder, or depend on anything other than chunk, file and video.
     """
+    where = folder / fmt.INFO
+    if not inside(folder, fmt.INFO).exists():
+        raise FileNotFoundError(f"{folder} is not a LeRobot dataset: there is no {fmt.INFO}")
+    info = read_json(folder, fmt.INFO)
     version = info.get("codebase_version") if isinstance(info, dict) else info
     remedy = "Convert it to that with a lerobot that knows both"
     if version == "v2.1":
         remedy = "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=... converts it"
     if not isinstance(version, str) or version.split(".")[0] != "v3":
-        there = f"{where.parent.parent} is LeRobot {shown(version, 20).strip(chr(39))}"
+        there = f"{folder} is LeRobot {shown(version, 20).strip(chr(39))}"
         raise ValueError(f"{there}; {fmt.VERSION} can be read. {remedy}")
     _check(_Info, info, where)
     videos = [name for name, entry in info["features"].items() if entry["dtype"] == "video"]
@@ -141,12 +131,16 @@ def check_info(info: Any, where: Path) -> dict[str, Any]:
     return dict(info)
 
 
-def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """Return ``meta/ejax.json``, if it matches ``info``.
+def load_ours(folder: Path, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Load ``meta/ejax.json``, without fields if the folder lacks it.
 
     Raises ValueError for another version, fields that no ``EpisodeSpec`` can have, or features that are not in
     ``info``.
     """
+    where = folder / fmt.OURS
+    if not inside(folder, fmt.OURS).exists():
+        return {"version": 1, "frames": {}, "episode": {}}
+    ours = read_json(folder, fmt.OURS)
     _check(_Own, ours, where)
     fields = [{path: (e["shape"], e["dtype"]) for path, e in ours[kind].items()} for kind in ("frames", "episode")]
     try:

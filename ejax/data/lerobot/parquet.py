@@ -1,9 +1,10 @@
-"""Parquet files of a dataset, opened once they are known to be whole, and named when they cannot be read.
+"""Parquet files of a dataset, and what names them when they cannot be read. Their pages have checksums.
 
 Columns of ``meta/episodes`` become parts of paths and bounds of loops, so they are checked before any use.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ejax.data.lerobot.files import KeptFiles, shown
+from ejax.data.lerobot.files import open_inside, shown
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.metadata import MAX_COUNT
 from ejax.data.task import Origin
@@ -28,30 +29,25 @@ _OURS = {
 }
 
 
-def read_parquet(
-    files: KeptFiles, name: str, columns: Sequence[str] | None = None, also: tuple[str, ...] = ()
-) -> pa.Table:
-    """Read a whole file, or ``columns`` of it and those that begin with one of ``also``. Raises FileNotFoundError;
-    ValueError if it is damaged, or lacks columns."""
-    path = files.folder / name
-    with open_parquet(files, name) as file:
-        needed, schema = columns or (), file.schema_arrow
-        if wrong := [column for column in needed if len(schema.get_all_field_indices(column)) != 1]:
-            raise ValueError(f"{path} lacks columns {', '.join(wrong)}; part of the dataset is missing or damaged")
-        chosen = [column for column in schema.names if column in needed or column.startswith(also)]
-        with named(path):
-            # threads of pyarrow's and a later fork do not go together
-            return file.read(columns=None if columns is None else chosen, use_threads=False)
+def parquet_file(schema: pa.Schema, groups: Iterable[pa.Table]) -> bytes:
+    """Encode tables as the row groups of a Parquet file."""
+    file = io.BytesIO()
+    with pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
+        for group in groups:
+            # a group per episode: one can be left out without decoding it
+            writer.write_table(group, row_group_size=len(group))
+    return file.getvalue()
 
 
 @contextmanager
-def open_parquet(files: KeptFiles, name: str) -> Iterator[pq.ParquetFile]:
-    """Open a file as a ParquetFile, with the errors of ``KeptFiles.open``; later errors are the caller's to name."""
-    with files.open(name) as opened:
-        with named(files.folder / name):
-            file = pq.ParquetFile(opened)
-        with file:
-            yield file
+def open_parquet(folder: Path, name: str) -> Iterator[pq.ParquetFile]:
+    """Open a file as a ParquetFile. Errors of the block on a damaged file become a ValueError with its name."""
+    with (
+        open_inside(folder, name) as opened,
+        named(folder / name),
+        pq.ParquetFile(opened, page_checksum_verification=True) as file,
+    ):
+        yield file
 
 
 @contextmanager
@@ -67,7 +63,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def load_rows(
-    files: KeptFiles, count: int, columns: Sequence[Column], fields: Sequence[str], *, stats: bool = False
+    folder: Path, count: int, columns: Sequence[Column], fields: Sequence[str], *, stats: bool = False
 ) -> list[dict[str, Any]]:
     """Load the first ``count`` rows of ``meta/episodes``, in order; later ones are being written. With ``stats`` all
     columns. Raises ValueError for columns, ``fields`` or episodes that are missing, or hold impossible values."""
@@ -76,31 +72,30 @@ def load_rows(
     numbers = {**dict.fromkeys(whole, pa.int64()), **{f"{video}/from_timestamp": pa.float64() for video in videos}}
     needed = [*numbers, "tasks", *(f"ejax/episode/{path}" for path in fields)]
     rows: list[dict[str, Any]] = []
-    for name in row_files(files):
-        path = files.folder / name
-        if len(rows) >= count and not path.exists():
-            break  # an append has listed it, and not put it in place yet
-        table = read_parquet(files, name, needed, also=("",) if stats else ("ejax/",))
-        with named(path):
-            made = _checked(table, numbers).to_pylist()
+    for name in row_files(folder):
+        with open_parquet(folder, name) as file:
+            schema = file.schema_arrow
+            if wrong := [column for column in needed if len(schema.get_all_field_indices(column)) != 1]:
+                raise ValueError(f"it lacks columns {', '.join(wrong)}")
+            chosen = [column for column in schema.names if stats or column in needed or column.startswith("ejax/")]
+            # threads of pyarrow's and a later fork do not go together
+            made = _checked(file.read(columns=chosen, use_threads=False), numbers).to_pylist()
             for row in made:
                 _check_row(row)
         rows += made
     rows = sorted(rows, key=lambda row: row["episode_index"])[:count]
     if [row["episode_index"] for row in rows] != list(range(count)):
         raise ValueError(
-            f"{files.folder} has {len(rows)} episodes in {EPISODES}, its info.json has {count}; they must be 0 to "
+            f"{folder} has {len(rows)} episodes in {EPISODES}, its info.json has {count}; they must be 0 to "
             f"{count - 1}, each once. Part of the files is missing"
         )
     return rows
 
 
-def row_files(files: KeptFiles) -> list[str]:
-    """List the files of ``meta/episodes`` that the folder has, or must have, in order."""
-    there = (path for path in (files.folder / EPISODES).glob("*/*.parquet") if not is_side_file(path.name))
-    found = {path.relative_to(files.folder).as_posix() for path in there}
-    # a file that was removed is in the list, and its absence must be noticed
-    return sorted(found | {name for name in files.digests or () if name.startswith(f"{EPISODES}/")})
+def row_files(folder: Path) -> list[str]:
+    """List the files of ``meta/episodes`` in order."""
+    there = (path for path in (folder / EPISODES).glob("*/*.parquet") if not is_side_file(path.name))
+    return sorted(path.relative_to(folder).as_posix() for path in there)
 
 
 def _checked(table: pa.Table, numbers: Mapping[str, pa.DataType]) -> pa.Table:

@@ -47,13 +47,6 @@ def join_videos(parts: Sequence[Path], path: Path) -> None:
     listed.unlink()
 
 
-def cut_video(source: Path, count: int, path: Path) -> None:
-    """Write the first ``count`` frames of a video, as they are encoded; errors as of ``join_videos``."""
-    _check_mp4(source)
-    options = [*_FILES_ONLY, "-f", "mp4", "-i", f"file:{source}", "-frames:v", str(count)]
-    _ffmpeg([*options, "-c", "copy", "-movflags", "+faststart", f"file:{path}"], path)
-
-
 def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, int], count: int) -> NDArray[np.uint8]:
     """Read frames [count, H, W, 3] from the one at ``start``, in s, on. Raises ValueError unless it is an MP4 file with
     so many frames of that size there; RuntimeError if ffmpeg failed."""

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.commit import STAGING
-from ejax.data.lerobot.files import DIGESTS, KeptFiles
+from ejax.data.lerobot.files import open_inside
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.metadata import load_columns, load_info, load_ours
 from ejax.data.lerobot.parquet import EPISODES, load_rows, named
 from ejax.data.lerobot.pictures import decode_image, decode_video
+from ejax.data.lerobot.recording import STAGING
 from ejax.data.task import Episode, Origin, frame_numbers, nest
 
 FLAGS = ("next.terminated", "is_terminal", "next.done", "next.truncated", "next.success")
@@ -55,23 +55,16 @@ class EpisodeReader:
 
     def __init__(self, folder: Path | str, *, cache_mb: float = 512.0) -> None:
         self.folder = Path(folder)
-        self._files = KeptFiles(self.folder)
-        self.info = load_info(self._files)
-        ours = load_ours(self._files, self.info)
+        self.info = load_info(self.folder)
+        ours = load_ours(self.folder, self.info)
         self.columns, self.skipped = load_columns(self.folder, self.info, ours["frames"])
         self._fields: dict[str, Any] = ours["episode"]
-        self._rows = load_rows(self._files, self.info["total_episodes"], self.columns, list(self._fields))
-        if self._files.digests is None:
-            warnings.warn(
-                f"{self.folder} has no digests of its files ({DIGESTS}), so damage to them cannot be noticed where "
-                f"they can still be read; folders that an EpisodeWriter of this ejax wrote have them",
-                stacklevel=2,
-            )
+        self._rows = load_rows(self.folder, self.info["total_episodes"], self.columns, list(self._fields))
         self._cache = _Cache(int(cache_mb * 2**20))
         if (self.folder / STAGING).exists():
             warnings.warn(
                 f"{self.folder}: an episode is being written, or was when the recording was cut off; it is not read. "
-                f"In the latter case EpisodeWriter(..., append=True) clears up",
+                f"In the latter case the next append clears up",
                 stacklevel=2,
             )
 
@@ -174,8 +167,9 @@ class EpisodeReader:
         row, columns = self._rows[index], [column for column in self.columns if column.kind != "video"]
         name = self.info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
         names = [*(column.feature for column in columns), "episode_index"]
-        with self._files.open(name) as file, named(self.folder / name):
-            table = pq.read_table(file, columns=names, filters=[("episode_index", "==", index)], use_threads=False)
+        options: Any = {"use_threads": False, "page_checksum_verification": True}
+        with open_inside(self.folder, name) as file, named(self.folder / name):
+            table = pq.read_table(file, columns=names, filters=[("episode_index", "==", index)], **options)
             if len(table) != row["length"]:  # fewer: cut off; more: two episodes of one number
                 raise ValueError(f"{len(table)} frames of episode {index}; in {EPISODES} it has {row['length']}")
             made: dict[str, Any] = {}
@@ -196,7 +190,9 @@ class EpisodeReader:
             return np.stack([decode_image(data, shape, where) for data in encoded])
         row, key = self._rows[index], f"videos/{column.feature}"
         place = {name: row[f"{key}/{name}"] for name in ("chunk_index", "file_index")}
-        path = self._files.check(self.info["video_path"].format(video_key=column.feature, **place))
+        name = self.info["video_path"].format(video_key=column.feature, **place)
+        with open_inside(self.folder, name):  # before ffmpeg does: a regular file below the folder
+            path = self.folder / name
         return decode_video(path, row[f"{key}/from_timestamp"] + start / self.fps, self.fps, shape, count)
 
 

@@ -1,25 +1,31 @@
-"""The format and the present content of an ``EpisodeWriter``'s folder."""
+"""The format and the present content of an ``EpisodeWriter``'s folder.
 
-import io
+An append writes every file whole and forces it to the disk, ``meta/info.json`` last, whose count of episodes is what
+holds. While ``.staging`` is there, other files may be ahead of it, with rows or frames at their end which no reader
+uses: of a recording that was cut off, until the next append leaves them out.
+"""
+
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.commit import Change, remove_leftovers
-from ejax.data.lerobot.files import Digests, KeptFiles, inside, shown
+from ejax.data.lerobot.files import inside, shown
 from ejax.data.lerobot.format import STATS, Column, Stats, combine_stats
-from ejax.data.lerobot.metadata import check_info, check_ours
-from ejax.data.lerobot.parquet import load_rows, named, open_parquet, row_files
-from ejax.data.lerobot.pictures import cut_video
+from ejax.data.lerobot.metadata import load_info, load_ours
+from ejax.data.lerobot.parquet import load_rows, open_parquet, parquet_file, row_files
 from ejax.data.task import EpisodeSpec, flatten
+from ejax.schema.writing import make_folder, move, replace_file, sync
+
+STAGING = ".staging"
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,11 @@ class Format:
 class Recording:
     """The content of the folder."""
 
+    folder: Path
     format: Format
     info: Mapping[str, Any]
-    digests: Digests
     schema: pa.Schema
-    """Schema of the files of episodes: one begun before ``Origin`` was kept goes on with the columns that it has."""
+    """Schema of the files of episodes: a recording begun before ``Origin`` was kept continues with its columns."""
     rows: tuple[Mapping[str, Any], ...] = ()
     """A row of ``meta/episodes`` per episode."""
     stats: Mapping[str, Stats] = field(default_factory=dict)
@@ -86,48 +92,62 @@ class Recording:
         alike = takewhile(lambda row: all(row[name] == self.rows[-1][name] for name in names), reversed(self.rows))
         return list(alike)[::-1]
 
-    def write_meta(self, change: Change) -> None:
-        """Write the metadata that an episode changes: its rows, statistics, counts."""
+    def put_in_place(self, files: Mapping[str, bytes | Path]) -> None:
+        """Put new versions in place, on the disk: ``files`` by name, their content or a file below ``.staging``; then
+        the metadata that an episode changes, the counts last. OSError: the disk is full, or fails."""
+        meta: dict[str, bytes] = {}
         if self.rows:
             table = pa.Table.from_pylist(self.last_rows, self.schema)
-            change.write(place(self.rows[-1], "meta/episodes", fmt.EPISODES), parquet_file(self.schema, [table]))
-            change.write(fmt.TASKS, _tasks_file(self.tasks))
             stats = {name: {key: v.tolist() for key, v in of.items()} for name, of in self.stats.items()}
-            change.write(fmt.STATS_FILE, _to_json(stats))
-        change.write(fmt.INFO, _to_json(self.info))
+            meta[place(self.rows[-1], "meta/episodes", fmt.EPISODES)] = parquet_file(self.schema, [table])
+            meta |= {fmt.TASKS: _tasks_file(self.tasks), fmt.STATS_FILE: _to_json(stats)}
+        for name, new in {**files, **meta, fmt.INFO: _to_json(self.info)}.items():
+            made = self.folder / STAGING / "new" if isinstance(new, bytes) else new
+            if isinstance(new, bytes):
+                replace_file(made, new, self.folder)
+            sync(made)  # each before the next: a loss of power could else leave the counts alone
+            move(made, self.folder / name, self.folder)
 
 
-def open_recording(folder: Path, format: Format) -> tuple[Recording, bool]:
-    """Load a folder to which episodes of ``format`` are appended, or begin it; True: an episode was lost in a crash.
-    Raises ValueError for other recordings, damaged files and links out of it; nothing is written then."""
-    files = KeptFiles(folder)
-    has_info, has_ours = (inside(folder, name).exists() for name in (fmt.INFO, fmt.OURS))
-    if not has_info and not {*(files.digests or ())} - {fmt.INFO, fmt.OURS}:
-        lost = remove_leftovers(folder)
-        return _begin(folder, format), lost
-    if not has_ours and fmt.OURS not in (files.digests or ()):
+def open_recording(folder: Path, format: Format) -> Recording:
+    """Load a folder to which episodes of ``format`` are appended, or begin it. Raises ValueError for other recordings,
+    damaged files and links out of it; nothing is written then."""
+    for name in (STAGING, fmt.INFO, fmt.OURS, fmt.TASKS, fmt.STATS_FILE):
+        inside(folder, name)
+    if not (folder / fmt.INFO).exists() and not row_files(folder):
+        recording = Recording(folder, format, format.info(), fmt.episodes_schema(format.columns, format.spec))
+        with marked(folder):
+            recording.put_in_place({fmt.OURS: _to_json(format.ours())})
+        return recording
+    info = load_info(folder)
+    if not (folder / fmt.OURS).exists():
         raise ValueError(f"{folder} is not a recording of ejax's: there is no {fmt.OURS}; record into a new folder")
-    info = check_info(files.read_json(fmt.INFO), folder / fmt.INFO)
-    _check_alike(folder, info, check_ours(files.read_json(fmt.OURS), info, folder / fmt.OURS), format)
-    rows = load_rows(files, info["total_episodes"], format.columns, list(format.spec.episode), stats=True)
+    _check_alike(folder, info, load_ours(folder, info), format)
+    rows = load_rows(folder, info["total_episodes"], format.columns, list(format.spec.episode), stats=True)
     if info.get("total_frames") != sum(row["length"] for row in rows):
         raise ValueError(f"{folder} has other counts in {fmt.INFO} than in meta/episodes; restore it from a copy")
-    names = _names_of(format, rows)
-    recording = Recording(
-        format,
-        info | {name: size for name, size in format.info().items() if name.endswith("_size_in_mb")},
-        {name: files.digest(name) for name in names} if files.digests is None else files.digests,
-        _schema(files, format) if rows else fmt.episodes_schema(format.columns, format.spec),
-        tuple(rows),
-        _stats_of(rows, format.columns),
-    )
-    # of the files that changed last either version may be in place: a repair can be cut off, too
-    changed = {name for name in names - {fmt.STATS_FILE, fmt.TASKS} if len(recording.digests.get(name, ())) > 1}
-    there = {name: files.digest(name) for name in changed}
-    lost = remove_leftovers(folder)  # nothing was written so far: all checks are passed
-    if any(recording.digests[name][:1] != digest for name, digest in there.items()):
-        return _repaired(folder, replace(recording, digests={**recording.digests, **there}), names, files), True
-    return replace(recording, digests={name: each[:1] for name, each in recording.digests.items()}), lost
+    sizes = {name: size for name, size in format.info().items() if name.endswith("_size_in_mb")}
+    schema = _schema(folder, format) if rows else fmt.episodes_schema(format.columns, format.spec)
+    return Recording(folder, format, info | sizes, schema, tuple(rows), _stats_of(rows, format.columns))
+
+
+@contextmanager
+def marked(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Mark the folder by ``.staging``, which may hold what is not in place yet, while files may be ahead of
+    ``meta/info.json``: until the block ends, without an error of the disk. True: files may have been ahead before."""
+    staging = folder / STAGING
+    was_cut_off = staging.exists()
+    make_folder(staging, folder)
+    _clear(staging)
+    try:
+        yield staging, was_cut_off
+    except BaseException as error:
+        with suppress(OSError):  # the exception under way says more; the next append clears it too
+            _clear(staging)
+            if isinstance(error, ValueError | RuntimeError) and not was_cut_off:  # of an episode, not of the disk
+                staging.rmdir()
+        raise
+    staging.rmdir()
 
 
 def place(row: Mapping[str, Any], key: str, pattern: str) -> str:
@@ -139,56 +159,9 @@ def video_pattern(column: Column) -> str:
     return fmt.VIDEO.replace("{video_key}", column.feature)
 
 
-def parquet_file(schema: pa.Schema, groups: Iterable[pa.Table]) -> bytes:
-    """Encode tables as the row groups of a Parquet file."""
-    file = io.BytesIO()
-    with pq.ParquetWriter(file, schema) as writer:
-        for group in groups:
-            # a group per episode: one can be left out without decoding it
-            writer.write_table(group, row_group_size=len(group))
-    return file.getvalue()
-
-
-def data_groups(files: KeptFiles, name: str, count: int) -> list[pa.Table]:
-    """Read the row groups of a file of frames, one for each of the first ``count`` episodes that it has."""
-    with open_parquet(files, name) as file, named(files.folder / name):
-        groups = [file.read_row_group(i) for i in range(file.num_row_groups)]
-    return [group for group in groups if group["episode_index"][0].as_py() < count]
-
-
-def _begin(folder: Path, format: Format) -> Recording:
-    recording = Recording(format, format.info(), {}, fmt.episodes_schema(format.columns, format.spec))
-    with Change(folder) as change:
-        change.write(fmt.OURS, _to_json(format.ours()))
-        recording.write_meta(change)
-        return replace(recording, digests=change.commit({}))
-
-
-def _repaired(folder: Path, recording: Recording, names: set[str], files: KeptFiles) -> Recording:
-    """Remove what is ahead of ``meta/info.json``: files that no episode names, and the ends of those that it names."""
-    # before the list forgets them: a reader takes a file outside the list for damage
-    for name in recording.digests.keys() - names:
-        inside(folder, name).unlink(missing_ok=True)
-    digests = {name: each for name, each in recording.digests.items() if name in names}
-    with Change(folder) as change:
-        if recording.rows:
-            last, format = recording.rows[-1], recording.format
-            name = place(last, "data", fmt.DATA)
-            groups = data_groups(files, name, len(recording.rows))
-            change.write(name, parquet_file(fmt.data_schema(format.columns), groups))
-            for column in format.videos:
-                key = f"videos/{column.feature}"
-                name, count = place(last, key, video_pattern(column)), round(last[f"{key}/to_timestamp"] * format.fps)
-                cut_video(files.check(name), count, change.path(name))
-        recording.write_meta(change)
-        return replace(recording, digests=change.commit(digests))
-
-
-def _names_of(format: Format, rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    patterns = {"data": fmt.DATA, "meta/episodes": fmt.EPISODES}
-    patterns |= {f"videos/{column.feature}": video_pattern(column) for column in format.videos}
-    names = {place(row, key, pattern) for row in rows for key, pattern in patterns.items()}
-    return names | {fmt.INFO, fmt.OURS, *((fmt.TASKS, fmt.STATS_FILE) if rows else ())}
+def _clear(staging: Path) -> None:
+    for left in staging.iterdir():
+        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any], format: Format) -> None:
@@ -203,14 +176,14 @@ def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any],
             )
 
 
-def _schema(files: KeptFiles, format: Format) -> pa.Schema:
-    name, expected = row_files(files)[0], fmt.episodes_schema(format.columns, format.spec)
-    with open_parquet(files, name) as file:
+def _schema(folder: Path, format: Format) -> pa.Schema:
+    name, expected = row_files(folder)[0], fmt.episodes_schema(format.columns, format.spec)
+    with open_parquet(folder, name) as file:
         there = file.schema_arrow
     before_origins = pa.schema([field for field in expected if field.name not in fmt.ORIGINS])
     if there not in (expected, before_origins):
-        raise ValueError(f"{files.folder / name} has other columns than the writer's; record into a new folder")
-    return expected if there == expected else before_origins
+        raise ValueError(f"{folder / name} has other columns than the writer's; record into a new folder")
+    return there
 
 
 def _stats_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> dict[str, Stats]:

@@ -1,7 +1,8 @@
 """Episodes written to a LeRobot v3.0 dataset, which grows by whole episodes and is readable after each.
 
-When ``append`` returns, the episode is on the disk; until then the folder is as it was. An episode costs rewriting half
-of ``file_size_mb`` on average, as Parquet and MP4 files cannot grow; so files are smaller here than LeRobot's.
+When ``append`` returns, the episode is on the disk; until then the folder has the episodes before. An episode costs
+rewriting half of ``file_size_mb`` on average, as Parquet and MP4 files cannot grow; so files are smaller here than
+LeRobot's.
 """
 
 import fcntl
@@ -18,37 +19,26 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.commit import Change
-from ejax.data.lerobot.files import KeptFiles, inside
+from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import Column, Images, combine_stats, feature_stats, make_columns
+from ejax.data.lerobot.parquet import open_parquet, parquet_file
 from ejax.data.lerobot.pictures import encode_png, encode_video, join_videos
-from ejax.data.lerobot.recording import (
-    Format,
-    Recording,
-    data_groups,
-    open_recording,
-    parquet_file,
-    place,
-    video_pattern,
-)
+from ejax.data.lerobot.recording import STAGING, Format, Recording, marked, open_recording, place, video_pattern
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
 from ejax.schema.plain_files import is_side_file
 from ejax.schema.writing import append_file, make_folder
 
 _EPISODES_PER_FILE = 500
 """Rows of a file of ``meta/episodes``, which is rewritten with every episode."""
+_FORMER_DIGESTS = "meta/ejax_digests.json"
+"""List of SHA-256 that earlier releases kept, and that an append would make wrong."""
 
 
-def write_episode(
-    change: Change,
-    recording: Recording,
-    episode: Episode,
-    instruction: str,
-    origin: Origin,
-) -> Recording:
-    """Write all files that an episode changes, and commit; return the recording with it.
+def write_episode(recording: Recording, episode: Episode, instruction: str, origin: Origin) -> Recording:
+    """Write all files that an episode changes; return the recording with it.
 
-    ``episode`` has checked arrays: ``frames`` [T, ...] and ``fields`` by path. Raises OSError as ``Change.commit``.
+    ``episode`` has checked arrays: ``frames`` [T, ...] and ``fields`` by path. OSError: the disk is full, or fails; the
+    folder is then as after a crash.
     """
     format, info, length = recording.format, recording.info, len(next(iter(episode.frames.values())))
     index, first, tasks = len(recording.rows), info["total_frames"], recording.tasks
@@ -64,12 +54,8 @@ def write_episode(
     }
     stats = {c.feature: feature_stats(episode.frames[c.path], image=c.is_image) for c in format.columns if c.has_stats}
     stats |= {name: feature_stats(values) for name, values in numbers.items()}
-    append = _Append(change, recording)
     row = {"episode_index": index, "tasks": [instruction], "length": length}
     row |= {"dataset_from_index": first, "dataset_to_index": first + length}
-    row |= append.data(episode.frames, numbers)
-    for column in format.videos:
-        row |= append.video(column, episode.frames[column.path])
     row |= {f"stats/{feature}/{name}": value.tolist() for feature, of in stats.items() for name, value in of.items()}
     row |= {"ejax/written_at": time.time(), "ejax/terminated": episode.terminated}
     row |= {f"ejax/{name}": value for name, value in origin._asdict().items()}
@@ -80,66 +66,96 @@ def write_episode(
     for path, value in episode.fields.items():
         row[f"ejax/episode/{path}"] = (np.char.decode(value, "utf-8") if value.dtype.kind == "S" else value).tolist()
     counts = {"total_episodes": index + 1, "total_frames": first + length, "total_tasks": len(tasks)}
-    new = replace(
-        recording,
-        info={**info, **counts, "splits": {"train": f"0:{index + 1}"}},
-        stats={name: combine_stats(recording.stats[name], of) if index else of for name, of in stats.items()},
-        rows=(*recording.rows, row | append.meta()),
-    )
-    new.write_meta(change)  # last of the files: it has the places of all others
-    return replace(new, digests=change.commit(recording.digests))
+    with marked(recording.folder) as (staging, was_cut_off):
+        append = _Append(recording, staging, was_cut_off)
+        row |= append.data(episode.frames, numbers)
+        for column in format.videos:
+            row |= append.video(column, episode.frames[column.path])
+        new = replace(
+            recording,
+            info={**info, **counts, "splits": {"train": f"0:{index + 1}"}},
+            stats={name: combine_stats(recording.stats[name], of) if index else of for name, of in stats.items()},
+            rows=(*recording.rows, row | append.meta()),
+        )
+        # all is encoded and checked: what fails from here on is the disk
+        for name in (_FORMER_DIGESTS, *append.gone):
+            inside(recording.folder, name).unlink(missing_ok=True)
+        new.put_in_place(append.files)
+    return new
 
 
 class _Append:
-    """The files that grow with an episode, each until it has its size; each method returns its part of the row."""
+    """The files that grow with an episode, each until it has its size; a method for each kind returns its part of the
+    row.
 
-    def __init__(self, change: Change, recording: Recording) -> None:
-        self._change, self._recording, self._format = change, recording, recording.format
-        self._files = KeptFiles(change.folder)
+    Where a recording was cut off, the last file of frames may have rows of the lost episode, or that began the next
+    one; either goes. A video may have its frames at the end, which nobody reads: it grows no further.
+    """
+
+    def __init__(self, recording: Recording, staging: Path, was_cut_off: bool) -> None:
+        self._recording, self._staging, self._was_cut_off = recording, staging, was_cut_off
+        self._folder, self._format = recording.folder, recording.format
+        self.files: dict[str, bytes | Path] = {}
+        """New versions by name, as ``Recording.put_in_place`` takes them."""
+        self.gone: list[str] = []
+        """Files to be removed."""
 
     def data(self, frames: Mapping[str, NDArray[Any]], numbers: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         schema = fmt.data_schema(self._format.columns)
         arrays = [_array(frames[column.path], column) for column in self._format.columns if column.kind != "video"]
         groups = [pa.table([*arrays, *map(pa.array, numbers.values())], schema=schema)]
         data = parquet_file(schema, groups)
-        entries, grows = self._place("data", fmt.DATA, len(data))
+        entries, grows = self._place("data", fmt.DATA, len(data), grows=True if self._was_cut_off else None)
         name = place(entries, "data", fmt.DATA)
         if grows:  # a Parquet file cannot grow: it is written again
-            before = data_groups(self._files, name, len(self._recording.rows))
+            with open_parquet(self._folder, name) as file:
+                before = [file.read_row_group(i) for i in range(file.num_row_groups)]
+            count = len(self._recording.rows)
+            before = [group for group in before if group["episode_index"][0].as_py() < count]
             data = parquet_file(schema, [*before, *groups])
-        self._change.write(name, data)
+        if grows and self._was_cut_off:
+            self.gone.append(place(_after(entries, "data"), "data", fmt.DATA))
+        self.files[name] = data
         return entries
 
     def video(self, column: Column, frames: NDArray[np.uint8]) -> dict[str, Any]:
         key, pattern, fps, before = f"videos/{column.feature}", video_pattern(column), self._format.fps, 0
         # encoded alone and joined without encoding again: the frames before keep their bits, however often it grows
-        alone = self._change.path("episode.mp4")
+        new = alone = self._staging / f"{len(self.files)}.mp4"
         encode_video(alone, frames, fps)
-        entries, grows = self._place(key, pattern, alone.stat().st_size)
+        size = alone.stat().st_size
+        entries, grows = self._place(key, pattern, size, grows=False if self._was_cut_off else None)
         name = place(entries, key, pattern)
         if grows:
             before = round(self._recording.rows[-1][f"{key}/to_timestamp"] * fps)  # frames, counted from the time
-            join_videos([self._files.check(name), alone], self._change.path(name))
+            new = alone.with_name(f"joined_{alone.name}")
+            join_videos([inside(self._folder, name), alone], new)
             alone.unlink()
-        else:
-            alone.rename(self._change.path(name))
+        self.files[name] = new
         return entries | {f"{key}/from_timestamp": before / fps, f"{key}/to_timestamp": (before + len(frames)) / fps}
 
     def meta(self) -> dict[str, Any]:
         is_full = len(self._recording.last_rows) >= _EPISODES_PER_FILE
-        return self._place("meta/episodes", fmt.EPISODES, 0, new=is_full)[0]
+        return self._place("meta/episodes", fmt.EPISODES, 0, grows=not is_full)[0]
 
-    def _place(self, key: str, pattern: str, size: int, *, new: bool = False) -> tuple[dict[str, Any], bool]:
-        """Find the file for ``size`` more bytes: its entries of a row, and True if it is there and grows."""
+    def _place(self, key: str, pattern: str, size: int, *, grows: bool | None) -> tuple[dict[str, Any], bool]:
+        """Find the file for ``size`` more bytes: its entries of a row, and True if it is there and grows. ``grows``
+        None: where it has room."""
         if not self._recording.rows:
             return {f"{key}/chunk_index": 0, f"{key}/file_index": 0}, False
         last = self._recording.rows[-1]
-        chunk, file = last[f"{key}/chunk_index"], last[f"{key}/file_index"]
-        there = inside(self._files.folder, place(last, key, pattern)).stat().st_size
-        grows = not new and (size == 0 or there + size <= self._format.file_size_mb * 2**20)
-        if not grows:
-            chunk, file = (chunk, file + 1) if file + 1 < fmt.FILES_PER_CHUNK else (chunk + 1, 0)
-        return {f"{key}/chunk_index": chunk, f"{key}/file_index": file}, grows
+        if grows is None:
+            there = inside(self._folder, place(last, key, pattern)).stat().st_size
+            grows = there + size <= self._format.file_size_mb * 2**20
+        entries = {name: last[name] for name in (f"{key}/chunk_index", f"{key}/file_index")}
+        return entries if grows else _after(entries, key), grows
+
+
+def _after(entries: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the place of the file after the one at ``entries``."""
+    chunk, file = entries[f"{key}/chunk_index"], entries[f"{key}/file_index"] + 1
+    chunk, file = (chunk, file) if file < fmt.FILES_PER_CHUNK else (chunk + 1, 0)
+    return {f"{key}/chunk_index": chunk, f"{key}/file_index": file}
 
 
 def _array(values: NDArray[Any], column: Column) -> pa.Array:
@@ -163,7 +179,7 @@ class EpisodeWriter:
             ``observation.state``, ``observation.images.<camera>`` and ``action``.
         axes: names of the entries of a field by path, for ``info.json``.
         file_size_mb: size, in MiB, from which the next file is begun.
-        append: what a crash left of an episode is removed, with a warning.
+        append: continue with the folder's episodes; a warning where a crash left a part of one.
 
     Raises:
         FileExistsError: the folder has something in it and ``append`` is not given.
@@ -194,23 +210,21 @@ class EpisodeWriter:
         self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
         make_folder(self.folder)  # after all checks that need no folder
         self._lock: IO[bytes] | None = _lock(self.folder)
-        self._is_whole = True
-        """False after an error that may have left files half in place."""
         try:
             found = {path.name for path in self.folder.iterdir()} - {_LOCK}
             there = sorted(name for name in found if not is_side_file(name))
             if there and not append:
                 raise FileExistsError(
-                    f"{self.folder} is not empty, it has {', '.join(there[:5])}; give append=True to go on with it, or "
-                    f"a new folder"
+                    f"{self.folder} is not empty, it has {', '.join(there[:5])}; give append=True to continue with it, "
+                    f"or a new folder"
                 )
-            self._recording, lost = open_recording(self.folder, self._format)
+            self._recording = open_recording(self.folder, self._format)
         except BaseException:
             self.close()
             raise
-        if lost:
+        if (self.folder / STAGING).exists() and self.num_episodes:
             warnings.warn(
-                f"{self.folder}: a recording was cut off while it wrote an episode, which is lost; the "
+                f"{self.folder}: a recording was cut off; an episode that it had not finished is lost, and the "
                 f"{self.num_episodes} before it are complete",
                 stacklevel=2,
             )
@@ -242,17 +256,12 @@ class EpisodeWriter:
             raise RuntimeError(f"the writer of {self.folder} is closed; make a new one with append=True")
         episode, origin = self._checked(episode), Origin(seed) if origin is None else origin
         try:
-            if not self._is_whole:
-                self._recording, _ = open_recording(self.folder, self._format)
-            self._is_whole = False  # until the last rename is done
-            with Change(self.folder) as change:
-                self._recording = write_episode(change, self._recording, episode, instruction, origin)
-            self._is_whole = True
+            self._recording = write_episode(self._recording, episode, instruction, origin)
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"episode {self.num_episodes} could not be kept in {self.folder}: {error.strerror or error}; the "
-                f"{self.num_episodes} before it are complete. Make room, then go on with append=True",
+                f"{self.num_episodes} before it are complete. Make room, then continue with append=True",
             ) from error
         return self.num_episodes - 1
 
