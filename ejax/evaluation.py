@@ -1,11 +1,12 @@
 """Deterministic evaluation without a bias to short episodes: slot i plays its share of ``num_episodes``, however long
 the others take (EmbodiChain counts the first that finish). An episode with an observation, action or reward that was
-not finite is not a success, even if ``info`` has one. An episode that goes on when the evaluation ends counts with what
-it has until there, as if it were cut by a time limit."""
+not finite is not a success, even if ``info`` has one. An episode that continues when the evaluation ends counts with
+what it has until there, as if it were cut by a time limit."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import jax
@@ -15,10 +16,11 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.actions import action_form, to_action
+from ejax.episodes import act, episodes
 from ejax.numerics.finite import NONFINITE_EPISODES, finite_rows
-from ejax.policies.calls import apply_policy, check_obs, first_memory, forget, forget_outside
+from ejax.policies.calls import forget
 from ejax.rollout import EnvCarry, reset, step, with_memory
-from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy
 
 _UNLIMITED = 10_000
 """Steps that an episode of an environment without a time limit gets; where none has ended by then, no more are made."""
@@ -121,9 +123,10 @@ class _Progress:
 def _play(
     policy: Policy, env: Env, params: Params, key: Key, now: _Progress
 ) -> tuple[EnvCarry, Array, dict[str, Array]]:
-    action, remembered = _mode(policy, params, now.envs.obs, now.envs.memory)
-    given = to_action(action_form(env.action_space), action, jnp)
-    envs, timestep = step(env, now.envs, given, jax.random.fold_in(key, now.t))
+    # not by ``decide``: in one program with the reset of single rows, which costs nothing while none ends
+    key = jax.random.fold_in(key, now.t)
+    action, remembered = act(policy, params, now.envs.obs, now.envs.memory, key)
+    envs, timestep = step(env, now.envs, to_action(action_form(env.action_space), action, jnp), key)
     healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
     facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
     return replace(envs, memory=forget(policy, remembered, timestep.done)), timestep.done, facts
@@ -149,51 +152,39 @@ def evaluate_host(
     of the start states; the environment is reset. Raises ValueError: ``num_episodes`` is not positive."""
     if num_episodes <= 0:
         raise ValueError(f"evaluate_host needs num_episodes > 0, got {num_episodes}")
-    num_envs, form = env.num_envs, action_form(env.action_space)
+    num_envs = env.num_envs
     quota = _quotas(num_envs, num_episodes, choice)
-    obs = env.reset(np.random.SeedSequence(seed).generate_state(num_envs).astype(np.uint32))
-    memory = first_memory(policy, num_envs)
     total, length, count = np.zeros(num_envs), np.zeros(num_envs), np.zeros(num_envs, int)
     healthy = np.ones(num_envs, bool)
     record: dict[str, list[float]] = {}
     # one more than the limit: a reset may take a step
     limit = env.max_episode_steps + 1 if env.max_episode_steps else _UNLIMITED
-    for t in range(limit * int(quota.max())):
-        check_obs(policy, obs)
-        mode, memory = _mode(policy, params, obs, memory)
-        action = np.asarray(mode)
-        timestep = env.step(to_action(form, action))
-        valid = timestep.info.get("valid", np.ones(num_envs, bool))
-        broken = timestep.info.get("nonfinite", np.zeros(num_envs, bool))
-        healthy &= finite_rows(obs, action, timestep.reward, timestep.final_obs, numpy=np) & ~broken
+    most_steps = limit * int(quota.max())
+    decisions = episodes(policy, env, params, seed)
+    next(decisions)  # the starts
+    for t, made in enumerate(islice(decisions, most_steps), 1):
+        timestep, valid = made.timestep, made.timestep.info.get("valid", np.ones(num_envs, bool))
+        healthy &= made.finite
         total, length = total + timestep.reward * valid, length + valid
         done = timestep.terminated | timestep.truncated
-        memory = forget_outside(policy, memory, done | ~valid)
         facts = _facts(timestep.info, total, length, healthy, np)
-        cut = t + 1 == limit * int(quota.max()) or (t + 1 == limit and not (done | (count > 0)).any())
+        cut = t == most_steps or (t == limit and not (done | (count > 0)).any())
         facts["unfinished"] = ~done
-        for row in np.flatnonzero(((done & (valid | broken)) | (cut & (length > 0))) & (count < quota)):
+        for row in np.flatnonzero(((done & made.played) | (cut & (length > 0))) & (count < quota)):
             for name, values in facts.items():
                 record.setdefault(name, []).append(float(values[row]))
             count[row] += 1
         if cut or count.sum() >= num_episodes:
             break
-        total, length, obs = np.where(done, 0.0, total), np.where(done, 0.0, length), timestep.obs
+        total, length = np.where(done, 0.0, total), np.where(done, 0.0, length)
         healthy |= done
     missing = num_episodes - len(record.get("return", []))
-    if not np.isnan(
-        success := record.get("success", [])
-    ).all():  # an end that says nothing of it is none, beside others
+    success = record.get("success", [])
+    if not np.isnan(success).all():  # an end that says nothing of it is none, beside others
         record["success"] = np.nan_to_num(success, nan=0.0).tolist()
     always = {"return", "length", "nonfinite", "unfinished"}
     names = {name for name, values in record.items() if not np.isnan(values).all()} | always
     return {name: np.array([*record.get(name, []), *[np.nan] * missing][:num_episodes], np.float32) for name in names}
-
-
-@partial(jax.jit, static_argnames="policy")
-def _mode(policy: Policy, params: Params, obs: PyTree, memory: PyTree) -> tuple[Array, PyTree]:
-    distribution, _, remembered = apply_policy(policy, params, obs, memory)
-    return distribution.mode(), remembered
 
 
 def _quotas(num_envs: int, num_episodes: int, choice: str) -> NDArray[np.int64]:

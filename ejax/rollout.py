@@ -84,6 +84,12 @@ def restart(env: Env, ended: EnvCarry, start: EnvCarry, group_size: int = 1) -> 
     return replace(start, state=state, obs=obs)
 
 
+def start_done(env: Env, ended: EnvCarry, done: Array, start: EnvCarry) -> EnvCarry:
+    """Start the episodes of ``start`` in the rows [N] that are ``done``; the caller makes the policy forget them."""
+    start = replace(restart(env, ended, start), memory=ended.memory)
+    return jax.tree.map(lambda new, old: jnp.where(rows_like(done, old), new, old), start, ended)
+
+
 def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
     """Give the policy's initial memory, usually none, to environments at the start of their episodes."""
     return replace(carry, memory=first_memory(policy, jax.tree.leaves(carry.obs)[0].shape[0]))
@@ -102,14 +108,11 @@ def step(
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_step, key_reset = jax.random.split(key)
-    state, timestep = _step_all(env, carry.state, action, key_step)
+    state, timestep = step_all(env, carry.state, action, key_step)
     done = timestep.done
 
     def restart_done(ended: EnvCarry, start: EnvCarry | None) -> EnvCarry:
-        start = restart(env, ended, reset(env, key_reset, num_envs) if start is None else start)
-        # a policy's memory is its caller's to forget: here it only has to be of one form
-        start = replace(start, memory=ended.memory)
-        return jax.tree.map(lambda new, old: jnp.where(rows_like(done, old), new, old), start, ended)
+        return start_done(env, ended, done, reset(env, key_reset, num_envs) if start is None else start)
 
     def restart_if_any(ended: EnvCarry) -> EnvCarry:
         return jax.lax.cond(done.any(), lambda: restart_done(ended, None), lambda: ended)
@@ -144,11 +147,10 @@ def _reset_few(env: Env, done: Array, ended: EnvCarry, keys: Key) -> EnvCarry:
     return jax.lax.fori_loop(0, -(-count // size), some, ended)
 
 
-# Jitted, so that they are traced once for both forms of a rollout.
-
-
+# jitted, as ``_act`` is, so that it is traced once for both forms of a rollout
 @partial(jax.jit, static_argnames="env")
-def _step_all(env: Env, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
+def step_all(env: Env, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
+    """Step N environments; none is reset."""
     num_envs = action.shape[0]
     return by_device(jax.vmap(env.step), num_envs)(state, action, jax.random.split(key, num_envs))
 

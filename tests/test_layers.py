@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["schema", "runtime", "types"],
     ["numerics", "distributions", "returns", "losses", "optim"],
-    ["policies", "envs", "rollout", "collectors", "data"],
+    ["policies", "envs", "rollout", "episodes", "collectors", "data"],
     ["evaluation", "algorithms", "experts"],
     ["config"],
     ["logs", "store", "training"],

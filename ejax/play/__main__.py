@@ -13,7 +13,7 @@ from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
 
 _NOT_SHOWN = ("run", "overrides", "trust", "web", "wasm")
-"""Arguments that are no option of a ``Show``."""
+"""Arguments that are not options of a ``Viewer``."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from ejax.logs.console import summary
-    from ejax.play.show import Show, play_run
+    from ejax.play.show import Viewer, play_run
 
     trust_words([*args.trust, *args.overrides], remember=True)
     options = {name: value for name, value in vars(args).items() if name not in _NOT_SHOWN}
@@ -35,7 +35,7 @@ def _run(args: argparse.Namespace) -> int:
             return 0
         if args.wasm is not None:
             raise ValueError("--wasm goes with --web FILE.html")
-        facts = play_run(args.run, args.overrides, Show(**options), lambda text: print(text, flush=True))
+        facts = play_run(args.run, args.overrides, Viewer(**options), lambda text: print(text, flush=True))
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # ejax's own among them
         return refused("ejax.play", error)
     summary(facts)

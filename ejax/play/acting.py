@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ejax.config import RunConfig
 from ejax.envs.actions import action_form, to_action
 from ejax.envs.check import clips_actions
-from ejax.play.player import act
+from ejax.episodes import act
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies.calls import check_obs, first_memory, forget_outside
 from ejax.policies.normalize import acting_statistics, unlike_training

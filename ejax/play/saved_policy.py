@@ -15,6 +15,7 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.envs.host.calls import closing
 from ejax.envs.mujoco.drawing import choose_opengl
+from ejax.episodes import record_episodes
 from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
 from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
@@ -27,7 +28,7 @@ from ejax.store.checkpoint import load_params, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_policy_run
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.policies import make_policy
-from ejax.training.recorder import draw, play
+from ejax.training.recorder import draw_episodes
 from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
 
@@ -179,8 +180,8 @@ def record_video(policy: Policy, env: Env, params: Params, key: Key, path: Path,
     """Record episodes side by side, until the last has ended. ValueError: the environment cannot be drawn."""
     if not isinstance(env, RenderableEnv):
         raise ValueError(f"{type(env).__name__} cannot be recorded: it has no render(state, width=…, height=…)")
-    states, done = play(policy, env, params, key, num_envs=num_envs)
+    states, done = record_episodes(policy, env, params, key, num_envs=num_envs)
     # a chunk is filmed action by action
     per_decision = env.actions_per_decision if isinstance(env, ChunkedEnv) else 1
     fps = per_decision / env.control_period
-    return write_video(path, draw(env, states, done, (480, 360)), fps=fps)
+    return write_video(path, draw_episodes(env, states, done, (480, 360)), fps=fps)

@@ -23,7 +23,7 @@ from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.scenery import film_view
 from ejax.envs.mujoco.viewer import Window
 from ejax.envs.terms.commands import Command, hold
-from ejax.play.player import Moment, Score, count, play_host, play_pure
+from ejax.play.player import EpisodeStats, StepRecord, play, take_until
 from ejax.play.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import with_caption, write_video
@@ -122,7 +122,7 @@ _SIZE = (640, 480)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show:
+class Viewer:
     """Options of a show; those of the same name are as in ``evaluate_run``."""
 
     video: Path | None = None
@@ -151,7 +151,7 @@ class Show:
 
 
 def play_run(
-    run: Path, overrides: Sequence[str] = (), show: Show = Show(), report: Callable[[str], None] = print
+    run: Path, overrides: Sequence[str] = (), viewer: Viewer = Viewer(), report: Callable[[str], None] = print
 ) -> dict[str, object]:
     """Play a checkpoint of a run to somebody who looks.
 
@@ -167,69 +167,71 @@ def play_run(
         ValueError: an environment that cannot be drawn so, or something to happen that it does not have.
         RuntimeError: there is no display.
     """
-    directory, config = open_policy_run(run, show.member)
-    prepare_jax(show.device)
+    directory, config = open_policy_run(run, viewer.member)
+    prepare_jax(viewer.device)
     config = elsewhere(config, overrides)
-    if show.randomize and not config.trainer.events.train:
+    if viewer.randomize and not config.trainer.events.train:
         raise ConfigError([Problem("trainer.events.train", "is empty: there is nothing for --randomize to switch on")])
-    path = chosen_checkpoint(directory, show.checkpoint, "ejax.play")
-    score, trainer = Score(report), config.trainer
-    with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, show.device):
-        facts = _play(directory, config, path, show, score)
-    return {**score.summary(), "checkpoint": str(path), **facts}
+    path = chosen_checkpoint(directory, viewer.checkpoint, "ejax.play")
+    stats, trainer = EpisodeStats(report), config.trainer
+    with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, viewer.device):
+        facts = _play(directory, config, path, viewer, stats)
+    return {**stats.summary(), "checkpoint": str(path), **facts}
 
 
-def _play(directory: RunDirectory, config: RunConfig, path: Path, show: Show, score: Score) -> dict[str, object]:
+def _play(
+    directory: RunDirectory, config: RunConfig, path: Path, viewer: Viewer, stats: EpisodeStats
+) -> dict[str, object]:
     quarantine = directory.path / "quarantine" / "play"
-    env = build_env(filmed(config), phase="train" if show.randomize else "eval", num_envs=1, quarantine=quarantine)
+    env = build_env(filmed(config), phase="train" if viewer.randomize else "eval", num_envs=1, quarantine=quarantine)
     if isinstance(env, GuardedEnv):
         with closing(env):
-            return _play_outside(config, env, *load_policy(config, env, path), show, score)
-    return _play_pure(config, cast(Env, env), *load_policy(config, env, path), show, score)
+            return _play_outside(config, env, *load_policy(config, env, path), viewer, stats)
+    return _play_pure(config, cast(Env, env), *load_policy(config, env, path), viewer, stats)
 
 
 def _play_outside(
-    config: RunConfig, env: GuardedEnv, policy: Policy, params: Params, show: Show, score: Score
+    config: RunConfig, env: GuardedEnv, policy: Policy, params: Params, viewer: Viewer, stats: EpisodeStats
 ) -> dict[str, object]:
     name = config.env.id
     for option in ("command", "push"):
-        if getattr(show, option) is not None:
+        if getattr(viewer, option) is not None:
             raise ValueError(f"--{option}: {name} is stepped outside JAX, where nothing reaches into its state")
-    if show.video is None:
+    if viewer.video is None:
         raise ValueError(f"{name} is stepped outside JAX and draws itself; give --video FILE")
-    moments = play_host(policy, env, params, _seed(config, show), samples=show.samples)
+    steps = play(policy, env, params, _seed(config, viewer), samples=viewer.samples)
     fps = env.frames_per_second
-    frames = (with_caption(sight, score.text) for sight in _until(moments, score, show, 1.0 / fps))
-    return _film(show.video, frames, fps * show.speed)
+    frames = (with_caption(frame, stats.text) for frame in _until(steps, stats, viewer, 1.0 / fps))
+    return _film(viewer.video, frames, fps * viewer.speed)
 
 
 def _play_pure(
-    config: RunConfig, env: Env, policy: Policy, params: Params, show: Show, score: Score
+    config: RunConfig, env: Env, policy: Policy, params: Params, viewer: Viewer, stats: EpisodeStats
 ) -> dict[str, object]:
     asset = asset_of(env)
-    if not isinstance(env, RenderableEnv) or (asset is None and show.video is None):
+    if not isinstance(env, RenderableEnv) or (asset is None and viewer.video is None):
         raise ValueError(f"{config.env.id} cannot be shown: it has no MuJoCo model; ejax.evaluate gives its numbers")
-    command, patches = HeldCommand(show.command), _patches(config, env, asset, show)
+    command, patches = HeldCommand(viewer.command), _patches(config, env, asset, viewer)
     patches.append(command)
 
     def patch(state: PyTree) -> PyTree:
         return functools.reduce(lambda state, each: each(state), patches, state)
 
-    key, period = jax.random.key(_seed(config, show)), env.control_period
-    moments = play_pure(policy, env, params, key, samples=show.samples, patch=patch)
+    period = env.control_period
+    steps = play(policy, env, params, _seed(config, viewer), samples=viewer.samples, patch=patch)
     period_of_action = period / (env.actions_per_decision if isinstance(env, ChunkedEnv) else 1)
-    sights = _until(moments, score, show, period_of_action)
-    if asset is None or show.video is not None:
+    frames = _until(steps, stats, viewer, period_of_action)
+    if asset is None or viewer.video is not None:
         # all of them first: the camera is to show all that moves
-        shown = [(sight, _text(env, sight, score)) for sight in sights]
-        states = jax.tree.map(lambda *x: jax.numpy.stack(x), *(sight for sight, _ in shown))
+        shown = [(frame, _text(env, frame, stats)) for frame in frames]
+        states = jax.tree.map(lambda *x: jax.numpy.stack(x), *(frame for frame, _ in shown))
         view = film_view(env, states, _SIZE[0] / _SIZE[1])
-        frames = (with_caption(env.render(sight, *_SIZE, view), text) for sight, text in shown)
-        return _film(cast(Path, show.video), frames, show.speed / period_of_action)
+        frames = (with_caption(env.render(frame, *_SIZE, view), text) for frame, text in shown)
+        return _film(cast(Path, viewer.video), frames, viewer.speed / period_of_action)
     # the mouse comes last, over the command and the blows
-    with Window(asset, period_of_action, speed=show.speed, on_key=command.press) as window:
+    with Window(asset, period_of_action, speed=viewer.speed, on_key=command.press) as window:
         patches.append(lambda state: add_velocity(state, window.velocity_change(period)))
-        return _show(window, env, sights, score, period_of_action)
+        return _show(window, env, frames, stats, period_of_action)
 
 
 def _film(path: Path, frames: Iterator[Any], fps: float) -> dict[str, object]:
@@ -238,49 +240,49 @@ def _film(path: Path, frames: Iterator[Any], fps: float) -> dict[str, object]:
     return {}
 
 
-def _patches(config: RunConfig, env: RenderableEnv, asset: str | None, show: Show) -> list[StatePatch]:
+def _patches(config: RunConfig, env: RenderableEnv, asset: str | None, viewer: Viewer) -> list[StatePatch]:
     """Make the blows of the command line. ValueError: the environment has no place for them, or for a command."""
     state = jax.eval_shape(env.reset, jax.random.key(0))[0]
-    if show.command is not None and not parts_of(state, Command):
+    if viewer.command is not None and not parts_of(state, Command):
         raise ValueError(f"--command: {config.env.id} has no commands; VelocityRL has (docs/locomotion.md)")
-    if show.push is None:
+    if viewer.push is None:
         return []
     if asset is None or not parts_of(state, PhysicsState):
         raise ValueError(f"--push: {config.env.id} has no MuJoCo physics")
-    every = max(1, round(show.push_every / env.control_period))
-    return [make_blows(load_model(asset), show.push, every, _seed(config, show))]
+    every = max(1, round(viewer.push_every / env.control_period))
+    return [make_blows(load_model(asset), viewer.push, every, _seed(config, viewer))]
 
 
-def _seed(config: RunConfig, show: Show) -> int:
-    return config.trainer.eval_seed if show.seed is None else show.seed
+def _seed(config: RunConfig, viewer: Viewer) -> int:
+    return config.trainer.eval_seed if viewer.seed is None else viewer.seed
 
 
 def _show(
-    window: Window, env: RenderableEnv, sights: Iterator[PyTree], score: Score, period: float
+    window: Window, env: RenderableEnv, frames: Iterator[PyTree], stats: EpisodeStats, period: float
 ) -> dict[str, object]:
-    began, num_sights = time.monotonic(), -2  # the start, and the first action, which compiles
+    began, num_frames = time.monotonic(), -2  # the start, and the first action, which compiles
     appearing: Any = env
-    for sight in sights:
-        physics = parts_of(sight, PhysicsState)
-        seen = jax.device_get(appearing.appearance(sight))
-        window.show(seen, physics[0].qvel if physics else None, _text(env, sight, score))
-        num_sights += 1
-        if num_sights == 0:
+    for frame in frames:
+        physics = parts_of(frame, PhysicsState)
+        seen = jax.device_get(appearing.appearance(frame))
+        window.show(seen, physics[0].qvel if physics else None, _text(env, frame, stats))
+        num_frames += 1
+        if num_frames == 0:
             began = time.monotonic()
         if not window.is_open:
             break
-    if num_sights <= 0:
+    if num_frames <= 0:
         return {}
-    return {"simulated seconds in a second": num_sights * period / (time.monotonic() - began)}
+    return {"simulated seconds in a second": num_frames * period / (time.monotonic() - began)}
 
 
-def _until(moments: Iterator[Moment], score: Score, show: Show, period: float) -> Iterator[PyTree]:
-    num_actions = None if show.seconds is None else max(1, round(show.seconds / period))
-    endless = show.video is None or num_actions is not None
-    num_episodes = show.episodes or (None if endless else 1)
-    return count(moments, score, num_episodes=num_episodes, num_actions=num_actions)
+def _until(steps: Iterator[StepRecord], stats: EpisodeStats, viewer: Viewer, period: float) -> Iterator[PyTree]:
+    num_actions = None if viewer.seconds is None else max(1, round(viewer.seconds / period))
+    endless = viewer.video is None or num_actions is not None
+    num_episodes = viewer.episodes or (None if endless else 1)
+    return take_until(steps, stats, num_episodes=num_episodes, num_actions=num_actions)
 
 
-def _text(env: RenderableEnv, sight: PyTree, score: Score) -> str:
-    caption = caption_of(env, sight)
-    return f"{caption}   {score.text}" if caption else score.text
+def _text(env: RenderableEnv, frame: PyTree, stats: EpisodeStats) -> str:
+    caption = caption_of(env, frame)
+    return f"{caption}   {stats.text}" if caption else stats.text

@@ -8,32 +8,27 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from ejax.config.models import CameraConfig, TrainerConfig
-from ejax.envs.actions import action_form, to_action
 from ejax.envs.description import caption_of
-from ejax.policies.calls import apply_policy, first_memory
+from ejax.episodes import record_episodes
 from ejax.runtime.sharding import own_copy
 from ejax.runtime.video import tile_frames, with_caption, write_video
 from ejax.schema.messages import explain
 from ejax.training.callbacks import Callback, TrainingRun
-from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
+from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 
 _FPS = 20
 MAX_ENVS = 4
 _CLOSE_TIMEOUT_S = 120.0
 _LAST_TIMEOUT_S = 10.0
 """For a video that is broken off: one more frame, and ffmpeg's end."""
-_UNLIMITED = 1000
-"""Steps recorded of an environment without a time limit."""
 
 
 def cameras_of(trainer: TrainerConfig) -> tuple[CameraConfig, ...]:
@@ -137,10 +132,12 @@ class VideoRecorder(Callback):
         paths = []
         for phase in sorted({camera.phase for camera in self._cameras}):
             env, samples = _drawable(self._envs[phase]), phase == "train"
-            states, done = play(self._policy, env, params, key, num_envs=num_envs, samples=samples)
+            states, done = record_episodes(self._policy, env, params, key, num_envs=num_envs, samples=samples)
             for camera in self._cameras:
                 if camera.phase == phase:
-                    frames = draw(env, states, done, camera.resolution, camera.view, every=camera.interval_step)
+                    frames = draw_episodes(
+                        env, states, done, camera.resolution, camera.view, every=camera.interval_step
+                    )
                     path = self._path(camera, f"ep{count}_{camera.name}_allenvs")
                     below = self._folder.parent if camera.save_path is None else None
                     paths.append(write_video(path, self._unless_broken_off(frames), _FPS, below=below))
@@ -161,41 +158,7 @@ class VideoRecorder(Callback):
             yield frame
 
 
-@partial(jax.jit, static_argnames=("policy", "env", "num_envs", "samples"))
-def play(
-    policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int, samples: bool = False
-) -> tuple[PyTree, Array]:
-    """Give states [T, N, ...] and ends [T, N] of one episode each, played on past its end.
-
-    In a ``ChunkedEnv`` there is a state for each action of a chunk. ``samples``: act as in training, not by the mode.
-    """
-    key_reset, key_steps = jax.random.split(key)
-    state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_envs))
-
-    def one_step(carry: tuple[PyTree, ...], key: Key) -> tuple[tuple[PyTree, ...], tuple[PyTree, Array]]:
-        state, obs, memory = carry
-        distribution, _, memory = apply_policy(policy, params, obs, memory)
-        if samples:
-            key_action, key = jax.random.split(key)
-            action = distribution.env_action(distribution.sample(key_action))
-        else:
-            action = distribution.mode()
-        keys = jax.random.split(key, num_envs)
-        action = to_action(action_form(env.action_space), action, jnp)
-        after, timestep = jax.vmap(env.step)(state, action, keys)
-        done = timestep.terminated | timestep.truncated
-        if not isinstance(env, ChunkedEnv):
-            return (after, timestep.obs, memory), (jax.tree.map(lambda x: x[None], after), done[None])
-        states = jax.vmap(env.trajectory, out_axes=1)(state, action, keys)
-        ended = jnp.zeros((env.actions_per_decision, num_envs), bool).at[-1].set(done)
-        return (after, timestep.obs, memory), (states, ended)
-
-    keys = jax.random.split(key_steps, env.max_episode_steps or _UNLIMITED)
-    made = jax.lax.scan(one_step, (state, obs, first_memory(policy, num_envs)), keys)[1]
-    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), made)  # a leaf may be empty
-
-
-def draw(
+def draw_episodes(
     env: Env,
     states: PyTree,
     done: Array,

@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
-from ejax.envs.actions import action_form, to_action
 from ejax.envs.description import WHOLE, describe
 from ejax.envs.mujoco.choice import ENGINES, Engine, how_to_install
 from ejax.envs.mujoco.drawing import asset_of
 from ejax.envs.mujoco.models import load_model
 from ejax.envs.task.entities import name_joint
+from ejax.episodes import UNLIMITED, decide
 from ejax.evaluation import evaluate
 from ejax.play.saved_policy import chosen_checkpoint, elsewhere, load_policy
-from ejax.policies.calls import apply_policy
-from ejax.rollout import EnvCarry, reset, with_memory
+from ejax.rollout import EnvCarry, reset, step_all, with_memory
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.tree_text import named_leaves
 from ejax.store.run_dir import open_policy_run
@@ -171,7 +170,6 @@ def _estimates(episodes: Mapping[str, NDArray[Any]]) -> Facts:
 GROUPS = ("contact", "sensor", "observation", "reward", "state")
 """First words of terms; where several differ in one step, the first of these is named."""
 _LEAST_RANGE = 0.01  # Of a number in its own unit: rounding of what hardly moves is not a difference
-_UNLIMITED = 1000  # Steps compared of an environment without a time limit
 _TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))
 
 
@@ -183,7 +181,7 @@ def find_difference(
     key_reset, key_steps = jax.random.split(key)
     envs = with_memory(reset(reference, key_reset, num_envs), policy)
     valid, rows = [np.ones(num_envs, bool)], list[Any]()
-    while valid[-1].any() and len(rows) < (reference.max_episode_steps or _UNLIMITED):
+    while valid[-1].any() and len(rows) < (reference.max_episode_steps or UNLIMITED):
         envs, done, made = _step_both(policy, reference, other, params, envs, jax.random.fold_in(key_steps, len(rows)))
         rows.append(jax.device_get(made))
         valid.append(valid[-1] & ~np.asarray(done))
@@ -227,12 +225,10 @@ def compare(
 def _step_both(
     policy: Policy, reference: Env, other: Env, params: Params, envs: EnvCarry, key: Key
 ) -> tuple[EnvCarry, Array, tuple[dict[str, Array], ...]]:
-    distribution, _, memory = apply_policy(policy, params, envs.obs, envs.memory)
-    action = to_action(action_form(reference.action_space), distribution.mode(), jnp)
-    keys = jax.random.split(key, len(action))
-    made = [jax.vmap(env.step)(envs.state, action, keys) for env in (reference, other)]
-    state, timestep = made[0]
-    return EnvCarry(state=state, obs=timestep.obs, memory=memory), timestep.done, tuple(_numbers(*x) for x in made)
+    after, made = decide(policy, reference, params, envs, key)
+    theirs = step_all(other, envs.state, made.action, jax.random.split(key)[0])
+    ours = _numbers(after.state, made.timestep)
+    return after, made.timestep.done, (ours, _numbers(*theirs))
 
 
 def _numbers(state: PyTree, timestep: Timestep) -> dict[str, Array]:

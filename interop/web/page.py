@@ -17,7 +17,7 @@ from ejax.envs.host.calls import closing
 from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.tasks.push_cube import PushCubeRL
-from ejax.play.player import play_pure
+from ejax.play.player import play
 from ejax.play.saved_policy import chosen_checkpoint, elsewhere, load_policy
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.actor_q import ActorQ
@@ -108,7 +108,7 @@ _PACKAGE = Path("node_modules", "@mujoco", "mujoco")
 def write_page(
     run: Path, to: Path, wasm: Path | None, overrides: Sequence[str], show: Mapping[str, Any]
 ) -> dict[str, object]:
-    """Write the page of a run's checkpoint; ``show`` has options of ``Show``, ``wasm`` is the folder of npm's
+    """Write the page of a run's checkpoint; ``show`` has options of ``Viewer``, ``wasm`` is the folder of npm's
     ``@mujoco/mujoco``, None: in a ``node_modules`` here or above. ValueError: what the page cannot compute."""
     if to.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--web {to}: a page is written as .html; give --web FILE.html")
@@ -136,12 +136,12 @@ def page_data(policy: Policy, params: Params, env: Env, seed: int) -> dict[str, 
     or a policy that the page cannot compute."""
     task = describe_task(env)
     weights = _policy(policy, params, env, task["part"])
-    moments = play_pure(policy, env, params, jax.random.key(seed))
-    states, steps = [next(moments).sights[0]], []
-    for moment in moments:
-        states.append(moment.sights[0])
-        steps.append(moment)
-        if moment.ended:
+    played = play(policy, env, params, seed)
+    states, steps = [next(played).frames[0]], []
+    for step in played:
+        states.append(step.frames[0])
+        steps.append(step)
+        if step.ended:
             break
     result = {"return": sum(each.reward for each in steps), "length": len(steps), **steps[-1].facts}
     facts = [facts_of(state) for state in states]

@@ -15,11 +15,11 @@ from ejax.collectors import HostCollector
 from ejax.config import ConfigError
 from ejax.envs.actions import action_form, to_action
 from ejax.envs.check import check_env, clips_actions
+from ejax.episodes import record_episodes
 from ejax.evaluation import evaluate, evaluate_host
-from ejax.play.player import play_pure
+from ejax.play.player import play
 from ejax.rollout import reset, unroll, with_memory
 from ejax.training.fields import policy_numbers
-from ejax.training.recorder import play
 from ejax.types import HostTimestep, Timestep
 
 INF = np.inf
@@ -178,11 +178,11 @@ def test_a_pure_environment_is_given_actions_of_its_space(name: str) -> None:
     np.testing.assert_allclose(again, rollout.log_prob, atol=1e-5)
     found = evaluate(policy, env, params, jax.random.key(0), num_envs=2, num_episodes=2)
     assert (found["return"] == 4.0).all()
-    moments = play_pure(policy, env, params, jax.random.key(0), samples=True)
-    next(moments)
-    moment = next(moments)
-    assert moment.reward == 1.0 and moment.action.shape == env.action_space.shape
-    play(policy, env, params, jax.random.key(0), num_envs=2, samples=True)
+    steps = play(policy, env, params, 0, samples=True)
+    next(steps)
+    step = next(steps)
+    assert step.reward == 1.0 and step.action.shape == env.action_space.shape
+    record_episodes(policy, env, params, jax.random.key(0), num_envs=2, samples=True)
     assert "fits" in check_env(env)
 
 

@@ -28,13 +28,14 @@ from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main
-from ejax.play.player import Score, count, film_host, play_host, play_pure
+from ejax.play.player import EpisodeStats, film_host, play, take_until
 from ejax.play.saved_policy import filmed
-from ejax.play.show import HeldCommand, Show, make_blows, play_run, replace_parts
+from ejax.play.show import HeldCommand, Viewer, make_blows, play_run, replace_parts
 from ejax.run import train
 from ejax.types import Array, HostEnv, Key, RenderableHostEnv, Timestep
 
-KEY = jax.random.key(3)
+SEED = 3
+KEY = jax.random.key(SEED)
 
 
 @struct.dataclass
@@ -78,25 +79,25 @@ class Halving:
 @pytest.mark.slow
 def test_the_episodes_are_those_of_an_evaluation_in_one_slot() -> None:
     lines: list[str] = []
-    score = Score(lines.append)
-    sights = list(count(play_pure(Halving(), Drift(), {}, KEY), score, num_episodes=4))
+    stats = EpisodeStats(lines.append)
+    frames = list(take_until(play(Halving(), Drift(), {}, SEED), stats, num_episodes=4))
     episodes = evaluate(Halving(), Drift(), {}, KEY, num_envs=1, num_episodes=4)
     expected = {name: float(x) for name, x in summarize(episodes).items()}
-    assert {name: value for name, value in score.summary().items() if name != "episodes"} == pytest.approx(expected)
+    assert {name: value for name, value in stats.summary().items() if name != "episodes"} == pytest.approx(expected)
     assert len(lines) == 4 and all("length=" in line and "success=" in line for line in lines)
-    assert len(sights) == int(episodes["length"].sum()) + 4  # each episode's start too
+    assert len(frames) == int(episodes["length"].sum()) + 4  # each episode's start too
 
 
 def test_seconds_end_it_in_the_middle_of_an_episode() -> None:
-    score = Score(print)
-    assert len(list(count(play_pure(Halving(), Drift(), {}, KEY), score, num_actions=1))) == 2
-    (cut,) = score.summary().keys() - {"episodes"}
-    assert score.summary() == {"episodes": 0, cut: score.text} and "step 1, " in score.text and "return" in score.text
+    stats = EpisodeStats(print)
+    assert len(list(take_until(play(Halving(), Drift(), {}, SEED), stats, num_actions=1))) == 2
+    (cut,) = stats.summary().keys() - {"episodes"}
+    assert stats.summary() == {"episodes": 0, cut: stats.text} and "step 1, " in stats.text and "return" in stats.text
 
 
 def test_samples_are_not_the_mode() -> None:
     last = [
-        list(count(play_pure(Halving(), Drift(), {}, KEY, samples=samples), Score(print), num_actions=1))[-1].x
+        list(take_until(play(Halving(), Drift(), {}, SEED, samples=samples), EpisodeStats(print), num_actions=1))[-1].x
         for samples in (False, True)
     ]
     assert last[0] != last[1]
@@ -109,9 +110,9 @@ def test_every_action_of_a_chunk_is_seen() -> None:
             mean = jnp.concatenate([distribution.mode()] * 2, axis=-1)
             return Normal(mean, jnp.zeros_like(mean)), value
 
-    moments = play_pure(Twice(), ActionChunk(Drift(), 2), {}, KEY)
-    start, decision = next(moments), next(moments)
-    (before,), (first, second) = start.sights, decision.sights
+    steps = play(Twice(), ActionChunk(Drift(), 2), {}, SEED)
+    start, decision = next(steps), next(steps)
+    (before,), (first, second) = start.frames, decision.frames
     assert [int(each.lives) for each in (first, second)] == [int(before.lives) - 1, int(before.lives) - 2]
     assert decision.reward == pytest.approx(float(first.x + second.x))
 
@@ -120,10 +121,10 @@ def test_a_patch_changes_the_state_that_is_stepped() -> None:
     def lift(state: Place) -> Place:
         return replace(state, x=state.x + 100.0)
 
-    moments = play_pure(Halving(), Drift(), {}, KEY, patch=lift)
-    next(moments)
-    moment = next(moments)
-    assert moment.sights[0].x > 90.0
+    steps = play(Halving(), Drift(), {}, SEED, patch=lift)
+    next(steps)
+    step = next(steps)
+    assert step.frames[0].x > 90.0
 
 
 def test_a_command_holds_against_drawn_ones_until_a_key_changes_it() -> None:
@@ -217,7 +218,7 @@ def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 @pytest.mark.slow
 def test_the_viewer_is_shown_every_step_and_the_numbers(run: Path, window: SimpleNamespace) -> None:
     lines: list[str] = []
-    facts = play_run(run, show=Show(episodes=1), report=lines.append)
+    facts = play_run(run, viewer=Viewer(episodes=1), report=lines.append)
     assert len(window.handle.seen) == EPISODE + 1 and facts["episodes"] == 1
     assert window.handle.texts[0].startswith("step 0") and window.handle.texts[-1].startswith(f"step {EPISODE}, ")
     assert lines[0].startswith("[episode 1] return=") and facts["checkpoint"]
@@ -236,7 +237,7 @@ def test_the_viewer_goes_with_a_robot_that_walks(window: SimpleNamespace) -> Non
 def test_a_force_of_the_mouse_reaches_the_physics(run: Path, window: SimpleNamespace) -> None:
     heights = []
     for window.Fake in (FakeHandle, Pulling):
-        play_run(run, show=Show(seconds=0.16, samples=False), report=print)
+        play_run(run, viewer=Viewer(seconds=0.16, samples=False), report=print)
         heights.append(window.handle.seen[-1][8])
     assert heights[1] > heights[0] + 0.01
 
@@ -347,10 +348,10 @@ def glowing(num_envs: int = 1, render_mode: str | None = "rgb_array") -> Any:
 def test_gymnasiums_environments_are_played_in_their_own_pictures() -> None:
     env = glowing()
     assert isinstance(env, RenderableHostEnv) and isinstance(env, HostEnv) and env.frames_per_second == 10.0
-    score = Score(print)
-    sights = list(count(play_host(Halving(), env, {}, seed=0), score, num_episodes=2))
-    assert sights[0].shape == (4, 4, 3) and [int(each[0, 0, 0]) for each in sights[:2]] == [0, 10]
-    assert score.summary()["episodes"] == 2 and len(sights) == 1 + 2 * float(str(score.summary()["eval/avg_length"]))
+    stats = EpisodeStats(print)
+    frames = list(take_until(play(Halving(), env, {}, seed=0), stats, num_episodes=2))
+    assert frames[0].shape == (4, 4, 3) and [int(each[0, 0, 0]) for each in frames[:2]] == [0, 10]
+    assert stats.summary()["episodes"] == 2 and len(frames) == 1 + 2 * float(str(stats.summary()["eval/avg_length"]))
 
 
 def test_rows_are_filmed_until_the_last_episode_has_ended() -> None:

@@ -23,6 +23,7 @@ from ejax.algorithms.sgd import _in_chunks
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.episodes import record_episodes
 from ejax.evaluation import evaluate, evaluate_host
 from ejax.optim import make_optimizer
 from ejax.policies.mlp import NetworkConfig
@@ -33,7 +34,6 @@ from ejax.run import train
 from ejax.schema.registry import ENVS
 from ejax.store.checkpoint import load_checkpoint
 from ejax.training.build import build
-from ejax.training.recorder import play
 from ejax.types import Key, PolicyWithMemory, Timestep, make_train_state
 
 KEY = jax.random.key(0)
@@ -473,7 +473,7 @@ def test_evaluation_remembers_within_episodes_on_the_device_and_outside() -> Non
     for found in (device, outside):
         for x in np.asarray(found):
             assert min(abs(float(x) - y) for y in expected) < 1e-4
-    states, done = play(policy, ENV, params, KEY, num_envs=2)
+    states, done = record_episodes(policy, ENV, params, KEY, num_envs=2)
     assert states["t"].shape == done.shape == (4, 2)
 
 

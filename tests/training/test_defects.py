@@ -23,6 +23,7 @@ from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.step import make_rollout_step
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Normal
+from ejax.episodes import record_episodes
 from ejax.optim import make_optimizer
 from ejax.rollout import reset, unroll
 from ejax.run import train
@@ -30,7 +31,7 @@ from ejax.schema.registry import ENVS
 from ejax.store.run_dir import RunDirectory
 from ejax.training.loop import crosses
 from ejax.training.policies import make_policy
-from ejax.training.recorder import draw, play
+from ejax.training.recorder import draw_episodes
 from ejax.types import Array, CameraView, Key, Rollout, Timestep, make_train_state
 
 ROOT = Path(__file__).parents[2]
@@ -235,10 +236,10 @@ def test_a_field_that_is_not_aligned_with_the_rollout_is_an_error() -> None:
 def test_a_video_ends_with_the_longest_episode_recorded() -> None:
     """H14: the steps played are the environment's limit at most, and nothing is kept of a video once it is written."""
     policy, env = Traced(14), Counting(length=6)
-    states, done = play(policy, env, policy.init(KEY, None), KEY, num_envs=2)
+    states, done = record_episodes(policy, env, policy.init(KEY, None), KEY, num_envs=2)
     assert done.shape == (6, 2)
     ended = done.at[2, 0].set(True).at[4, 1].set(True).at[5].set(False)
-    frames = list(draw(env, states, ended, (8, 8)))
+    frames = list(draw_episodes(env, states, ended, (8, 8)))
     assert len(frames) == 5
     assert frames[-1][0, 0, 0] == 3 and frames[-1][0, 8, 0] == 5  # the one that ended earlier stands still
 

@@ -23,10 +23,11 @@ from ejax.distributions import Normal
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import render
 from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.episodes import record_episodes
 from ejax.run import train
 from ejax.schema.registry import ENVS
 from ejax.training import recorder as module
-from ejax.training.recorder import VideoRecorder, draw, play
+from ejax.training.recorder import VideoRecorder, draw_episodes
 from ejax.types import Array, CameraView, Env, Key, Phase, Timestep
 
 EVENT = {
@@ -246,9 +247,9 @@ def test_videos_have_no_effects(tmp_path: Path) -> None:
 
 def test_training_is_recorded_with_samples_and_evaluation_with_the_mode() -> None:
     shapes = {"num_envs": 2}
-    states, _ = play(Steady(), Lamp(), {}, jax.random.key(0), **shapes)
+    states, _ = record_episodes(Steady(), Lamp(), {}, jax.random.key(0), **shapes)
     np.testing.assert_array_equal(states[..., 1], 3.0)
-    sampled, _ = play(Steady(), Lamp(), {}, jax.random.key(0), **shapes, samples=True)
+    sampled, _ = record_episodes(Steady(), Lamp(), {}, jax.random.key(0), **shapes, samples=True)
     assert len(np.unique(sampled[..., 1])) == sampled[..., 1].size
     assert abs(float(sampled[..., 1].mean()) - 3.0) < 1.0  # 16 samples of deviation 1: 4 standard errors
 
@@ -256,7 +257,7 @@ def test_training_is_recorded_with_samples_and_evaluation_with_the_mode() -> Non
 def test_an_episode_that_ended_is_not_drawn_again() -> None:
     states = jnp.arange(8.0).reshape(8, 1, 1) + jnp.zeros((8, 2, 1))
     done = jnp.zeros((8, 2), bool).at[1, 0].set(True).at[5, 1].set(True)
-    frames = list(draw(Lamp(), states, done, (4, 4), every=2))
+    frames = list(draw_episodes(Lamp(), states, done, (4, 4), every=2))
     assert [(frame[0, 0, 0], frame[0, 4, 0]) for frame in frames] == [(0, 0), (1, 2), (1, 4)]
     assert len(DRAWN) == 5
 

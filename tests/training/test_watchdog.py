@@ -27,7 +27,7 @@ from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.play.acting import load
 from ejax.play.saved_policy import evaluate_run
-from ejax.play.show import Show, play_run
+from ejax.play.show import Viewer, play_run
 from ejax.replay import main as replay
 from ejax.run import train
 from ejax.runtime.process_exit import interruptible
@@ -294,7 +294,7 @@ def test_an_environment_that_hangs_while_it_is_made_is_named_by_whatever_makes_i
         "train": lambda: train(run_config, run_dir=tmp_path / "other"),
         "resume": lambda: train(run_config, run_dir=run, resume="latest"),
         "evaluate": lambda: evaluate_run(run),
-        "play": lambda: play_run(run, show=Show(video=tmp_path / "video.mp4")),
+        "play": lambda: play_run(run, viewer=Viewer(video=tmp_path / "video.mp4")),
         "load": lambda: load(run),
         "export": lambda: export_run(run, tmp_path / "exported", ["stablehlo"]),
         "replay": lambda: replayed.append(replay([str(tmp_path / "episode.npz")])),
