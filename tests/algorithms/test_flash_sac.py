@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import flash_in_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import soft_actors_in_numpy
 from tiny import EPISODE, tiny
 from whole_runs import assert_goes_on_with_the_same_bits, assert_refused
 
@@ -107,8 +107,8 @@ def test_mass_goes_to_the_two_bins_around_it_by_nearness() -> None:
 
 
 def next_action_in_numpy(params: Any, stats: Any, key: Any) -> tuple[np.ndarray, np.ndarray]:
-    mean, log_std = flash_in_numpy.actor(params, stats, BATCH.next_obs, (-4.0, 1.0))
-    return flash_in_numpy.draw(mean, log_std, jax.random.normal(key, mean.shape))
+    mean, log_std = soft_actors_in_numpy.actor(params, stats, BATCH.next_obs, (-4.0, 1.0))
+    return soft_actors_in_numpy.draw(mean, log_std, jax.random.normal(key, mean.shape))
 
 
 def joint(action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,8 +117,8 @@ def joint(action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def target_in_numpy(state: TrainState, action: np.ndarray, log_prob: np.ndarray, reward: np.ndarray) -> np.ndarray:
-    logits = flash_in_numpy.critics(state.target["params"], None, *joint(action))[:, ROWS:]
-    probability = flash_in_numpy.softmax(logits)
+    logits = soft_actors_in_numpy.critics(state.target["params"], None, *joint(action))[:, ROWS:]
+    probability = soft_actors_in_numpy.softmax(logits)
     alpha, made = np.exp(float(state.params["params"]["log_alpha"])), []
     for i in range(ROWS):
         critic = (probability[:, i] @ Z).argmin()
@@ -133,8 +133,8 @@ def test_the_target_is_the_distribution_of_the_lesser_critic_on_the_joint_batch_
     np.testing.assert_allclose(action, 2.0 * unit, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(target, target_in_numpy(STATE, unit, log_prob, np.asarray(BATCH.reward)), atol=2e-4)
     # each critic is the lesser one somewhere
-    logits = flash_in_numpy.critics(STATE.target["params"], None, *joint(unit))[:, ROWS:]
-    assert len(set((flash_in_numpy.softmax(logits) @ Z).argmin(0))) == 2
+    logits = soft_actors_in_numpy.critics(STATE.target["params"], None, *joint(unit))[:, ROWS:]
+    assert len(set((soft_actors_in_numpy.softmax(logits) @ Z).argmin(0))) == 2
 
 
 def test_after_a_termination_all_mass_lies_around_the_reward() -> None:
@@ -148,7 +148,7 @@ def test_without_atoms_the_target_is_sacs() -> None:
     state = make_state(SCALAR)
     _, target = target_of(state, BATCH, KEY, policy=SCALAR)
     unit, log_prob = next_action_in_numpy(state.params["params"], state.params["batch_stats"]["actor"], KEY)
-    q = flash_in_numpy.critics(state.target["params"], None, *joint(unit))[:, ROWS:, 0].min(0)
+    q = soft_actors_in_numpy.critics(state.target["params"], None, *joint(unit))[:, ROWS:, 0].min(0)
     alpha = np.exp(float(state.params["params"]["log_alpha"]))
     np.testing.assert_allclose(target, BATCH.reward + BATCH.discount * (q - alpha * log_prob), rtol=1e-3, atol=1e-4)
 
@@ -160,8 +160,8 @@ def test_the_critics_loss_is_the_cross_entropy_on_the_joint_batch_of_scaled_rewa
     _, key = jax.random.split(KEY)
     unit, log_prob = next_action_in_numpy(STATE.params["params"], STATE.params["batch_stats"]["actor"], key)
     target = target_in_numpy(STATE, unit, log_prob, np.asarray(BATCH.reward) / 3.0)
-    logits = flash_in_numpy.critics(STATE.params["params"], None, *joint(unit))[:, :ROWS]
-    log_p = np.log(flash_in_numpy.softmax(logits))
+    logits = soft_actors_in_numpy.critics(STATE.params["params"], None, *joint(unit))[:, :ROWS]
+    log_p = np.log(soft_actors_in_numpy.softmax(logits))
     assert float(metrics["critic_loss"]) == pytest.approx(-(target * log_p).sum(-1).mean(), rel=1e-3)
 
 
@@ -170,10 +170,10 @@ def test_the_actors_loss_is_of_the_first_half_of_its_joint_batch_by_running_stat
     _, _, metrics = stepped()
     key, _ = jax.random.split(KEY)
     params = STATE.params["params"]
-    mean, log_std = flash_in_numpy.actor(params, None, joint(np.zeros((ROWS, 2)))[0], (-4.0, 1.0))
-    unit, log_prob = flash_in_numpy.draw(mean[:ROWS], log_std[:ROWS], jax.random.normal(key, (ROWS, 2)))
-    logits = flash_in_numpy.critics(params, STATE.params["batch_stats"]["critic"], BATCH.obs, unit)
-    q = (flash_in_numpy.softmax(logits) @ Z).min(0)
+    mean, log_std = soft_actors_in_numpy.actor(params, None, joint(np.zeros((ROWS, 2)))[0], (-4.0, 1.0))
+    unit, log_prob = soft_actors_in_numpy.draw(mean[:ROWS], log_std[:ROWS], jax.random.normal(key, (ROWS, 2)))
+    logits = soft_actors_in_numpy.critics(params, STATE.params["batch_stats"]["critic"], BATCH.obs, unit)
+    q = (soft_actors_in_numpy.softmax(logits) @ Z).min(0)
     alpha, entropy = np.exp(-0.7), -log_prob.mean()
     target = 0.5 * 2 * np.log(2 * np.pi * np.e * 0.15**2)
     assert float(metrics["entropy"]) == pytest.approx(entropy, rel=1e-3)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from soft_actors_in_numpy import draw, mlp_critics, mlp_moments, softmax
 from tiny import EPISODE, tiny
 from whole_runs import assert_goes_on_with_the_same_bits, assert_refused
 
@@ -61,31 +62,10 @@ def make_rollout(policy: ActorQ, params: Params, **flags: Any) -> Rollout:
     )
 
 
-def in_numpy(params: Any, x: np.ndarray) -> np.ndarray:
-    one, two = (jax.tree.map(np.asarray, params[f"linear_{i}"]) for i in range(2))
-    return np.asarray(np.tanh(x @ one["kernel"] + one["bias"]) @ two["kernel"] + two["bias"])
-
-
 def probabilities(critic: Any, obs: Any, unit_action: np.ndarray) -> np.ndarray:
-    """Give each critic's, [critics, ..., bins]."""
-    x = np.concatenate([obs, unit_action], axis=-1)
+    """Return each critic's, [critics, ..., bins]."""
     prior = 40.0 * np.asarray(hl_gauss(jnp.zeros(()), CONFIG.vmin, CONFIG.vmax, NUM_BINS))
-    num_critics = len(critic["linear_0"]["bias"])
-    logits = prior + np.stack([in_numpy(jax.tree.map(lambda p, i=i: p[i], critic), x) for i in range(num_critics)])
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
-
-
-def moments(params: Any, obs: Any) -> list[np.ndarray]:
-    return np.split(in_numpy(params["actor"], np.asarray(obs)), 2, axis=-1)
-
-
-def drawn(params: Any, obs: Any, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the sample in [-1, 1] and its log-density there."""
-    mean, log_std = moments(params, obs)
-    u = mean + np.exp(log_std) * noise
-    log_normal = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
-    return np.tanh(u), (log_normal - np.log(1 - np.tanh(u) ** 2)).sum(-1)
+    return softmax(prior + mlp_critics(critic, obs, unit_action))
 
 
 @pytest.mark.slow
@@ -97,7 +77,7 @@ def test_the_returns_are_the_recursion_and_ends_are_told_apart(lmbda: float) -> 
     found = reppo_target(params, rollout, key, policy=policy, config=CONFIG.replace(lmbda=lmbda))
 
     networks, gamma = params["params"], CONFIG.gamma
-    action, log_prob = drawn(networks, rollout.next_obs, np.asarray(jax.random.normal(key, (T, N, 2))))
+    action, log_prob = draw(*mlp_moments(networks, rollout.next_obs), jax.random.normal(key, (T, N, 2)))
     q = (probabilities(networks["critic"], rollout.next_obs, action) @ BINS).min(0)
     reward, terminated, truncated = map(np.asarray, (rollout.reward, rollout.terminated, rollout.truncated))
     expected = np.zeros((T, N))
@@ -154,10 +134,10 @@ def test_the_losses_are_the_formulas_row_by_row() -> None:
     loss, metrics = reppo_loss(params, batch, policy=policy, config=CONFIG)
 
     noise = np.stack([jax.random.normal(key, (2,)) for key in batch["key"]])
-    action, log_prob = drawn(params["params"], batch["obs"], noise)
+    action, log_prob = draw(*mlp_moments(params["params"], batch["obs"]), noise)
     critic = params["params"]["critic"]
     q = (probabilities(critic, batch["obs"], action) @ BINS).min(0)
-    (old_mean, old_log_std), (mean, log_std) = (moments(each["params"], batch["obs"]) for each in (acted, params))
+    (old_mean, old_log_std), (mean, log_std) = (mlp_moments(each["params"], batch["obs"]) for each in (acted, params))
     p = probabilities(critic, batch["obs"], np.asarray(batch["action"]) / 2.0)
     expected = {"critic_loss": 0.0, "actor_loss": 0.0, "alpha_loss": 0.0, "kl_coef_loss": 0.0, "kl_exceeded": 0.0}
     for i, weight in enumerate(np.asarray(batch["weight"])):

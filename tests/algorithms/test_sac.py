@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from soft_actors_in_numpy import draw, mlp_critics, mlp_moments
 from tiny import EPISODE, tiny, tiny_sac
 from tiny import NETWORK as TINY
 from whole_runs import assert_refused
@@ -56,25 +57,6 @@ def make_batch(half_width: float = 2.0) -> Transition:
     )
 
 
-def in_numpy(params: Any, x: np.ndarray) -> np.ndarray:
-    one, two = (jax.tree.map(np.asarray, params[f"linear_{i}"]) for i in range(2))
-    return np.asarray(np.tanh(x @ one["kernel"] + one["bias"]) @ two["kernel"] + two["bias"])
-
-
-def values_in_numpy(critic: Any, obs: Any, unit_action: np.ndarray) -> np.ndarray:
-    x = np.concatenate([obs, unit_action], axis=-1)
-    return np.stack([in_numpy(jax.tree.map(lambda p, i=i: np.asarray(p)[i], critic), x)[:, 0] for i in range(2)])
-
-
-def drawn_in_numpy(params: Any, obs: Any, key: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Give the sample in [-1, 1] and its log-density there."""
-    mean, log_std = np.split(in_numpy(params["actor"], np.asarray(obs)), 2, axis=-1)
-    noise = np.asarray(jax.random.normal(key, mean.shape))
-    u = mean + np.exp(log_std) * noise
-    log_normal = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
-    return np.tanh(u), (log_normal - np.log(1 - np.tanh(u) ** 2)).sum(-1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ent_coef", ["auto", 0.3])
 def test_the_target_is_the_formulas_and_termination_has_no_value(ent_coef: Any) -> None:
@@ -85,8 +67,9 @@ def test_the_target_is_the_formulas_and_termination_has_no_value(ent_coef: Any) 
     state = replace(state, params={"params": params}, target=jax.tree.map(lambda x: 1.5 * x, state.target))
     y = sac_target(state, batch, key, policy=policy, config=config)
 
-    action, log_prob = drawn_in_numpy(params, batch.next_obs, key)
-    q = values_in_numpy(state.target["params"]["critic"], batch.next_obs, action).min(0)
+    mean, log_std = mlp_moments(params, batch.next_obs)
+    action, log_prob = draw(mean, log_std, jax.random.normal(key, mean.shape))
+    q = mlp_critics(state.target["params"]["critic"], batch.next_obs, action)[..., 0].min(0)
     alpha = np.exp(-1.2) if ent_coef == "auto" else ent_coef
     np.testing.assert_allclose(
         y, np.asarray(batch.reward) + np.asarray(batch.discount) * (q - alpha * log_prob), rtol=1e-4, atol=1e-5
@@ -99,10 +82,11 @@ def test_the_targets_action_is_td3s_with_clipped_noise() -> None:
     config = CONFIG.replace(ent_coef=0.0, target_noise=0.4, target_noise_clip=0.3)
     state = make_state(policy)
     y = sac_target(state, batch, key, policy=policy, config=config)
-    mean, _ = np.split(in_numpy(state.params["params"]["actor"], np.asarray(batch.next_obs)), 2, axis=-1)
+    mean, _ = mlp_moments(state.params["params"], batch.next_obs)
     noise = np.clip(0.4 * np.asarray(jax.random.normal(key, mean.shape)), -0.3, 0.3)
     assert (np.abs(noise) == np.float32(0.3)).any()
-    q = values_in_numpy(state.target["params"]["critic"], batch.next_obs, np.clip(np.tanh(mean) + noise, -1, 1)).min(0)
+    action = np.clip(np.tanh(mean) + noise, -1, 1)
+    q = mlp_critics(state.target["params"]["critic"], batch.next_obs, action)[..., 0].min(0)
     np.testing.assert_allclose(y, batch.reward + batch.discount * q, rtol=1e-4, atol=1e-5)
 
 
@@ -209,7 +193,7 @@ def test_the_actor_of_a_squashed_policy_is_taken_over_as_the_same_distribution()
 
 @pytest.fixture(scope="module")
 def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """Give the config of a run of PPO with an unbounded policy, and its folder."""
+    """Return the config of a run of PPO with an unbounded policy, and its folder."""
     folder = tmp_path_factory.mktemp("ppo")
     raw = tiny(folder, env_cfg={"max_episode_steps": EPISODE}, iterations=1)
     raw["policy"] |= {"actor_obs_normalization": True, "initial_log_std": -1.0}

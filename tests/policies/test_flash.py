@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Any
 
-import flash_in_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import soft_actors_in_numpy
 
 from ejax.distributions import ActionSpec
 from ejax.policies.flash import BLOCK, FlashQ, noise_repeat_start, unit_length
@@ -50,12 +50,12 @@ def test_it_is_a_policy_with_critics_of_actions_that_explores() -> None:
 def test_the_critics_are_the_formulas_by_running_statistics() -> None:
     got = values(PARAMS, OBS, ACTION)
     stats = PARAMS["batch_stats"]["critic"]
-    assert_close(got, flash_in_numpy.critics(PARAMS["params"], stats, OBS, UNIT_ACTION))
+    assert_close(got, soft_actors_in_numpy.critics(PARAMS["params"], stats, OBS, UNIT_ACTION))
 
 
 def test_rows_that_are_observed_are_normalized_by_their_own_statistics() -> None:
     got, _ = values(PARAMS, OBS, ACTION, observe=True, mutable=("batch_stats",))
-    assert_close(got, flash_in_numpy.critics(PARAMS["params"], None, OBS, UNIT_ACTION))
+    assert_close(got, soft_actors_in_numpy.critics(PARAMS["params"], None, OBS, UNIT_ACTION))
 
 
 def test_running_statistics_move_by_a_hundredth_to_the_unbiased_variance() -> None:
@@ -69,7 +69,7 @@ def test_running_statistics_move_by_a_hundredth_to_the_unbiased_variance() -> No
 def test_the_actor_is_the_formula_and_its_deviation_lies_in_its_range() -> None:
     distribution, value = POLICY.apply(PARAMS, OBS)
     stats = PARAMS["batch_stats"]["actor"]
-    mean, log_std = flash_in_numpy.actor(PARAMS["params"], stats, OBS, (-10.0, 2.0))
+    mean, log_std = soft_actors_in_numpy.actor(PARAMS["params"], stats, OBS, (-10.0, 2.0))
     assert_close(distribution.base.mean, mean)
     assert_close(distribution.base.log_std, log_std)
     np.testing.assert_array_equal(value, np.zeros(ROWS))
@@ -81,7 +81,7 @@ def test_the_actor_is_the_formula_and_its_deviation_lies_in_its_range() -> None:
 def test_a_part_that_is_left_out_is_left_out_of_the_formula(change: dict[str, Any]) -> None:
     policy = POLICY.clone(**change)
     params = make_params(policy)
-    expected = flash_in_numpy.critics(params["params"], params["batch_stats"]["critic"], OBS, UNIT_ACTION)
+    expected = soft_actors_in_numpy.critics(params["params"], params["batch_stats"]["critic"], OBS, UNIT_ACTION)
     got = policy.apply(params, OBS, ACTION, method="action_values")
     assert_close(got, expected if policy.num_bins else expected[..., 0])
 

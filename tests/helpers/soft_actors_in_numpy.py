@@ -1,4 +1,4 @@
-"""The networks of FlashSAC in NumPy, float64, one row and one number at a time where that is the point."""
+"""Networks and samples of soft actors in NumPy: SAC's and REPPO's MLPs, and FlashSAC's networks in float64."""
 
 from typing import Any
 
@@ -9,6 +9,23 @@ import numpy as np
 def part(tree: Any, k: int) -> Any:
     """Take critic k of stacked leaves."""
     return jax.tree.map(lambda x: np.asarray(x)[k], tree)
+
+
+def mlp(params: Any, x: Any) -> np.ndarray:
+    """Evaluate an MLP of one hidden layer of tanh."""
+    one, two = (jax.tree.map(np.asarray, params[f"linear_{i}"]) for i in range(2))
+    return np.asarray(np.tanh(x @ one["kernel"] + one["bias"]) @ two["kernel"] + two["bias"])
+
+
+def mlp_critics(params: Any, obs: Any, unit_action: Any) -> np.ndarray:
+    """Evaluate stacked critics that are such MLPs: [critics, B, outputs]."""
+    x = np.concatenate([obs, unit_action], axis=-1)
+    return np.stack([mlp(part(params, k), x) for k in range(len(params["linear_0"]["bias"]))])
+
+
+def mlp_moments(params: Any, obs: Any) -> list[np.ndarray]:
+    """Return mean and log-deviation of an actor that is such an MLP."""
+    return np.split(mlp(params["actor"], np.asarray(obs)), 2, axis=-1)
 
 
 def batch_norm(params: Any, stats: Any, x: np.ndarray) -> np.ndarray:
@@ -35,14 +52,14 @@ def network(params: Any, stats: Any, x: Any) -> np.ndarray:
 
 
 def actor(params: Any, stats: Any, obs: Any, log_std_range: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Give mean and log-deviation."""
+    """Return mean and log-deviation."""
     mean, raw = np.split(network(params["actor"], stats, obs), 2, axis=-1)
     low, high = log_std_range
     return mean, low + (high - low) / 2 * (1 + np.tanh(raw))
 
 
 def critics(params: Any, stats: Any, obs: Any, unit_action: Any, num_critics: int = 2) -> np.ndarray:
-    """Give logits [critics, B, bins]."""
+    """Return logits [critics, B, bins]."""
     x = np.concatenate([obs, unit_action], axis=-1)
     each = [
         network(part(params["critic"], k), None if stats is None else part(stats, k), x) for k in range(num_critics)
@@ -51,7 +68,7 @@ def critics(params: Any, stats: Any, obs: Any, unit_action: Any, num_critics: in
 
 
 def draw(mean: np.ndarray, log_std: np.ndarray, noise: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Give the sample in [-1, 1] and its log-density there."""
+    """Return the sample in [-1, 1] and its log-density there."""
     noise = np.asarray(noise, float)
     u = mean + np.exp(log_std) * noise
     log_normal = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
