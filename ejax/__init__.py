@@ -28,7 +28,7 @@ _PLACES = {
     "ejax.config": ("RunConfig", "load_config", "parse_config"),
     "ejax.envs.check": ("check_env",),
     "ejax.envs.task.world": ("World",),
-    "ejax.envs.task.mujoco_task": ("MuJoCoTask",),
+    "ejax.envs.tasks.mujoco_task": ("MuJoCoTask",),
     "ejax.evaluation": ("summarize",),
     "ejax.optim": ("OptimizerConfig", "ScheduleConfig", "make_optimizer"),
     "ejax.policies.calls": ("evaluate_actions", "get_action", "get_value"),

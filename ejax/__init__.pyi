@@ -17,7 +17,7 @@ from ejax.collectors.collect import collect_rollout as collect_rollout
 from ejax.config import RunConfig as RunConfig, load_config as load_config, parse_config as parse_config
 from ejax.envs.check import check_env as check_env
 from ejax.envs.task.world import World as World
-from ejax.envs.task.mujoco_task import MuJoCoTask as MuJoCoTask
+from ejax.envs.tasks.mujoco_task import MuJoCoTask as MuJoCoTask
 from ejax.evaluation import summarize as summarize
 from ejax.optim import (
     OptimizerConfig as OptimizerConfig,

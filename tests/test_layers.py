@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ LAYERS = [
 """Folders and public modules: each imports from its own row and from those above it in this list. ``data`` has a
 stricter rule, below; ``schema.registry`` names what is above it as text, and imports it when called."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+ENV_LAYERS = [
+    ["mujoco", "host"],
+    ["task"],
+    ["randomization"],
+    ["terms"],
+    ["tasks"],
+    ["locomotion", "manager"],
+    ["wrappers"],
+    ["adapters"],
+]
+"""Folders of ``envs``, likewise: worlds, changes of their models, functions of worlds, then the tasks made of them."""
 _ALONE = ("trust", "code_places", "plain_files", "writing", "tables", "messages", "configclass", "paths", "lazy_names")
 STANDARD = (
     *(f"ejax.schema.{name}" for name in _ALONE),
@@ -45,7 +57,7 @@ def module(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse((ROOT / "ejax" / path).read_text())):
+    for node in ast.walk(ast.parse((ROOT / "ejax" / path).read_text())):  # an absolute path stays as it is
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -81,7 +93,57 @@ def test_the_data_wing_needs_numpy_only(path: Path) -> None:
         assert keeps or not name.startswith("ejax.data.lerobot"), "needs the extra data"
 
 
-CLOSURES = {"ejax.algorithms.ppo": 4000, "ejax.rollout": 2200, "ejax.algorithms.sac": 4500}
+CIRCLES = {
+    ("ejax.config.data", "ejax.config.embodichain.demonstrations"),
+    ("interop.artefacts.onnx_model", "interop.artefacts.formats"),
+    ("interop.serving.run_policy", "interop.serving.policies"),
+    ("ejax.envs.randomization", "ejax.envs.wrappers"),
+    ("interop.artefacts", "interop.exporters"),
+    ("interop.exporters", "interop.checkpoints"),
+}
+"""Imports of files and of folders that close a circle, still."""
+
+
+def graph() -> dict[str, set[str]]:
+    """List the modules of ejax and interop, each with those that it imports, at its start or in a function."""
+    files = [path.relative_to(ROOT) for folder in ("ejax", "interop") for path in (ROOT / folder).rglob("*.py")]
+    names = {module(path): path for path in files}
+    return {name: {each for each in imports(ROOT / path) if each in names} - {name} for name, path in names.items()}
+
+
+def between_folders(modules: dict[str, set[str]]) -> dict[str, set[str]]:
+    """List the folders, each with those beside it that its files import."""
+    folders: dict[str, set[str]] = {}
+    for name, imported in modules.items():
+        one = name.split(".")
+        for other in (each.split(".") for each in imported):
+            depth = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+            if depth < min(len(one), len(other)) - 1:
+                folders.setdefault(".".join(one[: depth + 1]), set()).add(".".join(other[: depth + 1]))
+    return folders
+
+
+@pytest.mark.parametrize("kind", ["files", "folders"])
+def test_imports_run_in_no_circle(kind: str) -> None:
+    nodes = graph() if kind == "files" else between_folders(graph())
+    for one, other in CIRCLES:
+        nodes.get(one, set()).discard(other)
+    TopologicalSorter(nodes).prepare()  # raises CycleError, which names the circle
+
+
+def test_folders_of_envs_import_what_is_below_them() -> None:
+    level = {f"ejax.envs.{name}": i for i, names in enumerate(ENV_LAYERS) for name in names}
+    for one, others in between_folders(graph()).items():
+        for other in others & level.keys() if one in level else ():
+            assert level[other] < level[one] or (one, other) in CIRCLES, f"{one} imports {other}"
+
+
+CLOSURES = {
+    "ejax.algorithms.ppo": 4000,
+    "ejax.rollout": 2200,
+    "ejax.algorithms.sac": 4500,
+    "ejax.envs.tasks.push_cube": 3600,
+}
 """Module -> the most lines of ejax that importing it may bring: who calls an update gets the algorithm alone."""
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import site_pose
+from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.states import SceneState
-from ejax.envs.task.world import World
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.actions import ActionTerm
 from ejax.experts.task import Expert, Law, Rows, ScriptedTask, limit_length, phrase, read_plan
@@ -91,7 +91,7 @@ def _unfit(what: str) -> ConfigError:
     return ConfigError([Problem("env.actions", text)])
 
 
-def _invert(term: ActionTerm, world: World, wanted: Array) -> Array:
+def _invert(term: ActionTerm, world: SceneWorld, wanted: Array) -> Array:
     """Find the numbers [width] by which a term sets the targets ``wanted`` [J] of its joints: those of joint positions
     are affine, joint by joint, or by one number for all of a gripper's."""
     joints, unit = jnp.array(term.joints), jnp.minimum(1.0, jnp.array(term.high))

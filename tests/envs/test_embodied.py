@@ -659,7 +659,7 @@ def test_a_config_may_name_ends_beside_those_of_its_id(monkeypatch: pytest.Monke
     text = refusal(changed(PUSH_CUBE, "env.terminations.late", {"func": "upright"}))
     assert "env.terminations.late.func: no terminations functor 'upright'" in text and "under env.rewards" in text
     text = refusal(changed(PUSH_CUBE, "env.terminations.tilt", {"func": "bad_orientation", "params": {"limit": 1.0}}))
-    assert text.startswith("env.terminations.tilt: only VelocityRL has a legged robot")
+    assert "only VelocityRL has a legged robot" in text
 
 
 def test_a_class_that_only_embodichain_has_is_named_without_advice_that_would_not_help() -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from ejax.envs.manager.embodied import EmbodiedEnv
-from ejax.envs.manager.vocabulary import CONTRACTS
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
 from ejax.envs.task.world import World
 from ejax.envs.terms import actions, events, observations, rewards
 from ejax.envs.terms.registry import TERMS, find_functor, register_functor
+from ejax.envs.terms.vocabulary import CONTRACTS
 from ejax.schema.trust import trust
 from ejax.types import Array
 

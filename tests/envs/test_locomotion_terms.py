@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from ejax.envs.locomotion.catalog import velocity_task
-from ejax.envs.locomotion.contacts import Contacts
-from ejax.envs.locomotion.motion import LeggedState, Motion
 from ejax.envs.task.terms import Term
 from ejax.envs.task.terms import observe as observe_terms
-from ejax.envs.task.world import World
 from ejax.envs.terms.legged import OBSERVATIONS, REWARDS
+from ejax.envs.terms.legged_world import Contacts, LeggedState, LeggedWorld, Motion
 from ejax.envs.terms.registry import TERMS
 
 QUADRUPED = velocity_task("quadruped").robot
@@ -37,7 +35,8 @@ STILL = Motion(
     imu_ang_vel=jnp.array([-0.7, -0.8, -0.9]),
 )
 VIEW = LeggedState(
-    robot=QUADRUPED,
+    joints=QUADRUPED.joints,
+    home=QUADRUPED.home,
     motion=STILL,
     contacts=Contacts(
         found=jnp.array([True, False, False, True]),
@@ -74,8 +73,8 @@ MEAN_BENT = (4 * 0.3**2 + 4 * 0.2**2) / 12
 FAST = replace(BENT, command=jnp.array([1.2, 0.9, 0.0]))
 
 
-def world_of(legged: LeggedState) -> World:
-    return World(asset="", control_period=0.02, state=None, legs=legged)
+def world_of(legged: LeggedState) -> LeggedWorld:
+    return LeggedWorld(asset="", control_period=0.02, state=None, legged=legged)
 
 
 def observe(view: LeggedState, names: tuple[str, ...]) -> Any:

@@ -17,7 +17,7 @@ from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.record import Algorithm
 from ejax.config import ConfigError, Problem
 from ejax.envs.manager.embodied import EmbodiedEnv
-from ejax.envs.task.mujoco_task import MuJoCoTask
+from ejax.envs.tasks.mujoco_task import MuJoCoTask
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.record import PolicyKind, find_policy

@@ -15,7 +15,7 @@ from ejax.distributions import Normal
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.randomization.physics import PHYSICS
-from ejax.envs.task.mujoco_task import MuJoCoTask
+from ejax.envs.tasks.mujoco_task import MuJoCoTask
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.run import train
 from ejax.training.environments import with_engine

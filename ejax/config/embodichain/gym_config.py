@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ejax.config.embodichain.draft import Draft
 from ejax.config.embodichain.spellings import TABLES
-from ejax.envs.manager.vocabulary import IGNORED
+from ejax.envs.terms.vocabulary import IGNORED
 from ejax.schema.frozen import freeze
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, KeyNote, KeyReport

@@ -17,7 +17,7 @@ from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.record import Algorithm
 from ejax.config.embodichain.draft import Draft
 from ejax.config.models import MAX_NAME_BYTES
-from ejax.envs.manager.vocabulary import IGNORED
+from ejax.envs.terms.vocabulary import IGNORED
 from ejax.policies.mlp import NetworkConfig
 from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.registry import Kind, UnknownNameError, registered_name

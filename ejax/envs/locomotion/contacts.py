@@ -7,13 +7,12 @@
 Sensors lag one physics step. Source: EmbodiChain 0.3.2's ``ContactHistory``, which samples after each physics step.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.locomotion.model import LeggedModel
 from ejax.envs.locomotion.robots import LeggedRobot
+from ejax.envs.terms.legged_world import Contacts
 from ejax.types import Array
 
 
@@ -21,18 +20,6 @@ from ejax.types import Array
 class FootTimers:
     touching: Array  # [F] bool, in the last physics step that was sensed
     air_time: Array  # [F], s, of a flight that goes on; 0 on the ground
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contacts:
-    found: Array  # [F] bool
-    landed: Array  # [F] bool
-    force: Array  # [F, 3], N: the strongest force of the ground on the foot, in the world's frame
-    guarded_force: Array  # [], N: the strongest on a guarded geom; 0 without one
-    self_contacts: Array  # []: physics steps in which the robot pushed against itself with more than ``self_threshold``
-    flight: Array
-    """[F], s: how long those that landed had been in the air, the physics step of the landing included; else 0."""
-    unwanted_force: Array  # [U], N: the strongest on each part that shall not touch the ground
 
 
 def start_timers(num_feet: int) -> FootTimers:

@@ -6,73 +6,17 @@ with base position o, rotation R, velocity v in the world, angular velocity ω i
 kinematics of the joints θ.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.envs.locomotion.contacts import Contacts
 from ejax.envs.locomotion.model import LeggedModel
 from ejax.envs.locomotion.robots import LeggedRobot
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.kinematics import body_poses
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
+from ejax.envs.terms.legged_world import Motion
 from ejax.types import Array
-
-_LATER: Any = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Motion:
-    """One robot at one moment. World frame unless noted; m, m/s, rad, rad/s."""
-
-    position: Array  # [3]: the base
-    rotation: Array  # [3, 3]: from the base's frame to the world's
-    lin_vel_b: Array  # [3]: of the base, in its frame
-    ang_vel_b: Array  # likewise
-    gravity_b: Array  # [3]: the unit vector down, in the base's frame
-    joint_pos: Array  # [A]: in the policy's order
-    joint_vel: Array  # likewise
-    foot_pos: Array  # [F, 3]
-    foot_vel: Array  # likewise
-    upright_gravity: Array  # [3]: the unit vector down, in the frame of the body that shall stay upright
-    upright_ang_vel: Array  # [3]: that body's angular velocity
-    link_pos: Array  # [L, 3]: all bodies of the robot; their masses are ``link_masses``
-    link_vel: Array  # likewise
-    imu_lin_vel: Array  # [3]: as the IMU has them, in its body's frame; the base's where the robot has none
-    imu_ang_vel: Array  # likewise
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeggedState:
-    """All that the terms of a velocity task are computed from. The ends come first: while they are found, there are
-    motion and contacts only."""
-
-    robot: LeggedRobot
-    motion: Motion
-    contacts: Contacts
-    command: Array = _LATER
-    """[3]: that of the observation that was acted on, for rewards; the next one, for observations."""
-    action: Array = _LATER  # [A]
-    last_action: Array = _LATER  # likewise
-    joint_acc: Array = _LATER  # [A], rad/s²
-    joint_torque: Array = _LATER  # [A], N·m: what the drives pull with after the step
-    foot_height: Array = _LATER  # [F], m above the ground
-    swing_peak: Array = _LATER  # [F], m: the greatest height of a flight, up to and including its landing
-    air_time: Array = _LATER  # [F], s
-    encoder_bias: Array = _LATER  # [A], rad: measured minus true joint positions
-    terminated: Array = _LATER  # bool
-    time: Array = _LATER  # s since the episode's start
-    phase_period: float = _LATER  # s, of the gait that is observed
-    soft_limits: Array = _LATER  # [A, 2], rad
-    link_masses: Array = _LATER  # [L], kg
-
-    @property
-    def offset(self) -> Array:
-        """[A]: q − q⁰."""
-        return self.motion.joint_pos - jnp.asarray(self.robot.home)
 
 
 def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState) -> Motion:

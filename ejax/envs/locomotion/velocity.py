@@ -15,20 +15,21 @@ from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
-from ejax.envs.locomotion.contacts import Contacts, FootTimers, follow_contacts, no_contacts, start_timers
+from ejax.envs.locomotion.contacts import FootTimers, follow_contacts, no_contacts, start_timers
 from ejax.envs.locomotion.model import LeggedModel, make_model
-from ejax.envs.locomotion.motion import LeggedState, Motion, drive_torque, heading, link_masses, observe_motion
+from ejax.envs.locomotion.motion import drive_torque, heading, link_masses, observe_motion
 from ejax.envs.locomotion.robots import FILE, robot_file
 from ejax.envs.locomotion.tasks import Push, VelocityTask, change_task
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
-from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.step import conclude
 from ejax.envs.task.terms import Term, observe, weigh
 from ejax.envs.task.world import World
+from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.commands import Command
 from ejax.envs.terms.legged import describe_terms
+from ejax.envs.terms.legged_world import Contacts, LeggedState, LeggedWorld, Motion
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze
 from ejax.schema.plain_files import expanded
@@ -136,8 +137,9 @@ class VelocityRL(PhysicsTask):
 
     @property
     def parts(self) -> dict[str, tuple[Feature, ...]]:
+        robot = self.task.robot
         parts = {"policy": self.task.actor, "critic": self.task.critic}
-        return {name: describe_terms(self.task.robot, terms) for name, terms in parts.items()}
+        return {name: describe_terms(robot.joints, len(robot.feet), terms) for name, terms in parts.items()}
 
     @property
     def acted(self) -> tuple[Feature, ...]:
@@ -162,7 +164,10 @@ class VelocityRL(PhysicsTask):
         motion = observe_motion(robot, self.legged, state.physics)
         state = replace(state, command=task.command.steer(state.command, heading(motion)))
         legged = self._legged_state(state, state, motion, no_contacts(robot), jnp.zeros(len(robot.joints)))
-        return state, self._see(replace(self.world(state), legs=legged), key_noise)
+        return state, self._see(replace(self.world(state), legged=legged), key_noise)
+
+    def world(self, state: VelocityState) -> LeggedWorld:
+        return LeggedWorld(asset=self.asset, control_period=self.control_period, state=state, markers_of=self.markers)
 
     def control(self, world: World, action: Array) -> Array:
         robot = self.task.robot
@@ -189,7 +194,7 @@ class VelocityRL(PhysicsTask):
         peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
         state = replace(state, feet=feet, swing_peak=peak)
         legged = self._legged_state(state, before, motion, contacts, drive_torque(robot, motion, target))
-        rewards = weigh(self.of("rewards"), replace(self.world(state), legs=legged))
+        rewards = weigh(self.of("rewards"), replace(self.world(state), legged=legged))
         command = task.command.after(state.command, key_command, self.control_period)
         state = replace(
             state,
@@ -197,7 +202,7 @@ class VelocityRL(PhysicsTask):
             joint_vel=motion.joint_vel,
             swing_peak=jnp.where(contacts.landed, 0.0, peak),
         )
-        obs = self._see(replace(self.world(state), legs=legged), key_noise)
+        obs = self._see(replace(self.world(state), legged=legged), key_noise)
         # beyond the field there is no ground to walk on
         out_of_field = (self.ground.kind == "rough") & (jnp.abs(motion.position[:2]).max() > self.ground.half_size)
         return state, Timestep(
@@ -250,8 +255,8 @@ class VelocityRL(PhysicsTask):
         self, state: VelocityState, before: VelocityState, motion: Motion, contacts: Contacts, torque: Array
     ) -> LeggedState:
         task = self.task
-        seen = LeggedState(robot=task.robot, motion=motion, contacts=contacts)
-        world = replace(self.world(state), legs=seen)
+        seen = LeggedState(joints=task.robot.joints, home=task.robot.home, motion=motion, contacts=contacts)
+        world = replace(self.world(state), legged=seen)
         fell = conclude(term(world) for term in self.of("terminations")).fail
         return replace(
             seen,
@@ -271,8 +276,8 @@ class VelocityRL(PhysicsTask):
             link_masses=jnp.asarray(link_masses(self.legged)),
         )
 
-    def _see(self, world: World, key: Key) -> dict[str, Array]:
-        world = replace(world, legs=replace(world.legged, command=world.state.command.velocity))
+    def _see(self, world: LeggedWorld, key: Key) -> dict[str, Array]:
+        world = replace(world, legged=replace(world.legged, command=world.state.command.velocity))
         terms = self.of("observations")
         return {
             group: observe([each for each in terms if each.path == (group,)], world, noise)

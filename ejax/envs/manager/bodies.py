@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ejax.envs.manager.scene import DEFAULT_FRICTION, RigidObject
-from ejax.envs.manager.vocabulary import IGNORED
+from ejax.envs.task.scene import DEFAULT_FRICTION, RigidObject
+from ejax.envs.terms.vocabulary import IGNORED
 from ejax.schema.sections import Section
 
 _ATTRIBUTE_GROUPS = ("mass_props", "rigid_props", "collision_props", "material_props")

@@ -13,17 +13,17 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ejax.envs.description import EnvDescription
 from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
-from ejax.envs.manager.scene import Scene
 from ejax.envs.mujoco.engine import Engine, check_physics
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.changes import Change, base, keep_written, refuse_overlaps
-from ejax.envs.task.events import EVENTS, try_call
-from ejax.envs.task.physics_task import PhysicsTask
+from ejax.envs.task.scene import Scene
+from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.states import SceneState
 from ejax.envs.task.step import Outcome, conclude
 from ejax.envs.task.terms import Term, as_world, compute, fire
-from ejax.envs.task.world import World
+from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.events import PhysicsEvent
+from ejax.envs.terms.task_events import EVENTS, try_call
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.types import Array, Key
@@ -118,13 +118,13 @@ class EmbodiedEnv(PhysicsTask):
                 started = replace(started, physics=keep_written(change, ended.physics, started.physics))
         return started, obs
 
-    def outcome(self, world: World) -> Outcome:
+    def outcome(self, world: SceneWorld) -> Outcome:
         return conclude(term(world) for term in self.of("terminations"))
 
-    def total(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
+    def total(self, world: SceneWorld, before: SceneWorld, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         return compute(self.of("rewards"), world, outcome.reward)
 
-    def extras(self, world: World) -> dict[str, Array]:
+    def extras(self, world: SceneWorld) -> dict[str, Array]:
         return {"fail": world.info["fail"], "elapsed_steps": world.state.episode_step}
 
     @property
@@ -133,13 +133,13 @@ class EmbodiedEnv(PhysicsTask):
 
     ends_on_failure = ends_on_success
 
-    def act(self, world: World, action: Array) -> World:
+    def act(self, world: SceneWorld, action: Array) -> SceneWorld:
         """Set the drives' targets, and advance the physics."""
         # once for all terms: a term sets targets, and time passes after the last
         world = self.aim(world, action).advance(self.spec.num_substeps)
         return replace(world, state=replace(world.state, action=action))
 
-    def aim(self, world: World, action: Array) -> World:
+    def aim(self, world: SceneWorld, action: Array) -> SceneWorld:
         """Set the drives' targets by the action terms, each from its own numbers."""
         # terms share one action vector, in the config's order
         start = 0
@@ -160,21 +160,21 @@ class EmbodiedEnv(PhysicsTask):
             kept={name: jnp.zeros((4, 4)) for term in spec.terms for name in stored_keys(term)},
         )
 
-    def world(self, state: SceneState) -> World:
+    def world(self, state: SceneState) -> SceneWorld:
         """Return the world of a state."""
         spec = self.spec
-        return World(
+        return SceneWorld(
             asset=spec.scene.xml,
             control_period=self.control_period,
             state=state,
-            layout=spec.scene,
+            scene=spec.scene,
             selected=spec.active,
             extensions=spec.extensions,
             max_episode_steps=spec.max_episode_steps,
             engine=self.physics,
         )
 
-    def sense(self, world: World, key: Key) -> World:
+    def sense(self, world: SceneWorld, key: Key) -> SceneWorld:
         obs, history = flatten_dict(self._sensors(world)), {}
         for number, term in enumerate(self.of("observations")):
             # apart from the events' keys, which are folded from the same one by their places
@@ -187,7 +187,7 @@ class EmbodiedEnv(PhysicsTask):
         numbers = jax.tree.map(_as_numbers, unflatten_dict(obs))
         return replace(world, obs=numbers, state=replace(world.state, history=history))
 
-    def _sensors(self, world: World) -> Obs:
+    def _sensors(self, world: SceneWorld) -> Obs:
         seen = world.appearance()
         obs: Obs = {"robot": {"qpos": world.qpos, "qvel": world.qvel, "qf": world.qf}}
         for camera in world.scene.cameras:
@@ -209,7 +209,7 @@ def _as_numbers(leaf: Array) -> Array:
     return leaf if leaf.dtype == jnp.uint8 else leaf.reshape(-1).astype(jnp.float32)
 
 
-def _put(obs: Flat, term: Term, world: World, key: Key | None = None) -> Flat:
+def _put(obs: Flat, term: Term, world: SceneWorld, key: Key | None = None) -> Flat:
     path, modifies = term.path, term.mode == "modify"
     there, name = ", ".join(sorted("/".join(each) for each in obs)), "/".join(path)
     if modifies and path not in obs:
@@ -234,7 +234,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
     spec = env.spec
     report = KeyReport({note.key: note for note in spec.notes})
 
-    def world(state: SceneState, **given: Any) -> World:
+    def world(state: SceneState, **given: Any) -> SceneWorld:
         # traced by C MuJoCo, a callback: MJX would be traced at length for every event that advances
         return replace(env.world(state), engine="mujoco", before=env.world(state), **given)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ejax.envs.manager.vocabulary import ACTION_TYPES, IGNORED, SETTINGS_ELSEWHERE
+from ejax.envs.terms.vocabulary import ACTION_TYPES, IGNORED, SETTINGS_ELSEWHERE
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.schema.sections import Section

@@ -9,19 +9,20 @@ from typing import Any
 from flax.core import FrozenDict
 
 from ejax.envs.manager.bodies import read_objects
-from ejax.envs.manager.cameras import SensorCamera, names_camera, read_cameras
+from ejax.envs.manager.cameras import names_camera, read_cameras
 from ejax.envs.manager.extensions import Extensions, read_extensions
 from ejax.envs.manager.robot_config import read_robot
-from ejax.envs.manager.robots import Vector
-from ejax.envs.manager.scene import RigidObject, Scene, make_scene
-from ejax.envs.manager.vocabulary import IGNORED, OTHER_TASKS, TASKS_ELSEWHERE
-from ejax.envs.task.events import EVENTS, MODES
+from ejax.envs.task.robots import Vector
+from ejax.envs.task.scene import RigidObject, Scene, make_scene
+from ejax.envs.task.sensor_cameras import SensorCamera
 from ejax.envs.task.terms import Term
 from ejax.envs.terms.actions import ActionTerm
 from ejax.envs.terms.observations import OF_CAMERAS
 from ejax.envs.terms.reading import read_specs
 from ejax.envs.terms.registry import TERMS
+from ejax.envs.terms.task_events import EVENTS, MODES
 from ejax.envs.terms.terminations import FIRST_FORM, SCENE_ONLY
+from ejax.envs.terms.vocabulary import IGNORED, OTHER_TASKS, TASKS_ELSEWHERE
 from ejax.envs.user_code import describe_error
 from ejax.schema.frozen import freeze
 from ejax.schema.messages import did_you_mean

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ejax.envs.manager.bodies import read_place
-from ejax.envs.manager.robots import (
+from ejax.envs.task.robots import (
     UR_FAMILY,
     Drives,
     Matrix,
@@ -26,7 +26,7 @@ from ejax.envs.manager.robots import (
     make_ur,
     matching_joints,
 )
-from ejax.envs.manager.vocabulary import IGNORED
+from ejax.envs.terms.vocabulary import IGNORED
 from ejax.schema.messages import short_repr
 from ejax.schema.sections import Section
 

@@ -12,6 +12,8 @@ import mujoco
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ejax.envs.mujoco.engine import load_model
+from ejax.envs.mujoco.models import mocap_bodies
 from ejax.schema.messages import did_you_mean
 from ejax.schema.paths import unique
 from ejax.types import Array
@@ -178,6 +180,27 @@ def joint_names(model: mujoco.MjModel) -> list[str]:
     counts, places = Counter(names), np.arange(model.njnt) - model.body_jntadr[model.jnt_bodyid] + 1
     apart = (own[i] or f"{x} {places[i]}" if counts[x] > 1 and x != own[i] else x for i, x in enumerate(names))
     return list(unique(((name, name) for name in apart), "joints"))
+
+
+@functools.lru_cache(maxsize=64)
+def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict[str, Any]]:
+    """Reset to where episodes start, None: the reference pose. Also returns mocap bodies' places [3], m, or poses [7]
+    (w x y z) where the keyframe turns them. Raises ValueError: no such keyframe, or it moves a nameless mocap body."""
+    model = load_model(asset)
+    data = mujoco.MjData(model)
+    keys = unique(((model.key(i).name or str(i), i) for i in range(model.nkey)), "keyframes")
+    if keyframe is not None and (keys or keyframe != ""):
+        by = keys if isinstance(keyframe, str) else {str(i): i for i in range(model.nkey)}
+        at = keys.get("home", 0) if keyframe == "" else look_up("keyframe", str(keyframe), by)
+        mujoco.mj_resetDataKeyframe(model, data, at)
+    markers: dict[str, Any] = {}
+    for body, place, turn in zip(mocap_bodies(model), data.mocap_pos, data.mocap_quat, strict=True):
+        turns = [] if np.allclose(turn, model.body_quat[body]) else turn
+        if name := model.body(body).name:
+            markers[name] = np.concatenate([place, turns])
+        elif len(turns) or not np.allclose(place, model.body_pos[body]):
+            raise ValueError(f"the keyframe moves mocap body {body}, which has no name; give it one")
+    return data, markers
 
 
 def label(model: mujoco.MjModel, kind: Kind, index: int) -> str:

@@ -1,11 +1,9 @@
 """A task's MJCF: its file, where episodes start, and the names and units of a task's numbers."""
 
-import functools
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import mujoco
@@ -14,10 +12,8 @@ from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import load_model
-from ejax.envs.mujoco.models import mocap_bodies
-from ejax.envs.task.entities import constrained_joints, look_up
+from ejax.envs.task.entities import constrained_joints, home_of
 from ejax.schema.messages import did_you_mean, shorten
-from ejax.schema.paths import unique
 from ejax.schema.plain_files import expanded
 
 LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}
@@ -41,27 +37,6 @@ def find_model(given: str, module: str) -> str:
         looked = " and in ".join(dict.fromkeys(map(str, places)))
         raise ValueError(f"no file {given} in {looked}{did_you_mean(given, near)}")
     return str(found.resolve())
-
-
-@functools.lru_cache(maxsize=64)
-def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict[str, Any]]:
-    """Reset to where episodes start, None: the reference pose. Also returns mocap bodies' places [3], m, or poses [7]
-    (w x y z) where the keyframe turns them. Raises ValueError: no such keyframe, or it moves a nameless mocap body."""
-    model = load_model(asset)
-    data = mujoco.MjData(model)
-    keys = unique(((model.key(i).name or str(i), i) for i in range(model.nkey)), "keyframes")
-    if keyframe is not None and (keys or keyframe != ""):
-        by = keys if isinstance(keyframe, str) else {str(i): i for i in range(model.nkey)}
-        at = keys.get("home", 0) if keyframe == "" else look_up("keyframe", str(keyframe), by)
-        mujoco.mj_resetDataKeyframe(model, data, at)
-    markers: dict[str, Any] = {}
-    for body, place, turn in zip(mocap_bodies(model), data.mocap_pos, data.mocap_quat, strict=True):
-        turns = [] if np.allclose(turn, model.body_quat[body]) else turn
-        if name := model.body(body).name:
-            markers[name] = np.concatenate([place, turns])
-        elif len(turns) or not np.allclose(place, model.body_pos[body]):
-            raise ValueError(f"the keyframe moves mocap body {body}, which has no name; give it one")
-    return data, markers
 
 
 def start_noise_of(asset: str, size: float) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:

@@ -2,32 +2,26 @@
 and velocities are exact at every step; a sensor lags, see ``World.sensor``. Frames: the world's of the MJCF; in a gym
 config the arena's, whose origin EmbodiChain puts the robot's base at."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
 from flax import struct
-from flax.core import FrozenDict
 from numpy.typing import ArrayLike, NDArray
 
 from ejax.envs.mujoco.drawing import Appearance
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model
+from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, site_pose, times, transform
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix
-from ejax.envs.task.entities import BALL, FREE, find, fitting, joint_slices, name_joint, names_of, pose_slots
-from ejax.envs.task.mjcf import home_of
+from ejax.envs.task.entities import BALL, FREE, find, fitting, home_of, joint_slices, name_joint, names_of, pose_slots
 from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.step import Snapshot
 from ejax.schema.paths import unique
 from ejax.types import Array
-
-if TYPE_CHECKING:
-    from ejax.envs.locomotion.motion import LeggedState
-    from ejax.envs.manager.scene import Scene
 
 
 @dataclass(frozen=True)
@@ -64,26 +58,24 @@ class JointState:
 
 @struct.dataclass(kw_only=True)
 class World(Snapshot):
-    """A simulation at one moment; a pytree. Methods that change something give changed copies. A name that the model,
-    or the scene, lacks is refused with those that it has: ValueError."""
+    """A simulation at one moment; a pytree. Methods that change something return changed copies. A name that the model
+    lacks is refused with those that it has: ValueError. A gym config's is a ``SceneWorld``, VelocityRL's a
+    ``LeggedWorld``."""
 
     asset: str = struct.field(pytree_node=False)
     control_period: float = struct.field(pytree_node=False)
-    legs: "LeggedState | None" = None
-    """Motion, contacts and command of a legged robot. None: the robot is no such."""
-    layout: "Scene | None" = struct.field(pytree_node=False, default=None)
-    """A gym config's scene. None: the task is an MJCF alone."""
-    selected: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
-    """The joints that are observed and acted on: those of ``env.control_parts``. None: all."""
-    extensions: Mapping[str, Any] = struct.field(pytree_node=False, default=FrozenDict())
-    """``env.extensions`` of a gym config."""
     markers_of: Callable[[Any], dict[str, Array]] | None = struct.field(pytree_node=False, default=None)
     """The task's, of a state without ``markers``."""
-    max_episode_steps: int = struct.field(pytree_node=False, default=0)
-    """0 or less: no limit."""
-    engine: Engine = struct.field(pytree_node=False, default="auto")
     keyframe: str | int | None = struct.field(pytree_node=False, default=None)
     """Start of an MJCF's episodes. None: its reference pose."""
+
+    if not TYPE_CHECKING:  # a type checker shall go on finding misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"this world has no '{name}': only a gym config has control parts, drives and cameras, and only "
+                "VelocityRL has a legged robot"
+            )
 
     @property
     def model(self) -> mujoco.MjModel:
@@ -96,13 +88,13 @@ class World(Snapshot):
 
     @property
     def qpos(self) -> Array:
-        """[nq], m, rad, unit quaternions (w x y z); with ``selected`` [active joints]."""
-        return self._of_active(self.physics.qpos)
+        """[nq], m, rad, unit quaternions (w x y z); of a gym config [active joints]."""
+        return self.physics.qpos
 
     @property
     def qvel(self) -> Array:
-        """[nv], m/s, rad/s; with ``selected`` [active joints]."""
-        return self._of_active(self.physics.qvel)
+        """[nv], m/s, rad/s; of a gym config [active joints]."""
+        return self.physics.qvel
 
     @property
     def action(self) -> Array:
@@ -125,48 +117,19 @@ class World(Snapshot):
         return self.state.kept if isinstance(self.state, TaskState | SceneState) else {}
 
     @property
-    def legged(self) -> "LeggedState":
-        """The legged robot. Raises ValueError: it is none."""
-        if self.legs is None:
-            raise ValueError("only VelocityRL has a legged robot; this task has none")
-        return self.legs
-
-    @property
-    def scene(self) -> "Scene":
-        """A gym config's scene: control parts, drives, rigid objects, cameras. Raises ValueError: there is none."""
-        if self.layout is None:
-            raise ValueError("only a gym config has control parts, drives and cameras; this task is an MJCF alone")
-        return self.layout
-
-    @property
     def joints(self) -> tuple[int, ...]:
-        """Numbers of the robot's joints; without a scene of all joints of one number."""
-        if self.layout is not None:
-            return tuple(range(len(self.layout.joints)))
+        """Numbers of all joints of one number."""
         return tuple(i for i in range(self.model.njnt) if self.model.jnt_type[i] not in (FREE, BALL))
 
     @property
     def active(self) -> tuple[int, ...]:
         """Numbers of the joints that are observed and acted on, in the robot's order."""
-        return self.joints if self.selected is None else self.selected
+        return self.joints
 
     @property
     def limits(self) -> Array:
         """[active joints, 2]: lowest and highest position."""
         return jnp.asarray(self.model.jnt_range[list(self.active)].astype(np.float32))
-
-    @property
-    def qf(self) -> Array:
-        """[active joints]: the efforts that an action commands, N or N·m; zeros under position and velocity drives. As
-        in PhysX, the drives' own are not included."""
-        return self._of_active(self.state.effort)
-
-    @property
-    def ctrl(self) -> Array:
-        """[J]: k·q* + c·q̇* + f, see ``ejax.envs.manager.robots``."""
-        state, drives = self.state, self.scene.drives
-        stiffness, damping = (jnp.array(each, state.target.dtype) for each in (drives.stiffness, drives.damping))
-        return stiffness * state.target + damping * state.velocity_target + state.effort
 
     def body(self, name: str) -> Frame:
         """Get a body's frame; a marker's too."""
@@ -201,28 +164,14 @@ class World(Snapshot):
         """``{"hip velocity [rad/s]": …}``, as ``joint_positions``."""
         return self._named(names, self.physics.qvel, 1)
 
-    def part_qpos(self, name: str) -> Array:
-        """[joints of the control part]."""
-        return self.physics.qpos[jnp.array(self.scene.part(name))]
-
-    def part_qvel(self, name: str) -> Array:
-        """[joints of the control part]."""
-        return self.physics.qvel[jnp.array(self.scene.part(name))]
-
     def eef_pose(self, part: str | None = None, qpos: Array | None = None) -> Array:
         """[4, 4]: the tool centre point, the site ``tcp``, by forward kinematics of ``qpos`` [J], by default the
         current ones. ``part`` None: the one with the tool. Raises ValueError: it, or the model, has none."""
         # an MJCF alone has no parts, but may have the site
-        if self.layout is not None or part is not None:
-            self.scene.check_tool(part)
+        if part is not None:
+            raise ValueError(f"only a gym config has control parts, and this task is an MJCF alone; got part '{part}'")
         find(self.model, "site", "tcp")
         return site_pose(self.model, "tcp", self.physics.qpos if qpos is None else qpos)
-
-    def camera_pose(self, uid: str, *, right: bool = False) -> Array:
-        """[4, 4]: a camera in the arena, its line of sight along −z and y up; of a stereo camera, one of its lenses."""
-        camera = self.scene.camera(uid)
-        pose = jnp.asarray(camera.lens_pose(camera.lens(right=right)), jnp.float32)
-        return pose if camera.parent is None else self.body_pose(camera.parent) @ pose
 
     def body_pose(self, name: str) -> Array:
         """[4, 4]: a body of the model, such as a link of the robot."""
@@ -230,22 +179,20 @@ class World(Snapshot):
         return jnp.asarray(pose, jnp.float32)
 
     def has_object(self, uid: str) -> bool:
-        """Look for an object: of a scene, one of its rigid objects; else any body."""
-        return uid in (names_of(self.model, "body") if self.layout is None else self.layout.uids)
+        """Return whether the model has a body of this name."""
+        return uid in names_of(self.model, "body")
 
     def initial_pose(self, uid: str) -> Array:
-        """[4, 4]: where the config, or the MJCF, puts an object."""
-        if self.layout is not None:
-            return self.layout.initial_pose(uid)
+        """[4, 4]: where the MJCF puts an object."""
         home, markers = home_of(self.asset, self.keyframe)
         qpos = jnp.asarray(home.qpos, self.physics.qpos.dtype)
         return body_pose(self.model, find(self.model, "body", uid), qpos, markers)
 
     def object_pose(self, uid: str) -> Array:
-        """[4, 4]: an object, which is a body that moves freely or, of a scene, stands."""
+        """[4, 4]: an object, which is a body that moves freely or stands."""
         slots = self._slots(uid)
         if slots is None:
-            return self.body_pose(uid) if self.layout is None else self.layout.initial_pose(uid)
+            return self.body_pose(uid)
         # read off qpos, whose slots are the pose: no kinematics to compute
         pose = self.physics.qpos[slots[0] : slots[0] + 7]
         return make_pose(pose[:3], matrix_from_quaternion(pose[3:]))
@@ -265,7 +212,7 @@ class World(Snapshot):
             raise ValueError(f"{text}. Add an event randomize_target_pose with store_key '{key}'")
         return self.kept[key]
 
-    def with_joint(self, name: str, position: ArrayLike | None = None, velocity: ArrayLike | None = None) -> "World":
+    def with_joint(self, name: str, position: ArrayLike | None = None, velocity: ArrayLike | None = None) -> Self:
         """Put a joint elsewhere, or let it move otherwise; shapes as of ``joint``."""
         model, physics = self.model, self.physics
         places, speeds = joint_slices(model, find(model, "joint", name))
@@ -277,17 +224,14 @@ class World(Snapshot):
             physics = replace(physics, qvel=qvel)
         return self._with(physics=physics)
 
-    def with_qpos(self, joints: tuple[int, ...], qpos: Array) -> "World":
-        """Move joints of one number, by their numbers in the model, to ``qpos`` [joints], rad or m, at rest; a scene's
-        drives hold them there."""
+    def with_qpos(self, joints: tuple[int, ...], qpos: Array) -> Self:
+        """Move joints of one number, by their numbers in the model, to ``qpos`` [joints], rad or m, at rest."""
         model, physics = self.model, self.physics
         places, speeds = jnp.array(model.jnt_qposadr[list(joints)]), jnp.array(model.jnt_dofadr[list(joints)])
-        # without new targets the drives would pull the joints back
-        held = {} if self.layout is None else {"target": self.state.target.at[places].set(qpos)}
         physics = replace(physics, qpos=physics.qpos.at[places].set(qpos), qvel=physics.qvel.at[speeds].set(0.0))
-        return self._with(physics=physics, **held)
+        return self._with(physics=physics)
 
-    def with_object_pose(self, uid: str, pose: Array) -> "World":
+    def with_object_pose(self, uid: str, pose: Array) -> Self:
         """Put an object that moves freely elsewhere, at rest. Raises ValueError: it stands."""
         slots, physics = self._slots(uid), self.physics
         if slots is None:
@@ -299,7 +243,7 @@ class World(Snapshot):
         )
         return self._with(physics=replace(physics, qpos=qpos, qvel=qvel))
 
-    def place(self, body: str, position: ArrayLike, quaternion: ArrayLike | None = None) -> "World":
+    def place(self, body: str, position: ArrayLike, quaternion: ArrayLike | None = None) -> Self:
         """Move a body that moves freely, or a marker, which is a mocap body, to ``position`` [3], m, and ``quaternion``
         [4] (w x y z, of a free body; None: as it is). A marker pushes aside what it collides with, from the next step
         on. Raises ValueError: a body that hangs on others; a marker's quaternion."""
@@ -322,29 +266,20 @@ class World(Snapshot):
             qpos = qpos.at[turn].set(fitting(f"body '{body}', quaternion", quaternion, turn, physics.qpos))
         return self._with(physics=replace(physics, qpos=qpos))
 
-    def keep(self, **values: ArrayLike) -> "World":
+    def keep(self, **values: ArrayLike) -> Self:
         """Remember these numbers in ``kept``. An episode's start sets all that there will be, in the shapes that they
         will have."""
         if not isinstance(self.state, TaskState | SceneState):
             raise ValueError(f"this task stores no numbers, nor {', '.join(values)}; a gym config and MuJoCoTask do")
         return self._with(kept={**self.state.kept, **{name: jnp.asarray(x) for name, x in values.items()}})
 
-    def advance(self, num_substeps: int) -> "World":
-        """Make physics steps under a scene's current targets."""
-        return self._with(physics=Physics(self.asset, self.engine, num_substeps).step(self.physics, self.ctrl))
-
     def appearance(self) -> Appearance:
         return Appearance(asset=self.asset, qpos=self.physics.qpos, mocap_pos=self.markers)
 
-    def _with(self, **changes: Any) -> "World":
+    def _with(self, **changes: Any) -> Self:
         return replace(self, state=replace(self.state, **changes))
 
-    def _of_active(self, values: Array) -> Array:
-        return values if self.selected is None else values[jnp.array(self.selected)]
-
     def _slots(self, uid: str) -> tuple[int, int] | None:
-        if self.layout is not None:
-            self.layout.find_object(uid)
         return pose_slots(self.model, find(self.model, "body", uid))
 
     def _frame(self, body: int, local: NDArray[np.float64]) -> Frame:

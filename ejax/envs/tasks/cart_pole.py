@@ -13,8 +13,8 @@ from flax.core import FrozenDict
 
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import Engine, PhysicsState, load_model
-from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.world import World
+from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.types import Array, Key
 
 _HOME = (-0.2, 0.07)

@@ -15,15 +15,15 @@ import numpy as np
 from flax.core import FrozenDict
 
 from ejax.envs.description import Feature
-from ejax.envs.manager.robots import FINGER_TRAVEL, Drives, PlacedRobot, Vector, make_ur
-from ejax.envs.manager.scene import RigidObject, make_scene
 from ejax.envs.mujoco.choice import Engine
 from ejax.envs.mujoco.kinematics import solve_site_pose
 from ejax.envs.mujoco.rotations import make_pose
 from ejax.envs.task.mjcf import find_child
-from ejax.envs.task.physics_task import PhysicsTask
+from ejax.envs.task.robots import FINGER_TRAVEL, Drives, PlacedRobot, Vector, make_ur
+from ejax.envs.task.scene import RigidObject, make_scene
 from ejax.envs.task.states import marker_name
 from ejax.envs.task.world import World
+from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.types import Array, Key
 
 HALF_EDGE = 0.025  # Half edge of the cube, m. It is grasped with the tool centre point at its centre.
@@ -172,7 +172,7 @@ class GraspTask(PhysicsTask):
         return self.world(state).eef_pose()[:3, 3]
 
     def control(self, world: World, action: Array) -> Array:
-        """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.manager.robots``."""
+        """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.task.robots``."""
         low, high = jnp.asarray(WORKSPACE)
         # from where the tool is, not from its last target: targets that the arm cannot follow do not run away
         position = jnp.clip(self.tool_position(world.state) + self.action_scale * action[:3], low, high)

@@ -11,7 +11,7 @@ from flax.core import FrozenDict
 
 from ejax.envs.description import Feature, features
 from ejax.envs.task.step import Outcome, Snapshot
-from ejax.envs.task.task import Task, clip_with_gradient
+from ejax.envs.tasks.task import Task, clip_with_gradient
 from ejax.types import Array, Key
 
 

@@ -13,7 +13,7 @@ from flax.core import FrozenDict
 
 from ejax.envs.description import EnvDescription, Feature, features
 from ejax.envs.task.step import Outcome, Snapshot
-from ejax.envs.task.task import Task, clip_with_gradient
+from ejax.envs.tasks.task import Task, clip_with_gradient
 from ejax.numerics.platforms import by_platform
 from ejax.types import Array, Key
 

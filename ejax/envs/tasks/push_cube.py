@@ -11,8 +11,8 @@ from flax.core import FrozenDict
 
 from ejax.envs.description import Feature, features
 from ejax.envs.mujoco.engine import Engine, PhysicsState
-from ejax.envs.task.physics_task import PhysicsTask, Position, Range, draw_position
 from ejax.envs.task.world import World
+from ejax.envs.tasks.physics_task import PhysicsTask, Position, Range, draw_position
 from ejax.types import Array, Key
 
 _JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")

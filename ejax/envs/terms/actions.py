@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.manager.scene import Scene
+from ejax.envs.task.scene import Scene
+from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.states import SceneState
-from ejax.envs.task.world import World
 from ejax.types import Array
 
 Scale: TypeAlias = float | Sequence[float]
@@ -33,7 +33,7 @@ class ActionTerm:
 
     low: tuple[float, ...]  # Bounds of the action space; nothing is clipped to them
     high: tuple[float, ...]  # likewise
-    apply: Callable[[World, Array], SceneState]
+    apply: Callable[[SceneWorld, Array], SceneState]
     """Sets new targets, from the world before the step and the term's numbers [width]."""
     command: Command | None = None
     joints: Joints = ()  # The targets that it sets: two terms of one config may not set the same. None: not known.
@@ -198,7 +198,7 @@ def _position_term(
     check_scale(scale, len(joints))
     bounds = bounds if within is None else (-within, within)
 
-    def apply(world: World, action: Array) -> SceneState:
+    def apply(world: SceneWorld, action: Array) -> SceneState:
         # a clip that does nothing would still be an operation, and other bits
         a = action if within is None else jnp.clip(action, -within, within)
         wanted = law(world.state.physics.qpos[jnp.array(joints)], jnp.asarray(scale) * a)
@@ -211,7 +211,7 @@ def _position_term(
 def _drive_term(joints: Joints, scale: Scale, command: Command, field: str, high: tuple[float, ...]) -> ActionTerm:
     check_scale(scale, len(joints))
 
-    def apply(world: World, action: Array) -> SceneState:
+    def apply(world: SceneWorld, action: Array) -> SceneState:
         ids = jnp.array(joints)
         # the spring must not pull back to an old target
         state = with_targets(world.state, joints, world.state.physics.qpos[ids])

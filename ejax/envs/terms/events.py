@@ -12,6 +12,7 @@ import numpy as np
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
 from ejax.envs.randomization.changes import Change
 from ejax.envs.task.entities import refuse_constrained
+from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.world import World
 from ejax.envs.terms.observations import Entity
 from ejax.types import Array, Key
@@ -44,7 +45,7 @@ class PhysicsEvent:
 
 
 def randomize_rigid_object_pose(
-    world: World,
+    world: SceneWorld,
     key: Key,
     entity_cfg: Entity,
     position_range: Range | None = None,
@@ -52,13 +53,14 @@ def randomize_rigid_object_pose(
     relative_position: bool = True,
     relative_rotation: bool = False,
     physics_update_step: int = -1,
-) -> World:
+) -> SceneWorld:
     """Put an object at a uniformly drawn pose, at rest.
 
     Args:
         position_range: m, added to the initial position, or absolute.
         rotation_range: Euler angles in degrees; alone, or turned from the initial rotation.
-        physics_update_step: physics steps that follow. In EmbodiChain they move, and stop, all environments.
+        physics_update_step: physics steps that follow, in a gym config. In EmbodiChain they move, and stop, all
+            environments.
     Raises ValueError: no such object.
     """
     uid = entity_cfg["uid"]

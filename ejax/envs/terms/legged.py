@@ -6,65 +6,61 @@ in its own frame, g the unit vector down in it, q and q⁰ joint positions and t
 point, |c| = ‖c_xy‖ + |c_z|. Terms with a ``command_threshold`` count only where |c| is above it.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
 from ejax.envs.description import Feature
 from ejax.envs.task.entities import per_joint
 from ejax.envs.task.step import Outcome
-from ejax.envs.task.world import World
+from ejax.envs.terms.legged_world import LeggedState, LeggedWorld
 from ejax.types import Array
-
-if TYPE_CHECKING:  # it is made of these terms
-    from ejax.envs.locomotion.motion import LeggedState
-    from ejax.envs.locomotion.robots import LeggedRobot
 
 Numbers: TypeAlias = tuple[str, str, str]
 """The name of some numbers of an observation, with {joint} or {foot} for each of them; their axes; their unit."""
 
 
-def track_linear_velocity(world: World, std: float, vertical: float = 1.0) -> Array:
+def track_linear_velocity(world: LeggedWorld, std: float, vertical: float = 1.0) -> Array:
     """exp(−(‖c_xy − v_xy‖² + vertical·v_z²) / std²)"""
     velocity = world.legged.motion.lin_vel_b
     error = jnp.sum((world.legged.command[:2] - velocity[:2]) ** 2) + vertical * velocity[2] ** 2
     return jnp.exp(-error / std**2)
 
 
-def track_angular_velocity(world: World, std: float, tilting: float = 1.0) -> Array:
+def track_angular_velocity(world: LeggedWorld, std: float, tilting: float = 1.0) -> Array:
     """exp(−((c_z − ω_z)² + tilting·‖ω_xy‖²) / std²)"""
     velocity = world.legged.motion.ang_vel_b
     error = (world.legged.command[2] - velocity[2]) ** 2 + tilting * jnp.sum(velocity[:2] ** 2)
     return jnp.exp(-error / std**2)
 
 
-def upright(world: World, std: float) -> Array:
+def upright(world: LeggedWorld, std: float) -> Array:
     """exp(−‖g_xy‖² / std²)"""
     return jnp.exp(-jnp.sum(world.legged.motion.gravity_b[:2] ** 2) / std**2)
 
 
-def lin_vel_z_l2(world: World) -> Array:
+def lin_vel_z_l2(world: LeggedWorld) -> Array:
     """v_z²"""
     return world.legged.motion.lin_vel_b[2] ** 2
 
 
-def ang_vel_xy_l2(world: World) -> Array:
+def ang_vel_xy_l2(world: LeggedWorld) -> Array:
     """‖ω_xy‖²"""
     return jnp.sum(world.legged.motion.ang_vel_b[:2] ** 2)
 
 
-def body_orientation_l2(world: World) -> Array:
+def body_orientation_l2(world: LeggedWorld) -> Array:
     """‖g_xy‖² in the frame of the body that shall stay upright."""
     return jnp.sum(world.legged.motion.upright_gravity[:2] ** 2)
 
 
-def body_ang_vel(world: World) -> Array:
+def body_ang_vel(world: LeggedWorld) -> Array:
     """‖ω_xy‖² of the body that shall stay upright, in the world's frame."""
     return jnp.sum(world.legged.motion.upright_ang_vel[:2] ** 2)
 
 
-def angular_momentum(world: World) -> Array:
+def angular_momentum(world: LeggedWorld) -> Array:
     """‖Σ m_i·(x_i − x̄) × (ẋ_i − x̄̇)‖² over the origins of all links, their masses' mean x̄."""
     # about the centre of mass, and relative to its motion: going straight on costs nothing
     weight = (world.legged.link_masses / world.legged.link_masses.sum())[:, None]
@@ -74,7 +70,7 @@ def angular_momentum(world: World) -> Array:
 
 
 def pose(
-    world: World,
+    world: LeggedWorld,
     std_standing: Mapping[str, float],
     std_walking: Mapping[str, float],
     std_running: Mapping[str, float],
@@ -85,113 +81,113 @@ def pose(
     second on."""
     speed = _speed(world.legged.command)
     standing, walking, running = (
-        jnp.asarray(per_joint(world.legged.robot.joints, std)) for std in (std_standing, std_walking, std_running)
+        jnp.asarray(per_joint(world.legged.joints, std)) for std in (std_standing, std_walking, std_running)
     )
     std = jnp.where(speed < walking_threshold, standing, jnp.where(speed >= running_threshold, running, walking))
     return jnp.exp(-jnp.mean((world.legged.offset / std) ** 2))
 
 
-def joint_pos_limits(world: World) -> Array:
+def joint_pos_limits(world: LeggedWorld) -> Array:
     """Σ how far joints are beyond their soft limits, rad."""
     low, high = world.legged.soft_limits.T
     position = world.legged.motion.joint_pos
     return jnp.sum(jnp.maximum(low - position, 0.0) + jnp.maximum(position - high, 0.0))
 
 
-def joint_acc_l2(world: World) -> Array:
+def joint_acc_l2(world: LeggedWorld) -> Array:
     """‖q̈‖², from the joint velocities of two control steps."""
     return jnp.sum(world.legged.joint_acc**2)
 
 
-def joint_torques_l2(world: World) -> Array:
+def joint_torques_l2(world: LeggedWorld) -> Array:
     """‖τ‖²"""
     return jnp.sum(world.legged.joint_torque**2)
 
 
-def action_rate_l2(world: World) -> Array:
+def action_rate_l2(world: LeggedWorld) -> Array:
     """Compute ‖a − a⁻‖², a⁻ the action before."""
     return jnp.sum((world.legged.action - world.legged.last_action) ** 2)
 
 
-def is_terminated(world: World) -> Array:
+def is_terminated(world: LeggedWorld) -> Array:
     """1 in the step that ends in a failure."""
     return world.legged.terminated.astype(jnp.float32)
 
 
 def feet_air_time(
-    world: World, threshold_min: float = 0.05, threshold_max: float = 0.5, command_threshold: float = 0.5
+    world: LeggedWorld, threshold_min: float = 0.05, threshold_max: float = 0.5, command_threshold: float = 0.5
 ) -> Array:
     """Count the feet that have been in the air for more than the one time and less than the other, s."""
     in_range = (world.legged.air_time > threshold_min) & (world.legged.air_time < threshold_max)
     return jnp.sum(in_range) * _moves(world, command_threshold)
 
 
-def flight_time(world: World, threshold: float, command_threshold: float) -> Array:
+def flight_time(world: LeggedWorld, threshold: float, command_threshold: float) -> Array:
     """Σ (flight − threshold) over feet that land, flight its time in the air, where ‖c_xy‖ is above the other one."""
     moves = jnp.linalg.norm(world.legged.command[:2]) > command_threshold
     return jnp.sum((world.legged.contacts.flight - threshold) * world.legged.contacts.landed) * moves
 
 
-def unwanted_contacts(world: World, threshold: float) -> Array:
+def unwanted_contacts(world: LeggedWorld, threshold: float) -> Array:
     """Count the parts that touch the ground with more than the threshold, N, and shall not."""
     return jnp.sum(world.legged.contacts.unwanted_force > threshold).astype(jnp.float32)
 
 
 def foot_gait(
-    world: World, period: float, offset: tuple[float, ...], threshold: float, command_threshold: float
+    world: LeggedWorld, period: float, offset: tuple[float, ...], threshold: float, command_threshold: float
 ) -> Array:
     """Give the part of feet that touch the ground just when their phase, t/period + offset modulo 1, is below it."""
     expected = (world.legged.time / period + jnp.asarray(offset)) % 1.0 < threshold
     return jnp.mean(world.legged.contacts.found == expected) * _moves(world, command_threshold)
 
 
-def foot_clearance(world: World, target_height: float, command_threshold: float) -> Array:
+def foot_clearance(world: LeggedWorld, target_height: float, command_threshold: float) -> Array:
     """Σ |p_z − target|·‖ṗ_xy‖"""
     speed = jnp.linalg.norm(world.legged.motion.foot_vel[:, :2], axis=-1)
     return jnp.sum(jnp.abs(world.legged.foot_height - target_height) * speed) * _moves(world, command_threshold)
 
 
-def foot_swing_height(world: World, target_height: float, command_threshold: float) -> Array:
+def foot_swing_height(world: LeggedWorld, target_height: float, command_threshold: float) -> Array:
     """Σ (peak/target − 1)² over feet that land, peak the greatest height of the flight."""
     cost = jnp.where(world.legged.contacts.landed, (world.legged.swing_peak / target_height - 1.0) ** 2, 0.0)
     return jnp.sum(cost) * _moves(world, command_threshold)
 
 
-def foot_slip(world: World, command_threshold: float) -> Array:
+def foot_slip(world: LeggedWorld, command_threshold: float) -> Array:
     """Σ ‖ṗ_xy‖² over feet that touch the ground."""
     return jnp.sum(jnp.sum(world.legged.motion.foot_vel[:, :2] ** 2, axis=-1) * world.legged.contacts.found) * _moves(
         world, command_threshold
     )
 
 
-def soft_landing(world: World, command_threshold: float) -> Array:
+def soft_landing(world: LeggedWorld, command_threshold: float) -> Array:
     """Σ ‖force‖ over feet that land, N."""
     return jnp.sum(jnp.linalg.norm(world.legged.contacts.force, axis=-1) * world.legged.contacts.landed) * _moves(
         world, command_threshold
     )
 
 
-def stand_still(world: World, command_threshold: float) -> Array:
+def stand_still(world: LeggedWorld, command_threshold: float) -> Array:
     """‖q − q⁰‖² where |c| is not above the threshold."""
     return jnp.sum(world.legged.offset**2) * (1.0 - _moves(world, command_threshold))
 
 
-def self_collisions(world: World) -> Array:
+def self_collisions(world: LeggedWorld) -> Array:
     """Physics steps in which the robot pushes against itself with more than 10 N."""
     return world.legged.contacts.self_contacts
 
 
-def bad_orientation(world: World, limit: float) -> Outcome:
+def bad_orientation(world: LeggedWorld, limit: float) -> Outcome:
     """Fail where the base tilts by more than ``limit``, rad."""
     return Outcome(fail=-world.legged.motion.gravity_b[2] < jnp.cos(limit))
 
 
-def illegal_contact(world: World, limit: float) -> Outcome:
+def illegal_contact(world: LeggedWorld, limit: float) -> Outcome:
     """Fail where a guarded geom touches the ground with more than ``limit``, N."""
     return Outcome(fail=world.legged.contacts.guarded_force > limit)
 
 
-def root_height_below_minimum(world: World, limit: float) -> Outcome:
+def root_height_below_minimum(world: LeggedWorld, limit: float) -> Outcome:
     """Fail where the base is lower than ``limit``, m."""
     return Outcome(fail=world.legged.motion.position[2] < limit)
 
@@ -205,14 +201,14 @@ REWARDS = (
 TERMINATIONS = (bad_orientation, illegal_contact, root_height_below_minimum)
 
 
-def _gait_phase(legged: "LeggedState") -> Array:
+def _gait_phase(legged: LeggedState) -> Array:
     """(sin, cos) of 2π·t/period; zeros where ‖c‖ < 0.1."""
     angle = 2.0 * jnp.pi * (legged.time / legged.phase_period % 1.0)
     signal = jnp.stack([jnp.sin(angle), jnp.cos(angle)])
     return jnp.where(jnp.linalg.norm(legged.command) < 0.1, 0.0, signal)
 
 
-_OBSERVED: dict[str, tuple[Callable[["LeggedState"], Array], tuple[Numbers, ...]]] = {
+_OBSERVED: dict[str, tuple[Callable[[LeggedState], Array], tuple[Numbers, ...]]] = {
     "base_lin_vel": (lambda legged: legged.motion.imu_lin_vel, (("base velocity", "xyz", "m/s"),)),
     "base_ang_vel": (lambda legged: legged.motion.imu_ang_vel, (("base angular velocity", "xyz", "rad/s"),)),
     "projected_gravity": (lambda legged: legged.motion.gravity_b, (("unit vector down", "xyz", "1"),)),
@@ -238,16 +234,16 @@ _OBSERVED: dict[str, tuple[Callable[["LeggedState"], Array], tuple[Numbers, ...]
 }
 
 
-def _of_world(read: Callable[["LeggedState"], Array]) -> Callable[[World, Any], Array]:
+def _of_world(read: Callable[[LeggedState], Array]) -> Callable[[LeggedWorld, Any], Array]:
     return lambda world, obs: read(world.legged)
 
 
 OBSERVATIONS = {name: _of_world(read) for name, (read, _) in _OBSERVED.items()}
 
 
-def describe_terms(robot: "LeggedRobot", terms: tuple[str, ...]) -> tuple[Feature, ...]:
+def describe_terms(joints: Sequence[str], num_feet: int, terms: tuple[str, ...]) -> tuple[Feature, ...]:
     """Name the numbers of observations, with their units."""
-    parts = {"{joint}": robot.joints, "{foot}": [f"foot {i}" for i in range(len(robot.feet))]}
+    parts = {"{joint}": list(joints), "{foot}": [f"foot {i}" for i in range(num_feet)]}
 
     def names(text: str) -> list[str]:
         mark = next((each for each in parts if each in text), "")
@@ -266,5 +262,5 @@ def _speed(command: Array) -> Array:
     return jnp.linalg.norm(command[:2]) + jnp.abs(command[2])
 
 
-def _moves(world: World, threshold: float) -> Array:
+def _moves(world: LeggedWorld, threshold: float) -> Array:
     return (_speed(world.legged.command) > threshold).astype(jnp.float32)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.mujoco.rotations import quaternion_from_matrix
+from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.world import World
 from ejax.types import Array
 
@@ -19,7 +20,7 @@ Entity = Mapping[str, Any]
 
 
 def normalize_robot_joint_data(
-    world: World,
+    world: SceneWorld,
     data: Array,
     joint_ids: Sequence[int] | None = None,
     limit: str = "qpos_limits",
@@ -75,7 +76,7 @@ def target_position(world: World, obs: Mapping[str, Any], target_pose_key: str =
 
 
 def get_sensor_pose_in_robot_frame(
-    world: World, obs: Mapping[str, Any], entity_cfg: Entity, robot_uid: str | None = None, is_right: bool = False
+    world: SceneWorld, obs: Mapping[str, Any], entity_cfg: Entity, robot_uid: str | None = None, is_right: bool = False
 ) -> Array:
     """[4, 4]: a camera in the frame of the robot's base, its line of sight along −z and y up, m."""
     # a constant: the base is fixed
@@ -83,7 +84,9 @@ def get_sensor_pose_in_robot_frame(
     return base @ world.camera_pose(entity_cfg["uid"], right=is_right)
 
 
-def get_sensor_intrinsics(world: World, obs: Mapping[str, Any], entity_cfg: Entity, is_right: bool = False) -> Array:
+def get_sensor_intrinsics(
+    world: SceneWorld, obs: Mapping[str, Any], entity_cfg: Entity, is_right: bool = False
+) -> Array:
     """[3, 3]: (fx, 0, cx), (0, fy, cy), (0, 0, 1) of a camera, pixels."""
     fx, fy, cx, cy = world.scene.camera(entity_cfg["uid"]).lens(right=is_right).intrinsics
     return jnp.array([[fx, 0.0, cx], [0.0, fy, cy], [0.0, 0.0, 1.0]])

@@ -4,12 +4,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ejax.envs.manager.vocabulary import CONTRACTS, IGNORED
 from ejax.envs.randomization.names import modes_of
 from ejax.envs.task.entities import ROBOT
 from ejax.envs.task.terms import Kind, Shaping, Term
 from ejax.envs.terms.events import PhysicsEvent
 from ejax.envs.terms.registry import find_functor, find_reward
+from ejax.envs.terms.vocabulary import CONTRACTS, IGNORED
 from ejax.schema.frozen import freeze
 from ejax.schema.sections import Section
 

@@ -4,12 +4,12 @@
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from ejax.envs.manager.vocabulary import REFUSED_FUNCTORS
 from ejax.envs.randomization.events import Curriculum
 from ejax.envs.randomization.names import CURRICULUM, REFUSED
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.task.terms import Kind, as_term
 from ejax.envs.terms import actions, commands, events, legged, observations, rewards, terminations, tool_actions
+from ejax.envs.terms.vocabulary import REFUSED_FUNCTORS
 from ejax.schema.messages import did_you_mean
 from ejax.schema.trust import import_trusted
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.world import World
 from ejax.envs.terms.observations import Entity
 from ejax.types import Array
@@ -94,7 +95,7 @@ def success_reward(world: World) -> Array:
 
 
 def joint_velocity_penalty(
-    world: World, robot_uid: str = "robot", joint_ids: Sequence[int] | None = None, part_name: str | None = None
+    world: SceneWorld, robot_uid: str = "robot", joint_ids: Sequence[int] | None = None, part_name: str | None = None
 ) -> Array:
     """−‖q̇‖ of the joints given by index, by control part, or of all. There is one robot, of any uid."""
     num_joints = len(world.scene.joints)
@@ -106,7 +107,7 @@ def joint_velocity_penalty(
 
 
 def joint_limit_penalty(
-    world: World, robot_uid: str = "robot", joint_ids: Sequence[int] | None = None, margin: float = 0.1
+    world: SceneWorld, robot_uid: str = "robot", joint_ids: Sequence[int] | None = None, margin: float = 0.1
 ) -> Array:
     """−Σ max(0, margin − min(q̂, 1 − q̂)) with q̂ the position as a part of the joint's range."""
     num_joints = len(world.scene.joints)

@@ -7,6 +7,7 @@ from functools import partial
 
 import jax.numpy as jnp
 
+from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.step import Outcome
 from ejax.envs.task.world import World
 from ejax.types import Array
@@ -49,7 +50,7 @@ def push_t(
     return replace(outcome, success=outcome.success & on_table)
 
 
-def cart_pole(world: World) -> Outcome:
+def cart_pole(world: SceneWorld) -> Outcome:
     """r = 1 − |θ|/π. Success, in the last step only: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s. Failure: |θ| > π/2.
 
     In EmbodiChain a fall is a truncation, after which its GAE sees no value. Here it is reported as both: after a mere
@@ -68,13 +69,13 @@ def cart_pole(world: World) -> Outcome:
     )
 
 
-def first_cart_pole(world: World) -> Outcome:
+def first_cart_pole(world: SceneWorld) -> Outcome:
     """As ``cart_pole``, with success in any step: an episode ends as soon as the pole is at rest upright."""
     outcome = cart_pole(world)
     return replace(outcome, success=_at_rest(world))
 
 
-def _at_rest(world: World) -> Array:
+def _at_rest(world: SceneWorld) -> Array:
     angle, velocity = jnp.abs(world.part_qpos("hand")[0]), jnp.abs(world.part_qvel("hand")[0])
     return (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY)
 

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.manager.robots import matching_joints
-from ejax.envs.manager.scene import Scene
 from ejax.envs.mujoco.kinematics import site_step, solve_site_pose
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, matrix_from_quaternion, matrix_from_rotation_vector
+from ejax.envs.task.robots import matching_joints
+from ejax.envs.task.scene import Scene
+from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.states import SceneState
-from ejax.envs.task.world import World
 from ejax.envs.terms.actions import ActionTerm, Joints, Scale, check_scale, with_targets
 from ejax.schema.values import is_positive
 from ejax.types import Array
@@ -76,7 +76,7 @@ def relative_eef_pose(
             raise ValueError(f"got {name} {number!r}; must be a number > 0")
     low, high = scene.limits[list(joints)].T
 
-    def apply(world: World, action: Array) -> SceneState:
+    def apply(world: SceneWorld, action: Array) -> SceneState:
         clipped = jnp.clip(action, -1.0, 1.0)
         shift, turn = translation_scale * clipped[:3], rotation_scale * clipped[3:]
         qpos = world.state.physics.qpos
@@ -139,7 +139,7 @@ def parallel_gripper(
     # a follower takes its leader's number
     column = np.array([joints.index(leaders.get(joint, joint)) for joint in moved])
 
-    def apply(world: World, action: Array) -> SceneState:
+    def apply(world: SceneWorld, action: Array) -> SceneState:
         if command_mode == "binary":
             wanted = jnp.where(action[0] >= 0.0, high, low)
         else:
@@ -156,7 +156,7 @@ def _pose_term(
     check_scale(scale, width)
     turn = matrix_from_euler if width == 6 else _matrix_of_any_quaternion
 
-    def apply(world: World, action: Array) -> SceneState:
+    def apply(world: SceneWorld, action: Array) -> SceneState:
         numbers = jnp.asarray(scale) * action
         if order is not None:  # a gather alone, though it changed no order, would change the bits of what follows
             numbers = numbers[jnp.array(order)]

@@ -8,9 +8,14 @@ from typing import Any
 import jax
 from flax.core import FrozenDict
 
+from ejax.envs.task.entities import ROBOT
 from ejax.envs.task.terms import Term, fire
+from ejax.envs.terms.events import EVENTS as OF_MODELS
+from ejax.envs.terms.events import PhysicsEvent
+from ejax.envs.terms.reading import read_specs
 from ejax.envs.user_code import describe_error
 from ejax.schema.problems import KeyReport
+from ejax.schema.sections import Section
 
 EVENTS = "functor_events"
 """The field of tasks that take them."""
@@ -21,10 +26,6 @@ MODES = ("interval", "startup", "reset")
 @functools.lru_cache(maxsize=32)
 def read_events(entries: Mapping[str, Any]) -> tuple[Term, ...]:
     """Read entries {func, mode, interval_step, params}. Raises ConfigError: all that is wrong, by key."""
-    from ejax.envs.task.entities import ROBOT  # with MuJoCo and all functors, which few tasks need
-    from ejax.envs.terms.reading import read_specs
-    from ejax.schema.sections import Section
-
     report = KeyReport()
     terms = read_specs(Section(entries, EVENTS, report), "events", ROBOT, MODES)
     report.raise_if_refused(EVENTS)
@@ -33,9 +34,6 @@ def read_events(entries: Mapping[str, Any]) -> tuple[Term, ...]:
 
 def try_events(task: Any, events: tuple[Term, ...]) -> None:
     """Trace each event once, those of an episode's start first. Raises ConfigError: all that they refuse."""
-    from ejax.envs.terms.events import EVENTS as OF_MODELS
-    from ejax.envs.terms.events import PhysicsEvent
-
     report, key = KeyReport(), jax.random.key(0)
     for event in events:
         name = getattr(event.func, "__name__", event.name)

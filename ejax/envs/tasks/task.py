@@ -14,7 +14,6 @@ import numpy as np
 from flax.core import FrozenDict
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.task.events import EVENTS, read_events, try_events
 from ejax.envs.task.step import Outcome, Snapshot, conclude
 from ejax.envs.task.terms import Kind, Term, fire, weigh
 from ejax.numerics.finite import all_finite
@@ -74,7 +73,9 @@ class Task:
     def take_events(self) -> None:
         """Freeze ``functor_events``, and try each. Raises ConfigError: all that they refuse, with their keys."""
         if self.functor_events:
-            freeze_fields(self, EVENTS)
+            from ejax.envs.terms.task_events import try_events  # all functors, which few tasks need
+
+            freeze_fields(self, "functor_events")
             try_events(self, self._events)
 
     def start(self, key: Key) -> Any:
@@ -131,7 +132,11 @@ class Task:
 
     @property
     def _events(self) -> tuple[Term, ...]:
-        return read_events(self.functor_events) if self.functor_events else ()
+        if not self.functor_events:
+            return ()
+        from ejax.envs.terms.task_events import read_events
+
+        return read_events(self.functor_events)
 
     def begin(self, key: Key, world: Any) -> Any:
         """Apply the events of an episode's start: ``startup``, then ``reset``."""

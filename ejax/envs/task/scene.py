@@ -15,14 +15,14 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.manager.cameras import SensorCamera
-from ejax.envs.manager.robots import Drives, PlacedRobot, Robot, Vector
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
 from ejax.envs.task.entities import look_up
 from ejax.envs.task.mjcf import find_child, to_text
+from ejax.envs.task.robots import Drives, PlacedRobot, Robot, Vector
+from ejax.envs.task.sensor_cameras import SensorCamera
 from ejax.envs.task.states import SceneState, marker_name
 from ejax.types import Array
 

@@ -18,21 +18,20 @@ from flax.core import FrozenDict
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.engine import Engine, PhysicsState, check_physics, load_model
 from ejax.envs.mujoco.models import settings_changed
-from ejax.envs.task.entities import look_up
+from ejax.envs.task.entities import home_of, look_up
 from ejax.envs.task.mjcf import (
     actuator_name,
     check_actuators,
     describe_actuator,
     find_model,
-    home_of,
     name_numbers,
     start_changed,
     start_noise_of,
 )
-from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.states import TaskState
 from ejax.envs.task.step import Outcome
 from ejax.envs.task.world import World
+from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.user_code import describe_error
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.messages import did_you_mean
