@@ -114,7 +114,7 @@ OWN: dict[str, dict[str, Any]] = {
             for func, words in (
                 ("nothing", "returned NoneType"),
                 ("array", "must return the world"),
-                ("shape", "returned World; .*the shapes of"),
+                ("shape", "returned SceneWorld; .*the shapes of"),
             )
         ),
     ],
