@@ -24,19 +24,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
+import jax
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from ejax.envs.actions import action_form, to_action
-from ejax.envs.host.rows import as_rows, rows_space
+from ejax.envs.host.rows import as_rows, choose_rows, rows_space
 from ejax.schema.frozen import thaw
 from ejax.schema.paths import find
 from ejax.schema.registry import is_import_path, resolve
 from ejax.schema.trust import import_trusted_file
 from ejax.types import HostTimestep, PyTree
-from interop.env_tensors import facts_of, numpy_of, numpy_tree, replace_rows, row_space, same_rows
+from interop.dense import describe, is_dense
 
 FINAL_OBS_KEYS = ("final_obs", "final_observation", "terminal_observation")
 Rows = NDArray[np.bool_]
@@ -104,9 +106,9 @@ class TorchVector:
         self.env, self.mode, self.device = env, mode, torch.device(device)
         self.final_obs_key, self.row_reset_option, self.clip_actions = final_obs_key, row_reset_option, clip_actions
         self.num_envs = int(env.num_envs)
-        self._raw_space = row_space(env, "observation", self.num_envs)
+        self._raw_space = _row_space(env, "observation", self.num_envs)
         self.observation_space: gymnasium.Space[Any] = rows_space(self._raw_space)
-        self.action_space = row_space(env, "action", self.num_envs)
+        self.action_space = _row_space(env, "action", self.num_envs)
         self._form = action_form(self.action_space, clips=clip_actions)._replace(start=())  # given actions, not choices
         limits = (
             getattr(env, name, None) for name in ("max_episode_steps", "max_episode_length")
@@ -153,9 +155,9 @@ class TorchVector:
             )
         raw, raw_reward, raw_terminated, raw_truncated, info = answer
         info = {} if info is None else info
-        reward = numpy_of(raw_reward, "reward", (self.num_envs,))
+        reward = _numpy_of(raw_reward, "reward", (self.num_envs,))
         terminated, truncated = (
-            numpy_of(x, name, (self.num_envs,), boolean=True)
+            _numpy_of(x, name, (self.num_envs,), boolean=True)
             for x, name in ((raw_terminated, "terminated"), (raw_truncated, "truncated"))
         )
         done = terminated | truncated
@@ -184,7 +186,7 @@ class TorchVector:
 
     def _read(self, raw: Any, name: str = "obs") -> PyTree:
         """Observations as float32 vectors [N, F], copied."""
-        return as_rows(self._raw_space, numpy_tree(raw, self._raw_space, self.num_envs, self.device, name))
+        return as_rows(self._raw_space, _numpy_tree(raw, self._raw_space, self.num_envs, self.device, name))
 
     def _reset_some(self, rows: Rows) -> PyTree:
         name = f"{type(self.env).__name__}.reset"
@@ -206,12 +208,12 @@ class TorchVector:
             ) from error
         obs = self._read(raw)
         # an environment that ignores the option would silently end every episode
-        if not same_rows(~rows, obs, self._obs):
+        if not _same_rows(~rows, obs, self._obs):
             raise ValueError(
                 f"{name}(options={{'{self.row_reset_option}': …}}) for rows {np.flatnonzero(rows).tolist()} changed "
                 f"other rows too; {remedy}"
             )
-        if same_rows(rows, obs, self._obs):
+        if _same_rows(rows, obs, self._obs):
             raise ValueError(f"{name}(options={{'{self.row_reset_option}': …}}) changed nothing; {remedy}")
         return obs
 
@@ -229,16 +231,16 @@ class TorchVector:
                 f"{type(self.env).__name__} gives no terminal observations (looked for {', '.join(FINAL_OBS_KEYS)} in "
                 "info): where an episode is cut off, the value of the observation before its last step stands in"
             )
-            return replace_rows(done, before, self._obs)
-        return replace_rows(done, self._read(found, f"info.{name}"), self._obs)
+            return choose_rows(done, before, self._obs)
+        return choose_rows(done, self._read(found, f"info.{name}"), self._obs)
 
     def _info(self, info: Mapping[str, Any], done: Rows) -> dict[str, Any]:
         """``success``, ``metrics`` and ``rewards``; of rows that ended, ``final_info`` takes precedence."""
-        facts, passed_over = facts_of(info, self.num_envs)
+        facts, passed_over = _facts_of(info, self.num_envs)
         final = info.get("final_info")
         if isinstance(final, Mapping):
-            at_end, _ = facts_of(final, self.num_envs)
-            facts |= {name: replace_rows(done, x, facts.get(name, x)) for name, x in at_end.items()}
+            at_end, _ = _facts_of(final, self.num_envs)
+            facts |= {name: choose_rows(done, x, facts.get(name, x)) for name, x in at_end.items()}
         if self._facts is None:
             # a rollout's arrays need the same names at every step: the first step's are all there will be
             self._facts = {name: np.full_like(x, np.nan) for name, x in facts.items()}
@@ -297,3 +299,99 @@ def _factory(place: str) -> Callable[..., Any]:
         raise ValueError(f"'{place}' cannot be imported: {error}") from error
     except AttributeError as error:
         raise ValueError(f"{file} has no '{name}'") from error
+
+
+def _numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool = False) -> NDArray[Any]:
+    """Return a tensor of this shape as an array. Floats that NumPy lacks (bfloat16) become float32.
+
+    Args:
+        shape: None: any.
+        boolean: its dtype must be bool.
+
+    Raises:
+        ValueError: no tensor, or another shape or dtype.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__}, must be a tensor; for NumPy use the family gymnasium")
+    if not is_dense(x):
+        raise ValueError(f"{name} is {describe(x)}; must be a dense tensor of floats, integers or bools")
+    if shape is not None and tuple(x.shape) != shape:
+        raise ValueError(f"{name} has shape {list(x.shape)}, must have {list(shape)}")
+    if boolean and x.dtype != torch.bool:
+        raise ValueError(f"{name} is {x.dtype}, must be torch.bool: (x > 0) makes it so")
+    # NumPy has no bfloat16
+    x = x.detach().cpu()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def _numpy_tree(obs: Any, space: gymnasium.Space[Any], num_envs: int, device: torch.device, name: str = "obs") -> Any:
+    """Convert an observation of ``space`` (tensor, mapping or TensorDict, sequence) to arrays [N, ...].
+
+    Parts that the space does not have are left out.
+
+    Raises:
+        ValueError: a part is missing, of another shape, or on another device.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(obs, Mapping):
+            raise ValueError(f"{name} is a {type(obs).__name__}, its space is a Dict of {', '.join(space.spaces)}")
+        missing = [key for key in space.spaces if key not in obs.keys()]  # noqa: SIM118  # TensorDict.__contains__ raises
+        if missing:
+            raise ValueError(
+                f"{name} lacks {', '.join(missing)} of its space; it has {', '.join(map(str, obs.keys()))}"
+            )
+        return {
+            key: _numpy_tree(obs[key], part, num_envs, device, f"{name}.{key}") for key, part in space.spaces.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        parts = enumerate(space.spaces)
+        return tuple(_numpy_tree(obs[i], part, num_envs, device, f"{name}.{i}") for i, part in parts)
+    array = _numpy_of(obs, name, (num_envs, *(space.shape or ())))
+    if obs.device.type != device.type or (obs.device.index or 0) != (device.index or 0):
+        raise ValueError(f"{name} is on {obs.device}, the environment was to be on {device}; set env.cfg.device")
+    return array
+
+
+def _facts_of(info: Mapping[str, Any], num_envs: int) -> tuple[dict[str, NDArray[np.float32]], list[str]]:
+    """``success``, ``metrics/<name>`` and ``rewards/<name>`` of ``info`` as [N, ...] float32, copied; and the
+    names of those that cannot be."""
+    named = {"success": info["success"]} if "success" in info else {}
+    for group in ("metrics", "rewards"):
+        part = info.get(group)
+        named |= {f"{group}/{name}": x for name, x in part.items()} if isinstance(part, Mapping) else {}
+    rows = {name: x for name, x in named.items() if isinstance(x, torch.Tensor) and x.shape[:1] == (num_envs,)}
+    shapes = {"success": (num_envs,)}
+    facts = {name: _numpy_of(x, f"info.{name}", shapes.get(name)).astype(np.float32) for name, x in rows.items()}
+    return facts, [name for name in named if name not in rows]
+
+
+def _row_space(env: Any, what: str, num_envs: int) -> gymnasium.Space[Any]:
+    """``single_<what>_space``, or one row of ``<what>_space``.
+
+    Raises:
+        ValueError: it has neither.
+    """
+    single = getattr(env, f"single_{what}_space", None)
+    if isinstance(single, spaces.Space):
+        return single
+    batched = getattr(env, f"{what}_space", None)
+    if not isinstance(batched, spaces.Space):
+        raise ValueError(
+            f"{type(env).__name__} has no single_{what}_space that is a space of Gymnasium, got {single!r}"
+        )
+    return _first_row(batched, num_envs)
+
+
+def _same_rows(rows: NDArray[np.bool_], a: PyTree, b: PyTree) -> bool:
+    """Return True if the rows are equal, NaN to NaN too."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(x[rows], y[rows], equal_nan=True) for x, y in pairs)
+
+
+def _first_row(space: gymnasium.Space[Any], num_envs: int) -> gymnasium.Space[Any]:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: _first_row(part, num_envs) for name, part in space.spaces.items()})
+    if isinstance(space, spaces.Box) and len(space.shape) > 1 and space.shape[0] == num_envs:
+        dtype: Any = space.dtype  # Gymnasium's releases differ in what they call its type
+        return spaces.Box(space.low[0], space.high[0], dtype=dtype.type)
+    return space

@@ -50,8 +50,8 @@ from interop.artefacts import leapp_bundle
 from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
-from interop.artefacts.formats import FORMATS, ConversionError, Trained, library_versions
-from interop.artefacts.parity import Case, ParityError, save_cases, without_ties
+from interop.artefacts.formats import FORMATS, Trained, library_versions
+from interop.artefacts.parity import Case, ConversionError, ParityError, save_cases, without_ties
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import described, exporter_of_any, observed
@@ -208,7 +208,7 @@ def export_policy(
     cases = [case for case in map(without_ties, cases) if len(case.expected["action"])] if own.whole else cases
     documents = exporter.documents(exported, seen)
     tensors = state_dict_from_params(exported, params) if not no_twin else {}
-    trained = Trained(exported, params, spec, tensors, origin["global_step"])
+    trained = Trained(exported, params, spec, tensors, origin["global_step"], exporter_of_any(exported)[0])
     documents["contract.json"] = make_contract(origin["env"], env, spec, seen, reason)
     # a policy that only the export clips has other returns than the trained one
     as_trained = not clips or bool(env_clips)

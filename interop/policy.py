@@ -12,19 +12,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from interop.checkpoints.plain_pt import load_plain
 from interop.dense import as_floats, as_tensor, describe, odd_tensor
-from interop.plain_files import check_plain
-from interop.twin.actions import ToAction
+from interop.plain_pt import load_plain
+from interop.standalone_verify import check_plain
+from interop.twin.acting import Twin
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
-from interop.twin.memory import history_step, make_recurrence, recurrent_step
-from interop.twin.networks import ObsNormalizer, make_mlp, make_network
-from interop.twin.parts import check_batch, check_remembered, narrow, parts, vla_tokenizer
+from interop.twin.networks import (
+    ObsNormalizer,
+    ToAction,
+    history_step,
+    make_mlp,
+    make_network,
+    make_recurrence,
+    recurrent_step,
+)
+from interop.twin.parts import narrow, parts, shared_batch, vla_tokenizer
 from interop.twin.spec import MemorySpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
 from interop.twin.vla import TorchVLA
@@ -34,7 +42,7 @@ _OBSERVATION = ("obs", "observation")
 """Names of a ``td``'s observation: EmbodiChain's, and those of its pull request 122."""
 
 
-class TorchPolicy(nn.Module):
+class TorchPolicy(Twin):
     """An exported policy as a torch module: actor, and critic where the policy has one.
 
     Loads its state_dict with ``strict=True``.
@@ -54,6 +62,7 @@ class TorchPolicy(nn.Module):
     others have no place for a memory, and refuse it.
     """
 
+    spec: PolicySpec
     _low: Tensor
     _high: Tensor
     _read: Tensor
@@ -66,8 +75,6 @@ class TorchPolicy(nn.Module):
         if spec.encoder is not None:
             for name, shape in spec.images.items():
                 self.add_module(encoder_name(name), ImageEncoder(spec.encoder, shape))
-        self.memory: Tensor | None = None
-        """[..., M], of the rows of the last ``act``. None: an episode starts."""
         self._add_memory("actor", spec.memory, len(spec.read_of_all))
         self.actor = make_network(spec.actor, spec.width(spec.actor), spec.num_outputs)
         self.actor_obs_normalizer = _make_normalizer(spec, spec.actor.normalized, spec.normalizer_inputs)
@@ -89,11 +96,6 @@ class TorchPolicy(nn.Module):
             self.add_module(f"{name}_encoder", make_mlp(memory.encoder, num_inputs, memory.width))
             num_inputs = memory.width
         self.add_module(f"{name}_memory", make_recurrence(memory, num_inputs))
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the parameters."""
-        return self._read.device
 
     def forward(self, td: Any, deterministic: bool = False) -> Any:
         """Write ``action``, not clipped, ``sample_log_prob`` [N] and ``value`` [N] into ``td``; of a normal head its
@@ -143,52 +145,10 @@ class TorchPolicy(nn.Module):
         seen = self.see(obs)
         return self.distribution(obs, seen), self.value(obs, seen)
 
-    @torch.no_grad()
-    def act(self, obs: Any) -> Any:
-        """Return the deterministic action, in the environment's space as the spec has it: float32, or int32 choices.
-
-        A policy with memory remembers the observation; where an episode ended, ``reset`` comes before the next one's.
-
-        Returns:
-            A tensor; a NumPy array if ``obs`` holds no tensor.
-
-        Raises:
-            ValueError: ``obs`` lacks a part that the policy reads, or has one of another shape or kind; or its leading
-                axes are not those of what the policy remembers.
-        """
-        given = parts(obs, self.spec.reads, self.spec)
-        tensors = {name: as_tensor(x, name, self._read.device) for name, x in given.items()}
-        if self.spec.memory is None:
-            distribution = self.distribution(tensors)
-        else:
-            numbers = self._numbers(tensors)
-            # policies with memory read numbers alone
-            output, self.memory = self.output([], numbers, self._remembered(self.spec.memory, numbers[0]))
-            distribution = self.head(output)
-        action = self.to_action(distribution.mode())
-        arrays = not any(isinstance(x, Tensor) for x in given.values())
-        return action.numpy(force=True) if arrays else action
-
-    def reset(self, rows: Any = None) -> None:
-        """Forget: new episodes start, in all rows or in those where ``rows`` [...] is true. The next ``act`` may be of
-        another batch, if it is all."""
-        if rows is None:
-            self.memory = None
-        elif self.memory is not None:
-            ended = as_tensor(rows, "rows", self.memory.device).to(self.memory.device, torch.bool)
-            self.memory = torch.where(ended[..., None], 0.0, self.memory)
-
-    def _remembered(self, memory: MemorySpec, x: Tensor) -> Tensor:
-        """Return the memory of a batch with the leading axes of ``x`` [..., F]."""
-        if self.memory is None:
-            return torch.zeros((*x.shape[:-1], memory.size), device=x.device)
-        check_remembered(self.memory, x.shape[:-1])
-        return self.memory
-
     def _numbers(self, obs: Any) -> list[Tensor]:
         """``spec.actor.inputs``, those entries that the actor reads."""
         numbers = [as_floats(narrow(self._input(obs, name), name, self.spec), name) for name in self.spec.actor.inputs]
-        check_batch(obs, self.spec)
+        shared_batch({name: list(np.shape(x)) for name, x in parts(obs, self.spec.reads, self.spec).items()}, self.spec)
         return numbers
 
     def deployed(self) -> nn.Module:

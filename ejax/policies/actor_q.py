@@ -160,5 +160,5 @@ POLICY = PolicyKind(
     takes_cfg=True,
     problems=_problems,
     section_of=_section_of,
-    exporters={ActorQ: "interop.exporters.actor_q:EXPORTER"},
+    exporters={ActorQ: "interop.exporters.mlp:ACTOR_Q"},
 )

@@ -26,16 +26,15 @@ from ejax.envs.actions import ActionForm, action_form, to_action
 from ejax.policies.calls import apply_policy, first_memory, forget, forget_outside
 from ejax.policies.vla.flow import FlowChunk
 from ejax.rollout import EnvCarry, reset, step, with_memory
+from ejax.schema.paths import join, named
 from ejax.schema.paths import leaves as leaf_paths
-from ejax.schema.paths import named
 from ejax.schema.paths import nest as nest_parts
 from ejax.types import Array, Env, HostEnv, Key, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import Arrays, Case, allowed_error
 from interop.standalone_verify import CONSECUTIVE
 from interop.twin.kinds import Spec
-from interop.twin.program_spec import ProgramSpec
-from interop.twin.spec import MEMORY, WHOLE, Paths, PolicySpec
+from interop.twin.spec import MEMORY, WHOLE, Paths, PolicySpec, ProgramSpec
 from interop.twin.vla_spec import NOISE
 
 _NUM_ENVS, _NUM_STEPS = 16, 128
@@ -182,8 +181,10 @@ def nest(leaves: Mapping[str, Any], paths: Paths) -> PyTree:
 
 def paths_of(obs: Any) -> Paths:
     """Return the keys of those arrays of an observation, or a space, whose names alone would nest otherwise."""
-    keys = {".".join(map(str, path)): path for path, _ in leaf_paths(obs) if path}
-    return tuple((name, path) for name, path in keys.items() if path != tuple(name.split(".")) or [*keys] == [WHOLE])
+    paths = [path for path, _ in leaf_paths(obs) if path]
+    names = join(paths)
+    odd = (path != tuple(name.split(".")) or names == [WHOLE] for name, path in zip(names, paths, strict=True))
+    return tuple(pair for pair, is_odd in zip(zip(names, paths, strict=True), odd, strict=True) if is_odd)
 
 
 def feature_ranges(seen: Arrays, space: gymnasium.Space, spec: Spec) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:

@@ -21,17 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.artefacts.parity import ParityError, Run
-from interop.plain_files import MAX_ARTEFACT, check_plain, read_bytes
-from interop.standalone_verify import load_onnx
+from interop.standalone_verify import MAX_ARTEFACT, check_plain, load_onnx, read_bytes
 from interop.twin.kinds import Spec, spec_to_json
-from interop.twin.program_spec import ProgramSpec
-from interop.twin.spec import MEMORY
+from interop.twin.spec import MEMORY, ProgramSpec
 
 _LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime", "onnxscript", "jax2onnx")
-
-
-class ConversionError(ValueError):
-    """A policy that has no form in a format, though others of its kind have."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +40,8 @@ class Trained:
     """The state_dict with EmbodiChain's keys, see ``interop.checkpoints.weights``; empty where there is no twin."""
     global_step: int
     """Environment steps it was trained for."""
+    exporter: Any
+    """The ``Exporter`` of the policy's class."""
 
     @cached_property
     def twin(self) -> Any:
@@ -60,9 +56,8 @@ class Trained:
         import jax
 
         from interop.artefacts.cases import plain_answer
-        from interop.exporters.record import exporter_of_any
 
-        spec, exporter = self.spec, exporter_of_any(self.policy)[0]
+        spec, exporter = self.spec, self.exporter
         policy, params = exporter.actor_of(self.policy), exporter.actor_params(self.policy, self.params)
 
         def deployed(*leaves: Any) -> Any:

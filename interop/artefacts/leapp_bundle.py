@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.artefacts.parity import Arrays, ParityError, Run
-from interop.plain_files import parse_json, read_bytes, read_text
-from interop.standalone_verify import LEAPP_FILES, MEMORY, NEXT_MEMORY, open_session, read_graph
+from interop.standalone_verify import LEAPP_FILES, MEMORY, NEXT_MEMORY, open_session, parse_json, read_bytes, read_graph
 from interop.twin.spec import PolicySpec
 
 MODEL, _DESCRIPTION, _INITIAL_VALUES = LEAPP_FILES
@@ -163,7 +162,7 @@ def load_bundle(folder: Path, spec: Any, versions: Mapping[str, str]) -> Run:
 
 
 def _contract(folder: Path) -> Any:
-    return parse_json(read_text(folder / "contract.json"))
+    return parse_json(read_bytes(folder / "contract.json"))
 
 
 def _one_row(policy: bytes, observation: list[dict[str, Any]]) -> bytes:

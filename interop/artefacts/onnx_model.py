@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from interop.artefacts.formats import ConversionError
+from interop.artefacts.parity import ConversionError
 from interop.twin.kinds import Spec
 from interop.twin.vla_spec import NOISE, TOKENS
 

@@ -39,6 +39,10 @@ FloatArray: TypeAlias = NDArray[np.float32]
 _FLOOR = 2.0**-19
 
 
+class ConversionError(ValueError):
+    """A policy that has no form in a format, though others of its kind have."""
+
+
 def allowed_error(expected: FloatArray, sensitivity: NDArray[np.float64]) -> FloatArray:
     """Return the limit of the formula above: [B, 1].
 

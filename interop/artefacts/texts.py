@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from interop.artefacts.parity import ParityError
-from interop.plain_files import parse_json, read_bytes
+from interop.standalone_verify import parse_json, read_bytes
 from interop.twin.parts import vla_tokenizer
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import TEXTS, VLASpec

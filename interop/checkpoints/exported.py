@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from ejax.distributions import action_spec
 from ejax.policies.pretrained.weights import load_weights
+from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import leaves_of
 from interop.artefacts.formats import FORMATS
@@ -16,8 +17,7 @@ from interop.checkpoints.weights import params_from_state_dict
 from interop.exporters.record import policy_of
 from interop.standalone_verify import check_files, read_certificate
 from interop.twin.kinds import load_spec
-from interop.twin.program_spec import ProgramSpec
-from interop.twin.spec import PolicySpec
+from interop.twin.spec import PolicySpec, ProgramSpec
 
 _WEIGHTS = ("safetensors", "pt")
 """Formats of weights alone."""
@@ -49,7 +49,12 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
     policy: Any = policy_of(spec)
     weights = load_weights(folder / FORMATS[form].file)
     actors = {name: x for name, x in weights.items() if not name.startswith("critic")}
-    return policy, jax.tree.map(jnp.asarray, params_from_state_dict(cast(Policy, policy), actors))
+    params = jax.tree.map(jnp.asarray, params_from_state_dict(cast(Policy, policy), actors))
+    wanted = jax.eval_shape(policy.init, jax.random.key(0), sample_obs(env, 1))
+    shapes, wanted_shapes = (jax.tree.map(lambda x: x.shape, tree) for tree in (params, wanted))
+    if shapes != wanted_shapes:
+        raise ValueError(f"{folder} holds weights of another policy than its policy.json, of other shapes")
+    return policy, params
 
 
 def _check_spaces(spec: PolicySpec, env: Env | HostEnv) -> None:

@@ -7,7 +7,7 @@
     0.3           schema_version 2: ... restart_schedule, ref_policy (GRPO), and what ties a file to one trainer:
                   metadata, world_size, rng_by_rank, normalizer_by_rank, best_checkpoint
 
-Files are read by ``interop.checkpoints.plain_pt`` alone, so no code that a file may hold is run, and their content is
+Files are read by ``interop.plain_pt`` alone, so no code that a file may hold is run, and their content is
 checked by ``interop.checkpoints.content`` before it is used.
 """
 
@@ -25,8 +25,8 @@ from ejax.optim import SCHEDULE_KWARGS, ScheduleConfig
 from ejax.policies.pretrained.weights import unwrapped
 from ejax.schema.writing import replacing
 from interop.checkpoints.content import problems
-from interop.checkpoints.plain_pt import load_plain
 from interop.exporters.entries import StateDict
+from interop.plain_pt import load_plain
 
 _FORM = "torch.save({'policy': STATE_DICT, 'global_step': STEPS}, FILE)"
 _SCHEDULERS: dict[str, Any] = {

@@ -13,8 +13,8 @@ import optax
 
 from ejax.optim import OPTIMIZER_KWARGS, OptimizerConfig, get_learning_rate, make_optimizer
 from ejax.types import Params, Policy, PyTree
-from interop.checkpoints.weights import get, put, tensors
-from interop.exporters.entries import Entry
+from interop.checkpoints.weights import tensors
+from interop.exporters.entries import Entry, get, put
 
 
 def torch_optimizer_state(policy: Policy, opt_state: PyTree, config: OptimizerConfig) -> dict[str, Any]:

@@ -33,11 +33,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ejax.schema.messages import did_you_mean
 from ejax.types import Params, Policy
-from interop.exporters.entries import Entry, StateDict
+from interop.exporters.entries import Entry, StateDict, get, put
 from interop.exporters.record import exporter_of
 
 
@@ -64,11 +63,12 @@ def params_from_state_dict(policy: Policy, state_dict: Mapping[str, Any]) -> Par
 
     Raises:
         TypeError: as ``state_dict_from_params``.
-        ValueError: keys that are missing or not the policy's, arrays of another shape or dtype; all of them named.
+        ValueError: keys that are missing or not the policy's, arrays of another shape or dtype; all of them named. The
+            widths of observations, which a policy does not know, are the caller's to compare.
     """
     arrays = {key: np.asarray(x) for key, x in state_dict.items()}
     entries = list(tensors(policy))
-    problems = _misfits(arrays, entries, policy)
+    problems = _misfits(arrays, entries)
     if problems:
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
         raise ValueError(f"the state_dict is not of this {type(policy).__name__}: {shown}")
@@ -87,7 +87,7 @@ def tensors(policy: Policy) -> Iterator[Entry]:
     return make(policy)
 
 
-def _misfits(arrays: StateDict, entries: list[Entry], policy: Policy) -> list[str]:
+def _misfits(arrays: StateDict, entries: list[Entry]) -> list[str]:
     wanted = {entry.key: entry for entry in entries}
     missing = [key for key in wanted if key not in arrays]
     unknown = [key for key in arrays if key not in wanted]
@@ -103,21 +103,4 @@ def _misfits(arrays: StateDict, entries: list[Entry], policy: Policy) -> list[st
         if not fits or x.dtype != entry.dtype:
             shape = ", ".join("any" if size is None else str(size) for size in entry.shape)
             problems.append(f"{key} is {x.dtype}{list(x.shape)}, the policy needs {entry.dtype}[{shape}]")
-    # widths are compared only where every tensor is there
-    if not problems:
-        problems = exporter_of(policy).misfits(arrays, policy)
     return problems
-
-
-def get(tree: Params, path: tuple[str, ...]) -> Any:
-    """Return the leaf at ``path``."""
-    for name in path:
-        tree = tree[name]
-    return tree
-
-
-def put(tree: Params, path: tuple[str, ...], leaf: NDArray[Any]) -> None:
-    """Set the leaf at ``path``, in place."""
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = leaf

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.policies.mlp import NetworkConfig
+from ejax.types import Params
 
 StateDict: TypeAlias = dict[str, NDArray[Any]]
 Kind = Literal["vector", "kernel", "convolution", "row", "deviation", "count"]
@@ -76,3 +77,17 @@ def normalizer_entries(name: str) -> Iterator[Entry]:
     yield Entry(f"{name}.variance", (*statistics, "variance"), "row", (1, None))
     yield Entry(f"{name}.standard_deviation", (*statistics, "variance"), "deviation", (1, None))
     yield Entry(f"{name}.count", (*statistics, "count"), "count", ())
+
+
+def get(tree: Params, path: tuple[str, ...]) -> Any:
+    """Return the leaf at ``path``."""
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def put(tree: Params, path: tuple[str, ...], leaf: NDArray[Any]) -> None:
+    """Set the leaf at ``path``, in place."""
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = leaf

@@ -18,8 +18,7 @@ from ejax.distributions import ActionSpec
 from ejax.policies.flash import FlashActor, FlashQ
 from ejax.schema.paths import within
 from ejax.types import Params
-from interop.checkpoints.weights import get
-from interop.exporters.entries import Entry, StateDict
+from interop.exporters.entries import Entry, StateDict, get
 from interop.exporters.mlp import action_fields, actor_groups
 from interop.exporters.record import Exporter
 from interop.twin.spec import NetworkSpec, Paths, PolicySpec

@@ -1,12 +1,17 @@
-"""Export of ``ActorCritic`` and ``ActorOnly``."""
+"""Export of ``ActorCritic`` and ``ActorOnly``; of ``ActorQ`` the actor, as an ``ActorOnly`` of the same deterministic
+actions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
+
 from ejax.distributions import ActionSpec
-from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.policies import ActorOnly, NetworkConfig
+from ejax.policies.actor_q import ActorQ
 from ejax.schema.paths import within
-from interop.exporters.entries import Entry, StateDict, mlp_entries, normalizer_entries
+from ejax.types import Params
+from interop.exporters.entries import Entry, mlp_entries, normalizer_entries
 from interop.exporters.record import Exporter
 from interop.twin.spec import WHOLE, NetworkSpec, Paths, PolicySpec
 
@@ -86,25 +91,6 @@ def network_entries(policy: Any, before: Callable[[str], Iterable[Entry]] = lamb
         yield from normalizer_entries("critic_obs_normalizer")
 
 
-def _misfits(arrays: StateDict, policy: ActorCritic | ActorOnly) -> list[str]:
-    """Networks and normalizers that read the same observation, yet expect different widths."""
-    widths = {}
-    for name in ("actor", "critic"):
-        if f"{name}.0.weight" in arrays:
-            widths[name] = arrays[f"{name}.0.weight"].shape[1]
-        for statistic in ("mean", "variance", "standard_deviation"):
-            key = f"{name}_obs_normalizer.{statistic}"
-            if key in arrays and arrays[key].shape[1] != widths[name]:
-                return [f"{key} has {arrays[key].shape[1]} numbers, but {name}.0.weight reads {widths[name]}"]
-    shared = isinstance(policy, ActorCritic) and policy.actor_obs_groups == policy.critic_obs_groups
-    if shared and widths["actor"] != widths["critic"]:
-        return [
-            f"actor and critic read {widths['actor']} and {widths['critic']} numbers, but the policy's obs_groups are "
-            "the same for both"
-        ]
-    return []
-
-
 def actor_only(policy: Any) -> ActorOnly:
     """Make the actor of a policy with the fields of ``ActorOnly``."""
     return ActorOnly(
@@ -122,6 +108,25 @@ def _policy_of(spec: PolicySpec) -> ActorOnly | None:
     return ActorOnly(**actor_fields(spec), actor_obs_groups=actor_groups(spec))
 
 
-EXPORTER = Exporter(
-    describe=describe, actor_of=actor_only, tensors=network_entries, misfits=_misfits, policy_of=_policy_of
-)
+EXPORTER = Exporter(describe=describe, actor_of=actor_only, tensors=network_entries, policy_of=_policy_of)
+
+
+def _describe_actor_q(policy: ActorQ, leaves: Mapping[str, Any], paths: Paths) -> tuple[ActorOnly, PolicySpec]:
+    return describe(actor_only(policy), leaves, paths)
+
+
+def _actor_q_params(policy: ActorQ, params: Params) -> Params:
+    """Keep of the last layer the means, half of its outputs. The other half, by which the deviation depends on the
+    observation, is for exploring: its bias stays, as a constant deviation."""
+    last = f"linear_{len(policy.actor.hidden_sizes)}"
+    actor = params["params"]["actor"]
+    (kernel, _), (bias, log_std) = (jnp.split(actor[last][name], 2, axis=-1) for name in ("kernel", "bias"))
+    networks = {
+        "actor": {**actor, last: {"kernel": kernel, "bias": bias}},
+        "log_std": jnp.clip(log_std + policy.initial_log_std, *policy.log_std_range),
+    }
+    statistics = {name: x for name, x in params.get("normalizer", {}).items() if name.startswith("actor")}
+    return {"params": networks} | ({"normalizer": statistics} if statistics else {})
+
+
+ACTOR_Q = Exporter(describe=_describe_actor_q, actor_of=actor_only, exported_params=_actor_q_params)

@@ -14,8 +14,7 @@ from ejax.types import Array, Key, Params, PolicyWithMemory, PyTree
 from interop.artefacts.cases import draw_cases, nest
 from interop.artefacts.parity import Case
 from interop.exporters.record import Exporter
-from interop.twin.program_spec import ProgramSpec
-from interop.twin.spec import MemorySpec, Paths
+from interop.twin.spec import MemorySpec, Paths, ProgramSpec
 
 
 @dataclass(frozen=True)

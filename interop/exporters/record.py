@@ -34,8 +34,6 @@ class Exporter:
     """Every tensor of the policy's state_dict, in torch's order. None: ``state_dict`` alone, and no way back."""
     state_dict: Callable[[Any, Params], StateDict] | None = None
     """None: made of ``tensors``."""
-    misfits: Callable[[StateDict, Any], list[str]] = lambda arrays, policy: []
-    """``(state_dict of right names and kinds, policy) -> problems``: parts that expect other widths than others do."""
     policy_of: Callable[[PolicySpec], Any] = lambda spec: None
     """``spec -> actor``, the inverse of ``describe``. None: the spec is another class's."""
     observation: Callable[[Any, dict[str, Array]], PyTree] = lambda spec, inputs: nest(inputs, spec.paths)

@@ -10,7 +10,7 @@ import numpy as np
 from ejax.policies.vision import KERNELS, STRIDES, VisionPolicy, encoder_name
 from ejax.types import Array, PyTree
 from interop.artefacts.cases import nest
-from interop.exporters.entries import Entry, StateDict
+from interop.exporters.entries import Entry
 from interop.exporters.mlp import action_fields, actor_fields, network_entries, network_spec
 from interop.exporters.record import Exporter
 from interop.twin.spec import EncoderSpec, Paths, PolicySpec
@@ -81,28 +81,6 @@ def _encoder_entries(name: str, channels: tuple[int, ...]) -> Iterator[Entry]:
         inputs = outputs
 
 
-def _misfits(arrays: StateDict, policy: VisionPolicy) -> list[str]:
-    """Networks and the normalizer that expect different widths, beside the encoders' features."""
-    features = 2 * policy.channels[-1] * len(policy.images)
-    counts = {key: x.shape[1] for key, x in arrays.items() if key.startswith("actor_obs_normalizer.") and x.ndim}
-    if "critic.0.weight" in arrays:
-        counts["critic.0.weight"] = arrays["critic.0.weight"].shape[1] - features
-    width = arrays["actor.0.weight"].shape[1]
-    if not counts:
-        return [] if width >= features else [f"actor.0.weight reads {width} numbers, the images alone have {features}"]
-    key, count = next(iter(counts.items()))
-    for other, its_count in counts.items():
-        if its_count != count:
-            return [f"{key} is for {count} numbers beside the images' {features}, but {other} for {its_count}"]
-    read = count - sum(0 <= i < count for i in set(policy.hidden_entries))
-    if width == features + read:
-        return []
-    return [
-        f"actor.0.weight reads {width} numbers, but the images have {features}, and {read} of the {count} others are "
-        "not in hidden_entries"
-    ]
-
-
 def _observation(spec: PolicySpec, inputs: dict[str, Array]) -> PyTree:
     """Make the observation, with zeros for the numbers that the actor does not read."""
     leaves = {name: inputs[name] for name in spec.images}
@@ -118,7 +96,6 @@ EXPORTER = Exporter(
     describe=_describe,
     actor_of=lambda policy: policy.clone(critic=None),
     tensors=_tensors,
-    misfits=_misfits,
     observation=_observation,
     policy_of=_policy_of,
 )

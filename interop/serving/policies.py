@@ -2,19 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.plain_files import parse_json, read_text
-from interop.standalone_verify import check_files, load_contract, load_onnx, read_certificate
+from interop.standalone_verify import check_files, load_contract, load_onnx, parse_json, read_bytes, read_certificate
 from interop.twin.kinds import load_spec
-from interop.twin.parts import in_type, network_inputs, vla_inputs, vla_tokenizer
+from interop.twin.parts import in_type, policy_inputs, vla_tokenizer
 from interop.twin.spec import MEMORY, NEXT_MEMORY
-from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import VLASpec
 
 Leaves: TypeAlias = list[NDArray[Any]]
@@ -89,9 +86,7 @@ def load_served(path: Path, *, checkpoint: str | None = None, member: int | None
         CheckpointError, ConfigError: as ``ejax.load``.
     """
     if not (path / "contract.json").exists():
-        from interop.serving.run_policy import load_run
-
-        return load_run(path, checkpoint=checkpoint, member=member, device=device)
+        return _load_run(path, checkpoint, member, device)
     if checkpoint is not None or member is not None:
         raise ValueError(f"{path} is an export, of one checkpoint; --checkpoint and --member are for runs")
     if not (path / "policy.onnx").exists():
@@ -103,19 +98,21 @@ def load_served(path: Path, *, checkpoint: str | None = None, member: int | None
 def _load_export(directory: Path) -> Served:
     check_files(directory, read_certificate(directory))
     load_contract(directory)  # of its form
-    contract, spec = parse_json(read_text(directory / "contract.json")), load_spec(directory / "policy.json")
+    contract, spec = parse_json(read_bytes(directory / "contract.json")), load_spec(directory / "policy.json")
     run = load_onnx(directory / "policy.onnx", spec)
     shapes = {name: [tuple(shape)] for name, shape in spec.images.items()}
     # with or without the entries that the policy does not read
     shapes |= {name: [*{(width,), (len(spec.read(name)),)}] for name, width in spec.observation.items()}
     entries = {entry["name"]: entry for entry in contract["observation"]}
     texts = {name: entries[name]["text"]["length"] for name in shapes if "text" in entries.get(name, ())}
-    inputs = [name for name in spec.inputs if name != MEMORY]
+    tokenizer = None
     if isinstance(spec, VLASpec):
         texts[spec.text], tokenizer = None, vla_tokenizer(directory, spec)
-        inputs_of = partial(_vla_inputs, spec, tokenizer)
-    else:
-        inputs_of = partial(network_inputs, spec)
+    inputs = {name: spec.input_dtype(name) for name in spec.inputs if name != MEMORY}
+
+    def leaves_of(parts: Parts) -> Leaves:
+        leaves, _ = policy_inputs(spec, parts, tokenizer)
+        return [in_type(x, dtype, name) for (name, dtype), x in zip(inputs.items(), leaves, strict=True)]
 
     def act(leaves: Leaves, memory: Leaves) -> tuple[NDArray[Any], Leaves]:
         outputs = dict(zip(spec.outputs, run([*leaves, *memory]), strict=True))
@@ -127,17 +124,45 @@ def _load_export(directory: Path) -> Served:
         shapes=shapes,
         required=spec.reads,
         texts=texts,
-        leaves_of=lambda parts: [
-            in_type(x, spec.input_dtype(name), name) for name, x in zip(inputs, inputs_of(parts)[0], strict=True)
-        ],
-        example=[np.zeros((1, *spec.input_shape(name)), spec.input_dtype(name)) for name in inputs],
+        leaves_of=leaves_of,
+        example=[np.zeros((1, *spec.input_shape(name)), dtype) for name, dtype in inputs.items()],
         first_memory=[np.zeros((1, *spec.input_shape(MEMORY)), np.float32)] if spec.remembers else [],
         act=act,
     )
 
 
-def _vla_inputs(spec: VLASpec, tokenizer: Tokenizer, parts: Parts) -> Any:
-    return vla_inputs(spec, tokenizer, parts, None, lambda x, name: np.asarray(x))
+def _load_run(run: Path, checkpoint: str | None, member: int | None, device: str) -> Served:
+    """Load a run's policy: its most probable actions, clipped where the environment clips them."""
+    import jax  # here: an export is served without it
+
+    from ejax.envs.description import WHOLE, describe
+    from ejax.play.acting import load
+    from ejax.policies.calls import first_memory
+    from ejax.runtime.tree_text import named_leaves
+    from ejax.schema.plain_files import to_json
+    from interop.artefacts.contract import run_contract
+
+    actor = load(run, checkpoint=checkpoint, member=member, device=device)
+    example, tree = jax.tree.flatten(actor.example)
+    shapes = {name or WHOLE: [x.shape[1:]] for name, x in named_leaves(actor.example).items()}
+    contract = run_contract(actor.config.to_dict()["env"], actor.env, actor.form.clip is not None)
+    memory, memory_tree = jax.tree.flatten(first_memory(actor.policy, 1))
+
+    def act(leaves: Leaves, memory: Leaves) -> tuple[NDArray[Any], Leaves]:
+        action, after = actor.answer(jax.tree.unflatten(tree, leaves), jax.tree.unflatten(memory_tree, memory))
+        return action, [np.asarray(x) for x in jax.tree.leaves(after)]
+
+    return Served(
+        runtime="jax",
+        contract=parse_json(to_json(contract, "null")),  # plain lists and maps, which both msgpack and JSON take
+        shapes=shapes,
+        required=list(shapes),
+        texts={name: shapes[name][0][0] for name in describe(actor.env).text},
+        leaves_of=lambda parts: jax.tree.leaves(actor.rows(jax.tree.unflatten(tree, [parts[x] for x in shapes]))[0]),
+        example=example,
+        first_memory=[np.asarray(x) for x in memory],
+        act=act,
+    )
 
 
 def _listed(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from interop.plain_files import parse_json, read_text
-from interop.twin.program_spec import ProgramSpec
-from interop.twin.spec import PolicySpec
+from interop.standalone_verify import parse_json, read_bytes
+from interop.twin.spec import PolicySpec, ProgramSpec
 from interop.twin.vla_spec import VLASpec
 
 Spec: TypeAlias = PolicySpec | VLASpec | ProgramSpec
@@ -37,7 +36,7 @@ def load_spec(path: Path) -> Spec:
     Raises:
         FileNotFoundError: there is none. ValueError: see ``spec_from_json``.
     """
-    return spec_from_json(read_text(path))
+    return spec_from_json(read_bytes(path).decode())
 
 
 def spec_from_json(text: str) -> Any:

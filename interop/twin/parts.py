@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from interop.twin.kinds import Spec
-from interop.twin.program_spec import ProgramSpec
-from interop.twin.spec import WHOLE, PolicySpec
+from interop.twin.spec import WHOLE
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import NOISE, TOKENIZER, TOKENS, VLASpec
 
@@ -34,7 +34,7 @@ def parts(obs: Any, paths: Sequence[str], spec: Spec) -> dict[str, Any]:
     return {path: there[path] for path in paths}
 
 
-def narrow(x: Any, name: str, spec: PolicySpec | ProgramSpec) -> Any:
+def narrow(x: Any, name: str, spec: Spec) -> Any:
     """Select the entries of a tensor or array [..., F] that the actor reads."""
     read, width = spec.read(name), spec.observation[name]
     if x.ndim == 0 or x.shape[-1] not in (width, len(read)):
@@ -42,15 +42,6 @@ def narrow(x: Any, name: str, spec: PolicySpec | ProgramSpec) -> Any:
         numbers = f"{x.shape[-1]} numbers" if x.ndim else "no axis"
         raise ValueError(f"'{name}' has {numbers}, the policy was made for {width}{either}")
     return x[..., list(read)] if x.shape[-1] > len(read) else x
-
-
-def check_batch(obs: Any, spec: PolicySpec) -> None:
-    """Refuse parts of different leading axes.
-
-    Raises:
-        ValueError: naming each part's shape.
-    """
-    _batch({name: list(np.shape(x)) for name, x in parts(obs, spec.reads, spec).items()}, spec)
 
 
 def check_remembered(memory: Any, rows: tuple[int, ...]) -> None:
@@ -66,52 +57,57 @@ def check_remembered(memory: Any, rows: tuple[int, ...]) -> None:
         )
 
 
-def network_inputs(spec: PolicySpec | ProgramSpec, obs: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """``spec.inputs`` [B, ...] of an observation but for the memory, as NumPy arrays, and its leading axes.
+def numbers_of(x: Any, name: str) -> NDArray[Any]:
+    """Make a NumPy array of a part of an observation.
 
     Raises:
-        ValueError: a part that is missing, or of another shape or kind.
+        ValueError: it holds no numbers.
     """
-    leaves = {name: np.asarray(x) for name, x in parts(obs, spec.reads, spec).items()}
-    for name, x in leaves.items():
-        if name in spec.images:
-            _check_image(x, name, spec)
-        elif x.dtype.kind not in "fiub":
-            raise ValueError(f"'{name}' must be an array of numbers, got one of {x.dtype}")
-        else:
-            leaves[name] = narrow(x, name, spec)
-    batch = _batch({name: list(x.shape) for name, x in leaves.items()}, spec)
-    return [x.reshape(-1, *spec.input_shape(name)) for name, x in leaves.items()], batch
+    array = np.asarray(x)
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"'{name}' must be an array of numbers, got one of {array.dtype}")
+    return array
 
 
-def vla_inputs(
-    spec: VLASpec, tokenizer: Tokenizer, obs: Any, noise: Any, as_array: Callable[[Any, str], Any]
+def policy_inputs(
+    spec: Spec,
+    obs: Any,
+    tokenizer: Tokenizer | None = None,
+    noise: Any = None,
+    as_array: Callable[[Any, str], Any] = numbers_of,
 ) -> tuple[list[Any], tuple[int, ...]]:
-    """``spec.inputs`` [B, ...] of an observation, and its leading axes.
+    """Make ``spec.inputs`` [B, ...] but the memory of an observation, and return its leading axes, too.
 
     Args:
-        noise: [..., K·A]; None: zeros.
+        tokenizer: of a ``VLASpec``.
+        noise: [..., K·A], that a flow starts from. None: zeros.
         as_array: makes an array or tensor of a part, given its name.
 
     Raises:
         ValueError: a part that is missing, or of another shape or kind.
     """
-    leaves = {name: as_array(x, name) for name, x in parts(obs, (*spec.images, *spec.observation), spec).items()}
-    for name in spec.images:
-        _check_image(leaves[name], name, spec)
-    for name, width in spec.observation.items():
-        if len(leaves[name].shape) == 0 or leaves[name].shape[-1] != width:
-            raise ValueError(f"'{name}' is {list(leaves[name].shape)}, the policy was made for {width} numbers")
-    batch = _batch({name: list(x.shape) for name, x in leaves.items()}, spec)
-    leaves[TOKENS] = _tokens(spec, tokenizer, obs, batch)
-    if spec.head == "flow":
-        size = spec.sizes[0]
-        leaves[NOISE] = np.zeros((*batch, size), np.float32) if noise is None else as_array(noise, NOISE)
-        if tuple(leaves[NOISE].shape) != (*batch, size):
-            raise ValueError(f"noise is {list(leaves[NOISE].shape)}, must be {[*batch, size]}")
+    leaves = {name: as_array(x, name) for name, x in parts(obs, (*spec.images, *spec.numbers), spec).items()}
+    for name, x in leaves.items():
+        if name not in spec.images:
+            leaves[name] = narrow(x, name, spec)
+        elif str(x.dtype).removeprefix("torch.") != "uint8" or tuple(x.shape[-3:]) != tuple(spec.images[name]):
+            raise ValueError(
+                f"'{name}' is {x.dtype} {list(x.shape)}, but the policy was made for uint8 with rows, columns and "
+                f"channels {list(spec.images[name])}, bytes from 0 to 255; resize it, and do not scale it"
+            )
+    batch = shared_batch({name: list(x.shape) for name, x in leaves.items()}, spec)
+    if isinstance(spec, VLASpec):
+        if tokenizer is None:
+            raise ValueError("the policy was made without its tokenizer; give make_policy one")
+        leaves[TOKENS] = _tokens(spec, tokenizer, obs, batch)
+    if NOISE in spec.inputs:
+        wanted = (*batch, *spec.input_shape(NOISE))
+        leaves[NOISE] = np.zeros(wanted, np.float32) if noise is None else as_array(noise, NOISE)
+        if tuple(leaves[NOISE].shape) != wanted:
+            raise ValueError(f"noise is {list(leaves[NOISE].shape)}, must be {list(wanted)}")
     elif noise is not None:
-        raise ValueError("noise was given, but the policy has a Gaussian head, which takes none")
-    return [leaves[name].reshape(-1, *spec.input_shape(name)) for name in spec.inputs], batch
+        raise ValueError(f"noise was given, but the policy has a head, {spec.head}, that takes none")
+    return [leaves[name].reshape(-1, *spec.input_shape(name)) for name in spec.inputs if name in leaves], batch
 
 
 def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
@@ -141,15 +137,6 @@ def in_type(x: Any, dtype: str, name: str) -> Any:
     return cast
 
 
-def _check_image(x: Any, name: str, spec: Spec) -> None:
-    shape = spec.images[name]
-    if str(x.dtype).removeprefix("torch.") != "uint8" or tuple(x.shape[-3:]) != tuple(shape):
-        raise ValueError(
-            f"'{name}' is {x.dtype} {list(x.shape)}, but the policy was made for uint8 with rows, columns and "
-            f"channels {list(shape)}, bytes from 0 to 255; resize it, and do not scale it"
-        )
-
-
 def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...]) -> Any:
     given = isinstance(obs, Mapping) and spec.text in obs.keys()  # noqa: SIM118
     texts = parts(obs, (spec.text,), spec)[spec.text] if given or spec.instruction is None else spec.instruction
@@ -168,8 +155,12 @@ def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...
     return tokens
 
 
-def _batch(shapes: Mapping[str, list[int]], spec: Spec) -> tuple[int, ...]:
-    """Return the leading axes of parts of these shapes."""
+def shared_batch(shapes: Mapping[str, list[int]], spec: Spec) -> tuple[int, ...]:
+    """Return the leading axes of parts of these shapes.
+
+    Raises:
+        ValueError: they differ; naming each part's shape.
+    """
     leading = [shape[: len(shape) - len(spec.input_shape(name))] for name, shape in shapes.items()]
     if any(axes != leading[0] for axes in leading):
         shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())

@@ -2,7 +2,7 @@
 
 Weights come as a ``state_dict`` with EmbodiChain's keys (``interop.checkpoints.weights``); a spec and a state_dict make
 a policy. The spec of a vision-language-action policy is ``interop.twin.vla_spec``; ``interop.twin.kinds`` writes and
-reads both.
+reads all three.
 """
 
 from collections.abc import Mapping
@@ -120,12 +120,11 @@ class DeployedForms(ActsInSpace):
     unread: Mapping[str, tuple[int, ...]]
     head: str
     sizes: tuple[int, ...]
-    pixels_round = True
-    """The value x/127.5 − 1 of a pixel is rounded."""
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """The arrays of numbers among the inputs."""
+        return tuple(self.observation)
 
     @property
     def continuous(self) -> bool:
@@ -175,6 +174,11 @@ class DeployedForms(ActsInSpace):
             return () if self.head == "categorical" else (len(self.sizes),)
         return (sum(self.sizes),)
 
+    @property
+    def pixels_round(self) -> bool:
+        """True: the value of a pixel is rounded; x/127.5 − 1 is, (x − 127)/128 is not."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec(DeployedForms):
@@ -217,7 +221,6 @@ class PolicySpec(DeployedForms):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The arrays of numbers among the inputs."""
         return self.actor.inputs
 
     @property
@@ -260,3 +263,25 @@ class PolicySpec(DeployedForms):
             *encoder,
             *(["the two hidden_sizes of its blocks"] if unsized else []),
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSpec(DeployedForms):
+    """The facts of ``PolicySpec`` that a caller needs, under the same names."""
+
+    observation: Mapping[str, int]
+    images: Mapping[str, tuple[int, int, int]]
+    memory: MemorySpec | None
+    head: Literal["normal", "tanh_normal", "categorical", "multi_categorical", "own"]
+    """own: a distribution of your own, of which the most probable action alone is an output."""
+    sizes: tuple[int, ...]
+    unread: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # type: ignore[misc]  # no field: a program reads all
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        parameters = ("mean", "log_std") if self.continuous else ("logits",)
+        outputs = ("action", *(() if self.head == "own" else parameters))
+        return outputs if self.memory is None else (*outputs, NEXT_MEMORY)
+
+    def lacking(self) -> list[str]:
+        return [] if self.reads else ["an input"]

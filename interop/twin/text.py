@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.plain_files import parse_json, read_text
+from interop.standalone_verify import parse_json, read_bytes
 
 _PADDING, _UNKNOWN, _FIRST = 0, 1, 2
 _PRIME = 16777619
@@ -65,7 +65,7 @@ class Tokenizer:
         Raises:
             FileNotFoundError: there is none. ValueError: see ``from_json``.
         """
-        return Tokenizer.from_json(read_text(path))
+        return Tokenizer.from_json(read_bytes(path).decode())
 
     @property
     def num_tokens(self) -> int:

@@ -5,16 +5,15 @@ policy.act({"image": image, "state": state, "instruction": "put the red cube in 
 """
 
 import math
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from interop.dense import as_floats, as_tensor
-from interop.twin.actions import ToAction
+from interop.twin.acting import Twin
 from interop.twin.image_encoder import checked_image
-from interop.twin.parts import vla_inputs
+from interop.twin.networks import ToAction
 from interop.twin.spec import EncoderSpec
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import UNREAD, BlockSpec, ImageTokensSpec, VLASpec, same_padding
@@ -26,13 +25,14 @@ _EPSILON = 1e-2
 """Parameters of the normalizer."""
 
 
-class TorchVLA(nn.Module):
+class TorchVLA(Twin):
     """A deployed policy: ``forward`` takes ``spec.inputs`` and gives ``spec.outputs``; ``act`` takes an observation.
 
     Args:
         tokenizer: makes tokens of texts; ``act`` needs it.
     """
 
+    spec: VLASpec
     _time: Tensor
     _left: Tensor
 
@@ -83,36 +83,6 @@ class TorchVLA(nn.Module):
         return self.to_action(mean), mean, self.log_std.clamp(*self.spec.log_std_range).expand_as(mean)
 
     @torch.no_grad()
-    def act(self, obs: Any, noise: Any = None) -> Any:
-        """Return the action that evaluation plays, clipped as the spec has it: [..., K·A], one action after the other.
-
-        Args:
-            obs: ``spec.reads`` by name, leading axes [...]: images uint8, numbers, and the text as a str for all rows,
-                strs in the shape of the leading axes, or bytes [..., L] uint8.
-            noise: [..., K·A], that a flow starts from, N(0, 1) for a sample. None: zeros, the flow's mode.
-
-        Returns:
-            A tensor; a NumPy array if no image and no numbers of ``obs`` are tensors.
-
-        Raises:
-            ValueError: a part is missing, or of another shape or kind.
-        """
-        if self.tokenizer is None:
-            raise ValueError("the policy was made without its tokenizer; give make_policy one")
-        device, seen = self.action_place.device, []
-
-        def as_array(x: Any, name: str) -> Tensor:
-            seen.append(isinstance(x, Tensor))
-            tensor = as_tensor(x, name, device)
-            return tensor if name in self.spec.images else as_floats(tensor, name)
-
-        leaves, batch = vla_inputs(self.spec, self.tokenizer, obs, noise, as_array)
-        dtypes = [getattr(torch, self.spec.input_dtype(name)) for name in self.spec.inputs]
-        tensors = [torch.as_tensor(x, dtype=dtype, device=device) for x, dtype in zip(leaves, dtypes, strict=True)]
-        action = self(*tensors)[0].reshape(*batch, -1)
-        return action if any(seen) else action.numpy(force=True)
-
-    @torch.no_grad()
     def value(self, *leaves: Tensor) -> Tensor:
         """[B], of ``spec.inputs`` but the noise; zeros without a critic."""
         (_, there, _), x = self.encode(dict(zip(self.spec.inputs, leaves, strict=False)))
@@ -120,9 +90,6 @@ class TorchVLA(nn.Module):
             return torch.zeros(len(x), device=x.device)
         weight = there[..., None].to(x.dtype)
         return self.critic((self.norm(x) * weight).sum(1) / weight.sum(1))[..., 0]
-
-    def deployed(self) -> nn.Module:
-        return self
 
     def encode(self, given: dict[str, Tensor]) -> tuple[Context, Tensor]:
         """Compute the suffix's inputs from an observation, and the prefix's tokens [B, P, W]."""

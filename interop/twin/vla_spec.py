@@ -7,12 +7,12 @@ Weights come as a ``state_dict`` by the network's own names (``interop.exporters
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.twin.spec import ActsInSpace, EncoderSpec
+from interop.twin.spec import DeployedForms, EncoderSpec, MemorySpec
 
 TOKENS = "tokens"
 NOISE = "noise"
@@ -66,7 +66,7 @@ class ImageTokensSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VLASpec(ActsInSpace):
+class VLASpec(DeployedForms):
     """The same facts as ``PolicySpec``, under the same names, and those of a vision-language-action policy."""
 
     images: Mapping[str, tuple[int, int, int]]
@@ -110,71 +110,38 @@ class VLASpec(ActsInSpace):
     """normal"""
     critic_sizes: tuple[int, ...] = ()
     """Hidden sizes of the value head; empty: there is none. A deployed policy has none."""
+    memory: ClassVar[MemorySpec | None] = None  # type: ignore[misc]  # no field: it acts on what it sees now
+    unread: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # type: ignore[misc]  # no field: it reads all
 
     @property
-    def continuous(self) -> bool:
-        return True
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:  # type: ignore[override]  # no field: it follows from others
         return (self.horizon * self.action_dim,)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs of a deployed policy, in order."""
         return (*self.images, *self.observation, TOKENS, *((NOISE,) if self.head == "flow" else ()))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs of a deployed policy, in order."""
         return ("action", "unclipped") if self.head == "flow" else ("action", "mean", "log_std")
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        return tuple(self.observation)
-
-    @property
     def reads(self) -> tuple[str, ...]:
-        """The parts of an observation that the inputs are made of."""
-        return (*self.images, *self.observation, *((self.text,) if self.instruction is None else ()))
-
-    @property
-    def remembers(self) -> bool:
-        return False
+        return (*super().reads, *((self.text,) if self.instruction is None else ()))
 
     @property
     def bytes_read(self) -> tuple[str, ...]:
-        """The parts of an observation that are bytes."""
         return (*self.images, self.text)
 
-    @property
-    def unread(self) -> Mapping[str, tuple[int, ...]]:
-        return {}
-
-    def read(self, name: str) -> tuple[int, ...]:
-        """Entries of an array of numbers that the policy reads: all."""
-        return tuple(range(self.observation[name]))
-
     def input_shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one row of that input."""
-        if name in self.images:
-            return tuple(self.images[name])
-        widths = {TOKENS: self.max_words, NOISE: self.sizes[0]}
-        return (widths[name] if name in widths else self.observation[name],)
+        width = {TOKENS: self.max_words, NOISE: self.sizes[0]}.get(name)
+        return super().input_shape(name) if width is None else (width,)
 
     def input_dtype(self, name: str) -> str:
-        if name in self.images:
-            return "uint8"
-        return "int32" if name == TOKENS else "float32"
-
-    def output_shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one row of that output."""
-        del name
-        return self.sizes
+        return "int32" if name == TOKENS else super().input_dtype(name)
 
     @property
     def pixels_round(self) -> bool:
-        """True: the value of a pixel is rounded; x/127.5 − 1 is, (x − 127)/128 is not."""
         return self.image_encoder.kind != "efficientnet"
 
     @property

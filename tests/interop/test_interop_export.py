@@ -41,7 +41,7 @@ from interop.artefacts.formats import FORMATS, Trained
 from interop.artefacts.parity import Case, ParityError, allowed_error, compare, load_cases
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy, export_run, main
-from interop.exporters.record import spec_of
+from interop.exporters.record import exporter_of, spec_of
 from interop.standalone_verify import main as standalone_main
 from interop.standalone_verify import sha256
 from interop.twin.spec import NetworkSpec, PolicySpec
@@ -66,7 +66,7 @@ needs_stablehlo = pytest.mark.skipif("stablehlo" not in HERE, reason="needs flat
 
 
 def trained_policy(policy: Any, params: Any, env: Any) -> Trained:
-    return Trained(policy, params, spec_of(policy, env), state_dict_from_params(policy, params), global_step=0)
+    return Trained(policy, params, spec_of(policy, env), state_dict_from_params(policy, params), 0, exporter_of(policy))
 
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (2,))

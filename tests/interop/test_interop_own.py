@@ -88,7 +88,7 @@ def test_a_run_is_exported_verified_and_acts_as_it_did(run: Path, capsys: pytest
 
 def trained(policy: Any, params: Any) -> Trained:
     exported, spec = EXPORTER.describe(policy, observed(PointMassRL()))
-    return Trained(exported, params, spec, {}, 0)
+    return Trained(exported, params, spec, {}, 0, EXPORTER)
 
 
 @needs_stablehlo
@@ -198,7 +198,7 @@ def test_a_policy_that_reads_keys_with_dots_is_exported_by_their_names(tmp_path:
     params = policy.init(KEY, obs)
     leaves = {name: x[0] for name, x in cases.leaves_of(obs).items()}
     exported, spec = EXPORTER.describe(policy, leaves, cases.paths_of(obs))
-    FORMATS["stablehlo"].write(tmp_path / "made", Trained(exported, params, spec, {}, 0))
+    FORMATS["stablehlo"].write(tmp_path / "made", Trained(exported, params, spec, {}, 0, EXPORTER))
     program = jax.export.deserialize(bytearray((tmp_path / "made").read_bytes()))
     assert spec.inputs == ("observation.state", "robot.q.pos")
     mean = program.call(obs["observation.state"], obs["robot"]["q.pos"])[1]

@@ -16,9 +16,8 @@ from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.types import Policy
 from interop.artefacts.cases import leaves_of, nest, paths_of
-from interop.checkpoints import weights
 from interop.checkpoints.weights import state_dict_from_params
-from interop.exporters.entries import mlp_entries
+from interop.exporters.entries import get, mlp_entries
 from interop.exporters.mlp import network_spec
 from interop.exporters.record import spec_of
 from interop.twin.kinds import spec_from_json, spec_to_json
@@ -210,9 +209,7 @@ def test_an_mlp_reshapes_its_output_as_ejaxs_does() -> None:
     params = MLP(config, (2, 3)).init(jax.random.key(0), observations())
     twin = networks.make_mlp(network_spec(config, ("obs",), normalized=False), WIDTH, (2, 3))
     entries = mlp_entries("actor", config, 6, path=("params",))
-    twin.load_state_dict(
-        {e.key.removeprefix("actor."): torch.tensor(e.to_torch(weights.get(params, e.path))) for e in entries}
-    )
+    twin.load_state_dict({e.key.removeprefix("actor."): torch.tensor(e.to_torch(get(params, e.path))) for e in entries})
     assert_close(twin(tensor(observations())), MLP(config, (2, 3)).apply(params, observations()))
 
 

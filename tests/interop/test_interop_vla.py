@@ -30,7 +30,7 @@ from interop.artefacts.parity import ParityError, load_cases
 from interop.artefacts.texts import adversarial_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy
-from interop.exporters.record import spec_of
+from interop.exporters.record import exporter_of, spec_of
 from interop.standalone_verify import measure, sha256
 from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
 from interop.twin.text import Tokenizer
@@ -527,7 +527,8 @@ def save_weights(name: str, to: Path) -> Path:
     pytest.importorskip("safetensors")
     (policy, params), env = made(name), ENVS.get(name, Talk())
     FORMATS["safetensors"].write(
-        to, Trained(policy, params, spec_of(policy, env), state_dict_from_params(policy, params), 0)
+        to,
+        Trained(policy, params, spec_of(policy, env), state_dict_from_params(policy, params), 0, exporter_of(policy)),
     )
     return to
 

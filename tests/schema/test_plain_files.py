@@ -25,7 +25,7 @@ from ejax.schema.plain_files import (
     read_text,
     to_json,
 )
-from interop import plain_files as interop_files
+from interop import standalone_verify as interop_files
 
 ROOT = Path(__file__).parents[2]
 _OPENS = re.compile(
@@ -66,8 +66,8 @@ OTHERWISE = {
     ("interop/artefacts/formats.py", "torch.export.load"): f"{_CHECKED}check_files, with --trust alone",
     ("interop/artefacts/formats.py", "torch.jit.load"): f"{_CHECKED}check_files, with --trust alone",
     ("interop/standalone_verify.py", "np.load"): f"{_CHECKED}check_plain",
-    ("interop/checkpoints/plain_pt.py", "torch.load"): f"{_CHECKED}check_plain",
-    ("interop/checkpoints/plain_pt.py", "zipfile.ZipFile"): f"{_CHECKED}check_plain",
+    ("interop/plain_pt.py", "torch.load"): f"{_CHECKED}check_plain",
+    ("interop/plain_pt.py", "zipfile.ZipFile"): f"{_CHECKED}check_plain",
     ("interop/standalone_verify.py", "os.open"): _READER,
 }
 """Module and call, with the reason."""
@@ -135,7 +135,7 @@ def test_what_is_no_regular_file_is_refused_at_once(read: Callable[[Path], Any],
 
 def test_interop_refuses_the_same(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for read in (interop_files.check_plain, interop_files.read_bytes, interop_files.read_text):
+    for read in (interop_files.check_plain, interop_files.read_bytes):
         for odd in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
             with pytest.raises(ValueError, match="is no regular file"):
                 read(odd)

@@ -11,7 +11,7 @@ def report():
         return "INFO needs torch"
     import torch
 
-    from interop.checkpoints.plain_pt import load_plain
+    from interop.plain_pt import load_plain
 
     torch.save({"policy": {}, "best_eval_value": np.float64(0.5)}, out() / "x.pt")
     if (text := refused(load_plain, out() / "x.pt")) is None:
