@@ -39,7 +39,7 @@ _PLACES = {
     "ejax.returns": ("gae", "group_advantages", "vtrace"),
     "ejax.rollout": ("make_rollout", "reset", "unroll"),
     "ejax.play.acting": ("load",),
-    "ejax.run": ("Trainer",),
+    "ejax.trainer": ("Trainer",),
     "ejax.runtime.tree_text": ("describe_tree", "print_tree"),
     "ejax.training.callbacks": ("Callback",),
     "ejax.training.policies": ("build_policy",),

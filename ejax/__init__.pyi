@@ -28,7 +28,7 @@ from ejax.play.acting import load as load
 from ejax.policies.calls import evaluate_actions as evaluate_actions, get_action as get_action, get_value as get_value
 from ejax.returns import gae as gae, group_advantages as group_advantages, vtrace as vtrace
 from ejax.rollout import make_rollout as make_rollout, reset as reset, unroll as unroll
-from ejax.run import Trainer as Trainer
+from ejax.trainer import Trainer as Trainer
 from ejax.runtime.tree_text import describe_tree as describe_tree, print_tree as print_tree
 from ejax.schema.registry import (
     get_registered_algo_names as get_registered_algo_names,

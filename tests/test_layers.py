@@ -19,7 +19,7 @@ LAYERS = [
     ["evaluation", "algorithms", "experts"],
     ["config"],
     ["logs", "store", "training"],
-    ["run", "population", "play", "transfer", "report", "preflight"],
+    ["run", "trainer", "population", "play", "transfer", "report", "preflight"],
     ["train", "pretrain", "distill", "evaluate", "replay", "__main__"],
 ]
 """Folders and public modules: each imports from its own row and from those above it in this list. ``data`` has a

@@ -28,9 +28,9 @@ from ejax.store.run_dir import create_run_directory
 from ejax.store.run_lock import run_lock
 from ejax.training.fresh import BROKEN_OFF, best_or_last, fresh_seeds, params_of, play_best_and_last, write_fresh
 from ejax.training.loop import Dispatch, Sink
+from ejax.training.open_run import OpenRun
 from ejax.training.saver import Progress, Saver
 from ejax.training.skipped import skipped_fraction
-from ejax.training.start import Call, StartState, open_log
 from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params
 
@@ -42,10 +42,10 @@ _SHOWN = ("charts/SPS", "population/alive", "train/loss/median")
 class PopulationSink(Sink[PopulationState, PopulationResult]):
     """The events of one population. Used once."""
 
-    def __init__(self, call: Call, start: StartState, parts: PopulationParts) -> None:
-        config, first = call.location.config, start.update
-        self._call, self._config, self._trainer, self._parts = call, config, config.trainer, parts
-        self._directory, self._clock = call.location.directory, call.clock
+    def __init__(self, start: OpenRun, parts: PopulationParts) -> None:
+        config, first = start.config, start.update
+        self._start, self._config, self._trainer, self._parts = start, config, config.trainer, parts
+        self._directory, self._clock = start.directory, start.clock
         self._cadence, self._rows = start.cadence, start.cadence.rows
         state, meta = cast(PopulationState, start.state), start.meta
         self._alive = np.asarray(state.alive).copy()
@@ -53,9 +53,9 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         self._last_eval: dict[str, float] = {}
         self._exploits = config.population is not None and config.population.exploit is not None
 
-        self._writer = open_log(call, start)
+        self._writer = start.open_log()
         self._saver = Saver(
-            config, self._directory, self._writer, Progress(), call.clock, (state, first), self._rows, more=self._more
+            config, self._directory, self._writer, Progress(), start.clock, (state, first), self._rows, more=self._more
         )
         if self._exploits:
             # exploits after the checkpoint are made again
@@ -65,7 +65,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
         if self._trainer.cameras:
             self.note("no videos of a population's members: python -m ejax.evaluate RUN --member I --video FILE")
         metas = meta.get("members", [{}] * len(parts.members))
-        self._folders = [MemberFolder(call, start, i, own, metas[i]) for i, own in enumerate(parts.configs)]
+        self._folders = [MemberFolder(start, i, own, metas[i]) for i, own in enumerate(parts.configs)]
         known = [each.progress.last_eval_metrics for each in self._folders]
         # the end reports the last evaluation, which may be from before the resume
         if all(known):
@@ -233,7 +233,7 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
             members=self._parts.members,
             global_step=update * self._rows,
             num_updates=update,
-            elapsed_time_sec=time.monotonic() - self._call.started,
+            elapsed_time_sec=time.monotonic() - self._start.started,
             training_fps=steps_per_s * len(self._folders),
             finished=finished,
             best_member=best,
@@ -245,11 +245,11 @@ class PopulationSink(Sink[PopulationState, PopulationResult]):
 class MemberFolder:
     """Log, checkpoints and progress of a member, as of a run by itself; ``meta``: its part of the population's."""
 
-    def __init__(self, call: Call, start: StartState, index: int, config: RunConfig, meta: Mapping[str, Any]) -> None:
-        directory, is_new = call.location.directory.member(index), call.location.is_new
+    def __init__(self, start: OpenRun, index: int, config: RunConfig, meta: Mapping[str, Any]) -> None:
+        directory, is_new = start.directory.member(index), start.location.is_new
         rows, update, step = start.cadence.rows, start.update, start.update * start.cadence.rows
-        make_folder(directory.path, call.location.directory.path)
-        call.stack.enter_context(run_lock(directory.path))  # a member can be gone on with by itself
+        make_folder(directory.path, start.directory.path)
+        start.stack.enter_context(run_lock(directory.path))  # a member can be gone on with by itself
         if is_new or not directory.config_file.exists():
             create_run_directory(config, directory.path)
         else:
@@ -258,10 +258,10 @@ class MemberFolder:
             record_changes(directory.config_file, config, step)
         log = MetricWriter(directory.path, config, meta, rows=rows, update=update, is_new=is_new, quiet=True)
         self.directory, self._config, self._rows = directory, config, rows
-        self.writer = call.stack.enter_context(log)
+        self.writer = start.stack.enter_context(log)
         self.progress, _ = Progress.of({**meta, "config": start.meta.get("config", {})}, config.trainer)
         # nothing rescues a member: of its first state only the number is used
-        self.saver = Saver(config, directory, self.writer, self.progress, call.clock, (None, update), rows)
+        self.saver = Saver(config, directory, self.writer, self.progress, start.clock, (None, update), rows)
 
     def record_evaluation(self, state: Callable[[], RunState], update: int, row: Metrics) -> None:
         """Write an evaluation, and hold the member's state if it is its best."""

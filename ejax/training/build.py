@@ -13,10 +13,9 @@ from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_st
 from ejax.config import ConfigError, Problem, RunConfig, TrainerConfig, bind
 from ejax.envs.description import describe
 from ejax.runtime.processes import JOIN, unjoined
-from ejax.training.environments import build_env, check_own_env
-from ejax.training.given import Given, adopt_envs
-from ejax.training.host_parts import group_size, host_parts
-from ejax.training.parts import Ingredients, Parts, with_own
+from ejax.schema.registry import import_entry
+from ejax.training.environments import UserObjects, adopt_envs, build_env, check_own_env
+from ejax.training.parts import Ingredients, Parts, group_size, with_own
 from ejax.training.policies import check_own_policy, make_policy
 from ejax.training.replay_memory import place_rows, replay_notes
 from ejax.training.steppers import DeviceStepper, Layout, shared_environments
@@ -24,6 +23,8 @@ from ejax.training.warm_start import load_teacher
 from ejax.types import Env, HostEnv
 
 _MAX_UPDATES_PER_DISPATCH = 64
+_PARTS = {"demonstrations": "ejax.training.cloning:cloning_parts", "host": "ejax.training.host_parts:host_parts"}
+"""Parts that few runs have; they bring the data engine, and the collectors."""
 
 
 def build(
@@ -31,7 +32,7 @@ def build(
     *,
     run: Path = Path(),
     absent: Sequence[jax.Device] | None = None,
-    given: Given | None = None,
+    objects: UserObjects | None = None,
 ) -> Parts:
     """Make environment, policy, optimizer and what steps them.
 
@@ -40,7 +41,7 @@ def build(
         run: the folder of the run.
         absent: devices that are not here, to compile for. Several share the environments, without regard to
             ``trainer.distributed``; the state on devices is shapes only.
-        given: objects of the caller's, instead of those that the config names.
+        objects: the caller's, instead of those that the config names.
 
     Raises:
         ConfigError: arguments, shapes or a combination that environment, policy, algorithm or collector refuses.
@@ -58,19 +59,17 @@ def build(
 
     size = group_size(config, len(devices or [None]))
     quarantine = run / "quarantine"
-    made, eval_env, notes = _ingredients(config, given, size, quarantine)
+    made, eval_env, notes = _ingredients(config, objects, size, quarantine)
 
     # where the observations come from decides what steps the run: demonstrations, the program itself, a collector
     if config.data is not None:
-        from ejax.training.cloning import cloning_parts  # brings the data engine, which no other run needs
-
-        parts = cloning_parts(made, config.data, _layout(trainer, devices))
+        parts = import_entry(_PARTS, "demonstrations")(made, config.data, _layout(trainer, devices))
     elif not isinstance(made.env, HostEnv) and trainer.collector.mode in ("auto", "device"):
         if absent is not None:
             devices = list(absent) if len(absent) > 1 else None
         parts = _device_parts(made, devices, shapes_only=absent is not None)
     else:
-        parts = host_parts(made, devices, quarantine)
+        parts = import_entry(_PARTS, "host")(made, devices, quarantine)
     notes += replay_notes(parts.state, parts.num_devices, run)
     if absent is None:
         state, memories = place_rows(parts.state, run)
@@ -79,19 +78,19 @@ def build(
 
 
 def _ingredients(
-    config: RunConfig, given: Given | None, size: int, quarantine: Path
+    config: RunConfig, objects: UserObjects | None, size: int, quarantine: Path
 ) -> tuple[Ingredients, Any, tuple[str, ...]]:
     """Make and check the ingredients; the environment to evaluate in, if it is the caller's; and messages."""
     algorithm, options, eval_env = config.algorithm.record, config.algorithm.cfg, None
     # the environment comes first: it decides the policy's shapes, and an algorithm may refuse it
-    if given is None:
+    if objects is None:
         env = build_env(config, num_envs=size, quarantine=quarantine)
     else:
-        env, eval_env = adopt_envs(config, given, num_envs=size, quarantine=quarantine)
+        env, eval_env = adopt_envs(config, objects, num_envs=size, quarantine=quarantine)
     check_own_env(config, env)
     if problems := list(algorithm.action_problems(env.action_space)) or list(algorithm.env_problems(options, env)):
         raise ConfigError(problems)
-    policy = make_policy(config.policy, env) if given is None else given.policy
+    policy = make_policy(config.policy, env) if objects is None else objects.policy
     check_own_policy(config.policy, policy, env)
     if problems := list(algorithm.policy_problems(options, policy)):
         raise ConfigError(problems)

@@ -18,7 +18,7 @@ from ejax.config import RunConfig
 from ejax.logs.latest import duration, number
 from ejax.logs.notebook import result_html
 from ejax.schema.messages import explain
-from ejax.training.loop import Cadence
+from ejax.training.cadence import Cadence
 from ejax.types import Env, HostEnv, Params, Policy
 
 

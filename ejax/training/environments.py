@@ -7,6 +7,7 @@ word ``auto``, so that a policy can be evaluated with another engine; a checkpoi
 import inspect
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,7 @@ from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
 from ejax.envs.randomization.names import split_events
-from ejax.envs.randomization.placing import why_none, with_functor_events
+from ejax.envs.randomization.placing import FIELD, add_events, why_none, with_functor_events
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.logs.json_records import read_facts
 from ejax.schema.frozen import freeze, thaw, with_value
@@ -30,7 +31,18 @@ from ejax.schema.messages import explain
 from ejax.schema.paths import leaves, nest
 from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import CheckpointMeta
-from ejax.types import Env, HostEnv, Phase, PyTree
+from ejax.types import Env, HostEnv, Phase, Policy, PyTree
+
+
+@dataclass(frozen=True)
+class UserObjects:
+    """Objects that take the place of those that a config names."""
+
+    env: Any
+    """An ``Env``, a ``HostEnv``, or a vector environment of Gymnasium's."""
+    policy: Policy
+    eval_env: Any = None
+    """To evaluate in; None: ``env``, which lives inside the program then."""
 
 
 def build_env(
@@ -82,6 +94,43 @@ def adopt_env(config: RunConfig, env: Any, *, num_envs: int, quarantine: Path) -
         text = f"got {num_envs}, but the environment that was given has {env.num_envs}; give {env.num_envs}"
         raise ConfigError([Problem("trainer.num_envs", text)])
     return _guarded(config, env, lambda: env, 0, quarantine)  # what is not known by name is not made again
+
+
+def adopt_envs(config: RunConfig, objects: UserObjects, *, num_envs: int, quarantine: Path) -> tuple[Any, Any]:
+    """Take the environments to train and to evaluate in (None: the same), each with its phase's events.
+
+    ConfigError: options that one cannot have.
+    """
+    trainer, events = config.trainer, config.trainer.events
+    env: Env | HostEnv = adopt_env(config, objects.env, num_envs=num_envs, quarantine=quarantine)
+    if not isinstance(env, HostEnv):
+        same = objects.eval_env is None and events.train == events.eval
+        evaluated = env if objects.eval_env is None else objects.eval_env
+        return _with_events(config, env, "train"), None if same else _with_events(config, evaluated, "eval")
+    if events.train or events.eval:
+        text = "act inside JAX, and the environment that was given is stepped outside it; let it make its own"
+        raise ConfigError([Problem("trainer.events", text)])
+    if trainer.collector.num_groups > 1:
+        text = f"got {trainer.collector.num_groups}, but one environment was given; give 1, or a config that names it"
+        raise ConfigError([Problem("trainer.collector.num_groups", text)])
+    if not trainer.enable_eval:
+        return env, None
+    if objects.eval_env is None:
+        text = "got true, but an environment outside JAX cannot be evaluated in while it trains; give eval_env as well"
+        raise ConfigError([Problem("trainer.enable_eval", text)])
+    rows = objects.eval_env.num_envs
+    return env, adopt_env(config, objects.eval_env, num_envs=rows, quarantine=quarantine / "eval")
+
+
+def _with_events(config: RunConfig, env: Any, phase: Phase) -> Any:
+    section = f"trainer.events.{phase}"
+    try:
+        return add_events(env, config.trainer.events.of(phase))
+    except ConfigError as error:
+        problems = [Problem(f"{section}.{key.removeprefix(f'{FIELD}.')}", text) for key, text in error.problems]
+        raise ConfigError(problems) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem(section, str(error))]) from error
 
 
 def _guarded(config: RunConfig, env: HostEnv, make: Any, max_restarts: int, quarantine: Path) -> GuardedEnv:

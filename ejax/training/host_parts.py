@@ -19,17 +19,8 @@ from ejax.runtime.sharding import make_mesh, process_count
 from ejax.schema.plain_files import read_json
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.host_steppers import HostStepper
-from ejax.training.parts import Ingredients, Parts, with_own
+from ejax.training.parts import Ingredients, Parts, group_size, with_own
 from ejax.types import Env, HostEnv
-
-
-def group_size(config: RunConfig, num_devices: int) -> int:
-    """Share out ``trainer.num_envs`` on each device to groups; ConfigError if these do not divide them."""
-    num_groups, num_envs = config.trainer.collector.num_groups, num_devices * config.trainer.num_envs
-    if num_envs % num_groups:
-        text = f"got {num_groups}, which does not divide the {num_envs} environments of {num_devices} devices"
-        raise ConfigError([Problem("trainer.collector.num_groups", text)])
-    return num_envs // num_groups
 
 
 def _own_groups(config: RunConfig, devices: Sequence[jax.Device]) -> range:

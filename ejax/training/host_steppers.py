@@ -17,7 +17,7 @@ from ejax.collectors.replay_buffer import Replay, put_back, take_out
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.runtime.processes import Group
-from ejax.runtime.sharding import at_hand, is_main_process, make_mesh, own_copy, replicated, shard, sharded
+from ejax.runtime.sharding import at_hand, exchange, is_main_process, make_mesh, own_copy, replicated, shard, sharded
 from ejax.training.programs import jitted
 from ejax.training.steppers import Layout, ShouldStop, Stepper, commit_to_device, shared_environments
 from ejax.types import Key, Metrics, Rollout
@@ -160,6 +160,11 @@ class HostStepper(Stepper[RunState]):
             return self.collector.collect(state.train.params, key, index=self._update, gate=gate)
         except (CollectionStopped, EnvAbandoned):
             return None
+
+    def joined(self, state: RunState) -> RunState:
+        if self._group is None or state.envs == ():
+            return state
+        return replace(state, envs=tuple(each for groups in exchange(state.envs) for each in groups))
 
     def paused(self) -> AbstractContextManager[None]:
         # collection is between updates then: nothing to pause

@@ -5,18 +5,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from ejax.collectors.replay_buffer import replays_in
-from ejax.config.models import TrainerConfig
 from ejax.logs.usage import TIME
 from ejax.runtime.process_exit import interruptible
-from ejax.runtime.processes import Group
-from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.runtime.sharding import is_main_process
+from ejax.runtime.stopwatch import ENGINE
+from ejax.training.open_run import OpenRun
 from ejax.training.profile import Profiler
 from ejax.training.steppers import ShouldStop, Stepper
 from ejax.types import Metrics
@@ -25,56 +25,6 @@ S = TypeVar("S")
 R = TypeVar("R", covariant=True)
 _SECONDS_PER_DISPATCH = 0.5
 """Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""
-
-
-def crosses(update: int, rows: int, every: int) -> bool:
-    """Recognize an ``update`` of ``rows`` env steps that reaches or passes a multiple of ``every`` steps; 0: never."""
-    return every > 0 and update * rows // every > (update - 1) * rows // every
-
-
-def divides(update: int, every: int) -> bool:
-    """Recognize a multiple of ``every``; 0: never."""
-    return every > 0 and update % every == 0
-
-
-@dataclass(frozen=True)
-class Cadence:
-    """Times to evaluate, save and log, in env steps or updates as the config has them: of the update alone."""
-
-    trainer: TrainerConfig
-    rows: int
-    """Env steps of one update."""
-
-    @property
-    def num_updates(self) -> int:
-        return self.trainer.num_updates
-
-    @property
-    def eval_freq(self) -> int:
-        """Env steps between evaluations; 0: only at the end, if at all."""
-        return self.trainer.eval_freq if self.trainer.enable_eval else 0
-
-    def evaluates(self, update: int) -> bool:
-        return crosses(update, self.rows, self.eval_freq)
-
-    def saves(self, update: int) -> bool:
-        every = self.trainer.save_frequency_updates
-        return crosses(update, self.rows, self.trainer.save_freq) or divides(update, every)
-
-    def logs(self, update: int) -> bool:
-        return divides(update, self.trainer.log_freq_updates) or update == self.num_updates
-
-    def updates_until_event(self, update: int, limit: int) -> int:
-        """Count updates from ``update`` to the next one that is evaluated or saved, inclusive, up to ``limit``."""
-        limit = min(limit, self.num_updates - update)
-        # a dispatch ends at an event: the states within it are never seen
-        events = (n for n in range(1, limit) if self.evaluates(update + n) or self.saves(update + n))
-        return next(events, limit)
-
-    def video_number(self, update: int) -> int:
-        """Count multiples of ``eval_freq`` passed; an evaluation at the end, between two of them, has the next one."""
-        number = update * self.rows // max(1, self.eval_freq)
-        return number if self.eval_freq == 0 or self.evaluates(update) else number + 1
 
 
 class Throttle:
@@ -146,45 +96,33 @@ class Loop(Generic[S, R]):
     """One call that trains, on the host. Used once.
 
     Args:
-        first: updates that are made already.
-        started: when the call began, of ``time.monotonic``.
-        group: the processes that run this loop at the same time. None: this is the only one.
-        times: where the seconds go; shared with the sink.
+        run: open, and built.
     """
 
-    def __init__(
-        self,
-        stepper: Stepper[S],
-        sink: Sink[S, R],
-        cadence: Cadence,
-        times: Stopwatch,
-        *,
-        first: int,
-        started: float,
-        profiler: Profiler,
-        group: Group | None = None,
-    ) -> None:
-        self._stepper, self._sink, self._cadence, self._times = stepper, sink, cadence, times
-        self._first, self._started, self._profiler, self._group = first, started, profiler, group
-        adapts = cadence.trainer.updates_per_dispatch == "auto"
-        self._throttle = Throttle(stepper.max_updates, adapts=adapts)
-        self._compiled_at = self._clock = started
+    def __init__(self, run: OpenRun, sink: Sink[S, R]) -> None:
+        self._run, self._sink, self._stepper = run, sink, cast(Stepper[S], run.parts.stepper)
+        profile = run.config.trainer.profile if is_main_process() else None
+        self._profiler = Profiler(profile, run.directory.path / "profile")
+        self._first, self._cadence, self._times, self._group = run.update, run.cadence, run.clock, run.group
+        adapts = run.config.trainer.updates_per_dispatch == "auto"
+        self._throttle = Throttle(self._stepper.max_updates, adapts=adapts)
+        self._compiled_at = self._clock = run.started
 
-    def run(self, state: S) -> R:
+    def run(self) -> R:
         """Train to the end, or until a signal, or until the sink stops it."""
-        update, total = self._first, self._cadence.num_updates
+        update, total, state = self._first, self._cadence.num_updates, cast(S, self._run.state)
         stepper, sink, profiler = self._stepper, self._sink, self._profiler
         pending: Dispatch[S] | None = None
         # evaluation compiles here while the training does in the main thread
         compiler = ThreadPoolExecutor(1, "ejax-compiler")
         with stepper, sink, compiler, profiler, interruptible() as should_stop:
             ENGINE.take()  # of what the process did before
-            sink.note(f"environment built in {time.monotonic() - self._started:.1f} s; compiling …")
+            sink.note(f"environment built in {time.monotonic() - self._run.started:.1f} s; compiling …")
             # at once: compilation leaves Python's lock alone, and takes longer than many a training
             compiler.submit(sink.compile, state)
             state = stepper.start(state)
             self._compiled_at = self._clock = time.monotonic()
-            seconds = self._compiled_at - self._started
+            seconds = self._compiled_at - self._run.started
             self._times.add("compile", seconds)
             sink.start(state, seconds)
             consumes = bool(replays_in(state))

@@ -9,7 +9,7 @@ import optax
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState
 from ejax.collectors.host_rows import RowMemory
-from ejax.config import RunConfig
+from ejax.config import ConfigError, Problem, RunConfig
 from ejax.policies.heads import uses_dropout
 from ejax.training.replay_memory import check_fits
 from ejax.training.steppers import Stepper
@@ -72,3 +72,12 @@ def with_own(state: RunState, made: Ingredients, num_envs: int) -> RunState:
 def rows_per_update(config: RunConfig, parts: Parts) -> int:
     """Count environment steps (of cloning: samples) of one update, on all devices."""
     return config.trainer.buffer_size * config.trainer.num_envs * parts.num_devices
+
+
+def group_size(config: RunConfig, num_devices: int) -> int:
+    """Share out ``trainer.num_envs`` on each device to groups; ConfigError if these do not divide them."""
+    num_groups, num_envs = config.trainer.collector.num_groups, num_devices * config.trainer.num_envs
+    if num_envs % num_groups:
+        text = f"got {num_groups}, which does not divide the {num_envs} environments of {num_devices} devices"
+        raise ConfigError([Problem("trainer.collector.num_groups", text)])
+    return num_envs // num_groups

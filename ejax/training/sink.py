@@ -25,10 +25,10 @@ from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.fresh import BROKEN_OFF, best_or_last, fresh_seeds, params_of, play_best_and_last, write_fresh
 from ejax.training.loop import Dispatch, Sink
+from ejax.training.open_run import OpenRun
 from ejax.training.recorder import VideoRecorder, cameras_of
 from ejax.training.saver import Progress, Saver, Verdict
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
-from ejax.training.start import Call, StartState, open_log
 from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params, Phase
 
@@ -42,13 +42,11 @@ class RunSink(Sink[RunState, RunResult]):
         callbacks: of the caller; each event comes to them before it is logged and saved.
     """
 
-    def __init__(
-        self, call: Call, start: StartState, callbacks: Iterable[Callback] = (), on_log: OnLog | None = None
-    ) -> None:
-        config, parts, directory = call.location.config, start.parts, call.location.directory
-        self._call, self._start, self._trainer, self._parts = call, start, config.trainer, parts
-        self._config, self._directory, self._clock = config, directory, call.clock
-        self._writer = writer = open_log(call, start)
+    def __init__(self, start: OpenRun, callbacks: Iterable[Callback] = (), on_log: OnLog | None = None) -> None:
+        config, parts, directory = start.config, start.parts, start.directory
+        self._start, self._trainer, self._parts = start, config.trainer, parts
+        self._config, self._directory, self._clock = config, directory, start.clock
+        self._writer = writer = start.open_log()
         (self._device,) = parts.state.update.devices()
         self._run = TrainingRun(
             config, directory.path, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
@@ -60,7 +58,7 @@ class RunSink(Sink[RunState, RunResult]):
             directory,
             writer,
             self._progress,
-            call.clock,
+            start.clock,
             (start.state, start.update),
             start.cadence.rows,
             stepper=parts.stepper,
@@ -74,7 +72,7 @@ class RunSink(Sink[RunState, RunResult]):
         folder = directory.path / "videos"
         self._recorder = VideoRecorder(parts.policy, envs, cameras_of(self._trainer), folder, self._device)
         skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
-        self._reporter = MetricReporter(writer, self._progress, call.clock, self._device, on_log)
+        self._reporter = MetricReporter(writer, self._progress, start.clock, self._device, on_log)
         # in the order of their calls: numbers that the caller adds are logged before the state is saved
         self._all: list[Callback] = [
             SkippedUpdates(self._progress, directory, skips=skips),
@@ -146,8 +144,8 @@ class RunSink(Sink[RunState, RunResult]):
             each.on_save(self._run, path)
 
     def _judged(self, verdict: Verdict) -> None:
-        if self._call.group is not None:
-            self._call.group.gather(verdict, "evaluate")
+        if self._start.group is not None:
+            self._start.group.gather(verdict, "evaluate")
 
     def _begin_evaluation(self, state: RunState) -> Callable[[], Metrics]:
         """Begin where the evaluation is compiled for: learners may have the parameters on several devices."""
@@ -233,7 +231,7 @@ class RunSink(Sink[RunState, RunResult]):
             run_dir=self._directory.path,
             global_step=run.step,
             num_updates=update,
-            elapsed_time_sec=time.monotonic() - self._call.started,
+            elapsed_time_sec=time.monotonic() - self._start.started,
             training_fps=steps_per_s,
             finished=finished,
             skipped_updates=progress.skipped_updates,

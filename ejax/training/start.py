@@ -1,31 +1,23 @@
-"""Begin a run: a new one, one that goes on, a fork of another, or one from another system's file."""
+"""Find where a run begins: a new one, one that continues, a fork of another, or one from another system's file."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from ejax.algorithms.step import RunState
-from ejax.collectors.host_rows import HostRows
-from ejax.collectors.replay_buffer import replays_in
 from ejax.config import ConfigError, Problem, RunConfig, bind
-from ejax.config.run_config import NOTHING, idle_notes
+from ejax.config.load import parse_untrusted
 from ejax.logs.json_records import read_facts
-from ejax.logs.metrics import MetricWriter
-from ejax.optim import schedule_note
 from ejax.runtime.process_exit import refuse_rerun
 from ejax.runtime.processes import Group
-from ejax.runtime.stopwatch import Stopwatch
+from ejax.runtime.sharding import is_main_process
 from ejax.schema.frozen import with_value
 from ejax.schema.messages import short_repr
 from ejax.schema.plain_files import expanded
 from ejax.schema.registry import is_foreign_checkpoint
-from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
-from ejax.store.resume_rules import check_same_run, differences, record_changes, with_changes
+from ejax.store.checkpoint import CheckpointError, verify_checkpoint
+from ejax.store.resume_rules import check_same_run, differences, with_changes
 from ejax.store.run_dir import (
     RunDirectory,
     RunMeta,
@@ -36,22 +28,20 @@ from ejax.store.run_dir import (
     open_run_directory,
 )
 from ejax.store.run_lock import run_lock
-from ejax.store.schedule_file import check_schedule, write_schedule
-from ejax.training.build import build, num_devices
+from ejax.training.build import num_devices
 from ejax.training.environments import engine_of, resolve_physics
-from ejax.training.evaluators import check_best_metric
-from ejax.training.given import Given
-from ejax.training.loop import Cadence
-from ejax.training.parts import Parts, rows_per_update
 from ejax.training.warm_start import (
-    check_teacher,
     find_checkpoint,
-    set_rates,
-    start_from_file,
-    start_from_policy,
-    start_from_run,
 )
-from ejax.training.watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run begins, by the arguments of ``ejax.run.train``. None of them: a new run."""
+
+    resume: str | None = None
+    run_dir: Path | None = None
+    fork: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -64,71 +54,47 @@ class RunLocation:
     checkpoint: Path | None = None
     file: str | None = None
     """To start from without a checkpoint: a file of another system, or a checkpoint of another run."""
-    given: RunConfig | None = None
+    recorded: RunConfig | None = None
     """The config that a resumed run records: bound, before it is shared out among other devices."""
     is_new: bool = False
     alarms: tuple[str, ...] = ()
     """Messages that a person must see: damaged checkpoints, a run that starts from the beginning."""
     notes: tuple[str, ...] = ()
 
-    @contextmanager
-    def building(self) -> Iterator[None]:
-        """Take a new folder back if what is built inside fails."""
-        try:
-            yield
-        except BaseException:
-            if self.is_new:
-                self.directory.take_back()
-            raise
+
+def locate_together(config: RunConfig, origin: Origin, group: Group | None, locks: ExitStack) -> RunLocation:
+    """Have the first of several processes locate the run, and the others take its word."""
+    if group is None:
+        return locate_run(config, origin, locks)
+    location = locate_run(config, origin, locks) if is_main_process() else None
+    word = location and {
+        "config": location.config.to_dict(),
+        "run_dir": str(location.directory.path.absolute()),
+        "checkpoint": str(location.checkpoint.absolute()) if location.checkpoint else None,
+        "file": location.file,
+    }
+    found = group.gather(word, "find the run")[0]  # others may see the disk later, or another newest run
+    if location is not None:
+        return location
+    directory = RunDirectory(Path(found["run_dir"]), found["config"]["trainer"]["exp_name"])
+    checkpoint = Path(found["checkpoint"]) if found["checkpoint"] else None
+    return RunLocation(directory, parse_untrusted(found["config"]), checkpoint, found["file"])
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call that trains, with what its parts share."""
-
-    location: RunLocation
-    started: float
-    """``time.monotonic`` when it began."""
-    clock: Stopwatch
-    stack: ExitStack
-    """Closed when the call ends."""
-    watchdog: Watchdog
-    group: Group | None
-    """The processes that train together, of which the first writes. None: this is the only one."""
-
-
-@dataclass(frozen=True)
-class StartState:
-    """All that the loop begins with."""
-
-    parts: Parts
-    state: RunState
-    cadence: Cadence
-    meta: dict[str, Any] = field(default_factory=dict)
-    """The checkpoint's meta; empty for a run from the beginning."""
-    notes: tuple[str, ...] = ()
-    evaluation_due: bool = False
-    """The evaluation of the saved state is still to be made."""
-
-    @property
-    def update(self) -> int:
-        return int(self.state.update)
-
-
-def locate_run(
-    config: RunConfig, resume: str | None, run_dir: Path | None, fork: Path | None = None, *, locks: ExitStack
-) -> RunLocation:
-    """Begin as the arguments name it; they and the errors are ``ejax.run.train``'s. ``locks`` keeps the lock."""
+def locate_run(config: RunConfig, origin: Origin, locks: ExitStack) -> RunLocation:
+    """Make or open the folder of the run that ``origin`` names; errors as ``ejax.run.train``'s. ``locks`` keeps the
+    folder's lock."""
     refuse_rerun()
+    resume, fork = origin.resume, origin.fork
     if fork is not None and resume is not None:
         raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
-    run_dir = run_dir and Path(expanded(str(run_dir)))
+    run_dir = origin.run_dir and Path(expanded(str(origin.run_dir)))
     if fork is not None:
         passed_over: list[str] = []
-        origin = str(find_checkpoint(fork, passed_over).absolute())
-        return new_run(config, run_dir, locks, origin=origin, alarms=tuple(passed_over))  # the other run is only read
+        source = str(find_checkpoint(fork, passed_over).absolute())
+        return new_run(config, run_dir, locks, source=source, alarms=tuple(passed_over))  # the other run is only read
     if resume is None or is_foreign_checkpoint(resume):
-        return new_run(config, run_dir, locks, origin=resume)
+        return new_run(config, run_dir, locks, source=resume)
     return resume_run(config, resume, run_dir, locks)
 
 
@@ -137,16 +103,16 @@ def new_run(
     run_dir: Path | None,
     locks: ExitStack,
     *,
-    origin: str | None = None,
+    source: str | None = None,
     alarms: tuple[str, ...] = (),
 ) -> RunLocation:
-    """Make the folder of a run from the beginning, or from ``origin``: a foreign file or another run's checkpoint."""
+    """Make the folder of a run from the beginning, or from ``source``: a foreign file or another run's checkpoint."""
     config = bind(config)  # a schedule takes its horizon from the run it begins with
     settled, notes = resolve_physics(config)
     run_dir = run_dir or new_run_folder(config)
     locks.enter_context(run_lock(run_dir))  # before anything is written there
-    directory = create_run_directory(config, run_dir, origin=origin, notes=notes)
-    return RunLocation(directory, settled, file=origin, is_new=True, alarms=alarms, notes=notes)
+    directory = create_run_directory(config, run_dir, origin=source, notes=notes)
+    return RunLocation(directory, settled, file=source, is_new=True, alarms=alarms, notes=notes)
 
 
 def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitStack) -> RunLocation:
@@ -166,97 +132,20 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     for key, _, there in differences(config.to_dict(), saved.to_dict(), ""):
         if key in filled:  # a schedule keeps the horizon that the run was started with, or stretched to
             config = with_value(config, key, there)
-    given = bind(config)
-    check_same_run(given, saved)  # before the folder is put in order
+    recorded = bind(config)
+    check_same_run(recorded, saved)  # before the folder is put in order
     alarms = [*([left_behind] if left_behind else []), *directory.recover()]
     if which == "latest" and not directory.saved():
         file = directory.versions().get("origin")
-        origin = file or "the beginning"
-        alarms.append(f"{path} has no checkpoint, a kill came before the first: it starts from {origin}")
+        text = f"{path} has no checkpoint, a kill came before the first: it starts from {file or 'the beginning'}"
+        alarms.append(text)
     elif checkpoint is None:
         checkpoint = directory.find(which, alarms.append)
-    config, notes = resolve_physics(given, None if checkpoint is None else engine_of(checkpoint))
+    config, notes = resolve_physics(recorded, None if checkpoint is None else engine_of(checkpoint))
     if checkpoint is not None:
         config, shared = rescale_for_devices(config, checkpoint, num_devices(config))
         notes += shared
-    return RunLocation(directory, config, checkpoint, file, given, alarms=tuple(alarms), notes=notes)
-
-
-def build_start(location: RunLocation, given: Given | None = None) -> StartState:
-    """Build the run's parts, of ``given`` objects if any, and first state."""
-    config = location.config
-    with location.building():
-        parts = build(config, run=location.directory.path, given=given)
-        state, meta, notes = _first_state(location, parts)
-        parts = replace(parts, state=state)  # the one that was made would stay in memory, with its replay buffer
-        check_best_metric(config, parts)
-    # the checkpoint was saved before its evaluation
-    due = config.trainer.enable_eval and meta.get("evaluation_due", False)
-    cadence = Cadence(config.trainer, rows_per_update(config, parts))
-    return StartState(parts, state, cadence, meta, (*parts.notes, *notes), due)
-
-
-def open_log(call: Call, start: StartState) -> MetricWriter:
-    """Put the folder in order for a run that begins or goes on here, and show every message of its start."""
-    location, directory, step = call.location, call.location.directory, start.update * start.cadence.rows
-    writer = call.stack.enter_context(
-        MetricWriter(
-            directory.path,
-            location.config,
-            start.meta,
-            rows=start.cadence.rows,
-            update=start.update,
-            is_new=location.is_new,
-            evaluates_again=start.evaluation_due,
-            started=call.started,
-        )
-    )
-    beyond = schedule_note(location.config.algorithm.cfg, start.update, start.cadence.num_updates)
-    for text in filter(None, (*location.alarms, beyond)):
-        writer.alarm(text)
-    for text in (*location.notes, *start.notes, *idle_notes(location.config, start.cadence.rows)):
-        (writer.alarm if NOTHING in text else writer.note)(text)
-    if location.config.trainer.distributed:
-        each = f", {location.config.trainer.num_envs} environments on each"
-        writer.note(f"{start.parts.num_devices} devices{each if location.config.data is None else ' share each batch'}")
-    if not location.is_new:
-        for aside in directory.set_aside_after(step):
-            writer.note(f"set aside {aside}: the run goes on from before it")
-    if location.given is not None:  # what this call runs with, before devices share it
-        record_changes(directory.config_file, location.given, step)
-    if location.checkpoint is not None:
-        problems = directory.check_sealed()
-        if start.update and start.parts.stepper.versions() is not None:
-            problems += check_schedule(directory.path, start.update, start.meta.get("schedule_sha256"))
-        for problem in problems:
-            writer.alarm(problem)
-        writer.note(f"resumed from {location.checkpoint} at {step} {location.config.step_name}")
-    return writer
-
-
-def _first_state(location: RunLocation, parts: Parts) -> tuple[RunState, dict[str, Any], Sequence[str]]:
-    directory, config = location.directory, location.config
-    if location.checkpoint is not None or (location.file and not is_foreign_checkpoint(location.file)):
-        rows = [each.rows for each in replays_in(parts.state) if not isinstance(each.rows, HostRows)]
-        for x in jax.tree.leaves(rows):
-            x.delete()  # of empty buffers: memory for those that are read, of which these still have the shapes
-    if location.checkpoint is not None:
-        state, meta = load_checkpoint(location.checkpoint, parts.state)
-        directory.previous[:] = [location.checkpoint]
-        check_teacher(config, parts.state, state)
-        state, notes = set_rates(state, config, meta)
-        return state, meta, notes
-    if location.file is None:
-        state, notes = start_from_policy(parts, config)
-        return state, {}, notes
-    if is_foreign_checkpoint(location.file):
-        state, notes = start_from_file(Path(location.file), parts, config)
-    else:
-        state, notes = start_from_run(Path(location.file), parts, config)
-        directory.previous[:] = [Path(location.file)]
-    if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
-        write_schedule(directory.path, 0, range(int(state.update)))
-    return state, {}, (f"goes on from {location.file}", *notes)
+    return RunLocation(directory, config, checkpoint, file, recorded, alarms=tuple(alarms), notes=notes)
 
 
 def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:

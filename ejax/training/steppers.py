@@ -48,6 +48,10 @@ class Stepper(AbstractContextManager[Any], Protocol[State]):
         """
         ...
 
+    def joined(self, state: State) -> State:
+        """Join what each process has outside the program, for a checkpoint; all of them call it."""
+        return state
+
     def paused(self) -> AbstractContextManager[None]:
         """Collect nothing inside; EnvAbandoned if a step does not return and the user wants the run to stop."""
         return nullcontext()

@@ -18,8 +18,8 @@ from ejax.config import ConfigError
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.optim import make_optimizer
 from ejax.rollout import reset, unroll
-from ejax.run import Trainer
 from ejax.schema import registry
+from ejax.trainer import Trainer
 from ejax.training.policies import build_policy
 from ejax.types import init_train_state
 

@@ -17,7 +17,7 @@ from ejax.envs.mujoco.engine import Physics
 from ejax.run import train
 from ejax.runtime.device import WARP_FLAG, device_problem
 from ejax.training.environments import resolve_physics
-from ejax.training.start import RunLocation, locate_run
+from ejax.training.start import Origin, RunLocation, locate_run
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, platform: str, *packages: str) -> None:
@@ -30,9 +30,9 @@ def config(**env_cfg: Any) -> RunConfig:
     return parse_config(tiny(env="CartPoleRL", env_cfg={"max_episode_steps": 5, **env_cfg}))
 
 
-def place_of(*given: Any) -> RunLocation:
+def place_of(config: RunConfig, *origin: Any) -> RunLocation:
     with ExitStack() as locks:
-        return locate_run(*given, locks=locks)
+        return locate_run(config, Origin(*origin), locks)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig, evaluate_a
 from ejax.policies.heads import uses_dropout
 from ejax.policies.mlp import consistent_dropout
 from ejax.rollout import reset, unroll
-from ejax.run import Trainer
 from ejax.store.checkpoint import CheckpointError
+from ejax.trainer import Trainer
 from ejax.types import make_train_state
 from interop.export import export_policy
 

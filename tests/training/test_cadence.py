@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ejax.training.loop import Cadence, Throttle, crosses
+from ejax.training.cadence import Cadence, crosses
+from ejax.training.loop import Throttle
 
 
 def cadence(**changes: int) -> Cadence:

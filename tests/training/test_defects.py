@@ -29,7 +29,7 @@ from ejax.rollout import reset, unroll
 from ejax.run import train
 from ejax.schema.registry import ENVS
 from ejax.store.run_dir import RunDirectory
-from ejax.training.loop import crosses
+from ejax.training.cadence import crosses
 from ejax.training.policies import make_policy
 from ejax.training.recorder import draw_episodes
 from ejax.types import Array, CameraView, Key, Rollout, Timestep, make_train_state

@@ -24,7 +24,7 @@ from ejax.run import train
 from ejax.store import checkpoint
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, create_run_directory
-from ejax.training import saver, start
+from ejax.training import open_run, saver
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.sink import RunSink
 from ejax.training.steppers import DeviceStepper
@@ -318,13 +318,13 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(
 def test_the_console_shows_each_step_of_the_start_before_it_is_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, build = [], start.build
+    seen, build = [], open_run.build
 
     def building(*args: Any, **options: Any) -> Any:
         seen.append(capsys.readouterr().out)
         return build(*args, **options)
 
-    monkeypatch.setattr(start, "build", building)
+    monkeypatch.setattr(open_run, "build", building)
     train(parse_config(config(tmp_path, updates=4, console=True)), run_dir=tmp_path / "run")
     assert seen == [f"run folder {tmp_path / 'run'}; building the environment PointMassRL …\n"]
     first, second, *_ = capsys.readouterr().out.splitlines()

@@ -15,9 +15,10 @@ from ejax.config import ConfigError, parse_config
 from ejax.envs.task.world import World
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.play.saved_policy import evaluate_run
-from ejax.run import Trainer, train
+from ejax.run import train
 from ejax.schema.frozen import freeze
 from ejax.store.run_dir import RunDirectory
+from ejax.trainer import Trainer
 from ejax.training.build import build
 from ejax.training.callbacks import Callback, TrainingRun
 from ejax.types import Env, Policy
@@ -236,12 +237,12 @@ def test_events_are_those_of_the_config() -> None:
     config["trainer"]["events"] = {"train": IN_A_FILE, "eval": {}}
     named = build(parse_config(config))
     trainer = trainer_of(raw(), event_cfg=EVENTS)
-    given = build(trainer.config, given=trainer._given)
+    given = build(trainer.config, objects=trainer._objects)
     assert given.env == named.env != given.eval_env == PointMassRL(max_episode_steps=EPISODE)
     of_eval = trainer_of(raw(), event_cfg={}, eval_event_cfg=EVENTS)
-    assert build(of_eval.config, given=of_eval._given).eval_env == named.env
+    assert build(of_eval.config, objects=of_eval._objects).eval_env == named.env
     both = trainer_of(raw(), event_cfg=EVENTS, eval_event_cfg=EVENTS)
-    assert build(both.config, given=both._given).eval_env is None  # one environment serves both
+    assert build(both.config, objects=both._objects).eval_env is None  # one environment serves both
 
 
 OWN = freeze({"late": EVENTS["late"]})
@@ -257,7 +258,7 @@ class Delayed(PointMassRL):
 @pytest.mark.slow
 def test_an_environments_own_events_happen() -> None:
     trainer = Trainer(Delayed(), policy_of(raw()), ALGORITHM, options={"batch_size": 16})
-    assert build(trainer.config, given=trainer._given).env == build(trainer.config).env != Delayed()
+    assert build(trainer.config, objects=trainer._objects).env == build(trainer.config).env != Delayed()
 
 
 @pytest.mark.slow

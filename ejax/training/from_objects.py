@@ -1,12 +1,11 @@
-"""A run of the caller's objects, environment, policy and algorithm, and the config that describes them."""
+"""Describe the caller's objects, environment, policy and algorithm, by a config."""
 
 import inspect
 import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from pathlib import Path
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
@@ -15,7 +14,6 @@ from ejax.algorithms.record import Algorithm
 from ejax.algorithms.stateful import BaseAlgorithm
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
-from ejax.envs.randomization.placing import FIELD, add_events
 from ejax.policies.calls import DroppingPolicy
 from ejax.policies.heads import injected
 from ejax.policies.record import PolicyKind, find_policy
@@ -25,60 +23,11 @@ from ejax.schema.frozen import given_fields
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import Kind
 from ejax.schema.trust import trust
-from ejax.training.environments import adopt_env
-from ejax.types import Env, HostEnv, Phase, Policy
+from ejax.types import Policy
 
 Events: TypeAlias = Mapping[str, Any]
 """Name -> ``{func, mode, interval_step, params}``; ``func`` is a registered name, or a function."""
 _NAME: dict[Kind, str] = {"env": "id", "policy": "name"}
-
-
-@dataclass(frozen=True)
-class Given:
-    """Objects that take the place of those that a config names."""
-
-    env: Any
-    """An ``Env``, a ``HostEnv``, or a vector environment of Gymnasium's."""
-    policy: Policy
-    eval_env: Any = None
-    """To evaluate in; None: ``env``, which lives inside the program then."""
-
-
-def adopt_envs(config: RunConfig, given: Given, *, num_envs: int, quarantine: Path) -> tuple[Any, Any]:
-    """Take the environments to train and to evaluate in (None: the same), each with its phase's events.
-
-    ConfigError: options that one cannot have.
-    """
-    trainer, events = config.trainer, config.trainer.events
-    env: Env | HostEnv = adopt_env(config, given.env, num_envs=num_envs, quarantine=quarantine)
-    if not isinstance(env, HostEnv):
-        same = given.eval_env is None and events.train == events.eval
-        evaluated = env if given.eval_env is None else given.eval_env
-        return _with_events(config, env, "train"), None if same else _with_events(config, evaluated, "eval")
-    if events.train or events.eval:
-        text = "act inside JAX, and the environment that was given is stepped outside it; let it make its own"
-        raise ConfigError([Problem("trainer.events", text)])
-    if trainer.collector.num_groups > 1:
-        text = f"got {trainer.collector.num_groups}, but one environment was given; give 1, or a config that names it"
-        raise ConfigError([Problem("trainer.collector.num_groups", text)])
-    if not trainer.enable_eval:
-        return env, None
-    if given.eval_env is None:
-        text = "got true, but an environment outside JAX cannot be evaluated in while it trains; give eval_env as well"
-        raise ConfigError([Problem("trainer.enable_eval", text)])
-    rows = given.eval_env.num_envs
-    return env, adopt_env(config, given.eval_env, num_envs=rows, quarantine=quarantine / "eval")
-
-
-def _with_events(config: RunConfig, env: Any, phase: Phase) -> Any:
-    section = f"trainer.events.{phase}"
-    try:
-        return add_events(env, config.trainer.events.of(phase))
-    except ConfigError as error:
-        problems = [Problem(f"{section}.{key.removeprefix(f'{FIELD}.')}", text) for key, text in error.problems]
-        raise ConfigError(problems) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError([Problem(section, str(error))]) from error
 
 
 def config_of(
