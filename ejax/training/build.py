@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import jax
 
+from ejax.algorithms.stateful import acting_problems
 from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step, spread_episodes
 from ejax.config import ConfigError, Problem, RunConfig, TrainerConfig, bind
 from ejax.envs.description import describe
@@ -92,7 +93,8 @@ def _ingredients(
         raise ConfigError(problems)
     policy = make_policy(config.policy, env) if objects is None else objects.policy
     check_own_policy(config.policy, policy, env)
-    if problems := list(algorithm.policy_problems(options, policy)):
+    of_space = acting_problems(policy, env.action_space)
+    if problems := [*of_space, *algorithm.policy_problems(options, policy)]:
         raise ConfigError(problems)
     notes = describe(env).notes
     if algorithm.with_teacher is not None:

@@ -166,6 +166,16 @@ def test_a_space_that_the_algorithm_does_not_take_is_refused(space: Any, monkeyp
         algorithm.collect_rollout(obs=None, **LOOP)
 
 
+def test_a_policy_made_for_another_space_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drift, "action_space", Discrete(2))
+    trainer = Trainer(ENV, POLICY, PPO(CFG, POLICY), num_envs=NUM_ENVS, num_steps=NUM_STEPS, console=False)
+    algorithm = PPO(CFG, POLICY)
+    algorithm.initialize_buffer(NUM_STEPS, NUM_ENVS)
+    for begin in (trainer.train, lambda _: algorithm.collect_rollout(obs=None, **LOOP)):
+        with pytest.raises(ConfigError, match=r"policy: got ActorCritic, which acts by 1 numbers, .* Discrete\(2\); "):
+            begin(64)
+
+
 def test_what_cannot_be_is_refused() -> None:
     algorithm = PPO({"batch_size": 16}, POLICY)
     with pytest.raises(ValueError, match="no rollout to learn from; call collect_rollout first"):
