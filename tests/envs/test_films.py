@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from ejax.config.models import CameraConfig
-from ejax.envs.mujoco.drawing import Appearance
+from ejax.envs.mujoco.drawing import Appearance, asset_of
 from ejax.envs.mujoco.scenery import film_view, place_camera
 from ejax.envs.tasks.cart_pole import CartPoleRL
 from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.training import recorder
 from ejax.types import CameraView
 
@@ -78,8 +79,24 @@ def test_a_camera_of_another_name_is_not_taken() -> None:
     assert film_view(env, flight((30.0, 0.0, 1.0)), ASPECT) == film_view(Flight(), flight((30.0, 0.0, 1.0)), ASPECT)
 
 
-def test_what_draws_itself_is_left_alone() -> None:
-    assert film_view(object(), {}, ASPECT) is None
+class Wrapper(EnvWrapper):
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    inner = property(lambda self: self._inner)
+
+
+class Misspelt(Flight):
+    def appearance(self, state: Any) -> Appearance:
+        return super().apearance(state)  # type: ignore[misc]
+
+
+def test_what_draws_itself_is_left_alone_and_an_error_in_an_appearance_is_raised() -> None:
+    for env in (object(), Wrapper(object())):
+        assert film_view(env, {}, ASPECT) is None and asset_of(env) is None
+    for env in (Misspelt(), Wrapper(Misspelt())):
+        with pytest.raises(AttributeError, match="apearance"):
+            film_view(env, flight((0.0, 0.0, 1.0)), ASPECT)
 
 
 @pytest.mark.parametrize("goal", [(-0.9, -0.6, 0.05), (-1.6, 0.9, 0.05)])
@@ -121,7 +138,7 @@ def test_a_camera_that_the_config_places_stays_there(camera: CameraConfig | None
     goals = np.array([[-4.0, -4.0, 0.05], [4.0, 6.0, 0.05]], np.float32)
     states = jax.tree.map(lambda x: jnp.stack([x, x])[None], state)
     env.views.clear()
-    list(recorder.draw(env, replace(states, goal=goals[None]), jnp.ones((1, 2), bool), (640, 480), view))
+    list(recorder.draw_episodes(env, replace(states, goal=goals[None]), jnp.ones((1, 2), bool), (640, 480), view))
     for row, goal in zip(env.views, goals, strict=True):  # each by itself
         assert (row != view) == moves
         assert is_seen(env.asset, row, goal) == moves

@@ -43,13 +43,19 @@ class AppearingEnv(Protocol):
         ...
 
 
+def has_appearance(env: Any) -> bool:
+    """Return whether an environment is an ``AppearingEnv``: wrappers, which all have the method, ask the one inside."""
+    while (inner := getattr(env, "inner", None)) is not None:
+        env = inner
+    return isinstance(env, AppearingEnv)
+
+
 def asset_of(env: Any) -> str | None:
     """Find the model that an environment's states are drawn by; None: there is none."""
-    # traced, not run: only the path of the MJCF is needed
-    try:
-        return cast(str, jax.eval_shape(lambda key: env.appearance(env.reset(key)[0]), jax.random.key(0)).asset)
-    except AttributeError:
+    if not has_appearance(env):
         return None
+    # traced, not run: only the path of the MJCF is needed
+    return cast(str, jax.eval_shape(lambda key: env.appearance(env.reset(key)[0]), jax.random.key(0)).asset)
 
 
 def render(

@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.drawing import default_view, own_camera, show, triple
+from ejax.envs.mujoco.drawing import default_view, has_appearance, own_camera, show, triple
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.models import load_drawn_model
 from ejax.types import Array, CameraView, PyTree
@@ -108,10 +108,9 @@ def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
 def film_view(env: Any, states: PyTree, aspect: float, view: CameraView | None = None) -> CameraView | None:
     """Choose the camera of a film of states [T, ...]: ``view``, or None, the model's own, if all that moves, markers,
     and sites are in it in all states; else one so far behind that they are. A model's ``main`` stays."""
-    try:
-        seen = jax.device_get(jax.vmap(env.appearance)(states))
-    except AttributeError:  # it has no model
+    if not has_appearance(env):  # it has no model
         return view
+    seen = jax.device_get(jax.vmap(env.appearance)(states))
     model = load_drawn_model(seen.asset)
     if view is None and mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "main") >= 0:
         return None
