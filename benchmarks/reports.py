@@ -67,7 +67,6 @@ def run_apart(folder: Path, name: str, limit: float) -> Outcome:
     path = os.pathsep.join(map(str, (ROOT, case.parent / "_common", case)))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as out:
         environ = {**os.environ, "PYTHONPATH": path, "OUT": out, "PY": sys.executable, "EJAX": str(ROOT)}
-        environ["XDG_CONFIG_HOME"] = f"{out}/.config"  # what a report trusts is not remembered for its user
         try:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             done = subprocess.run(command, cwd=case, env=environ, timeout=limit, errors="replace", **pipes)

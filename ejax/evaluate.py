@@ -25,7 +25,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.play.saved_policy import evaluate_run
     from ejax.store.checkpoint import CheckpointError
 
-    trust_words(args.trust, remember=True)  # of the command line only: a run's files are not trusted
+    trust_words(args.trust)  # of the command line only: a run's files are not trusted
     try:
         metrics = evaluate_run(
             args.run,

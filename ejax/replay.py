@@ -55,7 +55,7 @@ class _Quarantined(BaseModel):
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0 where it plays as recorded, a NaN in the last step included."""
     args = _parser().parse_args(argv)
-    trust_words(args.trust, remember=True)
+    trust_words(args.trust)
     try:
         facts, actions, seen = read(args.file)
         recorded = len(actions)

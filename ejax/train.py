@@ -86,7 +86,7 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     if args.config is None and args.overrides and "=" not in args.overrides[0]:
         args.config = args.overrides.pop(0)
     # what a person types is trusted, and remembered for the run
-    trust_words([*args.trust, *args.overrides], remember=True)
+    trust_words([*args.trust, *args.overrides])
     file = args.config
     if file is None:  # a run knows its own config
         if args.run is None and args.fork is None:

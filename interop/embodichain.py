@@ -60,7 +60,7 @@ _NOT_DISTRIBUTED = (
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     args = _parser().parse_args(argv)
-    trust_words(args.trust, remember=True)
+    trust_words(args.trust)
     try:
         if args.command == "to-pt":
             export_pt(

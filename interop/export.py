@@ -75,7 +75,7 @@ class MissingPackageError(RuntimeError):
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 1 for a mismatch, 2 for anything that cannot be exported."""
     args = _parser().parse_args(argv)
-    trust_words(args.trust, remember=True)
+    trust_words(args.trust)
     try:
         report = export_run(
             args.run,

@@ -3,16 +3,13 @@
 ``EJAX_TEST_PLATFORMS=cuda,cpu`` runs those that need no more than one device on a GPU, the engines' among them.
 """
 
-import atexit
 import ctypes
 import gc
 import json
 import math
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -31,8 +28,6 @@ if version("jaxlib").startswith("0.10."):  # a later one ends the process for a 
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# what a test's command line trusts must not be remembered in the home of whoever runs the tests
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="ejax-tests-config-")
 
 import jax
 import pytest
@@ -48,7 +43,6 @@ MAX_RESIDENT_BYTES = 2.0e9
 """Memory of a process above which it forgets compiled programs, after the file that it is in. It keeps 1.2 GB even
 then, so that a lower limit would forget after each file, at 0.5 to 1.5 s of CPU, and have the next one retrace."""
 
-atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 # under nohup, or in the background of a shell, these come ignored: tests that send them would wait for ever
 for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
     if hasattr(signal, _name) and signal.getsignal(getattr(signal, _name)) is signal.SIG_IGN:
@@ -125,11 +119,10 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def nothing_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """No code but ejax's own may run, even if tests before this one named some."""
-    monkeypatch.setattr("ejax.schema.trust._named", {})
+    monkeypatch.setattr("ejax.schema.trust._named", set())
     monkeypatch.setattr("ejax.schema.trust._noticed", set())
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

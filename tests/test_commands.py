@@ -103,7 +103,7 @@ def run_script(folder: Path, *words: str, **environment: str) -> subprocess.Comp
     script = folder / "bin" / "ejax"
     script.parent.mkdir(exist_ok=True)
     script.write_text("import sys; from ejax.__main__ import main; sys.exit(main())")
-    paths = {"PYTHONPATH": str(Path(__file__).parents[1]), "XDG_CONFIG_HOME": str(folder / "home")}
+    paths = {"PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, str(script), *words]
     env = {**os.environ, **paths, **environment}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
@@ -117,9 +117,7 @@ def test_the_script_finds_a_trusted_module_of_the_working_directory_and_no_other
     override = "trainer.learning_env={name: 'my_task:Mine'}"
     found = run_script(tmp_path, "config", "check", config, override)
     assert "0 unsupported" in found.stdout and found.returncode == 0, found.stdout + found.stderr
-    without = run_script(
-        tmp_path, "config", "check", config, override, PYTHONSAFEPATH="1", XDG_CONFIG_HOME=str(tmp_path / "new")
-    )
+    without = run_script(tmp_path, "config", "check", config, override, PYTHONSAFEPATH="1")
     assert without.returncode == 2 and "No module named 'my_task'" in without.stdout
     train = run_script(tmp_path, "train", "--config", config, "env=envpool:Pong-v5")
     assert train.returncode == 2 and "is not installed" in train.stderr

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "schema":
         print(schema_text(), end="")
         return 0
-    trust_words([*args.trust, *args.overrides], remember=True)
+    trust_words([*args.trust, *args.overrides])
     try:
         notes = check(args.file, args.overrides)
     except ConfigError as error:

@@ -130,7 +130,7 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
     if not module or not name:
         raise ValueError(f"--task is '{args.task}'; write it as package.module:Name")
     # before the task is imported, which runs its code
-    trust_words([args.task or "", *args.trust], remember=True)
+    trust_words([args.task or "", *args.trust])
     trust_strings([args.task_cfg, args.action_config])
     with ExitStack() as to_close:
         task: Any = getattr(import_trusted(place), name)(**arguments)

@@ -34,7 +34,7 @@ from ejax.data.task import (
     judge,
 )
 from ejax.runtime.streams import keep_streams
-from ejax.schema.trust import import_trusted, trust, trust_as
+from ejax.schema.trust import import_trusted, trust
 
 POLL_S = 0.02
 ORDER, SPEC = "order", "spec"
@@ -48,7 +48,7 @@ class WorkOrder:
     """Config without the task."""
     task: bytes
     """Pickled ``(task, task_cfg)``, unpickled last, so that its module's errors can be reported."""
-    trusted: tuple[set[str], set[str]]
+    trusted: set[str]
     """Names that the owner trusts, so that a gym config's functions run here too."""
 
 
@@ -91,7 +91,7 @@ def _run(order: WorkOrder, control: Control) -> None:
     faulthandler.register(signal.SIGUSR1, log)  # the owner learns from it where a worker hangs
     threading.Thread(target=_watch_owner, args=(order.owner_pid, folder), name="ejax-data-owner", daemon=True).start()
     with ExitStack() as to_close:
-        trust_as(order.trusted)
+        trust(*order.trusted)
         task = _make_task(order.task)
         if isinstance(task, AbstractContextManager):
             task = to_close.enter_context(task)

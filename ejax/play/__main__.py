@@ -27,7 +27,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.logs.console import summary
     from ejax.play.show import Viewer, play_run
 
-    trust_words([*args.trust, *args.overrides], remember=True)
+    trust_words([*args.trust, *args.overrides])
     options = {name: value for name, value in vars(args).items() if name not in _NOT_SHOWN}
     try:
         if args.web is not None:

@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of missing drivers, which is the point
     from ejax.envs.host.calls import HostEnvError
 
-    trust_words([*args.trust, *args.overrides], remember=True)
+    trust_words([*args.trust, *args.overrides])
     try:
         return _run(args)
     except (HostEnvError, ModuleNotFoundError, OSError, ValueError) as error:

@@ -1,23 +1,20 @@
 """Files of the code that is named as text, ``package.module:Name`` or ``FILE.py:Name``: those that Python finds here,
-those that a run noted when it was made, and who may have put them there. Looking imports nothing, and needs the
-standard library alone.
+and those that a run noted when it was made. Looking imports nothing, and needs the standard library alone.
 """
 
 import contextlib
-import grp
 import importlib
 import importlib.util
 import itertools
 import os
-import pwd
 import re
-import stat
 import sys
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
+from ejax.schema.messages import short_repr
 from ejax.schema.plain_files import read_bytes, sha256
 
 _NOT_FOUND = (ImportError, ValueError, AttributeError, KeyError, OSError)
@@ -39,12 +36,6 @@ def note_code(places: Iterable[str]) -> dict[str, str]:
     return {name: f"{_digest(file)} {file}" for name, file in own.items() if "site-packages" not in Path(file).parts}
 
 
-def noted_file(place: str) -> str | None:
-    """Return the real path of the file that the run noted, if it is there. None: there is none."""
-    file = noted.get(module_of(place), "").partition(" ")[2]
-    return os.path.realpath(file) if os.path.isabs(file) and os.path.isfile(file) else None
-
-
 def change_since_noted(place: str) -> str:
     """Describe how the code found here differs from that which the run noted; "" where it does not."""
     file, (digest, _, then) = file_of(place), noted.get(module_of(place), "").partition(" ")
@@ -55,65 +46,50 @@ def change_since_noted(place: str) -> str:
     return changed if file == then else f"the run was trained with {then}{differs}"
 
 
-def root_of(module: str, file: str) -> str:
-    """Return the folder that has to be on Python's path for ``module`` to be in ``file``."""
-    path = Path(file)
-    return str(path.parents[min(module.count(".") + (path.name == "__init__.py"), len(path.parents) - 1)])
+def two_of_a_name(place: str) -> str:
+    """Describe the code found here where the run noted another that is still there; "" where PYTHONPATH decides."""
+    here, lay = file_of(place), _noted_file(place)
+    chosen = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if not here or lay in ("", here) or _root_of(place, here) in chosen:
+        return ""
+    text = f"{short_repr(place)} is {here} here, and the run was trained with {lay}"
+    return f"{text}; put the folder of the one that you mean first in PYTHONPATH (docs/security.md)"
 
 
-def reach(place: str, root: str = "") -> None:
-    """Put ``root`` on Python's path for a place: last, or before the entry that another module of that name is in.
-    Without one it is the working directory, for code that only it has."""
-    top = module_of(place).partition(".")[0]
+def reach(place: str) -> str:
+    """Put the folder of a place on Python's path, where it is not: the working directory, or the one that the run
+    noted, in which case a notice is returned."""
+    lay, top = _noted_file(place), module_of(place).partition(".")[0]
     with contextlib.suppress(*_NOT_FOUND):
-        if root:
+        if lay and not file_of(place):
+            if (kind := _made_by_ejax(lay)) is not None:
+                return f"{lay} lies in {kind}, from which no code is run"
+            # last, or before the entry that another package of that name is in
             others = (i for i, entry in enumerate(sys.path) if PathFinder.find_spec(top, [entry or os.getcwd()]))
-            sys.path.insert(next(others, len(sys.path)), root)
-        elif importlib.util.find_spec(top) is None and _find_spec(top) is not None:
+            sys.path.insert(next(others, len(sys.path)), _root_of(place, lay))
+            return f"'{place}' is taken from {lay}, with which the run was trained"
+        if importlib.util.find_spec(top) is None and _find_top(top) is not None:
             sys.path.append(os.getcwd())
-
-
-def found_in(place: str, root: str = "") -> str | None:
-    """Return the file of a place's top package, of a namespace package its folders; in ``root`` alone if given."""
-    module = module_of(place)
-    if module.endswith(".py"):
-        return os.path.realpath(module)
-    try:
-        spec = _find_spec(module.partition(".")[0], root)
-    except _NOT_FOUND:
-        return None
-    if spec is None:
-        return None
-    if spec.origin is None:
-        return os.pathsep.join(sorted(map(os.path.realpath, spec.submodule_search_locations or ()))) or None
-    return os.path.realpath(spec.origin) if spec.has_location else spec.origin
-
-
-def steps(place: str, root: str = "") -> list[str]:
-    """Find the file of each step of ``package.module:Name``, importing none; "" for one that is not a source file."""
-    module = module_of(place)
-    if module.endswith(".py"):
-        return []
-    files, path = list[str](), None
-    # the names of all steps, outermost first: "a", "a.b", "a.b.c"
-    for name in itertools.accumulate(module.split("."), "{}.{}".format):
-        if files and path is None:  # the step before is not a package
-            return [*files, ""]
-        try:
-            # below the first step without importlib.util.find_spec, which imports the packages above
-            spec = PathFinder.find_spec(name, path) if files else _find_spec(name, root)
-        except _NOT_FOUND:
-            spec = None
-        origin = spec.origin if spec and spec.has_location and (spec.origin or "").endswith(".py") else None
-        files.append(os.path.realpath(origin) if origin else "")
-        path = spec.submodule_search_locations if spec else None  # of a folder without __init__.py too
-    return files
+    return ""
 
 
 def file_of(place: str) -> str:
-    """Return the source file of a place's module; "" where there is none."""
-    file = (steps(place) or [found_in(place) or ""])[-1]
-    return file if os.path.isfile(file) else ""
+    """Return the source file of a place's module, importing none; "" where there is none."""
+    module, path, origin = module_of(place), None, ""
+    if module.endswith(".py"):
+        return os.path.realpath(module) if os.path.isfile(module) else ""
+    # the names of all steps, outermost first: "a", "a.b", "a.b.c"
+    for i, name in enumerate(itertools.accumulate(module.split("."), "{}.{}".format)):
+        try:
+            # below the first step without importlib.util.find_spec, which imports the packages above
+            spec = PathFinder.find_spec(name, path or []) if i else _find_top(name)
+        except _NOT_FOUND:
+            spec = None
+        if spec is None:
+            return ""
+        origin = (spec.origin or "") if spec.has_location else ""
+        path = spec.submodule_search_locations  # of a folder without __init__.py too
+    return os.path.realpath(origin) if os.path.isfile(origin) else ""
 
 
 def as_imported(place: str) -> str:
@@ -130,57 +106,30 @@ def main_module(name: str | None = None) -> str:
     return own if named and name in (None, own) and sys.modules.setdefault(own, main) is main else "__main__"
 
 
-def folder_problem(folder: Path, files: list[str]) -> str:
-    """Describe why the files of a place may be another's than theirs whose ``folder`` it is; "" if they are not."""
-    for file in files:
-        if not file:
-            return "each step must be a module, or a package with an __init__.py"
-        path = Path(file)
-        if not path.is_relative_to(folder) or "site-packages" in path.relative_to(folder).parts:
-            return f"{file} is not part of {folder}"
-        for each in (path, *path.parents):
-            if each != path and (kind := made_by_ejax(each)):
-                return f"{each} is {kind}, whose files may be a stranger's"
-            if problem := _owner_problem(each):
-                return f"{each} {problem}"
-            if each == folder:
-                break
-    return ""
+def _noted_file(place: str) -> str:
+    """Return the real path of the file that the run noted; "" where there is none."""
+    file = noted.get(module_of(place), "").partition(" ")[2]
+    return os.path.realpath(file) if os.path.isabs(file) and os.path.isfile(file) else ""
 
 
-def made_by_ejax(folder: Path) -> str:
-    """Name the kind of a folder that people send to each other; "" for any other."""
-    if (folder / "configs" / "resolved.json").exists() or (folder / "population.json").exists():
-        return "a run"
-    if (folder / "SHA256").exists() and (folder / "meta.json").exists():
-        return "a checkpoint"
-    return "an export" if (folder / "policy.json").exists() else ""
+def _root_of(place: str, file: str) -> str:
+    """Return the folder that has to be on Python's path for a place's module to be in ``file``."""
+    above = Path(file).parents
+    return str(above[min(module_of(place).count(".") + file.endswith("/__init__.py"), len(above) - 1)])
 
 
-def _owner_problem(path: Path) -> str:
-    status, user = path.stat(), os.getuid()
-    if status.st_uid not in (user, 0):
-        return "belongs to another user"
-    writable = stat.S_IWOTH
-    if status.st_gid not in (0, _private_group()):
-        writable |= stat.S_IWGRP
-    return "can be written by others (chmod go-w)" if status.st_mode & writable else ""
+def _made_by_ejax(file: str) -> str | None:
+    """Name the folder above a file that people send to each other; None: there is none."""
+    for folder in Path(file).parents:
+        if (folder / "configs" / "resolved.json").exists() or (folder / "population.json").exists():
+            return f"the run {folder}"
+        if (folder / "policy.json").exists() or ((folder / "SHA256").exists() and (folder / "meta.json").exists()):
+            return f"the export or checkpoint {folder}"
+    return None
 
 
-def _private_group() -> int | None:
-    """Return the user's group that nobody else is in, whose files a umask of 002 leaves writable."""
-    try:
-        entry = pwd.getpwuid(os.getuid())
-        members = grp.getgrgid(entry.pw_gid).gr_mem
-    except KeyError:  # a user of a container without a name
-        return None
-    return entry.pw_gid if set(members) <= {entry.pw_name} else None
-
-
-def _find_spec(name: str, root: str = "") -> ModuleSpec | None:
+def _find_top(name: str) -> ModuleSpec | None:
     """Find a top-level module, last in the working directory (not under ``python -P``)."""
-    if root:
-        return PathFinder.find_spec(name, [root])
     try:
         found = importlib.util.find_spec(name)
     except ValueError:  # the script that this process was started with

@@ -36,10 +36,10 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
-from ejax.schema.code_places import note_code, noted
+from ejax.schema.code_places import note_code, noted, two_of_a_name
 from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import expanded, is_side_file, sha256, to_json
-from ejax.schema.trust import places_in, two_of_a_name
+from ejax.schema.trust import places_in
 from ejax.schema.writing import make_folder, move, replace_file
 from ejax.store.checkpoint import (
     CheckpointError,

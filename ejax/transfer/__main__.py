@@ -28,7 +28,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.transfer.shifts import SHIFTS
     from ejax.transfer.table import as_markdown
 
-    trust_words([*args.trust, *args.overrides], remember=True)
+    trust_words([*args.trust, *args.overrides])
     options = {name: x for name, x in vars(args).items() if name not in ("trust", "json", *SHIFTS)}
     try:
         result = transfer_run(**options, shifts={name: getattr(args, name) for name in SHIFTS})

@@ -24,7 +24,7 @@ _LEAST_TOKEN = 16
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0 after a signal, 2 for what cannot be served."""
     args = _parser().parse_args(argv)
-    trust_words(args.trust, remember=True)
+    trust_words(args.trust)
     try:
         _check(args)
         asyncio.run(_serve(args))

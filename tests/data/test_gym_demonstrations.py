@@ -43,7 +43,7 @@ def attempts(task: ScriptedTask) -> Attempts:
 
 @pytest.fixture
 def planners_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust_module, "_named", dict(trust_module._named))
+    monkeypatch.setattr(trust_module, "_named", set(trust_module._named))
     trust("planners:nods", "planners:two_nods", "planners:no_plan", "planners:too_narrow")
 
 

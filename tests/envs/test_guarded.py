@@ -118,7 +118,7 @@ def test_a_file_alone_does_not_start_foreign_code(
     env.reset(SEED)
     env.step(wild(0, 9.0))
     env.close()
-    monkeypatch.setattr("ejax.schema.trust._named", {})  # another process
+    monkeypatch.setattr("ejax.schema.trust._named", set())  # another process
     assert replay.main([str(tmp_path / "step1_row0.npz")]) == 2
     told = capsys.readouterr().err
     assert "'ladder:Ladder' (found in " in told

@@ -16,6 +16,7 @@ from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.schema import trust
 from ejax.schema.code_places import main_module, note_code
 from ejax.schema.registry import resolve
+from ejax.schema.trust import trust_words
 from ejax.store.run_dir import create_run_directory, open_run_directory
 
 pytestmark = pytest.mark.usefixtures("nothing_trusted")
@@ -49,9 +50,9 @@ def other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 def another_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", ["", *(entry for entry in sys.path if entry and "pytest-of" not in entry)])
-    monkeypatch.setattr(trust, "_named", {})
-    monkeypatch.setattr(trust, "_folders", {})
+    monkeypatch.setattr(trust, "_named", set())
     monkeypatch.setattr(trust, "_noticed", set())
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     read_manager_spec.cache_clear()
     for name in [name for name in sys.modules if name.startswith("lift_")]:
         del sys.modules[name]
@@ -75,35 +76,22 @@ def made(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str = "lift_task
     return run
 
 
-def typed(*words: str) -> None:
-    trust.trust_words([trust._argument(word) for word in words], remember=True)
-
-
 def where(run: Path, module: str = "lift_task") -> str:
     """Open a run, and name the project that its environment is of."""
     return str(resolve("env", open_run_directory(run)[1].env.id).where)
 
 
 @pytest.mark.parametrize("module", PLACES)
-@pytest.mark.parametrize("how", ["name", "folder", "program", "program's folder"])
 def test_what_is_trusted_is_imported_from_where_it_lies(
-    how: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = project(tmp_path / "own")
     run = made(own, monkeypatch, module)
     with pytest.raises(ConfigError, match=f"trained with {own / PLACES[module]}"):
         open_run_directory(run)
-    {
-        "name": lambda: typed(f"{module}:Env"),
-        "folder": lambda: typed(str(own)),
-        "program": lambda: trust.trust(f"{module}:Env"),
-        "program's folder": lambda: trust.trust(str(own)),
-    }[how]()
-    if module == "lift_space.task" and "folder" in how:  # a folder without __init__.py can be filled by a stranger
-        with pytest.raises(ConfigError, match="may not start"):
-            open_run_directory(run)
-    else:
-        assert where(run, module) == "own"
+    trust_words([f"{module}:Env"])
+    assert where(run, module) == "own"
+    assert f"'{module}:Env' is taken from {own / PLACES[module]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -122,21 +110,9 @@ def test_whatever_a_run_names_is_found(
     run = made(own, monkeypatch, **section)
     with pytest.raises(ConfigError, match=f"trained with {own}/lift_task.py"):
         open_run_directory(run)
-    typed(f"lift_task:{name}")
+    trust_words([f"lift_task:{name}"])
     open_run_directory(run)
     assert trust.import_trusted(f"lift_task:{name}").__file__ == str(own / "lift_task.py")
-
-
-def test_what_was_trusted_before_is_found_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_folder: Path
-) -> None:
-    run = made(project(tmp_path / "own"), monkeypatch)
-    typed("lift_task:Env")
-    assert where(run) == "own"
-    another_process(monkeypatch, other_folder)
-    assert where(run) == "own"
-    another_process(monkeypatch, other_folder)
-    assert resolve("env", "lift_task:Env").where == "own"  # also where no run has noted it: an episode's file
 
 
 def test_another_module_of_the_name_is_not_taken_instead(
@@ -144,15 +120,16 @@ def test_another_module_of_the_name_is_not_taken_instead(
 ) -> None:
     own = project(tmp_path / "own")
     run, here = made(own, monkeypatch), project(other_folder)
-    typed("lift_task:Env")
-    with pytest.raises(ConfigError, match=f"is {here}/lift_task.py here, .* with {own}/lift_task.py; .*--trust FOLDER"):
+    trust_words(["lift_task:Env"])
+    with pytest.raises(ConfigError, match=f"is {here}/lift_task.py here, .* with {own}/lift_task.py; .*in PYTHONPATH"):
         open_run_directory(run)
     for folder, taken in ((own, "own"), (here, "elsewhere")):
         another_process(monkeypatch, other_folder)
-        typed(str(folder))
+        trust_words(["lift_task:Env"])
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setenv("PYTHONPATH", str(folder))
         assert where(run) == taken
-        found = capsys.readouterr().err
-        assert str(own / "lift_task.py") in found and str(here / "lift_task.py") in found
+    assert f"with {own}/lift_task.py, from which {here}/lift_task.py differs" in capsys.readouterr().err
 
 
 def test_a_folder_of_the_name_hides_nothing(
@@ -160,23 +137,14 @@ def test_a_folder_of_the_name_hides_nothing(
 ) -> None:
     run = made(project(tmp_path / "own"), monkeypatch)
     (other_folder / "lift_task").mkdir()
-    typed("lift_task:Env")
+    trust_words(["lift_task:Env"])
     assert where(run) == "own"
-
-
-def test_two_runs_with_modules_of_one_name_do_not_share_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (made(project(tmp_path / name), monkeypatch) for name in ("first", "second"))
-    typed(str(tmp_path / "first"), str(tmp_path / "second"))
-    assert where(first) == "first"
-    with pytest.raises(ConfigError, match=r"first/lift_task\.py in this process, .*second/lift_task\.py"):
-        open_run_directory(second)
-    assert where(first) == "first"
 
 
 def test_two_runs_with_functors_of_one_name_do_not_share_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = {"env": {"id": "EmbodiedEnv", "cfg": {"gym_config": PUSH_CUBE}}}
     first, second = (made(project(tmp_path / name), monkeypatch, **section) for name in ("first", "second"))
-    typed("lift_task:functor")
+    trust_words(["lift_task:functor"])
     open_run_directory(first)
     with pytest.raises(ConfigError, match=r"first/lift_task\.py here, .*second/lift_task\.py"):
         open_run_directory(second)
@@ -187,61 +155,53 @@ def test_changed_and_moved_code_is_told(
 ) -> None:
     own = project(tmp_path / "own")
     run = made(own, monkeypatch)
-    typed(str(own))
+    trust_words(["lift_task:Env"])
     assert where(run) == "own" and "has changed" not in capsys.readouterr().err
-    another_process(monkeypatch, other_folder)
+    another_process(monkeypatch, own)
+    trust_words(["lift_task:Env"])
     project(own, extra="changed = True")
     assert where(run) == "own" and f"{own}/lift_task.py has changed since" in capsys.readouterr().err
     moved = own.rename(tmp_path / "moved")
     another_process(monkeypatch, other_folder)
-    typed("lift_task:Env")
-    with pytest.raises(ConfigError, match=f"trained with {own}/lift_task.py; add --trust FOLDER"):
+    trust_words(["lift_task:Env"])
+    with pytest.raises(ConfigError, match=f"trained with {own}/lift_task.py; start in the folder"):
         open_run_directory(moved / run.name)
-    typed(str(moved))
+    another_process(monkeypatch, moved)
+    trust_words(["lift_task:Env"])
     assert where(moved / run.name) == "own" and "from which" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("file", "problem"),
-    [
-        ("{run}/lift_task.py", "is a run"),
-        ("{run}/code/lift_task.py", "is a run"),
-        ("{own}/open/lift_task.py", "can be written by others"),
-        ("{own}/outputs/lift_task.py", None),
-    ],
-)
-@pytest.mark.parametrize("word", ["lift_task:Env", "FOLDER", None])
-def test_the_place_that_a_strangers_run_notes_is_trusted_by_no_folder_above_it(
-    word: str | None, file: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("file", ["{run}/lift_task.py", "{run}/code/lift_task.py"])
+def test_the_place_that_a_strangers_run_notes_is_trusted_by_nobody(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own"
     run = made(project(own), monkeypatch)
     (own / "lift_task.py").unlink()
-    noted = Path(file.format(run=run, own=own))
+    noted = Path(file.format(run=run))
     noted.parent.mkdir(exist_ok=True)
     noted.write_text("raise AssertionError('a stranger ran')")
-    if noted.parent.name == "open":
-        noted.parent.chmod(0o777)
+    note(run, {"lift_task": f"0 {noted}"})
+    with pytest.raises(ConfigError, match="may not start"):
+        open_run_directory(run)
+    trust_words(["lift_task:Env"])
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        open_run_directory(run)
+
+
+def note(run: Path, code: object) -> None:
+    """Write what a run notes of its code."""
     versions = run / "configs" / "versions.json"
-    versions.write_text(json.dumps(json.loads(versions.read_text()) | {"code": {"lift_task": f"0 {noted}"}}))
+    versions.write_text(json.dumps(json.loads(versions.read_text()) | {"code": code}))
     (run / "configs" / "SHA256").unlink()
-    typed(*([] if word is None else [str(own) if word == "FOLDER" else word]))
-    if word != "lift_task:Env" or problem is not None:
-        with pytest.raises(ConfigError, match=r"may not start|cannot be imported"):
-            open_run_directory(run)
-    else:  # the person's word for the name, as it is in the working directory
-        with pytest.raises(AssertionError, match="a stranger ran"):
-            open_run_directory(run)
 
 
 @pytest.mark.parametrize("code", [None, [], {"lift_task": 3}, {"lift_task": ""}, {"lift_task": "0 lift_task.py"}])
 def test_a_damaged_note_finds_nothing(code: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(project(tmp_path / "own"), monkeypatch)
-    versions = run / "configs" / "versions.json"
-    versions.write_text(json.dumps(json.loads(versions.read_text()) | {"code": code}))
-    (run / "configs" / "SHA256").unlink()
-    typed("lift_task:Env")
-    with pytest.raises(ConfigError, match="add --trust FOLDER"):
+    note(run, code)
+    trust_words(["lift_task:Env"])
+    with pytest.raises(ConfigError, match="start in the folder that it lies in"):
         open_run_directory(run)
 
 
@@ -293,7 +253,7 @@ def test_every_command_opens_a_run_of_a_script_from_another_folder(tmp_path: Pat
     ]
     text = "\n".join(lines).replace("{helpers}", str(root / "tests" / "helpers"))
     (own / "lift_task.py").write_text(TASK.format("", "own") + text)
-    environ = {**os.environ, "PYTHONPATH": str(root), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    environ = {**os.environ, "PYTHONPATH": str(root)}
 
     def run(*words: str, cwd: Path = other_folder) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, *words], cwd=cwd, env=environ, capture_output=True, text=True)
@@ -306,9 +266,9 @@ def test_every_command_opens_a_run_of_a_script_from_another_folder(tmp_path: Pat
     for words in (
         ["-m", "ejax.evaluate", made, "--episodes", "2", "--num-envs", "2", *trusting],
         ["-c", loading],
-        ["-m", "ejax.train", "--run", made, "--resume", "latest", "trainer.iterations=2"],
-        ["-m", "ejax.train", "--fork", made, "--run", str(tmp_path / "fork"), "trainer.iterations=3"],
-        ["-m", "interop.export", made, "--to", str(tmp_path / "export"), "--formats", "stablehlo"],
+        ["-m", "ejax.train", "--run", made, "--resume", "latest", "trainer.iterations=2", *trusting],
+        ["-m", "ejax.train", "--fork", made, "--run", str(tmp_path / "fork"), "trainer.iterations=3", *trusting],
+        ["-m", "interop.export", made, "--to", str(tmp_path / "export"), "--formats", "stablehlo", *trusting],
         ["-m", "ejax.report", made, "--to", str(tmp_path / "report.html")],
     ):
         done = run(*words)

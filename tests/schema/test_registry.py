@@ -45,7 +45,9 @@ def test_a_place_is_imported_as_it_stands() -> None:
 def test_an_algorithm_is_its_record() -> None:
     assert resolve("algorithm", "PPO") is ppo.ALGORITHM
     assert {type(resolve("algorithm", name)) for name in ALGORITHMS} == {Algorithm}
-    with pytest.raises(ValueError, match=r"'ejax\.returns:gae' is a .*, no ejax\.algorithms\.record\.Algorithm: name"):
+    with pytest.raises(
+        ValueError, match=r"'ejax\.returns:gae' is a .*, not an ejax\.algorithms\.record\.Algorithm: name"
+    ):
         trust("ejax.returns:gae")
         find_algorithm("ejax.returns:gae")
 

@@ -5,7 +5,6 @@ import ast
 import copy
 import hashlib
 import json
-import os
 import pickle
 import re
 import stat
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -33,9 +31,9 @@ from ejax.envs.terms.registry import find_functor
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.play import __main__ as play
 from ejax.play.saved_policy import elsewhere
-from ejax.schema import code_places, trust
+from ejax.schema import trust
 from ejax.schema.registry import place_of_task, resolve
-from ejax.schema.trust import UntrustedCodeError, check_trusted, trust_as, trusted
+from ejax.schema.trust import UntrustedCodeError, check_trusted, trusted
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.build import build
 from ejax.training.environments import build_env, make_env
@@ -82,8 +80,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process of the same user: nothing is named, nothing imported."""
-    monkeypatch.setattr(trust, "_named", {})
-    monkeypatch.setattr(trust, "_folders", {})
+    monkeypatch.setattr(trust, "_named", set())
     read_manager_spec.cache_clear()
     for name in ("evilmod", "evilpkg", "evilpkg.sub"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -235,7 +232,6 @@ def test_one_name_lets_through_no_other_of_its_module(mark: Path, tmp_path: Path
 def test_a_config_in_memory_is_the_programs_own_word(mark: Path, tmp_path: Path) -> None:
     config = parse_config(tree(env={"id": "evilmod:Env"}))
     assert config.env.id == "evilmod:Env" and mark.exists()
-    assert not trust.trusted_file().exists()  # a program's word is not written down
 
 
 def test_a_gym_config_that_a_program_refers_to_is_a_file(mark: Path, tmp_path: Path) -> None:
@@ -323,7 +319,6 @@ def test_a_run_folder_runs_nothing_that_it_names(
     own_run: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     another_process(monkeypatch)
-    trust.trusted_file().unlink()  # it is another user's
     good = write(tmp_path / "good.json", tree(trainer={"output_dir": str(tmp_path)}))
     commands: list[Callable[[], int]] = [
         lambda: evaluate.main([str(own_run), "--episodes", "2"]),
@@ -343,36 +338,8 @@ def test_a_run_folder_runs_nothing_that_it_names(
     assert mark.exists()
 
 
-def test_ones_own_run_is_opened_later_without_naming_it_again(
-    own_run: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good = write(tmp_path / "good.json", tree(trainer={"output_dir": str(tmp_path)}))
-    for command in (
-        lambda: evaluate.main([str(own_run), "--episodes", "2", "--num-envs", "2"]),
-        lambda: train.main(["--run", str(own_run), "--resume", "latest", "trainer.iterations=2"]),
-        lambda: train.main(["--config", str(good), f"policy.init_from={own_run}"]),
-    ):
-        another_process(monkeypatch)
-        assert command() == 0
-        assert mark.exists()
-        mark.unlink()
-
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "evilmod.py").write_text(MODULE.format(mark=str(mark)))
-    monkeypatch.syspath_prepend(elsewhere)  # as a stranger's working directory
-    another_process(monkeypatch)
-    capsys.readouterr()
-    assert evaluate.main([str(own_run), "--episodes", "2"]) == 2
-    told = capsys.readouterr().err
-    assert f"(found in {elsewhere / 'evilmod.py'})" in told
-    assert f"what you trusted by that name is in {tmp_path / 'importable' / 'evilmod.py'}" in told
-    assert not mark.exists()
-
-
 def test_a_checkpoints_meta_is_data(own_run: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     another_process(monkeypatch)
-    trust.trusted_file().unlink()
     (checkpoint,) = (own_run / "checkpoints").iterdir()
     _, meta = load_checkpoint(checkpoint, build(parse_config(tree())).state)
     assert meta["config"]["env"]["id"] == "evilmod:Env"
@@ -402,7 +369,6 @@ def test_an_override_opens_the_gate_for_nothing_else_in_a_run(
     own_run: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     another_process(monkeypatch)
-    trust.trusted_file().unlink()
     for command in (evaluate.main, play.main):
         assert command([str(own_run), "env.cfg.max_episode_steps=5"]) == 2
         assert "is code that a file alone may not start" in capsys.readouterr().err
@@ -417,6 +383,7 @@ def test_ejax_vouches_for_no_config() -> None:
     """``parse_config`` and ``trust_strings`` are for a program's own words; the list has each use, with the reason."""
     allowed = {
         ("ejax/config/load.py", "trust_strings"): "parse_config itself",
+        ("ejax/schema/trust.py", "trust_strings"): "the words of a command line",
         ("ejax/data/record.py", "trust_strings"): "--task-cfg and --action-config, on the command line",
         (
             "ejax/training/policies.py",
@@ -506,13 +473,12 @@ def test_interop_runs_nothing_that_a_run_or_a_config_names(
         ),
     ]
     another_process(monkeypatch)
-    kept = trust.trusted_file().rename(tmp_path / "kept")
     for command in commands:
         assert command() == 2
         assert "--trust evilmod:Env" in capsys.readouterr().err
         assert not mark.exists()
-    kept.rename(trust.trusted_file())
-    assert commands[1]() == 0
+    trusting = ["--trust", "evilmod:Env", "--trust", "evilmod:Policy"]
+    assert embodichain.main(["to-pt", str(own_run), "--out", str(tmp_path / "out.pt"), *trusting]) == 0
     assert mark.exists()
 
 
@@ -529,205 +495,6 @@ def test_torchs_factory_passes_the_gate(mark: Path, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="num_envs"):  # it is no factory, but it is run
         make(f"{tmp_path}/evil.py:Env", num_envs=2)
     assert mark.exists()
-
-
-# --- what is remembered -----------------------------------------------------------------------------------
-
-
-def names(*words: str) -> None:
-    """Name code on a command line, and use it."""
-    trust.trust_words(words, remember=True)
-    for word in words:
-        trust.check_trusted(word)
-
-
-def test_only_what_was_used_is_written_down(mark: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "train.json", tree())
-    load_config(file, ["env.id=evilmod:Env"])
-    assert not trust.trusted_file().exists()  # no command line: a program's overrides
-    config_main(["check", str(file), "env.id=evilmod:Env", "trainer.wandb_project_name=json:loads"])
-    written = json.loads(trust.trusted_file().read_text())
-    assert written == {"trusted": {"evilmod:Env": [str(tmp_path / "importable" / "evilmod.py")]}}
-    assert stat.S_IMODE(trust.trusted_file().stat().st_mode) == 0o600
-
-
-def test_a_package_and_a_folder_without_init_are_known_by_their_place(
-    mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "importable" / "spaces").mkdir()
-    names("evilpkg.sub:Env", "spaces.sub:Env", "sys:path")
-    written = json.loads(trust.trusted_file().read_text())["trusted"]
-    assert written == {
-        "evilpkg.sub:Env": [str(tmp_path / "importable" / "evilpkg" / "__init__.py")],
-        "spaces.sub:Env": [str(tmp_path / "importable" / "spaces")],
-        "sys:path": ["built-in"],
-    }
-    assert not mark.exists()
-    another_process(monkeypatch)
-    trust.check_trusted("spaces.sub:Env")
-    (tmp_path / "other" / "spaces").mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path / "other")  # Python would search both
-    another_process(monkeypatch)
-    with pytest.raises(UntrustedCodeError, match="what you trusted by that name is in"):
-        trust.check_trusted("spaces.sub:Env")
-
-
-def test_a_file_of_torch_is_known_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names("env.py:make")
-    monkeypatch.setattr(trust, "_named", {})
-    trust.check_trusted("env.py:make")
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    monkeypatch.setattr(trust, "_named", {})
-    with pytest.raises(UntrustedCodeError, match=r"add --trust env\.py:make"):
-        trust.check_trusted("env.py:make")
-
-
-def trusting(folder: str) -> list[str]:
-    """Parse a folder as ``--trust`` does."""
-    trust.add_trust_option(parser := argparse.ArgumentParser())
-    return list(parser.parse_args(["--trust", folder]).trust)
-
-
-def test_a_folder_that_is_no_value_of_the_option_is_not_trusted(mark: Path, tmp_path: Path) -> None:
-    trust.trust_words([str(tmp_path)], remember=True)
-    with pytest.raises(UntrustedCodeError):
-        trust.check_trusted("evilmod:Env")
-
-
-def test_a_trusted_folder_lets_its_modules_through_now_and_later(
-    mark: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    trust.trust_words(trusting(str(tmp_path)), remember=True)
-    trust.check_trusted("evilmod:Env")
-    another_process(monkeypatch)
-    trust.check_trusted("evilpkg.sub:Env")
-    assert json.loads(trust.trusted_file().read_text()) == {"trusted": {"folders": [str(tmp_path)]}}
-    with pytest.raises(UntrustedCodeError):
-        trust.check_trusted("pydantic:BaseModel")
-    assert not mark.exists()
-
-
-def test_a_trusted_folder_lets_through_nothing_that_was_only_put_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
-    for folder in ("outputs", "site-packages"):
-        (tmp_path / folder).mkdir()
-    for file in ("outputs/stranger.py", "site-packages/installed.py"):
-        (tmp_path / file).write_text("raise AssertionError")
-    trust.trust_words(trusting("."), remember=True)
-    for place in ("outputs.stranger:Env", "outputs/stranger.py:Env", "installed:Env"):
-        with pytest.raises(UntrustedCodeError):
-            trust.check_trusted(place)
-
-
-@pytest.mark.parametrize(
-    ("run", "place", "reason"),
-    [
-        ("pushed_run", "pushed_run.payload:Env", "pushed_run is a run"),
-        ("mypkg/outputs/strange", "mypkg.outputs.strange.payload:Env", "with an __init__.py"),
-        ("mypkg/runs/strange", "mypkg.runs.strange.payload:Env", "strange is a run"),
-        ("mypkg/runs/strange/checkpoints", "mypkg.runs.strange.checkpoints.payload:Env", "is a run"),
-    ],
-)
-def test_a_strangers_run_in_a_trusted_folder_runs_nothing(
-    run: str, place: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    folder = tmp_path / run
-    folder.mkdir(parents=True)
-    root = folder.parent if folder.name == "checkpoints" else folder
-    write(root / "configs" / "resolved.json", tree())
-    for package in (folder, *folder.parents):
-        if package == tmp_path:
-            break
-        if package.name != "outputs":
-            (package / "__init__.py").touch()
-    (folder / "payload.py").write_text("raise AssertionError")
-    trust.trust_words(trusting(str(tmp_path)), remember=True)
-    with pytest.raises(UntrustedCodeError, match=reason):
-        trust.check_trusted(place)
-
-
-def test_a_trusted_folder_lets_through_nothing_that_others_can_write(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "shared").mkdir()
-    for file in ("shared/__init__.py", "shared/task.py"):
-        (tmp_path / file).touch()
-    trust.trust_words(trusting(str(tmp_path)), remember=True)
-    trust.check_trusted("shared.task:Env")
-    for path in ("shared/task.py", "shared/__init__.py", "shared"):
-        mode = (tmp_path / path).stat().st_mode
-        (tmp_path / path).chmod(mode | stat.S_IWOTH)
-        with pytest.raises(UntrustedCodeError, match="can be written by others"):
-            trust.check_trusted("shared.task:Env")
-        (tmp_path / path).chmod(mode)
-    monkeypatch.setattr("os.getuid", lambda: 4321)
-    monkeypatch.setattr(code_places, "_owner_problem", partial(_as_another, code_places._owner_problem))
-    with pytest.raises(UntrustedCodeError, match="belongs to another user"):
-        trust.check_trusted("shared.task:Env")
-
-
-def _as_another(check: Callable[[Path], str], path: Path) -> str:
-    """``check`` where the file's owner is neither root nor the user, even if the tests run as root."""
-    owner = path.stat()
-    seen = os.stat_result((owner.st_mode, *owner[1:4], 1234, *owner[5:]))
-    return check(SimpleNamespace(stat=lambda: seen))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("damage", ["[]", "{", '{"trusted": [1]}', '{"trusted": {"evilmod:Env": 3}}', "[" * 10**5])
-def test_a_damaged_file_of_trust_lets_nothing_through(
-    damage: str, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names("evilmod:Env")
-    trust.trusted_file().write_text(damage)
-    another_process(monkeypatch)
-    with pytest.raises(UntrustedCodeError):
-        resolve("env", "evilmod:Env")
-    assert "is damaged, so nothing in it counts" in capsys.readouterr().err
-    names("evilmod:Env")
-    another_process(monkeypatch)
-    resolve("env", "evilmod:Env")
-
-
-def test_a_file_of_trust_that_others_may_write_does_not_count(
-    mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names("evilmod:Env")
-    trust.trusted_file().chmod(0o666)
-    another_process(monkeypatch)
-    with pytest.raises(UntrustedCodeError):
-        resolve("env", "evilmod:Env")
-    assert "is not read: others may write it" in capsys.readouterr().err
-    assert not mark.exists()
-
-
-def test_a_home_that_cannot_be_written_costs_a_notice(
-    mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null/home")
-    names("evilmod:Env")
-    resolve("env", "evilmod:Env")
-    told = capsys.readouterr().err
-    assert told.count("is trusted this once, it cannot be remembered") == 1 and "'evilmod:Env' in " in told
-    monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(Path, "home", classmethod(lambda cls: (_ for _ in ()).throw(RuntimeError("no home"))))
-    names("evilmod:Env")
-    monkeypatch.setattr(trust, "_named", {})
-    with pytest.raises(UntrustedCodeError):
-        trust.check_trusted("evilmod:Env")
-
-
-def test_the_file_of_trust_is_not_looked_for_in_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
-    assert trust.trusted_file() == Path.home() / ".config" / "ejax" / "trusted.json"
 
 
 # --- words ------------------------------------------------------------------------------------------------
@@ -747,7 +514,7 @@ def test_a_refusal_is_safe_to_show_and_to_copy() -> None:
     with pytest.raises(UntrustedCodeError) as error:
         trust.check_trusted("evil" + "x" * 10**6 + ":Env")
     assert len(str(error.value)) < 400
-    with pytest.raises(UntrustedCodeError, match=r"\(there is no module 'no_such_module' here\)"):
+    with pytest.raises(UntrustedCodeError, match=r"\(there is no file of 'no_such_module\.env' here\)"):
         trust.check_trusted("no_such_module.env:Env")
     with pytest.raises(UntrustedCodeError, match=r"--trust '\$\(boom\)\.py:Env'"):
         trust.check_trusted("$(boom).py:Env")
@@ -854,9 +621,9 @@ def test_a_worker_imports_what_its_order_names(mark: Path) -> None:
 def test_a_worker_lets_through_what_its_owner_does_and_no_more(mark: Path) -> None:
     with pytest.raises(UntrustedCodeError):
         check_trusted("evilmod:Env")
-    trust_as(({"evilmod:Env"}, set()))
+    trust.trust("evilmod:Env")
     check_trusted("evilmod:Env")
-    assert "evilmod:Env" in trusted()[0] and not mark.exists()
+    assert trusted() == {"evilmod:Env"} and not mark.exists()
     with pytest.raises(UntrustedCodeError):
         check_trusted("evilmod:Policy")
 

@@ -37,7 +37,6 @@ WRITES = {
     ("ejax/data/worker.py", "(folder / LIFE).open"): _OWN_FOLDER,
     ("ejax/data/worker.py", "(folder / SPEC).write_bytes"): _OWN_FOLDER,
     ("ejax/runtime/streams.py", "os.open"): "os.devnull",
-    ("ejax/schema/trust.py", "file.parent.mkdir"): "for the mode 700 of the user's own folder",
     ("ejax/store/checkpoint.py", "shutil.copytree"): f"links, {_OWN_FOLDER}",
     ("ejax/store/replay_rows.py", "os.link"): _OWN_FOLDER,
     ("ejax/store/run_dir.py", "path.mkdir"): "fails where anything is there",
