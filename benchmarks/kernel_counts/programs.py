@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ejax.preflight.programs import Memory, Program
+from ejax.preflight.run import Memory, Program
 
 from .hlo import Module, parse
 from .launches import count_launches

@@ -4,8 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ejax.preflight.programs import for_each_program
-from ejax.preflight.run import absent_run
+from ejax.preflight.run import absent_run, for_each_program
 
 from .programs import compile_program
 from .report import Settings, describe

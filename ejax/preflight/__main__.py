@@ -31,9 +31,8 @@ def _run(args: argparse.Namespace) -> int:
 
     from ejax.preflight.run import preflight
 
-    found = preflight(
-        str(args.config), args.overrides, target=args.target, gpus=args.gpus, hosts=args.hosts, fit=args.fit
-    )
+    options = {name: getattr(args, name) for name in ("target", "gpus", "hosts")}
+    found = preflight(str(args.config), args.overrides, **options)
     show(found, Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False))
     if args.json is not None:
         with by_product(str(args.json)):
@@ -54,70 +53,52 @@ def show(found: dict[str, Any], console: Any) -> None:
     for text in found["notes"]:
         console.print(text)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in (
-        "on each GPU",
-        "peak memory",
-        "of the card",
-        "product FLOPs",
-        "other ops",
-        "bytes",
-        "at least",
-        "limited by",
-    ):
-        table.add_column(column, justify="left" if column in ("on each GPU", "limited by") else "right", no_wrap=True)
+    table.add_column("on each GPU", no_wrap=True)
+    for column in ("peak memory", "of the card", "product FLOPs", "other ops", "bytes", "at least"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("limited by", no_wrap=True)
     for name, each in found["programs"].items():
-        memory, seconds = each["memory"], each["bounds_s"][each["limited_by"]]
+        memory, flops, limit = each["memory"], sum(each["product_flops"].values()), each["limited_by"]
         table.add_row(
-            {"evaluate": "an evaluation"}.get(name, "an update"),
-            *(_scaled(memory["peak"], 1024, "B", "KiB", "MiB", "GiB"), f"{memory['fraction_of_card']:.2%}"),
-            *(_scaled(sum(each["product_flops"].values())), _scaled(each["element_ops"])),
-            *(_scaled(each["bytes"], 1024, "B", "KiB", "MiB", "GiB"), f"{seconds * 1e6:,.3g} µs", each["limited_by"]),
+            "an evaluation" if name == "evaluate" else "an update",
+            *(_size(memory["peak"]), f"{memory['fraction_of_card']:.2%}"),
+            *(_scaled(flops), _scaled(each["element_ops"]), _size(each["bytes"])),
+            *(f"{each['bounds_s'][limit] * 1e6:,.3g} µs", limit),
         )
     console.print(table)
     if fit := found["largest_num_envs"]:
         console.print(f"\nLargest num_envs on each GPU: {fit['num_envs']:,} ({fit['method']})")
     if replay := found["replay"]:
-        place = {"host": "in the memory of the host", "shared": "in files"}.get(replay["storage"])
-        place = place or f"on each GPU; the largest that fits: {replay['largest_capacity']:,}"
-        console.print(
-            f"\nReplay buffer: {replay['capacity']:,} transitions of {replay['row_bytes']:,} bytes, "
-            f"{_scaled(replay['bytes'], 1024, 'B', 'KiB', 'MiB', 'GiB')} {place}; "
-            f"{replay['gathers_per_update']:,} minibatches of {replay['rows_per_gather']:,} rows an update"
-        )
+        rows = f"{replay['capacity']:,} transitions of {replay['row_bytes']:,} bytes, {_size(replay['bytes'])}"
+        console.print(f"\nReplay buffer: {rows} on each GPU; the largest that fits: {replay['largest_capacity']:,}")
     for title, key in (("Assumed", "assumptions"), ("Not known", "not_known")):
         console.print(f"\n{title}:")
         for text in found[key]:
             console.print(f"- {text}")
 
 
-def _scaled(number: float, factor: int = 1000, *units: str) -> str:
-    first, *others = units or ("", "k", "M", "G", "T")
-    while number >= factor and others:
-        number, (first, *others) = number / factor, others
-    return f"{number:.4g} {first}".rstrip()
+def _size(number: float) -> str:
+    return _scaled(number, 1024, ("B", "KiB", "MiB", "GiB"))
+
+
+def _scaled(number: float, factor: int = 1000, units: tuple[str, ...] = ("", "k", "M", "G", "T")) -> str:
+    power = 0
+    while number >= factor and power < len(units) - 1:
+        number, power = number / factor, power + 1
+    return f"{number:.4g} {units[power]}".rstrip()
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m ejax.preflight",
-        description="Compile a config for GPUs that are not here: its memory on each, and the work of an update.",
-    )
+    about = "Compile a config for GPUs that are not here: its memory on each, and the work of an update."
+    parser = argparse.ArgumentParser("python -m ejax.preflight", description=about)
     parser.add_argument("--config", type=a_path, required=True, metavar="FILE", help="JSON or YAML; see docs/config.md")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as in ejax.train")
-    parser.add_argument(
-        "--target",
-        type=expanded,
-        default="h100",
-        metavar="h100|h200|a100|l40s|rtx4090|b200|FILE",
-        help="the card, or a file with XLA's GpuTargetConfigProto as text (default: %(default)s)",
-    )
+    cards, text = "h100|h200|a100|l40s|rtx4090|b200|FILE", "the card, or a file with XLA's GpuTargetConfigProto as text"
+    parser.add_argument("--target", type=expanded, default="h100", metavar=cards, help=f"{text} (default: %(default)s)")
     parser.add_argument(
         "--gpus", type=int, default=1, metavar="N", help="cards in each host, which share the environments"
     )
     parser.add_argument("--hosts", type=int, default=1, metavar="N")
-    parser.add_argument(
-        "--fit", action="store_true", help="compile at several sizes for the largest num_envs that fits"
-    )
     parser.add_argument("--json", type=a_path, metavar="FILE", help="write everything there, too")
     add_trust_option(parser)
     return parser

@@ -1,124 +1,108 @@
-"""One preflight: a config on so many cards, its memory and work there, and the largest number of environments."""
+"""One preflight: a config's programs compiled for cards that are not here, with their memory and work on each.
+
+The programs are the very ones of training and evaluation, lowered from shapes; nothing runs.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
 
+from ejax.collectors.replay_buffer import take_out
 from ejax.config import ConfigError, Problem, RunConfig, load_config
-from ejax.preflight.programs import Memory, Program, for_each_program, on_accelerator
-from ejax.preflight.targets import Card, find_card
+from ejax.envs.mujoco.choice import ENGINES
+from ejax.policies.heads import uses_dropout
+from ejax.preflight.targets import TABLE, Card, find_card
 from ejax.preflight.work import Work, count_work
+from ejax.rollout import reset, unroll, with_memory
 from ejax.runtime.device import matmul_precision
 from ejax.runtime.host_call import FOR_ABSENT_DEVICES
+from ejax.runtime.sharding import make_mesh, replicated, shapes_on
+from ejax.training.build import build
+from ejax.training.environments import evaluation_env, resolve_physics
+from ejax.training.evaluators import DeviceEvaluator
+from ejax.training.host_steppers import HostStepper
+from ejax.training.parts import Parts
+from ejax.training.replay_memory import replay_bytes
+from ejax.training.steppers import DeviceStepper
 from ejax.training.watchdog import guarded_calls
+from ejax.types import HostEnv, Key, Params, Rollout
 
-_PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
-
-
-def compiler_problem() -> str | None:
-    """Return the reason why nothing can be compiled for a GPU here, with the remedy; None: there is none."""
-    wanted = jax.__version__
-    for packages in _PACKAGES:
-        found = {name: _version(name) for name in packages}
-        if not all(found.values()):
-            continue
-        # JAX does not use a plugin of another release
-        if set(found.values()) == {wanted}:
-            return None
-        have = ", ".join(f"{name} {number}" for name, number in found.items())
-        return f"{have} do not fit jax {wanted}; {_remedy(wanted)}"
-    return f"compiling for a GPU needs XLA's GPU compiler, which is not installed; {_remedy(wanted)}"
-
-
-def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]:
-    """Describe the devices of machines that are not here; needs the compiler. ConfigError: it refuses the card."""
-    jax.devices()  # loads the plugin
-    try:
-        topology = topologies.get_topology_desc(platform="cuda", topology=f"1x{hosts}x{gpus}", target_config=card.text)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise ConfigError([Problem("--target", f"XLA refuses {card.name}: {error}")], "ejax.preflight") from error
-    return topology.devices
-
-
-@contextmanager
-def without_compilation_cache() -> Iterator[None]:
-    """Keep JAX from writing what it compiles for absent devices into its cache, which it cannot read again, and have no
-    device asked for a call of the host."""
-    kept: bool = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]  # jax defines it at run time
-    jax.config.update("jax_enable_compilation_cache", False)
-    token = FOR_ABSENT_DEVICES.set(True)
-    try:
-        yield
-    finally:
-        FOR_ABSENT_DEVICES.reset(token)
-        jax.config.update("jax_enable_compilation_cache", kept)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _remedy(wanted: str) -> str:
-    return (
-        "pip install -e '.[preflight]' in ejax's folder, which also brings the jax that it fits, or "
-        f"pip install jax-cuda12-plugin=={wanted} jax-cuda12-pjrt=={wanted}"
-    )
-
-
+Result = TypeVar("Result")
 USABLE = 0.75
 """Share of a card's memory that JAX takes by default (``XLA_PYTHON_CLIENT_MEM_FRACTION``)."""
 
 
-ASSUMED = (
-    "{name}: {gib:.4g} GiB, {bandwidth:.4g} TB/s, FP32 {fp32:.4g} TFLOP/s, matrix products {rates} TFLOP/s (f32 is "
-    "TF32, f32 exact takes the FP32 rate)",
-    "elementwise operations are fused with what reads them, nothing stays in the L2 cache",
-    "a loop of unknown length takes one trip; of a conditional's branches the one with most operations runs",
-)
-NOT_KNOWN = (
-    "launches of kernels, which bound small networks: the estimate is a bound from below, not a forecast",
-    "trips of loops of unknown length (MJX's solver, evaluations)",
-    "memory that the allocator loses between buffers, and what CUDA, NCCL and libraries take for themselves",
-)
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each device, from XLA's plan."""
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    peak: int
+    """All of them: XLA allocates the temporaries of a program at once, for as long as it runs."""
+    fixed: int
+    """Parameters, optimizer and other state of a training that does not grow with the environments."""
+    replay: int = 0
+    """Rows of replay buffers, which are written where they are."""
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A program's memory and work on each device."""
+class Program:
+    """One of a run's programs, lowered for devices that need not be here."""
 
     name: str
-    memory: Memory
-    work: Work
-    library_products: bool
-    """Matrix products are cuBLAS's, none XLA's own."""
-    seconds: float
+    """``train``, ``learn`` or ``evaluate``."""
+    traced: jax.stages.Traced
+    lowered: jax.stages.Lowered
+    fixed: int
+    """See ``Memory``, as for ``replay``."""
+    replay: int = 0
+
+    def compile(self, dump: Path | None = None) -> tuple[jax.stages.Compiled, bool]:
+        """Compile it, with XLA's account of it in the folder ``dump``; True: all products are library calls.
+
+        Without a card XLA takes the tiles that it begins with for each product, and gives up where they do not fit what
+        is fused into it, such as a transposition of an odd number of rows.
+        """
+        options: dict[str, str | bool] = {} if dump is None else {"xla_dump_to": str(dump)}
+        try:
+            return self.lowered.compile(options), False
+        except jax.errors.JaxRuntimeError as error:
+            if "Couldn't find output tile sizes" not in str(error):
+                raise
+        return self.lowered.compile({**options, "xla_gpu_enable_triton_gemm": False}), True
+
+    def memory(self, compiled: jax.stages.Compiled) -> Memory:
+        """Read XLA's plan of its memory."""
+        plan: Any = compiled.memory_analysis()
+        # an output that reuses a donated argument's buffer needs no further memory
+        sizes = (
+            plan.argument_size_in_bytes,
+            plan.output_size_in_bytes - plan.alias_size_in_bytes,
+            plan.temp_size_in_bytes,
+        )
+        return Memory(*sizes, sum(sizes), self.fixed, self.replay)
 
 
 def preflight(
-    config: str,
-    overrides: Sequence[str] = (),
-    *,
-    target: str = "h100",
-    gpus: int = 1,
-    hosts: int = 1,
-    fit: bool = False,
+    config: str, overrides: Sequence[str] = (), *, target: str = "h100", gpus: int = 1, hosts: int = 1
 ) -> dict[str, Any]:
     """Compile what a config runs for GPUs that are not here: its memory on each, and the work of an update.
 
     Args:
         target: a card's short name, or a file; see ``ejax.preflight.targets``.
         gpus: on each of ``hosts`` machines.
-        fit: compile at several sizes for the largest ``num_envs``, instead of an estimate.
 
     Returns:
         A dict that is ready for JSON.
@@ -127,14 +111,9 @@ def preflight(
         ConfigError: the config, the card, or the compiler that is missing.
     """
     began, worked = time.monotonic(), time.process_time()
-    largest: Fit | None = None
     with absent_run(config, overrides, target=target, gpus=gpus, hosts=hosts) as (read, notes, card, devices):
-        programs = for_each_program(partial(measure, len(devices)), read, devices)
-        training, num_envs = programs[0], read.trainer.num_envs
-        if training.name == "train" and fit:
-            largest = search(partial(_memory_at, read, devices), training.memory, num_envs, card.memory)
-        elif training.name == "train":
-            largest = estimate(training.memory, num_envs, card.memory)
+        programs = for_each_program(partial(measure, card, len(devices)), read, devices)
+    (name, memory, _), num_envs = programs[0], read.trainer.num_envs
     rates = ", ".join(f"{name} {rate / 1e12:.4g}" for name, rate in card.matrix.items()) or "none known"
     numbers: Any = {"gib": card.memory / 2**30, "bandwidth": card.bandwidth / 1e12, "fp32": card.fp32 / 1e12}
     seconds = {"wall": time.monotonic() - began, "cpu": time.process_time() - worked}
@@ -148,12 +127,12 @@ def preflight(
         "num_envs": num_envs,
         "notes": list(notes),
         "card": {name: value for name, value in asdict(card).items() if name != "text"},
-        "programs": {each.name: describe(each, card) for each in programs},
+        "programs": {name: facts for name, _, facts in programs},
         "env_steps_per_update": num_envs * len(devices) * read.trainer.buffer_size,
-        "largest_num_envs": None if largest is None else asdict(largest),
-        "replay": replay_facts(read, training.memory, len(devices), card.memory),
-        "assumptions": [each.format(name=card.name, rates=rates, **numbers) for each in ASSUMED],
-        "not_known": list(NOT_KNOWN),
+        "largest_num_envs": estimate(memory, num_envs, card.memory) if name == "train" else None,
+        "replay": replay_facts(read, memory, len(devices), card.memory),
+        "assumptions": [each.format(name=card.name, rates=rates, **numbers) for each in TABLE["assumptions"]],
+        "not_known": TABLE["not_known"],
         "seconds": {name: round(number, 1) for name, number in seconds.items()},
     }
 
@@ -165,12 +144,10 @@ def absent_run(
     """Read a config as for ``gpus`` of the card on each of ``hosts``, and trace in the block: ``(config, notes on what
     it leaves open, card, devices)``. Errors as ``preflight``."""
     if gpus < 1 or hosts < 1:
-        raise ConfigError(
-            [Problem("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1")], "ejax.preflight"
-        )
+        raise _refusal("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1", "ejax.preflight")
     card = find_card(target)
     if problem := compiler_problem():
-        raise ConfigError([Problem("", problem)], "ejax.preflight")
+        raise _refusal("", problem, "ejax.preflight")
     read, notes = on_accelerator(load_config(config, overrides, device="cpu"))
     devices = absent_devices(card, gpus=gpus, hosts=hosts)
     with (
@@ -181,98 +158,177 @@ def absent_run(
         yield read, notes, card, devices
 
 
-def measure(num_devices: int, program: Program) -> Compiled:
-    """Compile a program, and count its work on each of the devices that share it."""
+def compiler_problem() -> str | None:
+    """Return the reason why nothing can be compiled for a GPU here, with the remedy; None: there is none."""
+    wanted = jax.__version__
+    remedy = (
+        "pip install -e '.[preflight]' in ejax's folder, which also brings the jax that it fits, or "
+        f"pip install jax-cuda12-plugin=={wanted} jax-cuda12-pjrt=={wanted}"
+    )
+    for cuda in ("cuda12", "cuda13"):
+        found = {name: _version(name) for name in (f"jax-{cuda}-plugin", f"jax-{cuda}-pjrt")}
+        if set(found.values()) == {wanted}:
+            return None
+        if all(found.values()):  # JAX does not use a plugin of another release
+            have = ", ".join(f"{name} {number}" for name, number in found.items())
+            return f"{have} do not fit jax {wanted}; {remedy}"
+    return f"compiling for a GPU needs XLA's GPU compiler, which is not installed; {remedy}"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]:
+    """Describe the devices of machines that are not here; needs the compiler. ConfigError: it refuses the card."""
+    jax.devices()  # loads the plugin
+    try:
+        topology = topologies.get_topology_desc(platform="cuda", topology=f"1x{hosts}x{gpus}", target_config=card.text)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise _refusal("--target", f"XLA refuses {card.name}: {error}", "ejax.preflight") from error
+    return topology.devices
+
+
+@contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Keep what is compiled for absent devices out of JAX's cache, which cannot read it; no device calls the host."""
+    kept: bool = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]  # jax defines it at run time
+    jax.config.update("jax_enable_compilation_cache", False)
+    token = FOR_ABSENT_DEVICES.set(True)
+    try:
+        yield
+    finally:
+        FOR_ABSENT_DEVICES.reset(token)
+        jax.config.update("jax_enable_compilation_cache", kept)
+
+
+def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """Settle a config's physics engine as on an NVIDIA GPU, and note which and why.
+
+    Raises:
+        ConfigError: it names the C engine, which steps on the host, or one that is not installed.
+    """
+    settled, notes = resolve_physics(config, platform="cuda")
+    given = str(settled.env.cfg.get("physics"))
+    if given in ENGINES and ENGINES[given].on_host:
+        others = " or ".join(sorted(name for name, each in ENGINES.items() if not each.on_host))
+        text = f"got '{given}': {ENGINES[given].title} steps on the host, not on a GPU; give env.cfg.physics={others}"
+        raise _refusal("env.cfg.physics", text)
+    return settled, notes
+
+
+def for_each_program(
+    use: Callable[[Program], Result], config: RunConfig, devices: Sequence[jax.Device]
+) -> list[Result]:
+    """Use a training's own program, then its evaluation's, for a config from ``on_accelerator``.
+
+    Raises:
+        ConfigError: what runs outside JAX cannot be compiled.
+    """
+    # side by side: the compiler is one thread for the most part, and one program is traced while the other is compiled
+    with ThreadPoolExecutor(2) as pool:
+        parts = _parts(config, devices)
+        fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
+        name = "train" if isinstance(parts.stepper, DeviceStepper) else "learn"
+        traced, replay = _training(config, parts, devices), replay_bytes(parts.state) // len(devices)
+        running = [pool.submit(use, Program(name, traced, traced.lower(), fixed, replay))]
+        if config.trainer.enable_eval:
+            place = SingleDeviceSharding(devices[0]) if len(devices) == 1 else replicated(make_mesh(devices))
+            evaluator = DeviceEvaluator(parts.policy, evaluation_env(config, parts.env), config.trainer)
+            traced = evaluator.trace(shapes_on(place, parts.state.train.params))
+            running.append(pool.submit(use, Program("evaluate", traced, traced.lower(), fixed)))
+        return [each.result() for each in running]
+
+
+def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
+    name = config.env.id
+    if config.data is not None:
+        text = f"{config.algorithm.name} learns from demonstrations, whose shapes are known once they are made"
+        raise _refusal("algorithm.name", f"{text}; give an algorithm that learns from its environments, such as ppo")
+    try:
+        parts = build(config, absent=devices)
+    except ImportError as error:
+        raise _refusal("env.id", f"{name} cannot be made here: {error}") from error
+    if isinstance(parts.env, HostEnv):
+        parts.env.close()
+        text = f"{name} lives outside JAX: a GPU would only run the policy and the updates, as fast as its host"
+        raise _refusal("env.id", f"{text} delivers rollouts; give an environment in JAX")
+    return parts
+
+
+def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Traced:
+    trainer, stepper = config.trainer, parts.stepper
+    if isinstance(stepper, DeviceStepper):
+        return stepper.trace(*stepper.shapes(parts.state, devices[0]))
+    if not isinstance(stepper, HostStepper) or len(devices) > 1:
+        text = f"got '{trainer.collector.mode}': its updates are compiled for one GPU; give --gpus 1"
+        raise _refusal("trainer.collector.mode", text)
+
+    def collect(params: Params, key: Key) -> Rollout:
+        envs = with_memory(reset(parts.env, key, trainer.num_envs), parts.policy)
+        dropout = uses_dropout(parts.policy)
+        return unroll(parts.policy, parts.env, params, envs, key, num_steps=trainer.buffer_size, dropout=dropout)[0]
+
+    key = jax.random.key(trainer.seed)
+    # made on the host in a run; its shapes are those of the same steps in JAX
+    rollout = jax.eval_shape(collect, parts.state.train.params, key)
+    # outside JAX some steps only reset: the mask is an input of the real program
+    rollout = replace(rollout, valid=jax.ShapeDtypeStruct(rollout.reward.shape, bool))
+    # environments on the host are no arrays of the program
+    state, replays = take_out(replace(parts.state, envs=()))
+    place = SingleDeviceSharding(devices[0])
+    return stepper.learn.trace(*(shapes_on(place, each) for each in (state, rollout, key, replays)))
+
+
+def measure(card: Card, num_devices: int, program: Program) -> tuple[str, Memory, dict[str, Any]]:
+    """Compile a program, and count its work on each of the devices that share it: ``(its name, memory, facts)``."""
     began = time.monotonic()
     compiled, library_products = program.compile()
-    work = Work()
+    memory, work = program.memory(compiled), Work()
     work.add(count_work(program.traced.jaxpr), 1.0 / num_devices)
-    return Compiled(program.name, program.memory(compiled), work, library_products, time.monotonic() - began)
-
-
-def describe(compiled: Compiled, card: Card) -> dict[str, Any]:
-    """Describe a program as JSON can hold it, with the least time that its traffic and its arithmetic take."""
-    work = compiled.work
     products = sum(flops / card.matrix.get(name, card.fp32) for name, flops in work.products.items())
     bounds = {"memory": work.num_bytes / card.bandwidth, "arithmetic": products + work.elements / card.fp32}
-    return {
-        "memory": asdict(compiled.memory) | {"fraction_of_card": compiled.memory.peak / card.memory},
+    facts = {
+        "memory": asdict(memory) | {"fraction_of_card": memory.peak / card.memory},
         "product_flops": {name: round(flops) for name, flops in sorted(work.products.items())},
         "element_ops": round(work.elements),
         "bytes": round(work.num_bytes),
         "loops_of_unknown_length": work.open_loops,
         "bounds_s": bounds,
         "limited_by": max(bounds, key=bounds.__getitem__),
-        "library_products": compiled.library_products,
-        "seconds": round(compiled.seconds, 1),
+        "library_products": library_products,  # cuBLAS's, none XLA's own
+        "seconds": round(time.monotonic() - began, 1),
     }
+    return program.name, memory, facts
 
 
-def _memory_at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) -> Memory:
-    trainer = config.trainer.model_copy(update={"num_envs": num_envs})
-    resized = config.model_copy(update={"trainer": trainer})
-    return for_each_program(lambda each: each.memory(each.compile()[0]), resized, devices, evaluation=False)[0]
-
-
-def replay_facts(config: RunConfig, memory: Memory, num_devices: int, card_memory: int) -> dict[str, Any] | None:
-    """Describe a run's replay buffer: bytes on each GPU, or those on the host; the largest that fits the GPUs; and what
-    an update reads of it. None: it has none."""
-    options: Any = config.algorithm.cfg
-    if not memory.replay + memory.replay_on_host:
-        return None
-    beside = getattr(options, "demonstrations", None)
-    demonstrated = beside.num_transitions if beside else 0
-    row = (memory.replay * num_devices + memory.replay_on_host) // (options.replay.capacity + demonstrated)
-    room = max(int(USABLE * card_memory) - memory.peak + memory.replay, 0)
-    return {
-        "capacity": options.replay.capacity,
-        "row_bytes": row,
-        "bytes": memory.replay_on_host or memory.replay,
-        "storage": options.replay.storage,
-        "largest_capacity": None if memory.replay_on_host else max(room * num_devices // row - demonstrated, 0),
-        "gathers_per_update": options.gradient_steps,
-        "rows_per_gather": options.batch_size,
-    }
-
-
-@dataclass(frozen=True)
-class Fit:
-    num_envs: int
-    """On each GPU; 0: not even one."""
-    method: str
-    usable: int
-    """Bytes that were there for it."""
-
-
-def estimate(memory: Memory, num_envs: int, card_memory: int) -> Fit:
-    """Estimate from one compilation, rather low: all but the fixed memory is taken to grow with the environments."""
+def estimate(memory: Memory, num_envs: int, card_memory: int) -> dict[str, Any]:
+    """Estimate the largest ``num_envs`` from one compilation, rather low: all but the fixed memory grows with it."""
     usable = int(USABLE * card_memory)
     fixed = 2 * memory.fixed + memory.replay  # what an update reads, and what it writes
     per_env = max(memory.peak - fixed, 1) / num_envs
-    most = max(int((usable - fixed) / per_env), 0)
     method = (
         f"estimated from the peak at {num_envs:,}, all of it but parameters and optimizer taken to grow with num_envs; "
-        f"{USABLE:.0%} of the card's memory, JAX's default; --fit compiles to find out"
+        f"{USABLE:.0%} of the card's memory, JAX's default"
     )
-    return Fit(most, method, usable)
+    return {"num_envs": max(int((usable - fixed) / per_env), 0), "method": method, "usable": usable}
 
 
-def search(memory_at: Callable[[int], Memory], first: Memory, num_envs: int, card_memory: int) -> Fit:
-    """Compile at two sizes, then where the line through them meets the memory; ``first``: at ``num_envs``."""
-    usable = int(USABLE * card_memory)
-    points = [(num_envs, first.peak)]
-    # far enough that what grows outweighs what does not
-    size = 8 * num_envs
-    # memory is so close to linear in num_envs that two or three compilations suffice
-    for _ in range(4):
-        points.append((size, memory_at(size).peak))
-        (n0, peak0), (n1, peak1) = points[-2:]
-        slope = max((peak1 - peak0) / (n1 - n0), 1.0) if n1 != n0 else 1.0
-        # a multiple where the line meets the memory; 1% below: padding bends the line
-        crossing = max(int(0.99 * (n1 + (usable - peak1) / slope)) // num_envs, 1) * num_envs
-        if points[-1][1] <= usable and crossing <= points[-1][0]:
-            break
-        size = crossing
-    fitting = max((size for size, peak in points if peak <= usable), default=0)
-    tried = ", ".join(f"{size:,}: {peak / 2**30:.3g} GiB" for size, peak in points)
-    return Fit(fitting, f"compiled at {tried}; {USABLE:.0%} of the card's memory, JAX's default", usable)
+def replay_facts(config: RunConfig, memory: Memory, num_devices: int, card_memory: int) -> dict[str, Any] | None:
+    """Describe a replay buffer on the GPUs, and the largest that fits them. None: the run has none there."""
+    if not memory.replay:
+        return None
+    options: Any = config.algorithm.cfg
+    capacity, beside = options.replay.capacity, getattr(options, "demonstrations", None)
+    demonstrated = beside.num_transitions if beside else 0
+    row = memory.replay * num_devices // (capacity + demonstrated)
+    room = max(int(USABLE * card_memory) - memory.peak + memory.replay, 0)
+    largest = max(room * num_devices // row - demonstrated, 0)
+    return {"capacity": capacity, "row_bytes": row, "bytes": memory.replay, "largest_capacity": largest}
+
+
+def _refusal(key: str, text: str, source: str = "config") -> ConfigError:
+    return ConfigError([Problem(key, text)], source)

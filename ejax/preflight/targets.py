@@ -1,7 +1,6 @@
 """Cards to compile for: XLA's description of each, and the rates that its bounds come from (``targets.toml``)."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ejax.schema.plain_files import read_text
 from ejax.schema.problems import ConfigError, Problem
+from ejax.schema.tables import tables_beside
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,16 @@ def _refused(text: str) -> ConfigError:
     return ConfigError([Problem("--target", text)], "ejax.preflight")
 
 
-def _card(row: Mapping[str, Any], template: Template) -> Card:
+def _card(row: Mapping[str, Any]) -> Card:
     kib = row["shared_kib"]
     sizes = {"memory": round(row["gib"] * 2**30), "bandwidth": round(row["tb_s"] * 1e12), "l2": row["l2_mib"] * 2**20}
     # CUDA keeps 1 KiB of each block's share for itself
-    text = template.substitute(row, **sizes, shared=kib * 1024, shared_of_block=(kib - 1) * 1024)
+    text = Template(TABLE["xla"]).substitute(row, **sizes, shared=kib * 1024, shared_of_block=(kib - 1) * 1024)
     tf32 = row["tf32"] * 1e12
     # the tensor cores of all these cards are twice as fast in 16 bits
     matrix = {"f32": tf32, "bf16": 2.0 * tf32, "f16": 2.0 * tf32}
-    return replace(_read_card(text, _TABLE), matrix=matrix, link=row["link_gb_s"] * 1e9)
+    return replace(_read_card(text, Path(__file__)), matrix=matrix, link=row["link_gb_s"] * 1e9)
 
 
-def _cards() -> dict[str, Card]:
-    table = tomllib.loads(_TABLE.read_text())
-    return {name: _card(row, Template(table["xla"])) for name, row in table["cards"].items()}
-
-
-_TABLE = Path(__file__).with_suffix(".toml")
-CARDS = _cards()
+TABLE = tables_beside(__file__)
+CARDS = {name: _card(row) for name, row in TABLE["cards"].items()}

@@ -74,8 +74,7 @@ def _inner(params: dict[str, Any]) -> list[ClosedJaxpr | Jaxpr]:
 
 
 def _add_operation(work: Work, name: str, equation: Any) -> None:
-    operands: list[Any] = [v.aval for v in equation.invars]
-    results: list[Any] = [v.aval for v in equation.outvars]
+    operands, results = ([variable.aval for variable in side] for side in (equation.invars, equation.outvars))
     result: Any = results[0] if results else None
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
@@ -87,7 +86,7 @@ def _add_operation(work: Work, name: str, equation: Any) -> None:
         work.products[_precision(operands[0], equation.params)] += flops
     elif name.startswith(_REDUCES):
         work.elements += max((_size(each) for each in operands), default=0)
-    elif name not in _MOVES and result is not None:
+    elif name not in _MOVES:
         work.elements += _size(result)
     if name.startswith(_PASSES):
         # of what is gathered from or scattered into only the rows are touched
@@ -105,11 +104,9 @@ def _precision(operand: Any, params: dict[str, Any]) -> str:
 
 
 def _size(shape: Any) -> int:
-    return getattr(shape, "size", 0)
+    return getattr(shape, "size", 0)  # a token has none
 
 
 def _bytes(shape: Any) -> float:
-    dtype = getattr(shape, "dtype", None)
-    if dtype is None:
-        return 0.0
-    return _size(shape) * (8 if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else dtype.itemsize)
+    is_key = jax.dtypes.issubdtype(shape.dtype, jax.dtypes.prng_key)
+    return _size(shape) * (8 if is_key else shape.dtype.itemsize)

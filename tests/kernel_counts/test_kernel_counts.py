@@ -21,8 +21,7 @@ from benchmarks.kernel_counts.hlo import parse
 from benchmarks.kernel_counts.programs import compile_program
 from benchmarks.kernel_counts.report import Settings, describe
 from ejax.config import parse_config
-from ejax.preflight.programs import for_each_program
-from ejax.preflight.run import compiler_problem
+from ejax.preflight.run import compiler_problem, for_each_program
 from ejax.preflight.targets import CARDS
 
 ROOT = Path(__file__).parents[2]

@@ -56,7 +56,6 @@ OTHERWISE = {
     ("ejax/schema/tables.py", "Path(module).with_suffix('.toml').read_text"): _SHIPPED,
     ("ejax/schema/writing.py", "os.open"): _READER,
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
-    ("ejax/preflight/targets.py", "_TABLE.read_text"): _SHIPPED,
     ("ejax/report/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
     ("ejax/training/profile.py", "jax.profiler.ProfileData.from_file"): _OWN,
     ("ejax/store/run_lock.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,
