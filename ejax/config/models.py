@@ -30,9 +30,9 @@ from ejax.algorithms.record import Algorithm
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
+from ejax.policies.memory_config import MemoryConfig
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.record import PolicyKind, find_policy
-from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
 from ejax.runtime.device import MatmulPrecision
 from ejax.schema.frozen import ANY_CASE, Kwargs, MayChange, PathText, StrictModel, freeze

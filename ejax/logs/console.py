@@ -21,7 +21,6 @@ from rich.text import Text
 
 from ejax.logs.best import Best
 from ejax.logs.latest import GROUPS, SHORT_NAME, Latest, at, duration, number
-from ejax.logs.notebook import NotebookView, in_notebook
 
 _MAX_CELLS = 12
 _MAX_NAME = 20
@@ -42,6 +41,8 @@ class View(Protocol):
 def make_console(title: str, *, total_steps: int, start_step: int = 0, file: TextIO | None = None) -> View:
     """Make the view that fits ``file`` (default: standard output): live in a terminal or a notebook, else plain."""
     if file is None and in_notebook():
+        from ejax.logs.notebook import NotebookView  # draws curves
+
         return NotebookView(title, total_steps=total_steps, start_step=start_step)
     file = file or sys.stdout
     terminal = Console(file=file)
@@ -49,6 +50,15 @@ def make_console(title: str, *, total_steps: int, start_step: int = 0, file: Tex
     if file.isatty() and not terminal.is_dumb_terminal:
         return LiveView(terminal, title, total_steps=total_steps, start_step=start_step)
     return PlainView(file, Latest(title, total_steps=total_steps, start_step=start_step))
+
+
+def in_notebook() -> bool:
+    """Return whether this process runs a notebook's cells."""
+    # not imported: whoever runs a notebook has
+    ipython, kernels = sys.modules.get("IPython"), sys.modules.get("ipykernel.zmqshell")
+    return (
+        ipython is not None and kernels is not None and isinstance(ipython.get_ipython(), kernels.ZMQInteractiveShell)
+    )
 
 
 def summary(facts: Mapping[str, object], file: TextIO | None = None) -> None:

@@ -4,7 +4,6 @@ HTML of our own and not rich's Live, which the terminal has: Live draws no curve
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
@@ -26,14 +25,6 @@ _CURVES = {
 }
 _OF_MEMBERS = "/median"
 """The end of the tags of a population's summaries."""
-
-
-def in_notebook() -> bool:
-    # not imported: whoever runs a notebook has
-    ipython, kernels = sys.modules.get("IPython"), sys.modules.get("ipykernel.zmqshell")
-    return (
-        ipython is not None and kernels is not None and isinstance(ipython.get_ipython(), kernels.ZMQInteractiveShell)
-    )
 
 
 class NotebookView:

@@ -16,7 +16,6 @@ from ejax.algorithms.step import RunState
 from ejax.collectors import HostStep
 from ejax.config import RunConfig
 from ejax.logs.latest import duration, number
-from ejax.logs.notebook import result_html
 from ejax.schema.messages import explain
 from ejax.training.cadence import Cadence
 from ejax.types import Env, HostEnv, Params, Policy
@@ -54,6 +53,8 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """Show curves and facts in a notebook."""
+        from ejax.logs.notebook import result_html  # draws curves
+
         facts = {
             "run": str(self.run_dir),
             "steps": f"{self.global_step:,}, in {self.num_updates:,} updates",

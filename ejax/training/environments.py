@@ -6,7 +6,7 @@ word ``auto``, so that a policy can be evaluated with another engine; a checkpoi
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,21 +17,25 @@ import numpy as np
 from flax.core import FrozenDict
 
 from ejax.config import ConfigError, Problem, RunConfig
-from ejax.envs.adapters.gymnasium import vectorize
-from ejax.envs.check import check_shapes
 from ejax.envs.host.calls import call_env
-from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
 from ejax.envs.randomization.names import split_events
 from ejax.envs.randomization.placing import FIELD, add_events, why_none, with_functor_events
-from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.logs.json_records import read_facts
 from ejax.schema.frozen import freeze, thaw, with_value
 from ejax.schema.messages import explain
 from ejax.schema.paths import leaves, nest
-from ejax.schema.registry import is_import_path, resolve
+from ejax.schema.registry import import_entry, is_import_path, resolve
 from ejax.store.checkpoint import CheckpointMeta
 from ejax.types import Env, HostEnv, Phase, Policy, PyTree
+
+_CODE = {
+    "check": "ejax.envs.check:check_shapes",
+    "chunk": "ejax.envs.wrappers.action_chunk:ActionChunk",
+    "guard": "ejax.envs.host.guarded:GuardedEnv",
+    "vectorize": "ejax.envs.adapters.gymnasium:vectorize",
+}
+"""What an environment of ejax's in JAX does not need, and so does not bring."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def adopt_env(config: RunConfig, env: Any, *, num_envs: int, quarantine: Path) -
     if isinstance(env, gymnasium.Env):
         text = f"got one {type(env).__name__}; give a vector environment, such as gymnasium.make_vec(...)"
         raise ConfigError([Problem("env", text)])
-    env = vectorize(env, lambda: env, num_envs)  # a vector environment of Gymnasium's becomes a HostEnv, others stay
+    env = _vectorized(env, lambda: env, num_envs)
     if not isinstance(env, HostEnv):
         return cast(Env, env)
     if env.num_envs != num_envs:
@@ -133,8 +137,8 @@ def _with_events(config: RunConfig, env: Any, phase: Phase) -> Any:
         raise ConfigError([Problem(section, str(error))]) from error
 
 
-def _guarded(config: RunConfig, env: HostEnv, make: Any, max_restarts: int, quarantine: Path) -> GuardedEnv:
-    return GuardedEnv(
+def _guarded(config: RunConfig, env: HostEnv, make: Any, max_restarts: int, quarantine: Path) -> HostEnv:
+    guarded: HostEnv = import_entry(_CODE, "guard")(
         env,
         make,
         recipe=config.env.model_dump(mode="json"),
@@ -142,6 +146,7 @@ def _guarded(config: RunConfig, env: HostEnv, make: Any, max_restarts: int, quar
         max_quarantined=config.trainer.collector.max_quarantined,
         max_restarts=max_restarts,
     )
+    return guarded
 
 
 def check_own_env(config: RunConfig, env: Any) -> None:
@@ -150,7 +155,7 @@ def check_own_env(config: RunConfig, env: Any) -> None:
     if isinstance(env, HostEnv) or not any(isinstance(name, str) and is_import_path("env", name) for name in names):
         return
     try:
-        check_shapes(env)
+        import_entry(_CODE, "check")(env)
     except ConfigError as error:
         problems = [Problem("env.id", f"{config.env.id}: {key}: {text}") for key, text in error.problems]
         raise ConfigError(problems) from error
@@ -182,12 +187,19 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
         make_one = partial(randomized, make, options, events)
     else:
         make_one = partial(make, **options)
-    env = vectorize(make_one(), make_one, num_envs)
+    env = _vectorized(make_one(), make_one, num_envs)
     if size == 1:
         return env
     if isinstance(env, HostEnv):
         raise ValueError(f"action_chunk {size} needs a pure environment, or one that takes action_chunk itself")
-    return ActionChunk(env, size)
+    return import_entry(_CODE, "chunk")(env, size)
+
+
+def _vectorized(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
+    """Make a ``HostEnv`` of an environment of Gymnasium's kind; others stay as they are."""
+    if not isinstance(made, gymnasium.Env | gymnasium.vector.VectorEnv):
+        return made
+    return import_entry(_CODE, "vectorize")(made, make_one, num_envs)
 
 
 def sample_obs(env: Env | HostEnv, num_rows: int) -> PyTree:

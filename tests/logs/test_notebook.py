@@ -13,7 +13,8 @@ from tiny import tiny
 
 from ejax.config import parse_config
 from ejax.logs.best import Best
-from ejax.logs.notebook import NotebookView, in_notebook
+from ejax.logs.console import in_notebook
+from ejax.logs.notebook import NotebookView
 from ejax.run import train
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ejax.algorithms import options as algorithm_options
+from ejax.algorithms import lookup
 from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.record import Algorithm
 from ejax.config.embodichain.draft import Draft
@@ -26,9 +26,11 @@ from ejax.schema.values import is_positive
 from ejax.types import PHASES, Phase
 
 TABLES = tables_beside(__file__)
+# the table alone: the options themselves bring the algorithms' code
+_OF_OPTIONS = tables_beside(lookup.__file__.replace("lookup", "options"))
 MOVED: dict[str, str] = (
     TABLES["moved"]
-    | {f"algorithm.cfg.{old}": f"algorithm.cfg.{new}" for old, new in algorithm_options.MOVED.items()}
+    | {f"algorithm.cfg.{old}": f"algorithm.cfg.{new}" for old, new in _OF_OPTIONS["moved"].items()}
     | {
         f"policy.{block}.{key}": f"policy.{block}.network_cfg.{key}"
         for block in ("actor", "critic")
@@ -38,7 +40,7 @@ MOVED: dict[str, str] = (
 """Old place -> canonical place."""
 LOGARITHMS: dict[str, str] = TABLES["logarithms"]  # key of a standard deviation -> that of its logarithm
 WITHOUT_EFFECT: dict[str, str] = TABLES["without_effect"] | {
-    f"algorithm.cfg.{name}": text for name, text in algorithm_options.WITHOUT_EFFECT.items()
+    f"algorithm.cfg.{name}": text for name, text in _OF_OPTIONS["without_effect"].items()
 }
 GYM_DEFAULTS: dict[str, Any] = TABLES["gym_defaults"]
 """``trainer`` defaults of the ``gym_config`` path, where they differ from the models'."""
