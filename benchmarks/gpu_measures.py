@@ -438,7 +438,7 @@ def _minibatch(config: Any, device: Any) -> dict[str, Any]:
     """Make the rows of a rollout, as an update sees them."""
     import jax
 
-    from ejax.algorithms.batch import flatten
+    from ejax.algorithms.batch import flatten_rollout
     from ejax.algorithms.ppo import ppo_advantage
     from ejax.rollout import unroll
     from ejax.runtime.device import matmul_precision
@@ -452,7 +452,7 @@ def _minibatch(config: Any, device: Any) -> dict[str, Any]:
         def collect(params: Any, envs: Any) -> Any:
             rollout, _ = unroll(parts.policy, parts.env, params, envs, key, num_steps=num_steps, dropout=False)
             advantage, value_target = ppo_advantage(rollout, config=config.algorithm.cfg)
-            return flatten(rollout, value=rollout.value, advantage=advantage, value_target=value_target)
+            return flatten_rollout(rollout, value=rollout.value, advantage=advantage, value_target=value_target)
 
         return jax.device_get(collect(parts.state.train.params, parts.state.envs))
 

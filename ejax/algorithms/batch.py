@@ -29,7 +29,7 @@ Columns: TypeAlias = Callable[[Rollout], Mapping[str, PyTree]]
 MAX_SEQUENCE_LENGTH = 128
 """Steps of a sequence whose length is not given."""
 _NAMES = ("obs", "action", "log_prob", "dropout_seed", "memory", "first", "share", "mask", "weight", "key")
-"""Names of columns that ``flatten`` and ``sgd_epochs`` make."""
+"""Names of columns that ``flatten_rollout`` and ``sgd_epochs`` make."""
 
 
 def make_batch(
@@ -40,7 +40,7 @@ def make_batch(
     /,
     **columns: PyTree | None,
 ) -> tuple[Batch, MinibatchConfig]:
-    """Make the rows of a rollout, leaves [T, N, ...], for ``sgd_epochs``, and their use; ``columns``: see ``flatten``.
+    """Make the rows of a rollout, leaves [T, N, ...], for ``sgd_epochs``, and their use; ``columns``: see ``flatten_rollout``.
 
     Args:
         more: makes the columns of a loss of yours from the rollout.
@@ -54,7 +54,7 @@ def make_batch(
         raise ValueError(f"columns: got {', '.join(taken)}, which the update makes itself; give yours other names")
     num_strata, length = sequence_cut(policy, rollout, options)
     minibatches = options.minibatches(rollout.reward.size, num_strata, length or 1)
-    return flatten(rollout, num_strata, length, **columns, **yours), minibatches
+    return flatten_rollout(rollout, num_strata, length, **columns, **yours), minibatches
 
 
 def sequence_cut(policy: Policy, rollout: Rollout, options: MinibatchOptions) -> tuple[int, int | None]:
@@ -74,7 +74,9 @@ def sequence_cut(policy: Policy, rollout: Rollout, options: MinibatchOptions) ->
     return num_strata, length
 
 
-def flatten(rollout: Rollout, num_strata: int = 1, length: int | None = None, /, **columns: PyTree | None) -> Batch:
+def flatten_rollout(
+    rollout: Rollout, num_strata: int = 1, length: int | None = None, /, **columns: PyTree | None
+) -> Batch:
     """Make rows of ``obs``, ``action``, ``log_prob`` and ``dropout_seed`` of all T·N steps, and of ``columns``.
 
     Args:
@@ -119,7 +121,7 @@ def flatten(rollout: Rollout, num_strata: int = 1, length: int | None = None, /,
 
 
 def apply_to_batch(policy: Policy, params: Params, batch: Batch, *, joint: bool = False) -> tuple[Any, Array, Batch]:
-    """Apply the policy to rows of ``flatten`` with their ``weight`` [B]: ``(distribution, value, batch)``, leaves [B,
+    """Apply the policy to rows of ``flatten_rollout`` with their ``weight`` [B]: ``(distribution, value, batch)``, leaves [B,
     ...]; of sequences [L, B, ...], weights included. ``joint``: the loss reads both, which a GPU may compute as one."""
     seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
     if "memory" not in batch:
@@ -154,7 +156,7 @@ def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, po
         # a large policy's activations for T·N pictures at once would take more memory than its training
         large = has_large_rows(jax.tree.map(lambda x: x[0], rollout.obs))
         return jax.lax.map(seen, rows) if large else seen(rows)
-    batch = flatten(rollout, 1, length)
+    batch = flatten_rollout(rollout, 1, length)
     batch["weight"] = batch.pop("mask")
     num_envs = rollout.reward.shape[1]
 

@@ -68,7 +68,7 @@ def demonstration_problems(wanted: DemonstrationConfig, batch_size: int) -> Iter
         yield Problem(f"{SECTION}.share", f"{text} {batch_size}; both parts need one at least")
 
 
-def add_demonstrations(options: Any, own: Any, rollout: Rollout) -> Any:
+def fill_demonstrations(options: Any, own: Any, rollout: Rollout) -> Any:
     """Fill ``own.demonstrations``, an empty ring, with the first transitions of demonstrations in a row.
 
     Args:

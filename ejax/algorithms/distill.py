@@ -106,7 +106,7 @@ def distill_loss(params: Params, batch: Batch, *, policy: Policy, config: Distil
 
     Args:
         batch: ``obs``, ``label`` with leaves [B, ...]; ``weight`` [B], of sum one over a minibatch; optional
-            ``dropout_seed`` [B]. Of a policy with memory: see ``flatten``.
+            ``dropout_seed`` [B]. Of a policy with memory: see ``flatten_rollout``.
     """
     distribution, _, batch = apply_to_batch(policy, params, batch)
     label = batch["label"]

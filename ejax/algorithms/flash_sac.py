@@ -25,7 +25,7 @@ from flax import struct
 from flax.core import FrozenDict
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from ejax.algorithms.demonstrations import add_demonstrations
+from ejax.algorithms.demonstrations import fill_demonstrations
 from ejax.algorithms.off_policy import (
     OFF_POLICY_FIELDS,
     OffPolicyOptions,
@@ -241,7 +241,7 @@ def _add_demonstrations(options: FlashSACConfig, own: OffPolicyState, rollout: R
     alone = replace(own.extra, returns=replace(own.extra.returns, discounted=jnp.zeros(1)))
     scale = jax.jit(track_scale, static_argnames="config")(alone, rollout, config=options)
     returns = replace(own.extra.returns, moments=scale.returns.moments)
-    return replace(add_demonstrations(options, own, rollout), extra=replace(scale, returns=returns))
+    return replace(fill_demonstrations(options, own, rollout), extra=replace(scale, returns=returns))
 
 
 def _policy_problems(options: FlashSACConfig, policy: Policy) -> Iterator[Problem]:

@@ -135,7 +135,7 @@ def grpo_loss(params: Params, batch: Batch, *, policy: Policy, config: GRPOConfi
     Args:
         batch: ``obs``, ``action``, ``log_prob``, ``advantage`` with leaves [B, ...]; ``weight`` [B], of sum one over a
             minibatch; ``reference_log_prob`` [B] where ``kl_coef`` > 0; optional ``dropout_seed`` [B]. Of a policy with
-            memory: see ``flatten``.
+            memory: see ``flatten_rollout``.
     """
     distribution, _, batch = apply_to_batch(policy, params, batch)
     log_prob = distribution.log_prob(batch["action"])

@@ -20,9 +20,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ejax.algorithms.demonstrations import (
     DemonstrationConfig,
-    add_demonstrations,
     demonstration_problems,
     draw_minibatch,
+    fill_demonstrations,
     sample_own,
 )
 from ejax.algorithms.options import GradientOptions, indivisible
@@ -191,7 +191,7 @@ def make_own(options: Any, policy: Policy, env: Env | HostEnv, num_envs: int) ->
     return replace(own, demonstrations=init_replay(whole, forms, action, num_strata=strata))
 
 
-def rescale_for_devices(options: Any, was: int, now: int) -> Any:
+def _rescale_for_devices(options: Any, was: int, now: int) -> Any:
     """Keep the strata of ``was`` devices on ``now``. ConfigError: these cannot share them."""
     strata = options.replay.strata or was
     if strata % now:
@@ -237,12 +237,12 @@ def policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
 OFF_POLICY_FIELDS: dict[str, Any] = {
     "actions": (gymnasium.spaces.Box,),
     "make_own": make_own,
-    "add_demonstrations": add_demonstrations,
+    "add_demonstrations": fill_demonstrations,
     "keeps_target": True,
     "make_optimizer": lambda options: make_actor_critic_optimizer(options.optimizer, options.critic_optimizer),
     "stops_at_nonfinite": lambda options: not options.skip_nonfinite_updates,
     "problems": shape_problems,
     "policy_problems": policy_problems,
-    "rescale_for_devices": rescale_for_devices,
+    "rescale_for_devices": _rescale_for_devices,
 }
 """Fields of an ``Algorithm`` whose options are ``OffPolicyOptions``."""

@@ -264,7 +264,7 @@ def ppo_loss(params: Params, batch: Batch, *, policy: Policy, config: PPOConfig)
         batch: ``obs``, ``action``, ``log_prob``, ``value``, ``advantage``, ``value_target`` with leaves [B, ...];
             optional ``weight`` [B], of sum one over a minibatch (default 1/B); ``distribution`` (the acting policy's,
             for the exact KL); ``dropout_seed`` [B]; ``behave_weight`` [B], a factor of the surrogate;
-            ``reference_log_prob`` [B] where ``kl_coef`` > 0. Of a policy with memory: see ``flatten``.
+            ``reference_log_prob`` [B] where ``kl_coef`` > 0. Of a policy with memory: see ``flatten_rollout``.
     """
     distribution, value, batch = apply_to_batch(policy, params, batch, joint=True)
     log_prob = distribution.log_prob(batch["action"])

@@ -15,7 +15,7 @@ from ejax.numerics.kernels import is_small
 from ejax.numerics.platforms import by_platform
 from ejax.policies.heads import action_distribution, action_head, apply_network
 from ejax.policies.mlp import ACTIVATIONS, MLP, NetworkConfig
-from ejax.policies.observations import read_observation
+from ejax.policies.observations import network_input
 from ejax.policies.record import PolicyKind
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Array, PyTree
@@ -37,7 +37,7 @@ class ActorOnly(nn.Module):
     def __call__(
         self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
     ) -> tuple[Any, Array]:
-        x = read_observation(self, "actor", obs, observe)
+        x = network_input(self, "actor", obs, observe)
         rows = jax.tree.leaves(obs)[0].shape[:-1]  # of any leaf: all have the rows of the observation
         return action_head(self, x, dropout_seed=dropout_seed, observe=observe), jnp.zeros(rows)
 
@@ -66,7 +66,7 @@ class ActorCritic(nn.Module):
     ) -> tuple[Any, Array]:
         """Evaluate ``obs``, leaves [..., F]; without ``dropout_seed`` [...] uint32 there is no dropout. ``joint``: a
         GPU computes both networks as one, which pays for many rows."""
-        x = {name: read_observation(self, name, obs, observe) for name in ("actor", "critic")}
+        x = {name: network_input(self, name, obs, observe) for name in ("actor", "critic")}
         if joint and are_alike(self, x):
             sizes = {"actor": self.action_spec.num_outputs, "critic": 1}
             outputs = joint_outputs(self, sizes, x, dropout_seed)

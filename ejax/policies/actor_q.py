@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ejax.distributions import ActionSpec
 from ejax.policies.heads import clip_like_torch
 from ejax.policies.mlp import MLP, NetworkConfig
-from ejax.policies.observations import read_observation
+from ejax.policies.observations import network_input
 from ejax.policies.record import PolicyKind
 from ejax.schema.problems import Problem
 from ejax.types import Array, Params, PyTree
@@ -53,7 +53,7 @@ class ActorQ(nn.Module):
     @nn.compact
     def __call__(self, obs: PyTree, *, observe: bool | Array = False) -> tuple[Any, Array]:
         """Return the distribution of actions [..., A] for observations with leaves [..., F], and zeros [...]."""
-        x = read_observation(self, "actor", obs, observe)
+        x = network_input(self, "actor", obs, observe)
         output = MLP(self.actor, 2 * self.action_spec.num_outputs, name="actor")(x)
         mean, log_std = jnp.split(output, 2, axis=-1)
         log_std = clip_like_torch(log_std + self.initial_log_std, *self.log_std_range)
@@ -68,7 +68,7 @@ class ActorQ(nn.Module):
     def action_values(self, obs: PyTree, action: Array, *, observe: bool | Array = False) -> Array:
         """Evaluate ``action`` [..., A], in the environment's units, by each critic: [critics, ...], of distributional
         ones logits [critics, ..., bins]."""
-        x = read_observation(self, "critic", obs, observe)
+        x = network_input(self, "critic", obs, observe)
         x = jnp.concatenate([x, self.action_spec.unit_action(action)], axis=-1)
         stacked = nn.vmap(
             MLP,

@@ -26,7 +26,7 @@ def select_observation(obs: PyTree, groups: tuple[str, ...]) -> Array:
     return jnp.concatenate([flatten_observation(part_of(obs, path)) for path in groups], axis=-1)
 
 
-def read_observation(module: Any, name: str, obs: PyTree, observe: bool | Array) -> Array:
+def network_input(module: Any, name: str, obs: PyTree, observe: bool | Array) -> Array:
     """Select the part of the observation that the network ``name`` reads, [..., O], normalized where fields of
     ``module`` ask for it. For use inside its ``nn.compact`` method."""
     x = select_observation(obs, getattr(module, f"{name}_obs_groups"))

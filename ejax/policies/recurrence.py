@@ -41,7 +41,7 @@ def lstm_cell(given: Array, own: Array, state: State) -> State:
     return jax.nn.sigmoid(show) * jnp.tanh(cell), cell
 
 
-def step(cell: Cell, given: Array, state: State, weight: Array, bias: Array) -> State:
+def cell_step(cell: Cell, given: Array, state: State, weight: Array, bias: Array) -> State:
     """Compute the state after one step. ``given``: Wx + b, [..., G·H]; ``weight``: U; ``bias``: c."""
     return cell(given, state[0] @ weight + widen(bias, given), state)
 
@@ -51,7 +51,7 @@ def sequence(cell: Cell, given: Array, state: State, first: Array, weight: Array
 
     def one_step(state: State, now: tuple[Array, Array]) -> tuple[State, State]:
         x, starts = now
-        after = step(cell, x, _reset(starts, state), weight, bias)
+        after = cell_step(cell, x, _reset(starts, state), weight, bias)
         return after, after
 
     return jax.lax.scan(one_step, state, (given, first))[1]
@@ -70,7 +70,7 @@ def fused_sequence(cell: Cell, given: Array, state: State, first: Array, weight:
 def _forward(cell: Cell, given: Array, state: State, first: Array, weight: Array, bias: Array) -> tuple[State, Any]:
     def one_step(state: State, t: Array) -> tuple[State, State]:
         x, is_last = _at(t, (given, last))
-        after = step(cell, x, state, weight, bias)
+        after = cell_step(cell, x, state, weight, bias)
         return _reset(is_last, after), after  # selected in the cell's kernel, not in one before the next product
 
     last = jnp.concatenate([first[1:], jnp.zeros_like(first[:1])])
@@ -178,7 +178,7 @@ def recur(opened: dict[str, Opened], memory: dict[str, Array], first: Array | No
 
 
 def _apart(
-    opened: dict[str, Opened], memory: dict[str, Array], *first: Array, run: Callable[..., State] = step
+    opened: dict[str, Opened], memory: dict[str, Array], *first: Array, run: Callable[..., State] = cell_step
 ) -> dict[str, tuple[Array, Array]]:
     return {name: _layers(each, memory[name], *first, run=run) for name, each in opened.items()}
 

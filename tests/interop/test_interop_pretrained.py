@@ -111,7 +111,7 @@ def logits(pictures: np.ndarray) -> np.ndarray:
 def torch_efficientnet() -> Any:
     library = pytest.importorskip("efficientnet_lite_pytorch")
     model = library.EfficientNet.from_name("efficientnet-lite0").eval()
-    model.load_state_dict(torch.load(find_weights(efficientnet.WEIGHTS), weights_only=True))
+    model.load_state_dict(torch.load(find_weights(efficientnet.EFFICIENTNET_WEIGHTS), weights_only=True))
     return model
 
 
@@ -163,7 +163,7 @@ def test_weights_of_sentences_are_no_pictures() -> None:
     with pytest.raises(
         WeightsError, match=r"101 without an array: .* 296 of the file without a place: .*, and 284 more"
     ):
-        load_minilm(efficientnet.WEIGHTS)
+        load_minilm(efficientnet.EFFICIENTNET_WEIGHTS)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def loaded() -> tuple[Any, Params, WordPiece]:
 @with_minilm
 def test_embeddings_are_torchs(loaded: tuple[Any, Params, WordPiece]) -> None:
     token, valid = loaded[2].batch(SENTENCES)
-    reference = TorchMiniLM({name: torch.tensor(x) for name, x in load_weights(minilm.WEIGHTS).items()})
+    reference = TorchMiniLM({name: torch.tensor(x) for name, x in load_weights(minilm.MINILM_WEIGHTS).items()})
     got, wanted = embed_sentences(SENTENCES), reference(token, valid)
     np.testing.assert_allclose(got, wanted, atol=1e-4)
     assert (got * wanted).sum(-1).min() > 1 - 1e-6
@@ -185,7 +185,7 @@ def test_embeddings_are_those_of_sentence_transformers() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         library = pytest.importorskip("sentence_transformers")
-        model = library.SentenceTransformer(str(find_weights(minilm.WEIGHTS).parent), device="cpu")
+        model = library.SentenceTransformer(str(find_weights(minilm.MINILM_WEIGHTS).parent), device="cpu")
         wanted = model.encode(list(SENTENCES))
     np.testing.assert_allclose(embed_sentences(SENTENCES), wanted, atol=1e-4)
 

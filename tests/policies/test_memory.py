@@ -15,7 +15,7 @@ from pytest import MonkeyPatch
 from tiny import NETWORK as NETWORK_BLOCK
 from tiny import STEPS, tiny
 
-from ejax.algorithms.batch import apply_to_batch, evaluate_rollout, flatten, reference_log_prob, sequence_cut
+from ejax.algorithms.batch import apply_to_batch, evaluate_rollout, flatten_rollout, reference_log_prob, sequence_cut
 from ejax.algorithms.bc import ALGORITHM as BC
 from ejax.algorithms.bc import BCConfig, bc_loss
 from ejax.algorithms.ppo import PPOConfig, ppo_loss, ppo_update
@@ -288,7 +288,7 @@ def test_sequences_see_what_the_policy_saw_when_it_acted(collected: Any, length:
 def test_sequences_stay_whole_and_weigh_what_their_steps_do(collected: Any, strata: int) -> None:
     policy, params, rollout = collected
     mask = jnp.arange(64.0).reshape(8, 8)
-    batch = flatten(rollout, strata, 4, mask=mask)
+    batch = flatten_rollout(rollout, strata, 4, mask=mask)
     assert batch["obs"].shape == (16, 4, 3) and batch["first"].shape == (16, 4)
     rows = batch["share"] * batch["mask"][:, None]
     second = 4 if strata == 2 else 1  # row 4 of two strata: the second half of the first environment
@@ -369,7 +369,7 @@ def test_the_length_of_sequences_divides_rollouts_and_minibatches(collected: Any
 def test_gradients_in_chunks_add_up(collected: Any) -> None:
     policy, params, rollout = collected
     advantage, target = jax.random.normal(KEY, (2, 8, 8))
-    batch = flatten(rollout, 1, 4, advantage=advantage, value=rollout.value, value_target=target)
+    batch = flatten_rollout(rollout, 1, 4, advantage=advantage, value=rollout.value, value_target=target)
     batch["weight"] = batch.pop("mask") / 64.0
 
     def grad(trained: Any, params: Any, batch: Any) -> Any:

