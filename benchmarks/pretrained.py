@@ -42,7 +42,7 @@ def main() -> None:
     torch.set_num_threads(args.cores)
     torch.set_grad_enabled(False)
     reference = EfficientNet.from_name("efficientnet-lite0").eval()
-    reference.load_state_dict(torch.load(find_weights(efficientnet.WEIGHTS), weights_only=True))
+    reference.load_state_dict(torch.load(find_weights(efficientnet.EFFICIENTNET_WEIGHTS), weights_only=True))
     rng = np.random.default_rng(0)
 
     def timed(call: Callable[[], Any], rows: int) -> float:
@@ -70,7 +70,7 @@ def main() -> None:
 
     sentence, variables, tokenizer = minilm.load_minilm()
     token, valid = tokenizer.batch(SENTENCES)
-    bert = TorchMiniLM({name: torch.tensor(x) for name, x in load_weights(minilm.WEIGHTS).items()})
+    bert = TorchMiniLM({name: torch.tensor(x) for name, x in load_weights(minilm.MINILM_WEIGHTS).items()})
     apply = jax.jit(sentence.apply)
     got, wanted = np.asarray(apply(variables, token, valid)), bert(token, valid)
     ours = timed(lambda: apply(variables, token, valid).block_until_ready(), len(SENTENCES))

@@ -40,10 +40,11 @@ def make_batch(
     /,
     **columns: PyTree | None,
 ) -> tuple[Batch, MinibatchConfig]:
-    """Make the rows of a rollout, leaves [T, N, ...], for ``sgd_epochs``, and their use; ``columns``: see ``flatten_rollout``.
+    """Make the rows of a rollout, leaves [T, N, ...], for ``sgd_epochs``, and their use.
 
     Args:
         more: makes the columns of a loss of yours from the rollout.
+        columns: see ``flatten_rollout``.
 
     Raises:
         ValueError: a ``sequence_length`` that does not divide T, strata that do not divide N, or a column of yours
@@ -121,8 +122,9 @@ def flatten_rollout(
 
 
 def apply_to_batch(policy: Policy, params: Params, batch: Batch, *, joint: bool = False) -> tuple[Any, Array, Batch]:
-    """Apply the policy to rows of ``flatten_rollout`` with their ``weight`` [B]: ``(distribution, value, batch)``, leaves [B,
-    ...]; of sequences [L, B, ...], weights included. ``joint``: the loss reads both, which a GPU may compute as one."""
+    """Apply the policy to rows of ``flatten_rollout`` with their ``weight`` [B]: ``(distribution, value, batch)``,
+    leaves [B, ...]; of sequences [L, B, ...], weights included. ``joint``: the loss reads both, which a GPU may compute
+    as one."""
     seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
     if "memory" not in batch:
         form: Any = {"joint": True} if joint and takes(type(policy), "joint") else {}
