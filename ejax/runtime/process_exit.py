@@ -1,10 +1,9 @@
 """Ends of a process: signals that ask a run to stop, and the exit of a command line with its own code.
 
 SIGTERM, Ctrl-C (SIGINT) and SIGHUP end a command that is importing (``exit_on_signal``), raise ``StopRequested`` while
-a run is built (``interrupting``), and let one that trains finish the update, save and end (``interruptible``).
+a run is built (``until_signal``), and let one that trains finish the update, save and end (``interruptible``).
 """
 
-import functools
 import gc
 import importlib
 import multiprocessing
@@ -13,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,9 +25,8 @@ from ejax.schema.writing import FAILED
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GUARD = 'what a script does must stand under `if __name__ == "__main__":`, since worker processes import the script'
 _GRACE_S = 10.0  # for threads that are about to end, such as one that writes a video
-_MAX_NAMED = 4  # of them, in the message
-_UNHEEDED: list[list[int]] = []  # signals that active ``interrupting`` blocks have received
-_end_process = os._exit  # the real one: ``exit_with`` replaces it for everybody else
+_unheeded: list[list[int]] = []  # signals that active ``until_signal`` blocks have received
+_owned = False  # this process is a command line's
 
 
 class StopRequested(KeyboardInterrupt):
@@ -40,20 +37,16 @@ class StopRequested(KeyboardInterrupt):
         self.number = number
 
 
-class ProcessExit(SystemExit):
-    """``os._exit`` by code that must not end the run; its exit code is never 0."""
-
-
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a command line and end the process with its exit code, even if an environment left threads.
 
     The exit code is 1 where something beside the result could not be written: ``ejax.schema.writing.by_product``.
-    Python waits for threads that are no daemons, without a bound. Those that outlive a grace time are named, and the
+    Python waits for threads that are not daemons, without a bound. Those that outlive a grace time are named, and the
     process ends without them. Only for ``if __name__ == "__main__"``: a library must not end its caller.
     """
-    code = 1
+    global _owned
+    code, _owned = 1, True
     keep_streams()
-    os._exit = functools.partial(_refuse_exit, os.getpid())
     try:
         code = main() or int(bool(FAILED) or results_are_lost())
     except SystemExit as exit:  # argparse's
@@ -73,42 +66,24 @@ def hard_exit(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
             stream.flush()
-    _end_process(code)
+    os._exit(code)
 
 
 def owns_process() -> bool:
-    """Recognize the process of a command line, which may end it."""
-    return os._exit is not _end_process
-
-
-def _refuse_exit(owner: int, code: int) -> NoReturn:
-    """Raise in place of ``os._exit``, which would leave with code 0 an unfinished run. A forked child may exit."""
-    if os.getpid() != owner:
-        _end_process(code)
-    print(f"ejax: refused os._exit({code}), which would have ended the run; it is an error there", file=sys.stderr)
-    raise ProcessExit(code or 1)
+    """Return whether this process is a command line's, which may end it."""
+    return _owned
 
 
 def _outlast(code: int) -> None:
     time.sleep(_GRACE_S)
-    if threads := _left_behind():
-        names = ", ".join(f"'{thread.name}' ({_place(thread)})" for thread in threads[:_MAX_NAMED])
-        names += f" and {len(threads) - _MAX_NAMED} more" * (len(threads) > _MAX_NAMED)
-        print(f"ejax: leaving without threads that do not end: {names}", file=sys.stderr)
+    if names := _left_behind():
+        print(f"ejax: leaving without threads that do not end: {', '.join(names)}", file=sys.stderr)
         hard_exit(code)
 
 
-def _left_behind() -> list[threading.Thread]:
-    """List threads that Python waits for; idle ones of a pool end when Python wants them to."""
-    return [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
-
-
-def _place(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    if frame is None:
-        return "ended just now"
-    last = traceback.extract_stack(frame, limit=1)[-1]
-    return f"{last.name}, {last.filename}:{last.lineno}"
+def _left_behind() -> list[str]:
+    """List the names of threads that Python waits for; idle ones of a pool end when Python wants them to."""
+    return sorted({x.name for x in threading.enumerate() if not x.daemon and x is not threading.main_thread()})
 
 
 def refused(command: str, why: BaseException | str, code: int = 2) -> int:
@@ -121,7 +96,7 @@ def refuse_rerun() -> None:
     """End a worker that imports the main script, and would so do once more what that does. Its owner reports it."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         write_stderr(f"ejax: {GUARD}")
-        _end_process(1)
+        os._exit(1)
 
 
 def exit_on_signal() -> None:
@@ -163,9 +138,15 @@ def until_signal(command: str, body: Callable[[], int]) -> int:
 
     Returns its exit code; after a signal 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
-    received: list[int] = []
+    received: list[int] = []  # kept, since compilers may swallow the exception
+
+    def interrupt(number: int) -> None:
+        received.append(number)
+        raise StopRequested(number)
+
+    _unheeded.append(received)
     try:
-        with interrupting(received):
+        with _handling(interrupt):
             return body()
     except BaseException as error:
         if not received and not isinstance(error, KeyboardInterrupt):
@@ -175,22 +156,8 @@ def until_signal(command: str, body: Callable[[], int]) -> int:
             left = "; ".join(getattr(error, "__notes__", [])) or "no run was under way"
             write_stderr(f"{command}: ended at once by {signal.Signals(number).name}: {left}")
         return 128 + number
-
-
-@contextmanager
-def interrupting(received: list[int]) -> Iterator[None]:
-    """Raise ``StopRequested`` inside on a signal, and keep it in ``received``, since compilers may swallow it."""
-
-    def interrupt(number: int) -> None:
-        received.append(number)
-        raise StopRequested(number)
-
-    _UNHEEDED.append(received)
-    try:
-        with _handling(interrupt):
-            yield
     finally:
-        _UNHEEDED.remove(received)
+        _unheeded.remove(received)
 
 
 @contextmanager
@@ -199,7 +166,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     The flag is set from the start where ``StopRequested`` was raised before and came to nothing.
     """
-    received = [number for numbers in _UNHEEDED for number in numbers]
+    received = [number for numbers in _unheeded for number in numbers]
 
     def note(number: int) -> None:
         if received and number == signal.SIGINT:

@@ -34,8 +34,7 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
 def test_threads_left_behind_are_named_and_do_not_keep_the_process(code: int) -> None:
     done = run(f"{THREADS}; return {code}")
     assert done.returncode == code and done.stdout == "at work\n"
-    assert done.stderr.startswith("ejax: leaving without threads that do not end: 'telemetry' (telemetry, <string>:")
-    assert "and 2 more" in done.stderr
+    assert done.stderr == "ejax: leaving without threads that do not end: telemetry\n"
 
 
 def test_an_exception_keeps_its_traceback_and_its_exit_code() -> None:
@@ -56,28 +55,6 @@ def test_idle_pools_and_a_clean_end_are_as_ever() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "at work\npooled\n", "")
     assert run("sys.exit(4)").returncode == 4
     assert time.monotonic() - began < 50.0
-
-
-def test_an_environment_cannot_end_the_process_as_if_it_were_done() -> None:
-    body = "; ".join(
-        (
-            "import os",
-            "from ejax.envs.host.calls import EnvExit, call_env",
-            "return call_env('Arm', 'step', os._exit, 0)",
-        )
-    )
-    done = run(body)
-    assert done.returncode == 1 and "env 'Arm' raised ProcessExit(1), which ends a process" in done.stderr
-    for code, seen in ((0, 1), (7, 7)):
-        done = run(f"import os; os._exit({code})")
-        assert done.returncode == seen and f"refused os._exit({code})" in done.stderr
-
-
-def test_a_forked_child_ends_as_it_meant_to() -> None:
-    done = run(
-        "import os; pid = os.fork(); pid or os._exit(5); return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
-    )
-    assert (done.returncode, done.stderr) == (5, "")
 
 
 def test_a_script_without_a_guard_is_named_by_the_workers_that_import_it(tmp_path: Path) -> None:
