@@ -285,8 +285,12 @@ PLANS: dict[str, Callable[[Size, str, str | None], Iterator[Measurement]]] = {
 DEFAULT_PARTS = [part for part in PLANS if part not in ("preflight", "pictures", "vla")]
 _TINY_CONFIG = ["trainer.num_envs=8", "trainer.buffer_size=8", "algorithm.cfg.batch_size=64"]
 _VLA_TINY = [
-    *("trainer.num_envs=8", "trainer.buffer_size=2", "algorithm.cfg.batch_size=8", "env.cfg.width=32"),
-    *("env.cfg.height=32", "env.cfg.wrist={width: 32, height: 32}", "policy.vla_config.model_config.width=32"),
+    *("trainer.num_envs=8", "trainer.buffer_size=2", "algorithm.cfg.batch_size=8", "env.wrappers.RenderedEnv.width=32"),
+    *(
+        "env.wrappers.RenderedEnv.height=32",
+        "env.wrappers.RenderedEnv.wrist={width: 32, height: 32}",
+        "policy.vla_config.model_config.width=32",
+    ),
     *("policy.vla_config.model_config.depth=1", "policy.vla_config.model_config.num_heads=2"),
 ]
 _PEER_NETWORKS = {

@@ -36,7 +36,7 @@ def main() -> None:
     began = time.monotonic()
     for name, run in args.runs:
         table[name] = {control: _success(run, env, args) for control, env in CONTROLS.items()}
-        table[name] |= {BLANK: _success(run, {}, args, "env.cfg.blank=true")}
+        table[name] |= {BLANK: _success(run, {}, args, "env.wrappers.RenderedEnv.blank=true")}
         _print(name, table)
     print(f"\n{args.episodes} episodes each; the runs took {time.monotonic() - began:.0f} s")
     if args.json:
@@ -68,7 +68,7 @@ def _print(name: str, table: Mapping[str, Mapping[str, float]]) -> None:
 def _success(run: Path, env: Mapping[str, Any], args: argparse.Namespace, *overrides: str) -> float:
     from ejax.play.saved_policy import evaluate_run
 
-    fields = [f"env.cfg.env_cfg.{name}={value}" for name, value in env.items()]
+    fields = [f"env.cfg.{name}={value}" for name, value in env.items()]
     found: Any = evaluate_run(run, [*fields, *overrides], num_episodes=args.episodes, num_envs=50, seed=args.seed)
     return float(found["eval/success_rate"])
 

@@ -148,10 +148,12 @@ def main() -> None:
     if args.serve:
         serve(directory, args.runtime, sys.stdin.buffer, sys.stdout.buffer)
         return
+    from ejax.config.models import EnvConfig
     from ejax.training.environments import make_env
 
     contract, spec = (json.loads((directory / f"{name}.json").read_text()) for name in ("contract", "policy"))
-    env = make_env(contract["env"]["id"], contract["env"]["cfg"], num_envs=args.episodes)
+    named = EnvConfig(**{key: contract["env"][key] for key in EnvConfig.model_fields if key in contract["env"]})
+    env = make_env(named.id, named.cfg, num_envs=args.episodes, wrappers=named.layers)
     with controller(directory, args.runtime) as ask:
         for record in play(env, ask, spec, episodes=args.episodes, seed=args.seed, say=args.say):
             outcome = f"success {record['success']}  " if "success" in record else ""

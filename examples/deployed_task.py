@@ -36,11 +36,13 @@ class EjaxTask:
     def __init__(self, contract: Mapping[str, Any], seed: int) -> None:
         import jax
 
+        from ejax.config.models import EnvConfig
         from ejax.rollout import reset, step
         from ejax.training.environments import make_env
         from ejax.types import HostEnv
 
-        env = make_env(contract["env"]["id"], contract["env"]["cfg"], num_envs=1)
+        named = EnvConfig(**{key: contract["env"][key] for key in EnvConfig.model_fields if key in contract["env"]})
+        env = make_env(named.id, named.cfg, num_envs=1, wrappers=named.layers)
         self._inputs = [entry for entry in contract["observation"] if entry["name"] != "memory"]
         self._info: Mapping[str, Any] = {}
         if isinstance(env, HostEnv):

@@ -97,7 +97,6 @@ CIRCLES = {
     ("ejax.config.data", "ejax.config.embodichain.demonstrations"),
     ("interop.artefacts.onnx_model", "interop.artefacts.formats"),
     ("interop.serving.run_policy", "interop.serving.policies"),
-    ("ejax.envs.randomization", "ejax.envs.wrappers"),
     ("interop.artefacts", "interop.exporters"),
     ("interop.exporters", "interop.checkpoints"),
 }

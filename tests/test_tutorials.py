@@ -13,7 +13,7 @@ import pytest
 from commands import command_main
 
 from ejax.envs.check import check_shapes
-from ejax.envs.wrappers.randomized import with_events
+from ejax.envs.wrappers.placing import with_events
 
 ROOT = Path(__file__).parents[1]
 SHORT = (

@@ -17,7 +17,7 @@ from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
 from ejax.config.run_config import RunConfig
 from ejax.distributions import action_spec
 from ejax.envs.randomization.names import KINDS, split_events
-from ejax.envs.randomization.placing import FIELD, why_none, with_functor_events
+from ejax.envs.wrappers.placing import FIELD, why_none, with_functor_events, wrap
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean, explain, short_repr
 from ejax.schema.paths import leaves, named, within
@@ -47,7 +47,7 @@ def class_problems(policy: PolicyConfig) -> list[Problem]:
 
 
 def env_problems(env: EnvConfig) -> list[Problem]:
-    """Find arguments that the environment does not take, or that it is not there."""
+    """Find arguments that the environment or one of its wrappers does not take, or that it is not there."""
     try:
         make = resolve("env", env.id)
     except (ImportError, TypeError, ValueError) as error:  # the last two: no name, or a relative one
@@ -59,43 +59,68 @@ def env_problems(env: EnvConfig) -> list[Problem]:
         return [Problem("env.id", f"'{env.id}' is neither a class nor a function that makes an environment: {error}")]
     if type(chunk) is not int or chunk < 1:
         problems.append(Problem("env.cfg.action_chunk", f"got {short_repr(chunk)}; must be an integer of at least 1"))
-    inside = "gym_config" if _takes(make, "gym_config") else "env_cfg.gym_config"  # of RenderedEnv
-    return problems or _refusals(make, lambda: make(**cfg), "env.cfg", f"env.cfg.{inside}.")
+    # another than a dataclass may take long to make, or start a simulator; of wrappers, nothing is known without it
+    if dataclasses.is_dataclass(make) or (env.wrappers and not _takes(make, "num_envs")):
+        problems = problems or _refusals(lambda: make(**cfg), "env.cfg", "env.cfg.gym_config.")
+    return problems or _wrapper_problems(make, cfg, env)
+
+
+def _wrapper_problems(make: Any, cfg: Mapping[str, Any], env: EnvConfig) -> list[Problem]:
+    """Find the first of ``env.wrappers`` that is not there, or refuses its arguments or what it is wrapped around."""
+    checks = not _takes(make, "num_envs")  # one outside JAX refuses them when it is built
+    for i, (name, options) in enumerate(env.layers):
+        key = f"env.wrappers.{name}"
+        try:
+            around = resolve("wrapper", name)
+            inner = next(iter(inspect.signature(around).parameters), "")
+            problems = argument_problems(around, thaw(options), key, given=(inner,))
+        except (ImportError, TypeError, ValueError) as error:  # the last two: no class and no function
+            return [Problem(key, f"'{name}' cannot wrap an environment: {error}")]
+        checks &= dataclasses.is_dataclass(around)
+        build = functools.partial(_wrapped, make, cfg, env.layers[: i + 1], {})
+        if problems := problems or (_refusals(build, key, f"{key}.") if checks else []):
+            return problems
+    return []
 
 
 def action_problems(config: RunConfig, *, builds: bool = False) -> list[Problem]:
     """Find problems between algorithm, policy and the environment's spaces, where these are known before it is built.
     ``builds``: build one row where they are not."""
     make, policy = resolve("env", config.env.id), config.policy
-    cfg, chunk = _arguments(make, config.env)
+    cfg, _ = _arguments(make, config.env)
     gym_config = cfg.get("gym_config")
     sees = isinstance(gym_config, Mapping) and bool(gym_config.get("sensor"))
     observed = sees or policy.record.images or policy.obs_groups.actor or policy.obs_groups.critic
-    record, known = config.algorithm.record, dataclasses.is_dataclass(make)
+    makes = [make, *(resolve("wrapper", name) for name, _ in config.env.layers)]
+    record, known = config.algorithm.record, all(map(dataclasses.is_dataclass, makes))
     limited = record.actions != Algorithm.actions or policy.squash_actions or policy.action_dim is not None
     if not (observed or limited if known else builds):
         return []
     try:
-        env: Any = make(**cfg, **({"num_envs": 1} if _takes(make, "num_envs") else {}))
+        made: Any = make(**cfg, **({"num_envs": 1} if _takes(make, "num_envs") else {}))
+        env = wrap(made, config.env.layers)
         action_space = getattr(env, "single_action_space", None) or env.action_space  # of a vector's row
         observation_space = env.observation_space if observed else gymnasium.spaces.Dict()  # of some it takes long
         getattr(env, "close", lambda: None)()
     except Exception as error:  # of any kind: it is the environment's own code
         return [Problem("env", f"cannot be built: {explain(error, typed=True)}")]
     spaces = policy, action_space, observation_space
+    chunk = 1 if _takes(make, "action_chunk") else config.env.cfg.get("action_chunk", 1)
     return list(record.action_problems(action_space)) or space_problems(*spaces, action_chunk=chunk)
 
 
 def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
     """Find events of the trainer that the environment cannot have."""
     problems: list[Problem] = []
-    make = resolve("env", env.id)
+    make: Any = resolve("env", env.id)
+    checks = dataclasses.is_dataclass(make)  # others refuse when they are built
     for phase in PHASES:
         section = f"trainer.events.{phase}"
         randomizers, specs = split_events(events.of(phase))
-        if randomizers:
+        if randomizers and checks:
             cfg = {name: value for name, value in env.cfg.items() if _takes(make, name)}
-            problems += _refusals(make, functools.partial(_randomized, make, cfg, randomizers), section, f"{section}.")
+            build = functools.partial(_wrapped, make, cfg, env.layers, randomizers)
+            problems += _refusals(build, section, f"{section}.")
         unknown = _unknown_functors(specs, section) if specs else []
         problems += unknown
         if unknown or not specs:
@@ -103,8 +128,8 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
         inside = with_functor_events(env.id, _arguments(make, env)[0], specs)
         if inside is None:
             problems += [Problem(f"{section}.{name}", why_none(env.id)) for name in specs]
-        else:
-            problems += _refusals(make, functools.partial(make, **inside), section, section, FIELD)
+        elif checks:
+            problems += _refusals(functools.partial(make, **inside), section, section, FIELD)
     return problems
 
 
@@ -118,10 +143,8 @@ def _arguments(make: Any, env: EnvConfig) -> tuple[dict[str, Any], Any]:
     return cfg, 1 if _takes(make, "action_chunk") else cfg.pop("action_chunk", 1)
 
 
-def _randomized(make: Any, cfg: Mapping[str, Any], events: Mapping[str, Any]) -> Any:
-    from ejax.envs.wrappers.randomized import randomized  # imports MuJoCo
-
-    return randomized(make, cfg, events)
+def _wrapped(make: Any, cfg: Mapping[str, Any], layers: Any, events: Mapping[str, Any]) -> Any:
+    return wrap(make(**cfg), layers, events)
 
 
 def _unknown_functors(specs: Mapping[str, Any], section: str) -> list[Problem]:
@@ -136,13 +159,11 @@ def _unknown_functors(specs: Mapping[str, Any], section: str) -> list[Problem]:
     return problems
 
 
-def _refusals(make: Any, build: Callable[[], Any], section: str, above: str, own: str = "") -> list[Problem]:
-    """Find problems of a class that checks its own values; others refuse when they are built.
+def _refusals(build: Callable[[], Any], section: str, above: str, own: str = "") -> list[Problem]:
+    """Find problems of what checks its own values.
 
     ``section``: the key of what has none. ``above`` comes before a key of the class's, in place of ``own``.
     """
-    if not dataclasses.is_dataclass(make):  # to make another may take long, or start a simulator
-        return []
     try:
         build()
     except ConfigError as error:

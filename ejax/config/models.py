@@ -14,13 +14,16 @@ from flax.core import FrozenDict
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PlainSerializer,
+    PlainValidator,
     PositiveFloat,
     PositiveInt,
     SerializeAsAny,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -35,25 +38,85 @@ from ejax.policies.mlp import NetworkConfig
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.policies.vla.config import VLAConfig
 from ejax.runtime.device import MatmulPrecision
-from ejax.schema.frozen import ANY_CASE, Kwargs, MayChange, PathText, StrictModel, freeze
+from ejax.schema.frozen import ANY_CASE, Kwargs, MayChange, PathText, StrictModel, freeze, thaw
 from ejax.schema.messages import did_you_mean, short_repr
-from ejax.schema.registry import trusted_name
+from ejax.schema.registry import WRAPPERS, trusted_name
 from ejax.schema.values import INT64_MAX
 from ejax.types import CameraView, Phase
 
 MAX_NAME_BYTES = 180
 """Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""
+CHUNK = "ActionChunk"
 Vector = tuple[float, float, float]
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
 
+def _wrapper(entry: Any) -> FrozenDict:
+    entry = {entry: {}} if isinstance(entry, str) else entry
+    if not isinstance(entry, dict | FrozenDict) or len(entry) != 1:
+        raise ValueError(f"got {short_repr(entry)}; must be one {{name: arguments}}, such as {{AsymmetricEnv: {{}}}}")
+    ((name, cfg),) = entry.items()
+    if not isinstance(cfg, dict | FrozenDict | None):
+        raise ValueError(f"got {short_repr(cfg)} for {name}; must be a mapping of its arguments to values")
+    return FrozenDict({trusted_name("wrapper", name): freeze(cfg or {})})
+
+
+_Wrapper = Annotated[
+    FrozenDict,
+    PlainValidator(_wrapper),
+    PlainSerializer(thaw),
+    WithJsonSchema({"type": "object", "minProperties": 1, "maxProperties": 1}),
+]
+
+
 class EnvConfig(StrictModel):
-    """``env``: which environment, and its constructor's arguments."""
+    """``env``: which environment, its constructor's arguments, and what is wrapped around it."""
 
     id: Annotated[str, AfterValidator(partial(trusted_name, "env"))]
     """A registered name, ``<family>:<name>`` such as ``gymnax:CartPole-v1``, or ``package.module:Name``."""
     cfg: Kwargs = Field(default_factory=FrozenDict)
     """Arguments of the environment's constructor."""
+    wrappers: Annotated[tuple[_Wrapper, ...], BeforeValidator(lambda x: tuple(x) if isinstance(x, list) else x)] = ()
+    """Wrappers around it, the outermost last: ``{name: arguments}`` each, such as ``{AsymmetricEnv: {}}``. A name is a
+    registered one, or ``package.module:Name``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unwrapped(cls, data: Any) -> Any:
+        return unwrapped_env(data)
+
+    @property
+    def layers(self) -> tuple[tuple[str, FrozenDict], ...]:
+        """Return (name, arguments) of each wrapper, the outermost last."""
+        return tuple(item for wrapper in self.wrappers for item in wrapper.items())
+
+    @property
+    def action_chunk(self) -> int:
+        """Return the actions of one decision."""
+        sizes = [self.cfg.get("action_chunk", 1), *(cfg.get("size") for name, cfg in self.layers if name == CHUNK)]
+        return math.prod(size for size in sizes if type(size) is int)  # another is reported with its key
+
+
+def unwrapped_env(env: Any) -> Any:
+    """Turn a wrapper that names its environment in ``cfg.env``, as before ``wrappers``, into that environment and the
+    wrapper around it."""
+    if not isinstance(env, dict) or not isinstance(name := env.get("id"), str) or not isinstance(env.get("cfg"), dict):
+        return env
+    cfg = dict(env["cfg"])
+    if env.get("wrappers") and isinstance(cfg.get("env_cfg"), dict):  # by an override of the former key
+        inner = cfg.pop("env_cfg")
+        return {**env, "cfg": cfg | inner}
+    wrapper = next((known for known in WRAPPERS if known.casefold() == name.casefold()), None)
+    if wrapper is None or not isinstance(cfg.get("env"), str):
+        return env
+    inner = unwrapped_env({"id": cfg.pop("env"), "cfg": cfg.pop("env_cfg", None) or {}})
+    wrappers = list(inner.get("wrappers", ()))
+    # options of RenderedEnv that are wrappers now
+    if events := cfg.pop("events", None):
+        wrappers.append({"RandomizedEnv": {"events": events}})
+    if (size := cfg.pop("action_chunk", 1)) != 1:
+        wrappers.append({CHUNK: {"size": size}})
+    return {**inner, "wrappers": [*wrappers, {wrapper: cfg}, *env.get("wrappers", ())]}
 
 
 class EventConfig(StrictModel):

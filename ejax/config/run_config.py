@@ -158,8 +158,7 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         text = f"is missing: {name} needs {{source: engine, task: …}} or {{source: recorded, folder: …}}"
         yield Problem("data", text)
         return
-    chunk = config.env.cfg.get("action_chunk", 1)
-    yield from data_problems(data, chunk if type(chunk) is int else 1)  # another is reported with its own key
+    yield from data_problems(data, config.env.action_chunk)
     memory, number = config.policy.actor and config.policy.actor.memory, data.history_length
     if number is not None and number > 1 and not memory and config.policy.record.built_in:
         text = f"got {number}, but the policy remembers nothing; give 1, or policy.actor.memory"

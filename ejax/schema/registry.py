@@ -16,12 +16,13 @@ from ejax.schema.messages import did_you_mean
 from ejax.schema.tables import tables_beside
 from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
 
-Kind = Literal["env", "policy", "algorithm", "task"]
+Kind = Literal["env", "wrapper", "policy", "algorithm", "task"]
 
 # data beside the code: a built-in environment, policy or algorithm is its own file and a line there
 _ENTRIES: dict[str, dict[str, str]] = tables_beside(__file__)
 
 ENVS: dict[str, Any] = _ENTRIES["env"]  # called as Name(**cfg)
+WRAPPERS: dict[str, Any] = _ENTRIES["wrapper"]  # called as Name(env, **cfg)
 ENV_FAMILIES = _ENTRIES["env_family"]  # family:Name is called as make(Name, **cfg)
 POLICIES: dict[str, Any] = _ENTRIES["policy"]
 ALGORITHMS: dict[str, Any] = _ENTRIES["algorithm"]
@@ -40,8 +41,13 @@ RuntimeError or OSError."""
 
 # not there, and the nearest name would mislead
 _OFF_POLICY = ("td3", "ddpg", "dqn")
-_TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": DEMONSTRATORS}
-
+_TABLES: dict[Kind, dict[str, Any]] = {
+    "env": ENVS,
+    "wrapper": WRAPPERS,
+    "policy": POLICIES,
+    "algorithm": ALGORITHMS,
+    "task": DEMONSTRATORS,
+}
 
 _CLASSES = "ejax.envs.adapters.to_gymnasium"
 _NAMESPACE, _GYMNASIUMS = "ejax", re.compile(r"[\w:.-]+?(-v\d+)?")
@@ -71,8 +77,8 @@ def register_env(name: str, obj: Any = None, *, max_episode_steps: int | None = 
 
 
 def register_ids() -> None:
-    """Register an id for every environment's name. Again, it changes nothing."""
-    for name in ENVS:
+    """Register an id for every environment's name, and every wrapper's. Again, it changes nothing."""
+    for name in (*ENVS, *WRAPPERS):
         register_id(name)
 
 

@@ -77,7 +77,7 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
         (lambda state, batch: alone(state, batch, made.key)) if mesh_update is None else mesh_update.learn,
         mesh_update=mesh_update,
         group=Group(config.trainer.process_timeout_s) if process_count() > 1 else None,
-        action_chunk=config.env.cfg.get("action_chunk", 1),
+        action_chunk=config.env.action_chunk,
         # of choices, the policy itself checks them
         num_outputs=math.prod(space.shape) if isinstance(space, gymnasium.spaces.Box) else 0,
         env=made.env if isinstance(made.env, HostEnv) else None,

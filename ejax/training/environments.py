@@ -6,7 +6,7 @@ word ``auto``, so that a policy can be evaluated with another engine; a checkpoi
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,12 @@ import numpy as np
 from flax.core import FrozenDict
 
 from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.models import unwrapped_env
 from ejax.envs.host.calls import call_env
 from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
 from ejax.envs.randomization.names import split_events
-from ejax.envs.randomization.placing import FIELD, add_events, why_none, with_functor_events
+from ejax.envs.wrappers.placing import FIELD, add_events, why_none, with_functor_events, wrap
 from ejax.logs.json_records import read_facts
-from ejax.schema.frozen import freeze, thaw, with_value
 from ejax.schema.messages import explain
 from ejax.schema.paths import leaves, nest
 from ejax.schema.registry import import_entry, is_import_path, resolve
@@ -31,7 +31,6 @@ from ejax.types import Env, HostEnv, Phase, Policy, PyTree
 
 _CODE = {
     "check": "ejax.envs.check:check_shapes",
-    "chunk": "ejax.envs.wrappers.action_chunk:ActionChunk",
     "guard": "ejax.envs.host.guarded:GuardedEnv",
     "vectorize": "ejax.envs.adapters.gymnasium:vectorize",
 }
@@ -69,7 +68,8 @@ def build_env(
         if inside is None:
             raise ConfigError([Problem(f"trainer.events.{phase}", why_none(config.env.id))])
         options = inside
-    make = partial(make_env, config.env.id, options, num_envs=num_rows, events=randomizers)
+    layers = config.env.layers
+    make = partial(make_env, config.env.id, options, num_envs=num_rows, wrappers=layers, events=randomizers)
     try:
         env = call_env(config.env.id, "make", make)
     except (TypeError, ValueError) as error:
@@ -151,8 +151,8 @@ def _guarded(config: RunConfig, env: HostEnv, make: Any, max_restarts: int, quar
 
 def check_own_env(config: RunConfig, env: Any) -> None:
     """Check an environment in JAX that is not ejax's, by shapes; ConfigError names the leaves that do not fit."""
-    names = (config.env.id, config.env.cfg.get("env", ""))  # the second of an environment that wraps another
-    if isinstance(env, HostEnv) or not any(isinstance(name, str) and is_import_path("env", name) for name in names):
+    own = [is_import_path("wrapper", name) for name, _ in config.env.layers]
+    if isinstance(env, HostEnv) or not any([is_import_path("env", config.env.id), *own]):
         return
     try:
         import_entry(_CODE, "check")(env)
@@ -169,10 +169,18 @@ def evaluation_env(config: RunConfig, env: Any, given: Any = None) -> Any:
     return env if events.train == events.eval else build_env(config, phase="eval")
 
 
-def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mapping[str, Any] = FrozenDict()) -> Any:
+def make_env(
+    name: str,
+    cfg: Mapping[str, Any],
+    *,
+    num_envs: int,
+    wrappers: Iterable[tuple[str, Mapping[str, Any]]] = (),
+    events: Mapping[str, Any] = FrozenDict(),
+) -> Any:
     """Make ``name(**cfg)``: an ``Env``, or a ``HostEnv`` of ``num_envs`` rows, as one of Gymnasium's kind becomes.
 
-    ``action_chunk`` in ``cfg`` wraps a pure environment that does not take it itself.
+    ``action_chunk`` in ``cfg`` wraps a pure environment that does not take it itself, as ``wrappers``, (name,
+    arguments) each, do.
     """
     make = resolve("env", name)
     parameters = inspect.signature(make).parameters
@@ -181,18 +189,8 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
         size = options.pop("action_chunk", 1)
     # a host environment has its rows from the start
     options |= {"num_envs": num_envs} if "num_envs" in parameters else {}
-    if events or "randomization" in parameters:
-        from ejax.envs.wrappers.randomized import randomized  # imports MuJoCo
-
-        make_one = partial(randomized, make, options, events)
-    else:
-        make_one = partial(make, **options)
-    env = _vectorized(make_one(), make_one, num_envs)
-    if size == 1:
-        return env
-    if isinstance(env, HostEnv):
-        raise ValueError(f"action_chunk {size} needs a pure environment, or one that takes action_chunk itself")
-    return import_entry(_CODE, "chunk")(env, size)
+    make_one = partial(make, **options)
+    return wrap(_vectorized(make_one(), make_one, num_envs), wrappers, events, size)
 
 
 def _vectorized(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
@@ -221,7 +219,7 @@ def resolve_physics(
         ConfigError: the engine is not installed.
     """
     env = config.env
-    path, given = _find_engine(env.id, env.cfg)
+    given = _find_engine(env.id, env.cfg)
     if given is None:
         return config, ()
     engine, why = choose_engine(given, platform)
@@ -231,7 +229,7 @@ def resolve_physics(
         engine = cast(Engine, begun_with)
     if how := how_to_install(engine):  # found now, not in the middle of building
         text = f"'{given}' is {engine} here" if given == "auto" else f"got '{engine}'"
-        raise ConfigError([Problem(f"env.cfg.{'.'.join(path)}", f"{text}, which is not installed: {how}")])
+        raise ConfigError([Problem("env.cfg.physics", f"{text}, which is not installed: {how}")])
     if engine == "warp" and platform is None and config.trainer.device.startswith("cuda"):
         notes += (f"XLA_FLAGS: {os.environ.get('XLA_FLAGS', 'none')}",)  # ``device_problem`` adds Warp's
     return (config if given != "auto" else with_engine(config, engine)), notes
@@ -240,30 +238,24 @@ def resolve_physics(
 def with_engine(config: RunConfig, engine: Engine) -> RunConfig:
     """Name another physics engine in a config. ConfigError: its environment does not choose one by ``physics``."""
     env = config.env
-    path, given = _find_engine(env.id, env.cfg)
-    if given is None:
+    if _find_engine(env.id, env.cfg) is None:
         text = f"{env.id} has no argument physics: ejax does not step it by a MuJoCo engine of its own"
         raise ConfigError([Problem("env.id", text)])
-    cfg = freeze(with_value(thaw(env.cfg), ".".join(path), engine))
+    cfg = env.cfg.copy({"physics": engine})
     return config.model_copy(update={"env": env.model_copy(update={"cfg": cfg})})
 
 
 def engine_of(checkpoint: Path) -> Engine | None:
     """Read the engine that a checkpoint was made with; None: no environment that has one."""
-    env = read_facts(checkpoint / "meta.json", CheckpointMeta).get("config", {}).get("env")
-    return _find_engine(env["id"], env["cfg"])[1] if env else None
+    env = unwrapped_env(read_facts(checkpoint / "meta.json", CheckpointMeta).get("config", {}).get("env"))
+    return _find_engine(env["id"], env["cfg"]) if env else None
 
 
-def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], Engine | None]:
-    """Find the path to the engine's name in ``cfg``, and that name or None."""
+def _find_engine(name: str, cfg: Mapping[str, Any]) -> Engine | None:
+    """Find the engine that an environment steps its physics by. None: it does not choose one by ``physics``."""
     try:
         make = call_env(name, "make", resolve, "env", name)
         parameters = call_env(name, "make", inspect.signature, make).parameters
     except (ImportError, TypeError, ValueError):
-        return (), None  # building the environment will report what is wrong with it
-    if "physics" in parameters:
-        return ("physics",), cfg.get("physics", parameters["physics"].default)
-    if "env_cfg" in parameters and isinstance(cfg.get("env"), str):  # an environment that wraps another
-        path, engine = _find_engine(cfg["env"], cfg.get("env_cfg") or {})  # the wrapped one steps the physics
-        return ("env_cfg", *path), engine
-    return (), None
+        return None  # building the environment will report what is wrong with it
+    return cfg.get("physics", parameters["physics"].default) if "physics" in parameters else None

@@ -14,12 +14,13 @@ from ejax.algorithms.record import Algorithm
 from ejax.algorithms.stateful import BaseAlgorithm
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
+from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.policies.calls import DroppingPolicy
 from ejax.policies.heads import injected
 from ejax.policies.record import PolicyKind, find_policy
 from ejax.schema import registry
 from ejax.schema.code_places import as_imported
-from ejax.schema.frozen import given_fields
+from ejax.schema.frozen import given_fields, thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.registry import Kind
 from ejax.schema.trust import trust
@@ -62,7 +63,7 @@ def config_of(
     return parse_untrusted(
         {
             "trainer": {"exp_name": type(env).__name__, **trainer},
-            "env": _describe("env", env),
+            "env": _describe_env(env),
             "policy": _describe_policy(policy),
             "algorithm": {"name": name, "cfg": cfg if batch_size is None else {**cfg, "batch_size": batch_size}},
         }
@@ -128,6 +129,15 @@ def _describe_policy(policy: Policy) -> dict[str, Any]:
     return _describe("policy", policy)
 
 
+def _describe_env(env: Any) -> dict[str, Any]:
+    wrappers: list[dict[str, Any]] = []
+    while isinstance(env, EnvWrapper) and (cfg := _arguments_of(env, around=True)) is not None:
+        kind = type(env)
+        wrappers.insert(0, {_name_of("wrapper", kind, kind.__module__, kind.__qualname__, kind.__name__): cfg})
+        env = env.inner
+    return {**_describe("env", env), "wrappers": wrappers}
+
+
 def _describe(kind: Kind, made: Any) -> dict[str, Any]:
     """Find a name and arguments by which a config makes the like; or a name of ``made`` itself."""
     arguments = _arguments_of(made)
@@ -150,20 +160,21 @@ def _describe_itself(kind: Kind, made: Any, about: dict[str, Any]) -> dict[str, 
     return {_NAME[kind]: _register(kind, type(made).__name__, same), "cfg": about}
 
 
-def _arguments_of(made: Any) -> dict[str, Any] | None:
-    """List the arguments of a dataclass that are not the defaults. None: JSON has no words for one."""
+def _arguments_of(made: Any, *, around: bool = False) -> dict[str, Any] | None:
+    """List the arguments of a dataclass that are not the defaults; ``around`` another: without that one. None: JSON
+    has no words for one."""
     if not is_dataclass(made):
         required = [x for x in inspect.signature(type(made)).parameters.values() if x.default is x.empty]
         return None if any(x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD) for x in required) else {}
     found: dict[str, Any] = {}
-    for each in fields(made):
+    for each in fields(made)[around:]:
         if not each.init or each.name in ("parent", "name"):  # the latter are Flax's
             continue
         value = getattr(made, each.name)
         try:
             if each.default is MISSING or value != each.default:
                 # as a file would hold it: tuples become lists
-                found[each.name] = json.loads(json.dumps(value, allow_nan=False))
+                found[each.name] = json.loads(json.dumps(thaw(value), allow_nan=False))
         except (TypeError, ValueError):
             return None
     return found

@@ -20,6 +20,7 @@ from ejax.algorithms.record import Teacher
 from ejax.algorithms.step import RunState, init_run_state
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Categorical, Normal, TanhNormal, action_spec
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.envs.wrappers.asymmetric import AsymmetricEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import ActorOnly, NetworkConfig
@@ -33,12 +34,8 @@ from ejax.types import Array, Key, Params
 
 KEY = jax.random.key(0)
 GRU = {**NETWORK, "memory": {"type": "gru", "hidden_size": 5}}
-PART: dict[str, Any] = {
-    "env": "PointMassRL",
-    "env_cfg": {"max_episode_steps": EPISODE},
-    "observation_indices": [0, 1, 4, 5],
-}
-ENV = AsymmetricEnv(**PART)
+PART: dict[str, Any] = {"observation_indices": [0, 1, 4, 5]}
+ENV = AsymmetricEnv(PointMassRL(max_episode_steps=EPISODE), **PART)
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,8 @@ def test_choices_have_an_agreement_and_no_mean() -> None:
 
 def config_of(teacher: Any, *, iterations: int = 2, actor: Any = NETWORK, **cfg: Any) -> dict[str, Any]:
     """Train a student that sees no velocities, of a teacher that saw the task's own observation."""
-    raw = tiny(env="AsymmetricEnv", env_cfg=PART, iterations=iterations)
+    raw = tiny(iterations=iterations)
+    raw["env"]["wrappers"] = [{"AsymmetricEnv": PART}]
     raw["policy"] |= {"actor": actor, "obs_groups": {"actor": ["policy"], "critic": ["critic"]}}
     options = {
         "optimizer": {"learning_rate": 1e-2},
@@ -246,8 +244,8 @@ def test_a_teacher_that_changed_is_noticed(taught: Any, teacher: Path, tmp_path:
 def test_a_student_may_see_pictures_where_its_teacher_reads_numbers(tmp_path: Path) -> None:
     teacher = make_run(tmp_path / "teacher", tiny(env="CartPoleRL"))
     raw = config_of(teacher, teacher_obs="state")
-    pictures = {"env": "CartPoleRL", "env_cfg": {"max_episode_steps": EPISODE}, "width": 8, "height": 8}
-    raw["env"] = {"id": "RenderedEnv", "cfg": {**pictures, "blank": True}}
+    pictures = {"RenderedEnv": {"width": 8, "height": 8, "blank": True}}
+    raw["env"] = {"id": "CartPoleRL", "cfg": {"max_episode_steps": EPISODE}, "wrappers": [pictures]}
     raw["policy"] = {"name": "vision", "actor": NETWORK, "cfg": {"channels": [2, 2, 2]}}
     parts = build(parse_config(raw))
     assert isinstance(parts.stepper, DeviceStepper)

@@ -20,6 +20,9 @@ from ejax.config.embodichain.check import check
 from ejax.data import EngineState, OnlineDataWorkerError
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.distributions import ActionSpec
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies.actor_critic import ActorOnly
@@ -472,7 +475,7 @@ def test_a_policy_of_images_learns_where_things_are() -> None:
 
 @pytest.mark.slow
 def test_an_environment_draws_the_state_that_it_is_in() -> None:
-    env = RenderedEnv("PushCubeRL", {}, action_chunk=2, width=24, height=16, camera_eye=(-1.9, -1.1, 1.0))
+    env = RenderedEnv(ActionChunk(PushCubeRL(), 2), width=24, height=16, camera_eye=(-1.9, -1.1, 1.0))
     envs = reset(env, jax.random.key(0), 2)
     envs, _ = jax.jit(step, static_argnums=0)(env, envs, jnp.full((2, 12), 0.5), jax.random.key(1))
     assert envs.obs["image"].shape == (2, 16, 24, 3) and envs.obs["image"].dtype == jnp.uint8
@@ -484,7 +487,7 @@ def test_an_environment_draws_the_state_that_it_is_in() -> None:
     before = env.render(jax.tree.map(np.asarray, env.reset(jax.random.key(0))[0]), 24, 16, camera).astype(int)
     assert np.abs(image - before).max() > 20  # the arm has moved
     with pytest.raises(ValueError, match="PointMassRL cannot be drawn"):
-        RenderedEnv("PointMassRL")
+        RenderedEnv(PointMassRL())
 
 
 @pytest.mark.slow

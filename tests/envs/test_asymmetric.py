@@ -14,7 +14,7 @@ from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.rollout import reset, step
 
 KEY = jax.random.key(0)
-ENV = AsymmetricEnv("PointMassRL", observation_indices=(4, 0))
+ENV = AsymmetricEnv(PointMassRL(), observation_indices=(4, 0))
 NUM_ROWS = 3
 
 
@@ -46,9 +46,9 @@ def test_noise_of_the_policys_part_leaves_the_other_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"env": "PointMassRL", "observation_indices": (14,)}, r"must be of 0 to 13, at least one; got \[14\]"),
-        ({"env": "PointMassRL", "observation_indices": ()}, r"must be of 0 to 13, at least one; got \[\]"),
-        ({"env": "AsymmetricEnv", "env_cfg": {"env": "PointMassRL"}}, "is no vector"),
+        ({"env": PointMassRL(), "observation_indices": (14,)}, r"must be of 0 to 13, at least one; got \[14\]"),
+        ({"env": PointMassRL(), "observation_indices": ()}, r"must be of 0 to 13, at least one; got \[\]"),
+        ({"env": ENV}, "is no vector"),
     ],
 )
 def test_what_has_no_such_numbers_is_refused(arguments: dict[str, Any], text: str) -> None:

@@ -15,7 +15,6 @@ from ejax.envs.tasks.planar_reach import PlanarReachRL
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.wrappers.action_chunk import ActionChunk
-from ejax.envs.wrappers.asymmetric import AsymmetricEnv
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.schema.frozen import thaw
 from ejax.schema.registry import ENVS, resolve
@@ -46,12 +45,8 @@ def test_text_is_told_apart_from_numbers_through_chunks_too() -> None:
 
 
 def test_every_registered_task_describes_itself() -> None:
-    """Environments built from a gym config, or drawing another one, have no numbers of their own."""
-    assert {resolve("env", name) for name in ENVS} - {*KINDS} == {
-        resolve("env", "EmbodiedEnv"),
-        RenderedEnv,
-        AsymmetricEnv,
-    }
+    """Environments built from a gym config have no numbers of their own."""
+    assert {resolve("env", name) for name in ENVS} - {*KINDS} == {resolve("env", "EmbodiedEnv")}
 
 
 def test_a_decision_of_a_chunk_has_the_numbers_of_its_actions() -> None:
@@ -62,7 +57,7 @@ def test_a_decision_of_a_chunk_has_the_numbers_of_its_actions() -> None:
 
 
 def test_what_is_drawn_is_described_under_its_name() -> None:
-    description = describe(RenderedEnv("CartPoleRL", action_chunk=2))
+    description = describe(RenderedEnv(ActionChunk(CartPoleRL(), 2)))
     assert description.observation == {"state": describe(CartPoleRL()).observation[WHOLE]}
     assert description.control_period == pytest.approx(2 * CartPoleRL().control_period)
 

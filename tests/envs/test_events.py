@@ -16,11 +16,11 @@ from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.engine import Physics
-from ejax.envs.randomization.placing import add_events
 from ejax.envs.task.step import Snapshot
 from ejax.envs.task.world import World
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.registry import TERMS
+from ejax.envs.wrappers.placing import add_events
 from ejax.play.saved_policy import evaluate_run
 from ejax.rollout import reset, step
 from ejax.run import train
@@ -294,15 +294,9 @@ def test_what_starts_once_is_the_same_in_every_episode_and_a_reset_differs(task:
     assert len(np.unique(once)) == 1 and once[0] != plain[0] and len(np.unique(each)) == 5
 
 
-WRAPPERS = {
-    "RenderedEnv": {
-        "env": "PushCubeRL",
-        "env_cfg": {"physics": "mujoco"},
-        "renderer": "raycast",
-        "width": 8,
-        "height": 8,
-    },
-    "AsymmetricEnv": {"env": "PushCubeRL", "env_cfg": {"physics": "mujoco"}},
+WRAPPERS: dict[str, dict[str, object]] = {
+    "RenderedEnv": {"renderer": "raycast", "width": 8, "height": 8},
+    "AsymmetricEnv": {},
 }
 
 
@@ -311,7 +305,8 @@ WRAPPERS = {
 def test_events_happen_in_a_task_that_is_wrapped(name: str, tmp_path: Path) -> None:
     part = {"RenderedEnv": "state", "AsymmetricEnv": "critic"}[name]
     events = {"shove": {**SHOVE, "mode": "reset"}, "noise": {"func": "add_action_noise", "params": {"noise": 0.1}}}
-    data = raw(tmp_path, {"train": events}) | {"env": {"id": name, "cfg": WRAPPERS[name]}}
+    env = {"id": "PushCubeRL", "cfg": {"physics": "mujoco"}, "wrappers": [{name: WRAPPERS[name]}]}
+    data = raw(tmp_path, {"train": events}) | {"env": env}
     config = parse_config(data)
     train, plain = (build_env(config, phase=phase) for phase in ("train", "eval"))
     seen = [
@@ -334,9 +329,7 @@ def test_an_environment_that_is_built_already_takes_events_or_refuses_them_by_na
     assert shoved.reset(KEY)[1][0] == pytest.approx(plain.reset(KEY)[1][0] + 0.1)
     with pytest.raises(ConfigError, match="shove: qpos_range has 1 and 1 numbers, but moves 6 joints"):
         add_events(plain, {"shove": {**SHOVE, "params": {"qpos_range": [[0.1], [0.1]]}}})
-    with pytest.raises(
-        ConfigError, match=r"shove: object takes no event functors: .* class of your own with an argument"
-    ):
+    with pytest.raises(ConfigError, match=r"shove: object takes no event functors: .* class of yours with an argument"):
         add_events(object(), {"shove": SHOVE})
 
 

@@ -109,7 +109,7 @@ def test_the_texts_for_testing_are_all_others_and_wrappers_pass_them_on() -> Non
     }
     noise = {"a": {"func": "add_action_noise", "mode": "reset", "params": {"noise": 0.1}}}
     wrapped = (
-        RenderedEnv("InstructedPlaceRL", action_chunk=2, renderer="raycast"),
+        RenderedEnv(ActionChunk(InstructedPlaceRL(), 2), renderer="raycast"),
         ActionChunk(ENV, 2),
         RandomizedEnv(ENV, noise),
     )

@@ -18,6 +18,7 @@ from ejax.envs.description import WHOLE, Feature, describe
 from ejax.envs.task.step import Outcome
 from ejax.envs.task.terms import Term
 from ejax.envs.terms.registry import TERMS
+from ejax.envs.wrappers.placing import with_events
 from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.play.saved_policy import record_video
@@ -119,7 +120,7 @@ def test_it_is_filmed(run: RunResult, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_is_drawn_for_a_policy_that_sees_and_its_marker_moves_in_the_picture() -> None:
-    env = RenderedEnv(NAME, width=32, height=24, renderer="raycast")
+    env = RenderedEnv(with_events(Reach(), {}), width=32, height=24, renderer="raycast")
     state, obs = jax.jit(env.reset)(KEY)
     assert obs["image"].shape == (24, 32, 3) and obs["state"].shape == Reach().observation_space.shape
     inner = state.env
@@ -132,7 +133,9 @@ def test_its_randomization_is_part_of_it_and_events_of_the_config_come_in_additi
     plain: Any = build_env(parse_config(tiny(env=NAME)))
     more: Any = build_env(parse_config(tiny(env=NAME, events={"train": noise})))
     none = build_env(parse_config(tiny(env=NAME, env_cfg={"randomization": {}})))
-    drawn: Any = RenderedEnv(NAME, renderer="raycast").drawn
+    pictures: Any = [{"RenderedEnv": {"renderer": "raycast"}}]
+    drawn: Any = build_env(parse_config(tiny(env=NAME) | {"env": {"id": NAME, "wrappers": pictures}}))
+    drawn = drawn.env
     assert isinstance(none, Reach)
     assert [list(env.events) for env in (plain, more, drawn)] == [["drives"], ["drives", "noise"], ["drives"]]
     gain = plain.reset(KEY)[0].env.physics.parameters["actuator_gainprm"][1, 0]

@@ -96,7 +96,7 @@ def test_the_engine_of_a_drawn_environment_is_settled_inside_it(monkeypatch: pyt
     pretend(monkeypatch, "cuda", "mujoco-mjx")
     drawn = {"env": "CartPoleRL", "env_cfg": {"reset_range": 0.1}, "width": 8}
     settled, _ = resolve_physics(parse_config(tiny(env="RenderedEnv", env_cfg=drawn)))
-    assert settled.to_dict()["env"]["cfg"] == {**drawn, "env_cfg": {"reset_range": 0.1, "physics": "mjx"}}
+    assert settled.env.cfg == {"reset_range": 0.1, "physics": "mjx"}
 
 
 @pytest.mark.parametrize(

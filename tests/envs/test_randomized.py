@@ -420,9 +420,7 @@ def test_chunks_and_pictures_carry_over_what_is_inside() -> None:
     after, timestep = step(chunked, carry, jnp.zeros((2, 18)), KEY)
     assert timestep.truncated.all()
     np.testing.assert_array_equal(*(each.state.env.physics.parameters["body_mass"] for each in (carry, after)))
-    drawn = RenderedEnv(
-        "PushCubeRL", {"physics": "mujoco", "episode_length": 1}, blank=True, width=4, height=4, events=startup
-    )
+    drawn = RenderedEnv(push_cube(**startup), blank=True, width=4, height=4)
     carry = reset(drawn, KEY, 2)
     after, timestep = step(drawn, carry, jnp.zeros((2, 6)), KEY)
     assert timestep.truncated.all() and after.obs.keys() == {"image", "state"}
@@ -570,4 +568,4 @@ def test_environments_outside_jax_and_pictures_of_scaled_things_are_refused() ->
         build_env(parse_config(raw(env="gymnasium:Pendulum-v1", train={"one": NOISE})))
     scale = of("randomize_rigid_object_scale", entity_cfg=CUBE, scale_factor_range=[0.8, 1.2])
     with pytest.raises(ValueError, match="pictures show the sizes of the MJCF"):
-        RenderedEnv("PushCubeRL", {"physics": "mujoco"}, events={"scale": scale})
+        RenderedEnv(push_cube(scale=scale))

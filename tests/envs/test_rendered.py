@@ -12,6 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejax.envs.manager.embodied import EmbodiedEnv
+from ejax.envs.tasks.cart_pole import CartPoleRL
+from ejax.envs.tasks.instructed_place import InstructedPlaceRL
+from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.wrappers.rendered import RenderedEnv, draw_state
 from ejax.experts.push_cube import make_task
 from ejax.rollout import reset, step
@@ -38,7 +42,7 @@ LOOKS = {
 
 @pytest.mark.slow
 def test_a_picture_drawn_in_jax_is_that_of_the_state_and_calls_nobody_back() -> None:
-    env = RenderedEnv("CartPoleRL", {"physics": "mujoco"}, renderer="raycast", **SIZE, **PLACED)
+    env = RenderedEnv(CartPoleRL(physics="mujoco"), renderer="raycast", **SIZE, **PLACED)
     assert "callback" not in str(jax.make_jaxpr(env.reset)(jax.random.key(0)))
     envs = reset(env, jax.random.key(0), 2)
     after, timestep = jax.jit(step, static_argnums=0)(env, envs, jnp.full((2, 2), 2.0), jax.random.key(1))
@@ -58,8 +62,7 @@ def test_demonstrations_and_training_see_the_same_picture() -> None:
     camera = task._camera
     assert camera is not None
     env = RenderedEnv(
-        "PushCubeRL",
-        {"physics": "mujoco"},
+        PushCubeRL(physics="mujoco"),
         renderer="raycast",
         **SIZE,
         camera_eye=camera.eye,
@@ -78,7 +81,7 @@ def test_demonstrations_and_training_see_the_same_picture() -> None:
 @pytest.mark.slow
 def test_a_camera_at_the_tool_sees_what_is_below_it_wherever_it_is() -> None:
     options = {"renderer": "raycast", "wrist": {"width": 12, "height": 12}}
-    env = RenderedEnv("InstructedPlaceRL", {"physics": "mujoco"}, **SIZE, **PLACED, **options)
+    env = RenderedEnv(InstructedPlaceRL(physics="mujoco"), **SIZE, **PLACED, **options)
     state, obs = env.reset(jax.random.key(0))
     assert obs["wrist"].shape == env.observation_space["wrist"].shape == (12, 12, 3)
     turned = replace(state, physics=replace(state.physics, qpos=state.physics.qpos.at[0].add(0.5)))
@@ -89,27 +92,26 @@ def test_a_camera_at_the_tool_sees_what_is_below_it_wherever_it_is() -> None:
 
 
 def test_the_parts_of_a_dict_stay_beside_the_picture() -> None:
-    config = {"gym_config": json.loads(GYM_CONFIG.read_text()), "physics": "mujoco"}
-    env = RenderedEnv("EmbodiedEnv", config, blank=True, **SIZE)
+    inner = EmbodiedEnv(json.loads(GYM_CONFIG.read_text()), physics="mujoco")
+    env = RenderedEnv(inner, blank=True, **SIZE)
     space = env.observation_space
-    assert set(space.spaces) == {"image", *env.drawn.observation_space.spaces}
+    assert set(space.spaces) == {"image", *inner.observation_space.spaces}
     _, obs = jax.jit(env.reset)(jax.random.key(0))
     assert set(obs) == set(space.spaces) and (np.asarray(obs["image"]) == 127).all()
-    with pytest.raises(ValueError, match="RenderedEnv has an 'image' of its own already"):
-        RenderedEnv("RenderedEnv", {"env": "CartPoleRL"})
+    with pytest.raises(ValueError, match="RenderedEnv has an 'image' already"):
+        RenderedEnv(env, blank=True)
 
 
 @pytest.mark.slow
 def test_an_episode_keeps_its_look_and_the_next_has_another() -> None:
     env = RenderedEnv(
-        "CartPoleRL",
-        {"physics": "mujoco", "max_episode_steps": 2},
+        CartPoleRL(physics="mujoco", max_episode_steps=2),
         renderer="raycast",
         randomizers=LOOKS,
         **SIZE,
         **PLACED,
     )
-    plain = RenderedEnv("CartPoleRL", {"physics": "mujoco", "max_episode_steps": 2}, blank=True, **SIZE)
+    plain = RenderedEnv(CartPoleRL(physics="mujoco", max_episode_steps=2), blank=True, **SIZE)
     first = reset(env, jax.random.key(0), 3)
     assert len({bytes(np.asarray(image)) for image in first.obs["image"]}) == 3
     np.testing.assert_array_equal(first.obs["state"], reset(plain, jax.random.key(0), 3).obs["state"])
@@ -155,7 +157,7 @@ def test_an_episode_keeps_its_look_and_the_next_has_another() -> None:
 )
 def test_randomizers_that_mean_nothing_here_are_refused_by_name(randomizer: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RenderedEnv("CartPoleRL", renderer="raycast", randomizers={"one": randomizer})
+        RenderedEnv(CartPoleRL(), renderer="raycast", randomizers={"one": randomizer})
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_randomizers_that_mean_nothing_here_are_refused_by_name(randomizer: dict
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RenderedEnv("CartPoleRL", **options)
+        RenderedEnv(CartPoleRL(), **options)
 
 
 @pytest.mark.slow
@@ -179,6 +181,6 @@ def test_a_light_or_geom_that_is_not_there_is_named() -> None:
         (entry("randomize_light", "sun", color_range=[[0] * 3] * 2), "no light 'sun'; there is headlight, key"),
         (entry("randomize_visual_material", "flor", base_color_range=[[0] * 3] * 2), "no geom 'flor' is drawn"),
     ):
-        env = RenderedEnv("CartPoleRL", renderer="raycast", randomizers={"one": randomizer}, **SIZE)
+        env = RenderedEnv(CartPoleRL(), renderer="raycast", randomizers={"one": randomizer}, **SIZE)
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(env.reset, jax.random.key(0))

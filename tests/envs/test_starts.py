@@ -14,9 +14,9 @@ from ejax.envs.description import describe
 from ejax.envs.mujoco.drawing import show
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import body_poses
-from ejax.envs.randomization.placing import add_events
 from ejax.envs.task.entities import constrained_joints
 from ejax.envs.terms.events import randomize_rigid_object_pose, randomize_robot_qpos
+from ejax.envs.wrappers.placing import add_events
 from ejax.types import Array
 
 KEY = jax.random.key(0)

@@ -18,9 +18,9 @@ from gymnasium.vector import AutoresetMode
 import ejax.envs.gymnasium  # noqa: F401  # registers the ids
 from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.adapters.to_gymnasium import EjaxEnv, EjaxVectorEnv
-from ejax.envs.randomization.placing import add_events
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.wrappers.placing import add_events
 from ejax.schema.registry import ENVS
 
 JUSTIFIED = ("-infinity", "infinity", "symmetric and normalized")

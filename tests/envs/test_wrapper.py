@@ -1,18 +1,35 @@
-"""EnvWrapper: what a wrapper does not change is the inner environment's, its text for videos included."""
+"""EnvWrapper: what a wrapper does not change is the inner environment's; observations of another kind; a config's."""
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from own_wrappers import CountsEpisodes, Negated, Scaled, WithCount, counts_after
+from tiny import EPISODE, tiny
+from toy_policies import policy_for
 
+from ejax import check_env
+from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.models import EnvConfig
 from ejax.envs.description import caption_of, describe
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.envs.wrappers.action_chunk import ActionChunk
+from ejax.envs.wrappers.asymmetric import AsymmetricEnv
 from ejax.envs.wrappers.wrapper import EnvWrapper, innermost
+from ejax.play.acting import load
+from ejax.play.saved_policy import evaluate_run
+from ejax.run import train
+from ejax.schema.trust import trust
+from ejax.training.environments import build_env
+from ejax.training.from_objects import config_of
 from ejax.types import Array, Key, PyTree, Timestep
+from interop.export import export_run
 
 KEY = jax.random.key(0)
 
@@ -27,10 +44,6 @@ class Doubled(EnvWrapper):
     """Twice the reward; its state holds the inner one's."""
 
     env: Any
-
-    @property
-    def inner(self) -> Any:
-        return self.env
 
     def inner_state(self, state: PyTree) -> PyTree:
         return state["inner"]
@@ -72,5 +85,174 @@ def test_a_wrapper_without_an_environment_says_so() -> None:
     class Empty(EnvWrapper):
         pass
 
-    with pytest.raises(NotImplementedError, match="Empty wraps nothing: give it inner"):
+    with pytest.raises(AttributeError, match="'Empty' object has no attribute 'env'"):
         _ = Empty().action_space
+
+
+# --- ObservationWrapper, and what outlasts an episode -------------------------------------------------------
+
+
+def test_a_wrapper_of_observations_needs_one_method() -> None:
+    env, plain = Scaled(PointMassRL(), 0.5), PointMassRL()
+    assert check_env(env, num_steps=20).startswith("Scaled fits")
+    (state, obs), (inner, whole) = env.reset(KEY), plain.reset(KEY)
+    chex.assert_trees_all_equal(state, inner)  # nothing outlasts an episode: nothing is kept
+    np.testing.assert_array_equal(obs, 0.5 * whole)
+    seen, expected = (each.step(state, jnp.ones(2), KEY)[1] for each in (env, plain))
+    np.testing.assert_array_equal(seen.obs, 0.5 * expected.obs)
+    assert env.observation_space == plain.observation_space
+    assert describe(env).observation == {} and describe(env).action == describe(plain).action
+
+
+def test_its_space_may_be_another_and_wrappers_nest() -> None:
+    env = ActionChunk(WithCount(Scaled(PointMassRL())), 2)
+    assert check_env(env, num_steps=20).startswith("ActionChunk fits")
+    assert env.reset(KEY)[1].keys() == {"all", "zeros"} == {*env.observation_space.spaces}
+
+
+def test_persist_inside_gets_its_own_observation() -> None:
+    assert check_env(Scaled(CountsEpisodes()), num_steps=4).startswith("Scaled fits")
+    plain = counts_after(CountsEpisodes(), 5)
+    assert plain == [[0, 1, 1], [1, 0, 1], [1, 1, 1], [2, 0, 1], [2, 1, 1]]
+    halves = [[0.5 * x for x in obs] for obs in plain]
+    assert counts_after(Scaled(CountsEpisodes()), 5) == halves
+    nested = counts_after(WithCount(Scaled(CountsEpisodes())), 5)
+    assert [obs["all"] for obs in nested] == halves
+    parts = counts_after(AsymmetricEnv(CountsEpisodes(), (1,)), 5)
+    assert [obs["critic"] for obs in parts] == plain
+
+
+def test_a_wrapper_that_forgets_persist_is_refused_where_something_outlasts_an_episode() -> None:
+    """It would hand its own observation to ``persist`` inside."""
+    check_env(Negated(PointMassRL()), num_steps=4)
+    with pytest.raises(TypeError, match=r"Negated overrides reset, .*: override persist too, or derive from Obs"):
+        counts_after(Negated(CountsEpisodes()), 1)
+
+
+# --- by config ----------------------------------------------------------------------------------------------
+
+OWN = [{"own_wrappers:Scaled": {"factor": 2.0}}, {"AsymmetricEnv": {"observation_indices": [0, 1, 4, 5]}}]
+
+
+def wrapped(folder: Path | None, wrappers: Any, env: str = "PointMassRL", **trainer: Any) -> dict[str, Any]:
+    raw = tiny(folder, env, **trainer)
+    raw["env"]["wrappers"] = wrappers
+    return raw
+
+
+@pytest.fixture
+def trusted() -> None:
+    trust("own_wrappers:Scaled")
+
+
+@pytest.mark.usefixtures("trusted")
+def test_the_last_of_a_configs_wrappers_is_the_outermost() -> None:
+    config = parse_config(wrapped(None, OWN))
+    env: Any = build_env(config)
+    assert env == AsymmetricEnv(Scaled(PointMassRL(max_episode_steps=EPISODE), 2.0), (0, 1, 4, 5))
+    again = parse_config(config.to_dict())
+    assert again.env == config.env and config.to_dict()["env"]["wrappers"] == OWN
+
+
+def test_events_and_chunks_come_below_what_draws_or_decides_and_above_the_rest() -> None:
+    noise = {"noise": {"func": "add_action_noise", "params": {"noise": 0.1}}}
+    drawn = [{"AsymmetricEnv": {}}, {"RenderedEnv": {"blank": True}}]
+    raw = wrapped(None, drawn, "CartPoleRL", events={"train": noise})
+    raw["env"]["cfg"]["action_chunk"] = 2
+    layers, env = [], build_env(parse_config(raw))
+    while isinstance(env, EnvWrapper):
+        layers.append(type(env).__name__)
+        env = env.inner
+    assert layers == ["RenderedEnv", "ActionChunk", "RandomizedEnv", "AsymmetricEnv"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            {"id": "AsymmetricEnv", "cfg": {"env": "PointMassRL", "env_cfg": {"dt": 0.1}, "observation_indices": [0]}},
+            {
+                "id": "PointMassRL",
+                "cfg": {"dt": 0.1},
+                "wrappers": [{"AsymmetricEnv": {"observation_indices": [0]}}],
+            },
+        ),
+        (
+            {"id": "renderedenv", "cfg": {"env": "CartPoleRL", "action_chunk": 2, "blank": True}},
+            {
+                "id": "CartPoleRL",
+                "cfg": {},
+                "wrappers": [{"ActionChunk": {"size": 2}}, {"RenderedEnv": {"blank": True}}],
+            },
+        ),
+        (
+            {"id": "RenderedEnv", "cfg": {"env": "AsymmetricEnv", "env_cfg": {"env": "CartPoleRL"}}},
+            {"id": "CartPoleRL", "cfg": {}, "wrappers": [{"AsymmetricEnv": {}}, {"RenderedEnv": {}}]},
+        ),
+    ],
+)
+def test_a_wrapper_that_names_its_environment_is_read_as_before(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert EnvConfig(**old) == EnvConfig(**new)
+
+
+def test_an_override_names_a_wrapper_and_its_argument(tmp_path: Path) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(wrapped(tmp_path, [{"AsymmetricEnv": {}}])))
+    config = load_config(file, ["env.wrappers.AsymmetricEnv.observation_indices=[3]", "env.cfg.env_cfg.dt=0.1"])
+    assert config.env.layers == (("AsymmetricEnv", {"observation_indices": (3,)}),) and config.env.cfg["dt"] == 0.1
+    with pytest.raises(ConfigError, match=r"env\.wrappers has no ActionChunk"):
+        load_config(file, ["env.wrappers.ActionChunk.size=3"])
+
+
+REFUSED = {
+    "unknown": (["AsymetricEnv"], "env.wrappers.0", "Did you mean 'AsymmetricEnv'?"),
+    "an unknown option": ([{"AsymmetricEnv": {"indices": [0]}}], "env.wrappers.AsymmetricEnv.indices", "unknown key"),
+    "a wrong value": ([{"AsymmetricEnv": {"observation_indices": [99]}}], "env.wrappers.AsymmetricEnv", "0 to 13"),
+    "a wrong type": ([{"ActionChunk": {"size": "2"}}], "env.wrappers.ActionChunk.size", "must be a valid integer"),
+    "twice": (["AsymmetricEnv", "AsymmetricEnv"], "env.wrappers.AsymmetricEnv", "no vector"),
+    "not trusted": (["own_wrappers:Negated"], "env.wrappers.0", "--trust own_wrappers:Negated"),
+    "not there": (["own_wrappers:Nothing"], "env.wrappers.0", "own_wrappers:Nothing"),
+    "two in one": ([{"AsymmetricEnv": {}, "ActionChunk": {}}], "env.wrappers.0", "{name: arguments}"),
+    "no arguments": ([{"AsymmetricEnv": 3}], "env.wrappers.0", "mapping"),
+    "no list": (3, "env.wrappers", "valid array"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_configs_wrapper_that_cannot_be_is_refused_by_key(case: str, tmp_path: Path) -> None:
+    wrappers, key, word = REFUSED[case]
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(wrapped(tmp_path, wrappers)))
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    ((found, text),) = error.value.problems
+    assert found == key and word in text
+
+
+def test_an_environment_outside_jax_takes_no_wrappers() -> None:
+    raw = wrapped(None, ["AsymmetricEnv"], "gymnasium:Pendulum-v1")
+    with pytest.raises(ConfigError, match="is stepped outside JAX: it takes no wrappers"):
+        build_env(parse_config(raw))
+
+
+@pytest.mark.slow
+def test_a_run_with_wrappers_goes_on_is_evaluated_acts_and_is_exported(tmp_path: Path) -> None:
+    raw = wrapped(tmp_path, OWN, save_frequency_updates=1)
+    raw["policy"]["obs_groups"] = {"actor": ["policy"], "critic": ["critic"]}
+    trust("own_wrappers:Scaled")
+    whole = train(parse_config(raw | {"trainer": {**raw["trainer"], "output_dir": str(tmp_path / "whole")}}))
+    half = train(parse_config(raw | {"trainer": {**raw["trainer"], "iterations": 1}}))
+    went_on = train(parse_config(raw), resume="latest", run_dir=half.run_dir)
+    chex.assert_trees_all_equal(went_on.params, whole.params)
+    assert evaluate_run(went_on.run_dir, num_episodes=2, num_envs=2)["eval/avg_length"] > 0.0
+    assert load(went_on.run_dir).env == build_env(parse_config(raw))
+    assert export_run(went_on.run_dir, tmp_path / "out", ["safetensors"])["artefacts"]
+    contract = json.loads((tmp_path / "out" / "contract.json").read_text())
+    assert contract["env"]["wrappers"] == OWN
+
+
+def test_objects_with_wrappers_are_described_by_what_a_file_would_name() -> None:
+    env = AsymmetricEnv(Scaled(PointMassRL(dt=0.1), 2.0), (0, 1))
+    trainer = {"num_envs": 4, "buffer_size": 16, "iterations": 1}
+    config = config_of(env, policy_for(env)[0], "ppo", None, trainer)
+    assert config.env.id == "PointMassRL" and config.env.cfg == {"dt": 0.1} and build_env(config) == env

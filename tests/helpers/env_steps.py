@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -54,6 +54,7 @@ class Case:
 
     env: str
     cfg: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Sequence[tuple[str, Mapping[str, Any]]] = ()
     events: Mapping[str, Any] = field(default_factory=dict)
     """Events, as ``trainer.events`` has them."""
     engine: str | None = None
@@ -172,15 +173,13 @@ def build(case: Case) -> Any:
     """Build the environment of a case, as a run makes it."""
     cfg = dict(case.cfg)
     if case.engine is not None:
-        inner = "env_cfg" if "env_cfg" in cfg else None
-        chosen = {"physics": case.engine}
-        cfg = {**cfg, inner: {**cfg[inner], **chosen}} if inner else {**cfg, **chosen}
+        cfg |= {"physics": case.engine}
     if str(_EXAMPLES) not in sys.path:
         sys.path.append(str(_EXAMPLES))
     trust("own_mujoco_task:DeskLamp")
     if case.links:
         cfg["model"] = str(_stick_file(case.links))
-    env = make_env(case.env, cfg, num_envs=case.num_envs, events=case.events)
+    env = make_env(case.env, cfg, num_envs=case.num_envs, wrappers=case.wrappers, events=case.events)
     return PureHostEnv(env, case.num_envs) if case.on_host else env
 
 
@@ -418,18 +417,28 @@ def _gym_config(name: str) -> dict[str, Any]:
 def _wrapped() -> dict[str, Case]:
     """Environments around others, on the C engine."""
     cart_pole = {"max_episode_steps": 8, "reset_range": 0.1}
-    seen = {"env": "CartPoleRL", "env_cfg": cart_pole, "renderer": "raycast", "width": 12, "height": 8}
+    seen = {"renderer": "raycast", "width": 12, "height": 8}
     place = {"camera_eye": [-1.55, -0.15, 0.75], "camera_target": [-0.70, -0.15, 0.03], "camera_fovy": 22.0}
     wrist = {"wrist": {"width": 6, "height": 6, "fovy": 60.0}}
-    instructed = {**seen, **place, **wrist, "env": "InstructedPlaceRL", "env_cfg": _INSTRUCTED, "action_chunk": 4}
-    asymmetric = {"env": "CartPoleRL", "env_cfg": cart_pole, "observation_indices": [1, 0]}
+    drawn = ("RenderedEnv", {**seen, **place, **wrist})
     sensors = {"camera": _event("add_observation_noise", part="policy", noise=[0.01, 0.1])}
     tasks = {
         "action_chunk": Case(env="CartPoleRL", cfg={**cart_pole, "action_chunk": 3}),
-        "raycast": Case(env="RenderedEnv", cfg={**seen, "randomizers": _LOOKS, "camera_eye": [2.0, 1.0, 1.5]}),
-        "raycast, wrist and action_chunk": Case(env="RenderedEnv", cfg=instructed, slow=True),
-        "blank pictures": Case(env="RenderedEnv", cfg={**seen, "blank": True}),
-        "asymmetric": Case(env="AsymmetricEnv", cfg=asymmetric, events=sensors),
+        "raycast": Case(
+            env="CartPoleRL",
+            cfg=cart_pole,
+            wrappers=[("RenderedEnv", {**seen, "randomizers": _LOOKS, "camera_eye": [2.0, 1.0, 1.5]})],
+        ),
+        "raycast, wrist and action_chunk": Case(
+            env="InstructedPlaceRL", cfg=_INSTRUCTED, wrappers=[("ActionChunk", {"size": 4}), drawn], slow=True
+        ),
+        "blank pictures": Case(env="CartPoleRL", cfg=cart_pole, wrappers=[("RenderedEnv", {**seen, "blank": True})]),
+        "asymmetric": Case(
+            env="CartPoleRL",
+            cfg=cart_pole,
+            wrappers=[("AsymmetricEnv", {"observation_indices": [1, 0]})],
+            events=sensors,
+        ),
         "randomized cart_pole": Case(env="CartPoleRL", cfg=cart_pole, events=_CART_POLE_EVENTS),
         "randomized push_cube": Case(env="PushCubeRL", cfg=_PUSH_CUBE, events=_PUSH_CUBE_EVENTS),
         "randomized push_cube in chunks": Case(

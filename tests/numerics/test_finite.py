@@ -101,12 +101,10 @@ SUCCESSES: dict[str, tuple[Any, Any]] = {
     "EmbodiedEnv, a pole": (EmbodiedEnv(_gym_config("cart_pole"), physics="mujoco"), _upright_world),
 }
 GRIPPERS = {"PickPlaceRL", "InstructedPlaceRL"}
-WRAPS = {"RenderedEnv", "AsymmetricEnv"}
-"""Takes success over from the environment inside."""
 
 
 def test_every_registered_environment_is_here() -> None:
-    assert {name.split(",")[0] for name in SUCCESSES} | WRAPS | {"VelocityRL"} == set(ENVS)  # which has no success
+    assert {name.split(",")[0] for name in SUCCESSES} | {"VelocityRL"} == set(ENVS)  # which has no success
 
 
 @pytest.mark.slow

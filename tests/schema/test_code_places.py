@@ -97,7 +97,7 @@ def test_what_is_trusted_is_imported_from_where_it_lies(
 @pytest.mark.parametrize(
     ("section", "name"),
     [
-        ({"env": {"id": "RenderedEnv", "cfg": {"env": "lift_task:Cart"}}}, "Cart"),
+        ({"env": {"id": "lift_task:Cart", "wrappers": ["RenderedEnv"]}}, "Cart"),
         ({"env": {"id": "EmbodiedEnv", "cfg": {"gym_config": PUSH_CUBE}}}, "functor"),
         ({**PLAIN, "policy": {"name": "lift_task:Policy"}}, "Policy"),
         ({**PLAIN, "algorithm": {"name": "lift_task:algorithm", "cfg": {"batch_size": 16}}}, "algorithm"),

@@ -28,7 +28,6 @@ from ejax.data import record, worker
 from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
 from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.envs.terms.registry import find_functor
-from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.play import __main__ as play
 from ejax.play.saved_policy import elsewhere
 from ejax.schema import trust
@@ -156,6 +155,7 @@ CONFIGS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
         lambda _: tree(env={"id": "EmbodiedEnv", "cfg": {"gym_config": gym_config("rewards")}}),
     ),
     "RenderedEnv's env": ("evilmod:Env", lambda _: tree(env={"id": "RenderedEnv", "cfg": {"env": "evilmod:Env"}})),
+    "env.wrappers": ("evilmod:Env", lambda _: tree(env={"id": "PointMassRL", "wrappers": ["evilmod:Env"]})),
     "RenderedEnv's functor": (
         "evilmod:functor",
         lambda _: tree(
@@ -203,7 +203,7 @@ def test_a_functor_is_refused_by_its_own_key(mark: Path, tmp_path: Path) -> None
     for way, key in (
         ("gym config's id", "gym.json:id"),
         ("gym config's rewards", "gym.json:env.rewards.evil.func"),
-        ("RenderedEnv's functor", "env.cfg.env_cfg.gym_config.env.rewards.evil.func"),
+        ("RenderedEnv's functor", "env.cfg.gym_config.env.rewards.evil.func"),
         ("trainer.events", "trainer.events.train.evil.func"),
     ):
         with pytest.raises(ConfigError) as error:
@@ -250,7 +250,7 @@ def test_a_gym_config_that_a_program_refers_to_is_a_file(mark: Path, tmp_path: P
         lambda: make_env("gymnasium:evilmod:Wanders-v0", {"vectorization": "async"}, num_envs=2),
         lambda: make_env("gymnasium:GymV26Environment-v0", {"env_id": "evilmod:Wanders-v0"}, num_envs=2),
         lambda: find_functor("rewards", "evilmod:functor"),
-        lambda: RenderedEnv("evilmod:Env"),
+        lambda: make_env("PointMassRL", {}, num_envs=2, wrappers=[("evilmod:Env", {})]),
         lambda: place_of_task("evilmod:Task"),
     ],
 )

@@ -46,14 +46,19 @@ class Draft(Section):
         return (self.get(section) if section else self.tree).pop(name)
 
     def put(self, key: str, value: Any) -> None:
-        """Set a value, making the sections above it. Raises TypeError: one of them holds a value already."""
+        """Set a value, making the sections above it; of a list of ``{name: section}``, the name. Raises TypeError: one
+        of them holds a value already, or the list has no such name."""
         *sections, name = key.split(".")
-        node = self.tree
+        node: Any = self.tree
         for depth, section in enumerate(sections, 1):
+            if isinstance(node, list):
+                node = next((each for each in node if isinstance(each, dict) and section in each), None)
+                if node is None:
+                    raise TypeError(f"{'.'.join(sections[: depth - 1])} has no {section}; give the whole list")
             if node.get(section) is None:
                 node[section] = {}
             node = node[section]
-            if not isinstance(node, dict):
+            if not isinstance(node, dict) and (not isinstance(node, list) or depth == len(sections)):
                 raise TypeError(f"{'.'.join(sections[:depth])} is {short_repr(node)}, not a section")
         node[name] = value
 

@@ -16,7 +16,7 @@ from ejax.algorithms import lookup
 from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.record import Algorithm
 from ejax.config.embodichain.draft import Draft
-from ejax.config.models import MAX_NAME_BYTES
+from ejax.config.models import MAX_NAME_BYTES, unwrapped_env
 from ejax.envs.terms.vocabulary import IGNORED
 from ejax.policies.mlp import NetworkConfig
 from ejax.schema.messages import did_you_mean, short_repr
@@ -67,6 +67,8 @@ def canonicalize_keys(draft: Draft) -> None:
     if isinstance(draft.get("env"), str):
         draft.spelled["env.id"] = draft.key("env")
         draft.put("env", {"id": draft.get("env")})
+    if draft.has("env"):
+        draft.put("env", unwrapped_env(draft.get("env")))
     _canonicalize_device(draft)
     _canonicalize_std(draft)
     for key in TABLES["null_is_default"]["keys"]:

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from ejax.envs.host.pure_host import PureHostEnv, advance, begin, renew
 from ejax.envs.host.rows import choose_rows
+from ejax.envs.wrappers.placing import with_events, wrap
 from ejax.envs.wrappers.wrapper import innermost
 from ejax.schema.episode_limits import LIMITS, limit_argument
 from ejax.schema.messages import did_you_mean
-from ejax.schema.registry import resolve
+from ejax.schema.registry import WRAPPERS, resolve
 from ejax.types import Env, HostEnv, PyTree, RenderableEnv
 
 RENDER_MODES = ("rgb_array",)
@@ -148,6 +149,10 @@ def make_task(task: str | Env, cfg: Mapping[str, Any]) -> Env:
         if cfg:
             raise ValueError(f"arguments ({', '.join(cfg)}) need a task by name; {type(task).__name__} is made already")
         return task
+    if task in WRAPPERS:  # around the one that ``env`` names, or is
+        options = dict(cfg)
+        inner = make_task(options.pop("env"), options.pop("env_cfg", {}))
+        return wrap(inner, [(task, options)])
     make, options = resolve("env", task), dict(cfg)
     takes = inspect.signature(make).parameters
     # the two names of one thing; ``gymnasium.make_vec`` hands the first on
@@ -165,10 +170,6 @@ def make_task(task: str | Env, cfg: Mapping[str, Any]) -> Env:
         raise ValueError(f"{task}: {error}") from error
     if isinstance(env, HostEnv | gymnasium.Env | VectorEnv):
         raise ValueError(f"{task} is stepped outside JAX already; make it by its own library")
-    if not getattr(env, "randomization", None):
-        return env
-    from ejax.envs.wrappers.randomized import with_events  # imports MuJoCo
-
     return with_events(env, {})
 
 

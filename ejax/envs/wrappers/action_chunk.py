@@ -31,7 +31,7 @@ class ActionChunk(EnvWrapper):
     def __post_init__(self) -> None:
         chunk_space(self.env.action_space, self.size)
 
-    inner = property(attrgetter("env"))
+    above_events = True
     actions_per_decision = property(attrgetter("size"))
 
     @property

@@ -1,11 +1,8 @@
 """A task whose physics, sensors and delays differ from row to row and from episode to episode."""
 
 import functools
-import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import gymnasium
 import jax
@@ -21,7 +18,7 @@ from ejax.envs.randomization.events import Events, read_events
 from ejax.envs.randomization.sensing import Side, first, late, push
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.schema.frozen import freeze_fields
-from ejax.types import Array, HostEnv, Key, PyTree, Timestep, persist
+from ejax.types import Array, Key, PyTree, Timestep, persist
 
 LEVEL = "curriculum_level"
 _DRAWS = 0x5EED  # folded into an episode's key: the draws here are apart from the task's own
@@ -48,6 +45,7 @@ class RandomizedEnv(EnvWrapper):
 
     ``startup`` happens once for each row, and outlasts its episodes; ``reset`` at the start of each episode;
     ``interval`` before every control step after ``interval_step`` more. A row's draws depend on its own keys alone.
+    Around another one, the two are one: its events come first, without those of a name that is given here.
 
     Args:
         env: the task. Events that change physics need its state to have ``physics``, and ``appearance(state)``.
@@ -59,11 +57,12 @@ class RandomizedEnv(EnvWrapper):
     events: Any
 
     def __post_init__(self) -> None:
+        if isinstance(self.env, RandomizedEnv):  # one state, and no event that writes what another does
+            object.__setattr__(self, "events", {**self.env.events, **self.events})
+            object.__setattr__(self, "env", self.env.env)
         freeze_fields(self, "events")
         if "geom_size" in self.read.parameters and _shows_pictures(self.env.observation_space):
             raise ValueError("pictures show the sizes of the model; leave out randomize_rigid_object_scale, or sensor")
-
-    inner = property(attrgetter("env"))
 
     def inner_state(self, state: RandomizedState) -> PyTree:
         return state.env
@@ -190,36 +189,6 @@ class RandomizedEnv(EnvWrapper):
 
     def _level(self, level: PyTree) -> Array | None:
         return None if self.read.curriculum is None else level
-
-
-@runtime_checkable
-class SelfRandomizingEnv(Protocol):
-    """An environment with events of its own, in training and in evaluation."""
-
-    @property
-    def randomization(self) -> Mapping[str, Any]: ...
-
-
-def with_events(env: Any, events: Mapping[str, Any]) -> Any:
-    """Return ``env`` with these events over its own of the same name. Raises ConfigError: it cannot have them."""
-    own = env.randomization if isinstance(env, SelfRandomizingEnv) else {}
-    together = {**own, **events}
-    return RandomizedEnv(env, together) if together else env
-
-
-def randomized(make: Callable[..., Any], cfg: Mapping[str, Any], events: Mapping[str, Any]) -> Any:
-    """Make ``make(**cfg)`` with events: inside it, where it takes ``events`` for the environment that it wraps.
-
-    Raises:
-        ConfigError: events that it cannot have.
-        ValueError: an environment outside JAX.
-    """
-    if events and "events" in inspect.signature(make).parameters:
-        return make(**cfg, events=events)
-    env = make(**cfg)
-    if events and (isinstance(env, HostEnv | gymnasium.Env) or not callable(getattr(env, "reset", None))):
-        raise ValueError(f"{type(env).__name__} is stepped outside JAX: it takes no events ({', '.join(events)})")
-    return with_events(env, events)
 
 
 def _shows_pictures(space: gymnasium.Space[Any]) -> bool:

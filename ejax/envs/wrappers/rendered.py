@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 import gymnasium
@@ -19,12 +18,11 @@ from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture_on_
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import Camera, half_angles, look_at
 from ejax.envs.wrappers.action_chunk import ActionChunk
-from ejax.envs.wrappers.randomized import RandomizedEnv, with_events
+from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.envs.wrappers.visual_randomizers import Look, Randomizers
 from ejax.envs.wrappers.wrapper import EnvWrapper, innermost
-from ejax.schema.frozen import freeze_fields, thaw
-from ejax.schema.registry import resolve
-from ejax.types import Array, CameraView, Key, PyTree, RenderableEnv, Timestep
+from ejax.schema.frozen import freeze_fields
+from ejax.types import Array, CameraView, Key, PyTree, RenderableEnv, Timestep, persist
 
 _LOOK = 0x100C  # folded into an episode's key: its look is drawn apart, so that the episode is the same without one
 _PLAIN = Look()
@@ -46,7 +44,7 @@ class WristCamera:
 
 @struct.dataclass(kw_only=True)
 class RenderedState:
-    """One episode with a look of its own."""
+    """One episode and its look."""
 
     env: PyTree
     look: Look
@@ -58,8 +56,9 @@ class RenderedEnv(EnvWrapper):
 
     The parts of an observation that is a dict stay beside ``image`` under their own names.
 
-    One picture per row is drawn at a reset and at a step, or at a decision of several with ``action_chunk``. A row that
-    starts again is drawn once more: on a CPU in those steps only in which an episode ended, on a GPU in every step.
+    One picture per row is drawn at a reset and at a step, which is a decision where ``env`` is an ``ActionChunk``. A
+    row that starts again is drawn once more: on a CPU in those steps only in which an episode ended, on a GPU in every
+    step.
 
     Args:
         renderer: ``raycast`` needs an environment with ``appearance(state)``, whose model is made of primitives.
@@ -69,14 +68,11 @@ class RenderedEnv(EnvWrapper):
         wrist: fields of ``WristCamera``: a second picture, ``wrist``. None: there is none.
         blank: nothing is drawn, all of each picture is grey: what a policy does that cannot look.
         randomizers: differences between episodes, see ``ejax.envs.wrappers.visual_randomizers``; ``raycast`` only.
-        events: of physics, sensors and delays, see ``ejax.envs.wrappers.randomized``.
-    Raises ValueError: an environment that cannot be drawn so, whose observation has an ``image`` or is neither vector
-        nor dict, or that was not trusted (``ejax.schema.trust``).
+    Raises ValueError: an environment that cannot be drawn so, or whose observation has an ``image`` or is neither
+        vector nor dict.
     """
 
-    env: str
-    env_cfg: Any = field(default_factory=FrozenDict)
-    action_chunk: int = 1
+    env: Any
     width: int = 64
     height: int = 64
     camera_eye: tuple[float, float, float] | None = None
@@ -87,20 +83,25 @@ class RenderedEnv(EnvWrapper):
     blank: bool = False
     wrist: Any = None
     randomizers: Any = field(default_factory=FrozenDict)
-    events: Any = field(default_factory=FrozenDict)
+
+    above_events = True
 
     def __post_init__(self) -> None:
-        freeze_fields(self, "env_cfg", "camera_eye", "camera_target", "wrist", "randomizers", "events")
+        freeze_fields(self, "camera_eye", "camera_target", "wrist", "randomizers")
+        drawn = innermost(self.env)
+        name = type(drawn).__name__
         if self.width < 1 or self.height < 1:
             raise ValueError(f"RenderedEnv: width and height must be >= 1, got {self.width} and {self.height}")
-        if not isinstance(innermost(self.drawn), RenderableEnv):
-            raise ValueError(f"RenderedEnv: {self.env} cannot be drawn: it has no render(state, width=…, height=…)")
-        space = self.drawn.observation_space
+        if not isinstance(drawn, RenderableEnv):
+            raise ValueError(f"RenderedEnv: {name} cannot be drawn: it has no render(state, width=…, height=…)")
+        space = self.env.observation_space
         if not isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Dict)):
-            raise ValueError(f"RenderedEnv: the observation of {self.env} is neither a vector nor a dict")
-        for name in self._sizes.keys() & _parts(space).keys():
-            raise ValueError(f"RenderedEnv: the observation of {self.env} has an '{name}' of its own already")
-        check_renderer(self.drawn, self.renderer, self._wrist)
+            raise ValueError(f"RenderedEnv: the observation of {name} is neither a vector nor a dict")
+        for part in self._sizes.keys() & _parts(space).keys():
+            raise ValueError(f"RenderedEnv: the observation of {type(self.env).__name__} has an '{part}' already")
+        if _draws_sizes(self.env):
+            raise ValueError("RenderedEnv: pictures show the sizes of the MJCF; leave out randomize_rigid_object_scale")
+        check_renderer(self.env, self.renderer, self._wrist)
         if self.renderer == "mujoco" and self.randomizers:
             text = f"randomizers ({', '.join(self.randomizers)}) need renderer: raycast"
             raise ValueError(f"RenderedEnv: {text}; mujoco draws all environments alike")
@@ -111,9 +112,11 @@ class RenderedEnv(EnvWrapper):
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
         pictures = {name: gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in self._sizes.items()}
-        return gymnasium.spaces.Dict({**pictures, **_parts(self.drawn.observation_space)})
+        return gymnasium.spaces.Dict({**pictures, **_parts(self.env.observation_space)})
 
-    actions_per_decision = property(attrgetter("action_chunk"))
+    @property
+    def actions_per_decision(self) -> int:
+        return self.env.size if isinstance(self.env, ActionChunk) else 1
 
     @property
     def description(self) -> EnvDescription:
@@ -126,48 +129,36 @@ class RenderedEnv(EnvWrapper):
         return state.env if isinstance(state, RenderedState) else state
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = self.inner.reset(key)
+        state, obs = self.env.reset(key)
         if self.randomizers:
-            look = self._randomizers.draw(jax.random.fold_in(key, _LOOK), self.drawn.appearance(state).asset)
+            look = self._randomizers.draw(jax.random.fold_in(key, _LOOK), self.env.appearance(state).asset)
             state = RenderedState(env=state, look=look)
         return state, {**self._pictures(state), **_parts(obs)}
 
     def persist(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
         """Keep the pictures: nothing that is carried over can be seen."""
-        parts = {name: obs[name] for name in _parts(self.drawn.observation_space)}
-        inner = parts if isinstance(self.drawn.observation_space, gymnasium.spaces.Dict) else parts["state"]
-        state, inner = super().persist(self.inner_state(ended), self.inner_state(started), inner)
+        space = self.env.observation_space
+        parts = {name: obs[name] for name in _parts(space)}
+        inner = parts if isinstance(space, gymnasium.spaces.Dict) else parts["state"]
+        state, inner = persist(self.env, self.inner_state(ended), self.inner_state(started), inner)
         return _with_inner(started, state), {**obs, **_parts(inner)}
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
-        inner, timestep = self.inner.step(self.inner_state(state), action, key)
+        inner, timestep = self.env.step(self.inner_state(state), action, key)
         state = _with_inner(state, inner)
         return state, replace(timestep, obs={**self._pictures(state), **_parts(timestep.obs)})
 
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
-        """Return the states after each action of a decision [action_chunk, ...], for videos."""
+        """Return the states after each action of a decision [actions_per_decision, ...], for videos."""
         inner = self.inner_state(state)
-        if isinstance(self.inner, ActionChunk):
-            states = self.inner.trajectory(inner, action, key)
+        if isinstance(self.env, ActionChunk):
+            states = self.env.trajectory(inner, action, key)
         else:
-            states = jax.tree.map(lambda x: x[None], self.inner.step(inner, action, key)[0])
+            states = jax.tree.map(lambda x: x[None], self.env.step(inner, action, key)[0])
         if not isinstance(state, RenderedState):
             return states
-        look = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (self.action_chunk, *x.shape)), state.look)
+        look = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (self.actions_per_decision, *x.shape)), state.look)
         return RenderedState(env=states, look=look)
-
-    @functools.cached_property
-    def drawn(self) -> Any:
-        """Return the environment inside as it is drawn: by actions."""
-        env = with_events(resolve("env", self.env)(**thaw(self.env_cfg)), self.events)
-        if isinstance(env, RandomizedEnv) and "geom_size" in env.read.parameters:
-            raise ValueError("RenderedEnv: pictures show the sizes of the MJCF; leave out randomize_rigid_object_scale")
-        return env
-
-    @functools.cached_property
-    def inner(self) -> Any:
-        """Return the environment inside as it is stepped: by decisions."""
-        return self.drawn if self.action_chunk == 1 else ActionChunk(self.drawn, self.action_chunk)
 
     @functools.cached_property
     def _view(self) -> CameraView | None:
@@ -192,25 +183,27 @@ class RenderedEnv(EnvWrapper):
         if self.blank:
             return {name: jnp.full((*size, 3), BLANK, jnp.uint8) for name, size in self._sizes.items()}
         if self.renderer == "mujoco":
-            draw = functools.partial(self.drawn.render, width=self.width, height=self.height, camera=self._view)
+            draw = functools.partial(self.env.render, width=self.width, height=self.height, camera=self._view)
             return {"image": picture_on_host(draw, state, self.width, self.height)}
         # MuJoCo draws on the host and knows no looks; the ray caster is a part of the program
         inner, look = self.inner_state(state), state.look if isinstance(state, RenderedState) else _PLAIN
-        pictures = {"image": draw_state(self.drawn, inner, self.width, self.height, self._view, look)}
+        pictures = {"image": draw_state(self.env, inner, self.width, self.height, self._view, look)}
         if self._wrist is not None:
-            pictures["wrist"] = draw_wrist(self.drawn, inner, self._wrist, look)
+            pictures["wrist"] = draw_wrist(self.env, inner, self._wrist, look)
         return pictures
 
 
 def check_renderer(env: Any, renderer: Renderer, wrist: WristCamera | None) -> None:
     """Raise ValueError for a renderer that is not there or cannot draw the environment, with a camera at its tool."""
     check_renderer_name(renderer)
-    if renderer == "raycast" and not isinstance(env, AppearingEnv):
-        raise ValueError(f"renderer: raycast: {type(env).__name__} has no appearance(state). Use renderer: mujoco")
+    drawn = innermost(env)
+    name = type(drawn).__name__
+    if renderer == "raycast" and not isinstance(drawn, AppearingEnv):
+        raise ValueError(f"renderer: raycast: {name} has no appearance(state). Use renderer: mujoco")
     if wrist is not None and renderer != "raycast":
         raise ValueError("wrist: a camera at the tool is drawn by renderer: raycast only")
-    if wrist is not None and not hasattr(innermost(env), "tool_position"):
-        raise ValueError(f"wrist: {type(env).__name__} has no tool_position(state)")
+    if wrist is not None and not hasattr(drawn, "tool_position"):
+        raise ValueError(f"wrist: {name} has no tool_position(state)")
     if wrist is not None and min(wrist.width, wrist.height) < 1:
         raise ValueError(f"wrist: width and height must be >= 1, got {wrist.width} and {wrist.height}")
 
@@ -238,6 +231,15 @@ def _draw_look(
 ) -> Array:
     seen = replace(seen, rgba={**seen.rgba, **look.rgba})
     return draw(seen, width=width, height=height, view=view, camera=camera, lights=look.lights)
+
+
+def _draws_sizes(env: Any) -> bool:
+    """Return whether events change the sizes of geoms, which pictures do not show."""
+    while isinstance(env, EnvWrapper):
+        if isinstance(env, RandomizedEnv) and "geom_size" in env.read.parameters:
+            return True
+        env = env.inner
+    return False
 
 
 def _parts(obs: Any) -> dict[str, Any]:
