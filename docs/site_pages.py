@@ -139,7 +139,7 @@ def commands_page() -> str:
         parts += [f"## {name}", f"`python -m {module.removesuffix('.__main__')}`: {what}."]
         for words in ([], *([each] for each in _SUBCOMMANDS.get(name, ()))):
             text = _help(module, [*words, "--help"])
-            first = seen.setdefault(tuple(text.replace(module, "").split()), name)
+            first = seen.setdefault(tuple(re.sub(r"python -m \S+", "", text).split()), name)
             parts.append(
                 f"```text\n{text}```" if first == name else f"The arguments are those of [`{first}`](#{first})."
             )

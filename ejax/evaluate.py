@@ -1,4 +1,5 @@
-"""``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, record a video."""
+"""``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, record a video; or compare what
+it does on several physics engines, late, noisy and with other masses."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 
@@ -6,10 +7,21 @@ if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
+from typing import Any
 
-from ejax.schema.plain_files import a_path
+from ejax.schema.plain_files import a_path, to_json
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, add_policy_options, whole
+from ejax.schema.writing import by_product, replace_file
+
+_SHIFTS = {
+    "latency": ("STEPS", "late actions; again for another value"),
+    "noise": ("SIZE", "standard deviation, on each observed number"),
+    "mass": ("SCALE", "of everything that moves"),
+    "friction": ("SCALE", "of all objects; without any, of the robot"),
+    "drives": ("SCALE", "the drives' stiffness and damping"),
+}
+"""Differences between a simulation and a robot: option -> its unit, and its help."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,29 +33,49 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from ejax.envs.host.calls import HostEnvError
-    from ejax.logs.console import summary
-    from ejax.play.saved_policy import evaluate_run
     from ejax.store.checkpoint import CheckpointError
 
     trust_words(args.trust)  # of the command line only: a run's files are not trusted
+    shared = ("member", "checkpoint", "num_episodes", "num_envs", "seed", "device")
+    options = {name: getattr(args, name) for name in shared}
+    shifts = {name: values for name in _SHIFTS if (values := getattr(args, name))}
     try:
-        metrics = evaluate_run(
-            args.run,
-            args.overrides,
-            member=args.member,
-            checkpoint=args.checkpoint,
-            num_episodes=args.episodes,
-            num_envs=args.num_envs,
-            choice=args.episode_choice,
-            seed=args.seed,
-            device=args.device,
-            video=args.video,
-            shown=summary,
-        )
+        if args.engine is not None or shifts:
+            return _compare(args, options, shifts)
+        unheeded = [
+            f"--{name}" for name in ("explain", "tolerance", "json") if getattr(args, name) not in (None, False)
+        ]
+        if unheeded:
+            raise ValueError(f"{unheeded[0]} is of a comparison: give --engine A,B, or a shift such as --mass 1.5")
+        return _evaluate(args, options)
     except (CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
         return refused("ejax.evaluate", error)
+
+
+def _evaluate(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    from ejax.logs.console import summary
+    from ejax.play.saved_policy import evaluate_run
+
+    options |= {"video": args.video, "choice": args.episode_choice or "fixed"}
+    metrics = evaluate_run(args.run, args.overrides, shown=summary, **options)
     summary({name: x for name, x in metrics.items() if name in ("report", "video", "no video")})
     return 1 if "no video" in metrics else 0
+
+
+def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str, list[float]]) -> int:
+    from ejax.play.comparison import as_markdown, compare_run
+
+    for name in ("video", "episode_choice"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} goes without --engine and shifts: evaluate one condition")
+    compared = {"engines": args.engine or ["all"], "shifts": shifts, "explain": args.explain}
+    compared |= {} if args.tolerance is None else {"tolerance": args.tolerance}
+    result = compare_run(args.run, args.overrides, **compared, **options)
+    print(as_markdown(result))  # first: a file that cannot be written costs nothing
+    if args.json is not None:
+        with by_product(str(args.json)):
+            replace_file(args.json, to_json(result, indent=2) + "\n")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,17 +85,25 @@ def _parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="env.KEY=VALUE", help="evaluate elsewhere, e.g. env.cfg.episode_length=50"
     )
     add_policy_options(parser)
-    parser.add_argument("--episodes", type=whole(1), default=100, metavar="N")
+    parser.add_argument("--episodes", type=whole(1), default=100, dest="num_episodes", metavar="N")
     parser.add_argument("--num-envs", type=whole(1), default=32, metavar="N", help="episodes played at a time")
     parser.add_argument(
         "--episode-choice",
         choices=("fixed", "first_finished"),
-        default="fixed",
-        help="which episodes count: each slot's share, or the first to finish, as EmbodiChain counts",
+        help="which episodes count: each slot's share (fixed), or the first to finish, as EmbodiChain counts",
     )
     parser.add_argument("--seed", type=whole(0, MAX_SEED), help="of the start states (default: the run's eval_seed)")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument("--video", type=a_path, metavar="FILE", help="record four episodes, e.g. push.mp4")
+    text = (
+        "compare engines and shifts, a table: of c (or mujoco), mjx, warp, or all that are installed; docs/transfer.md"
+    )
+    parser.add_argument("--engine", type=lambda given: given.split(","), metavar="A,B", help=text)
+    for name, (size, what) in _SHIFTS.items():
+        parser.add_argument(f"--{name}", type=float, action="append", default=[], metavar=size, help=what)
+    parser.add_argument("--explain", action="store_true", help="name the first difference even where results agree")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="of a difference, over a number's range (0.01)")
+    parser.add_argument("--json", type=a_path, metavar="FILE", help="the whole comparison, for programs")
     add_trust_option(parser)
     return parser
 

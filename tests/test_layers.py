@@ -19,8 +19,8 @@ LAYERS = [
     ["evaluation", "algorithms", "experts"],
     ["config"],
     ["logs", "store", "training"],
-    ["run", "trainer", "population", "play", "transfer", "report", "preflight"],
-    ["train", "pretrain", "distill", "evaluate", "replay", "__main__"],
+    ["run", "trainer", "population", "play", "report", "preflight"],
+    ["train", "pretrain", "distill", "evaluate", "transfer", "replay", "__main__"],
 ]
 """Folders and public modules: each imports from its own row and from those above it in this list. ``data`` has a
 stricter rule, below; ``schema.registry`` names what is above it as text, and imports it when called."""

@@ -12,13 +12,10 @@ from ejax.config import RunConfig
 from ejax.envs.actions import action_form, to_action
 from ejax.envs.check import clips_actions
 from ejax.episodes import act
-from ejax.play.saved_policy import chosen_checkpoint, load_policy
+from ejax.play.saved_policy import load_policy, opened_policy
 from ejax.policies.calls import check_obs, first_memory, forget_outside
 from ejax.policies.normalize import acting_statistics, unlike_training
-from ejax.runtime.device import prepare_jax
-from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env, sample_obs
-from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Key, Params, Policy, PyTree
 
 
@@ -148,10 +145,8 @@ def load(run: Path | str, *, checkpoint: str | None = None, member: int | None =
     Raises:
         FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
     """
-    directory, config = open_policy_run(Path(run), member)
-    prepare_jax(device)
-    path = chosen_checkpoint(directory, checkpoint, "ejax.load")
-    with guarded_calls(config.env.id, config.trainer.collector):
+    opened = opened_policy(Path(run), member=member, checkpoint=checkpoint, device=device, command="ejax.load")
+    with opened as (directory, config, path):
         # made for its spaces alone, and so of one row
         env = build_env(config, phase="eval", num_envs=1, quarantine=directory.path / "quarantine" / "eval")
         policy, params = load_policy(config, env, path)

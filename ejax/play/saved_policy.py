@@ -4,7 +4,8 @@ import inspect
 import re
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,18 +70,14 @@ def evaluate_run(
         ValueError: a count that is not positive.
         ConfigError: an override that is not of the environment, or that it refuses.
     """
-    directory, config = open_policy_run(run, member)
-    prepare_jax(device)
-    config = elsewhere(config, overrides)
-    trainer = config.trainer
-    with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, device):
-        path = chosen_checkpoint(directory, checkpoint, "ejax.evaluate")
+    opened = opened_policy(run, overrides, member=member, checkpoint=checkpoint, device=device)
+    with opened as (directory, config, path):
         quarantine = directory.path / "quarantine" / "eval"
         # a row plays one of the fixed episodes after the other: more rows than episodes would idle
         slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
         env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
         policy, params = load_policy(config, env, path)
-        first_seed = trainer.eval_seed if seed is None else seed
+        first_seed = config.trainer.eval_seed if seed is None else seed
         options = {"num_episodes": num_episodes, "choice": choice}
         episodes = _play_episodes(policy, env, params, first_seed, num_envs, **options)
         metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
@@ -109,6 +106,28 @@ def _play_episodes(
         return evaluate(policy, env, params, jax.random.key(seed), num_envs=num_envs, **options)
     with closing(env):
         return evaluate_host(policy, env, params, seed, **options)
+
+
+@contextmanager
+def opened_policy(
+    run: Path,
+    overrides: Sequence[str] = (),
+    *,
+    member: int | None = None,
+    checkpoint: str | None = None,
+    device: str = "cpu",
+    command: str = "ejax.evaluate",
+) -> Iterator[tuple[RunDirectory, RunConfig, Path]]:
+    """Open a run for its policy: its folder, its config with the overrides, and the checkpoint.
+
+    Inside, calls into environments are bounded, and products are as precise as the run's. Errors: as ``evaluate_run``.
+    """
+    directory, config = open_policy_run(run, member)
+    prepare_jax(device)
+    config = elsewhere(config, overrides)
+    trainer = config.trainer
+    with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, device):
+        yield directory, config, chosen_checkpoint(directory, checkpoint, command)
 
 
 def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

@@ -24,13 +24,11 @@ from ejax.envs.mujoco.scenery import film_view
 from ejax.envs.mujoco.viewer import Window
 from ejax.envs.terms.commands import Command, hold
 from ejax.play.player import EpisodeStats, StepRecord, play, take_until
-from ejax.play.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
-from ejax.runtime.device import matmul_precision, prepare_jax
+from ejax.play.saved_policy import filmed, load_policy, opened_policy
 from ejax.runtime.video import with_caption, write_video
 from ejax.schema.writing import by_product
-from ejax.store.run_dir import RunDirectory, open_policy_run
+from ejax.store.run_dir import RunDirectory
 from ejax.training.environments import build_env
-from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, Params, Policy, PyTree, RenderableEnv
 
 StatePatch: TypeAlias = Callable[[PyTree], PyTree]
@@ -167,14 +165,18 @@ def play_run(
         ValueError: an environment that cannot be drawn so, or something to happen that it does not have.
         RuntimeError: there is no display.
     """
-    directory, config = open_policy_run(run, viewer.member)
-    prepare_jax(viewer.device)
-    config = elsewhere(config, overrides)
-    if viewer.randomize and not config.trainer.events.train:
-        raise ConfigError([Problem("trainer.events.train", "is empty: there is nothing for --randomize to switch on")])
-    path = chosen_checkpoint(directory, viewer.checkpoint, "ejax.play")
-    stats, trainer = EpisodeStats(report), config.trainer
-    with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, viewer.device):
+    stats = EpisodeStats(report)
+    with opened_policy(
+        run,
+        overrides,
+        member=viewer.member,
+        checkpoint=viewer.checkpoint,
+        device=viewer.device,
+        command="ejax.play",
+    ) as (directory, config, path):
+        if viewer.randomize and not config.trainer.events.train:
+            text = "is empty: there is nothing for --randomize to switch on"
+            raise ConfigError([Problem("trainer.events.train", text)])
         facts = _play(directory, config, path, viewer, stats)
     return {**stats.summary(), "checkpoint": str(path), **facts}
 

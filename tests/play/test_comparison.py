@@ -1,5 +1,6 @@
-"""``ejax.transfer``: intervals, shifts, the first difference from equal states, and a whole report."""
+"""``ejax evaluate --engine``: intervals, shifts, the first difference from equal states, and a whole report."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,22 @@ from ejax.envs.mujoco.engine import load_model
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.tasks.mujoco_task import MuJoCoTask
 from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.evaluate import main
+from ejax.play.comparison import (
+    AS_IT_IS,
+    TOGETHER,
+    as_markdown,
+    average,
+    check_engines,
+    compare_run,
+    conditions,
+    differ,
+    proportion,
+)
+from ejax.play.differences import compare, find_difference
 from ejax.run import train
 from ejax.training.environments import with_engine
-from ejax.transfer.__main__ import main
-from ejax.transfer.engines import average, check_engines, compare, differ, find_difference, proportion, transfer_run
-from ejax.transfer.shifts import AS_IT_IS, TOGETHER, conditions
-from ejax.transfer.table import as_markdown
+from ejax.transfer import main as transfer
 
 TERMS = ["state/a", "observation b", "contact c", "reward/d"]
 
@@ -181,27 +192,36 @@ def test_noise_is_on_every_part_that_is_numbers_and_friction_on_a_robot_without_
 @pytest.mark.slow
 def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
     config = parse_config(tiny(env="CartPoleRL", env_cfg={"max_episode_steps": 3}))
-    monkeypatch.setattr("ejax.transfer.engines.open_policy_run", lambda *_: (None, config))
-    monkeypatch.setattr("ejax.transfer.engines.chosen_checkpoint", lambda *_: tmp_path)
-    monkeypatch.setattr("ejax.transfer.engines.load_policy", lambda *_: (Idle(2), {}))
-    words = ["RUN", "--engines", "c", "--episodes", "2"]
+    monkeypatch.setattr(
+        "ejax.play.comparison.opened_policy", lambda *_, **__: contextlib.nullcontext((None, config, tmp_path))
+    )
+    monkeypatch.setattr("ejax.play.comparison.load_policy", lambda *_: (Idle(2), {}))
+    words = ["RUN", "--engine", "c", "--episodes", "2"]
     assert main([*words, "--mass", "1.5", "--json", str(tmp_path / "a.json")]) == 0
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert [(row["engine"], row["condition"]) for row in rows] == [("mujoco", AS_IT_IS), ("mujoco", "mass 1.5")]
     # the same starts: 3 steps differ by the masses alone
     assert rows[0]["return"]["mean"] == pytest.approx(rows[1]["return"]["mean"], rel=0.1)
     assert rows[0]["return"] != rows[1]["return"] and "| mujoco | as it is  | 0.000" in capsys.readouterr().out
-    assert main([*words, "--friction", "2"]) == 2
-    assert "touches nothing in this model" in capsys.readouterr().err
-    assert main([*words, "--latency", "-1"]) == 2
-    assert "ejax.transfer: --latency -1: got [-1.0, -1.0]; must be >= 0" in capsys.readouterr().err
+    for wrong, text in (
+        (["--friction", "2"], "touches nothing in this model"),
+        (["--latency", "-1"], "ejax.evaluate: --latency -1: got [-1.0, -1.0]; must be >= 0"),
+        (["--tolerance", "0"], "--tolerance must be > 0"),
+        (["--video", "a.mp4"], "--video goes without --engine"),
+    ):
+        assert main([*words, *wrong]) == 2
+        assert text in capsys.readouterr().err
+    # the same table by the command's former name
+    assert transfer(["RUN", "--engines", "c", "--episodes", "2"]) == 0
+    told = capsys.readouterr()
+    assert "| mujoco | as it is  | 0.000" in told.out and "this is ejax.evaluate RUN --engine" in told.err
 
 
 @pytest.mark.slow
 def test_a_trained_policy_does_the_same_by_mjx(tmp_path: Path) -> None:
     pytest.importorskip("mujoco.mjx")
     run = train(parse_config(tiny(tmp_path, "CartPoleRL", iterations=1)), run_dir=tmp_path / "run").run_dir
-    result = transfer_run(run, engines=["c", "mjx"], num_episodes=2, explain=True)
+    result = compare_run(run, engines=["c", "mjx"], num_episodes=2, explain=True)
     one, other = (row["return"]["mean"] for row in result["rows"])
     assert one == pytest.approx(other, rel=1e-4)
     expected = {
@@ -215,6 +235,11 @@ def test_a_trained_policy_does_the_same_by_mjx(tmp_path: Path) -> None:
     assert result["differences"] == [expected]
 
 
+def test_options_of_a_comparison_alone_are_refused(capsys: Any) -> None:
+    assert main(["RUN", "--explain"]) == 2
+    assert "--explain is of a comparison: give --engine A,B" in capsys.readouterr().err
+
+
 def test_what_cannot_be_compared_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no engine 'bullet'; there is c"):
         check_engines(["c", "bullet"])
@@ -222,9 +247,9 @@ def test_what_cannot_be_compared_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         check_engines(["c", "mujoco"])
     with pytest.raises(ConfigError, match="PointMassRL has no argument physics"):
         with_engine(parse_config(tiny()), "mjx")
-    monkeypatch.setattr("ejax.transfer.engines.how_to_install", {"warp": "pip install -e '.[warp]'"}.get)
+    monkeypatch.setattr("ejax.play.comparison.how_to_install", {"warp": "pip install -e '.[warp]'"}.get)
     with pytest.raises(ValueError, match=r"warp is not installed: pip install -e '\.\[warp\]'"):
         check_engines(["c", "warp"])
-    assert check_engines(None) == ["mujoco", "mjx"]
+    assert check_engines(["all"]) == ["mujoco", "mjx"]
     made = {"checkpoint": "x", "seed": 0, "episodes": 2, "tolerance": 0.01, "rows": [], "differences": []}
     assert "warp is left out: not installed (pip" in as_markdown({**made, "left_out": {"warp": "pip install x"}})

@@ -1,0 +1,235 @@
+"""The evaluation of one policy on several engines and under shifts, as a table with sentences below it."""
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import gymnasium
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.load import parse_untrusted
+from ejax.envs.mujoco.choice import ENGINES, Engine, how_to_install
+from ejax.envs.mujoco.drawing import asset_of
+from ejax.envs.mujoco.models import load_model
+from ejax.envs.task.entities import ROBOT, drives_of_joints, free_bodies, robot_links
+from ejax.evaluation import evaluate
+from ejax.play.differences import find_difference
+from ejax.play.saved_policy import load_policy, opened_policy
+from ejax.training.environments import build_env, with_engine
+from ejax.types import HostEnv
+
+Facts: TypeAlias = dict[str, Any]
+AS_IT_IS, TOGETHER = "as it is", "all of these"
+_ENGINES = cast(list[Engine], list(ENGINES))
+_Z = 1.959964
+"""Standard deviations that 95 % of a normal distribution are within."""
+_HEAD = ["engine", "condition", "success", "from", "to", "return", "from", "to"]
+
+
+def compare_run(
+    run: Path,
+    overrides: Sequence[str] = (),
+    *,
+    engines: Sequence[str] = ("all",),
+    shifts: Mapping[str, Sequence[float]] = {},
+    num_episodes: int = 100,
+    num_envs: int = 32,
+    explain: bool = False,
+    tolerance: float = 0.01,
+    seed: int | None = None,
+    **opened: Any,
+) -> Facts:
+    """Evaluate a run's policy on each engine, as it is and under each shift, from the same starts.
+
+    Args:
+        engines: the first is the reference; ``all`` that are installed.
+        shifts: kind of ``conditions`` -> values.
+        explain: look for the first difference even where success (without it the return) does not differ.
+        tolerance: of a difference over the number's range. The others are as in ``evaluate_run``, with its errors.
+
+    Returns:
+        ``rows`` with estimates; ``differences`` of each engine from the reference, as it is and where results differ;
+        what they were made with; and ``left_out``, engine that is not installed -> how to install it.
+
+    Raises:
+        ValueError: an engine that is not there; a shift that the environment cannot have.
+        ConfigError: an environment without MuJoCo physics in JAX.
+    """
+    if not tolerance > 0.0:
+        raise ValueError(f"--tolerance must be > 0, got {tolerance}")
+    if num_episodes < 2:
+        raise ValueError(f"--episodes must be at least 2 for an interval, got {num_episodes}")
+    names = check_engines(engines)
+    with opened_policy(run, overrides, **opened) as (_, config, path):
+        seed = config.trainer.eval_seed if seed is None else seed
+        reference = _build(config, names[0], AS_IT_IS, {})
+        shifted = conditions(reference, shifts)
+        # all are built before the first is played: what one refuses is found at once
+        envs = {(name, shift): _build(config, name, shift, shifted[shift]) for name in names for shift in shifted}
+        policy, params = load_policy(config, reference, path)
+        key, rows, differences = jax.random.key(seed), dict[tuple[Engine, str], Facts](), list[Facts]()
+        for each, env in envs.items():
+            print(f"{', '.join(each)} …", file=sys.stderr)
+            episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes)
+            rows[each] = {"engine": each[0], "condition": each[1], **_estimates(jax.device_get(episodes))}
+        by = "success" if "success" in rows[names[0], AS_IT_IS] else "return"
+        for (name, shift), row in rows.items():
+            beyond = differ(rows[names[0], shift][by], row[by])
+            if name == names[0] or (shift != AS_IT_IS and not beyond):
+                continue
+            found = {"engine": name, "condition": shift, "reference": names[0], "of": by, "beyond": beyond}
+            if explain or beyond:
+                pair, size = (envs[names[0], shift], envs[name, shift]), min(num_envs, num_episodes)
+                found["first"] = find_difference(policy, params, *pair, key, num_envs=size, tolerance=tolerance)
+            differences.append(found)
+    missing = {name: how_to_install(name) for name in _ENGINES if list(engines) == ["all"] and name not in names}
+    made = {"checkpoint": str(path), "seed": seed, "episodes": num_episodes, "tolerance": tolerance}
+    return {**made, "left_out": missing, "rows": list(rows.values()), "differences": differences}
+
+
+def check_engines(given: Sequence[str]) -> list[Engine]:
+    """Name the engines to compare. ValueError: one is unknown, not installed, or given twice."""
+    if list(given) == ["all"]:
+        return [name for name in _ENGINES if how_to_install(name) is None]
+    names = cast(list[Engine], ["mujoco" if name == "c" else name for name in given])
+    for name in names:
+        if name not in _ENGINES:
+            there = "there is c (or mujoco), mjx, warp, with commas between; or all"
+            raise ValueError(f"--engine: no engine '{name}'; {there}")
+        if how := how_to_install(name):
+            raise ValueError(f"--engine: {name} is not installed: {how}; or leave it out")
+    if len(set(names)) < len(names):
+        raise ValueError(f"--engine: got {','.join(given)}; name each engine once")
+    return names
+
+
+def conditions(env: Any, shifts: Mapping[str, Sequence[float]]) -> dict[str, Facts]:
+    """Name -> events of ``trainer.events`` whose ranges are one value: none, as the environment is; each shift; and all
+    together where none has two values. ValueError: the environment has nothing to shift so."""
+    made: dict[str, Facts] = {AS_IT_IS: {}}
+    for name, values in shifts.items():
+        for value in values:
+            made[f"{name} {value:g}"] = {
+                f"transfer_{name}_{i}": {"func": func, "mode": "reset", "params": params}
+                for i, (func, params) in enumerate(_events(env, name, value))
+            }
+    if len(made) > 2 and all(len(values) <= 1 for values in shifts.values()):
+        made[TOGETHER] = {name: event for events in made.values() for name, event in events.items()}
+    return made
+
+
+def _events(env: Any, name: str, value: float) -> Iterator[tuple[str, Facts]]:
+    """Yield the functions of a shift and their parameters, on everything that it is about."""
+    ends, robot, space = [value, value], {"uid": ROBOT}, env.observation_space
+    if name == "latency":
+        yield "delay_action", {"steps_range": ends}
+    elif name == "noise" and isinstance(space, gymnasium.spaces.Dict):
+        if nested := [part for part, x in space.items() if isinstance(x, gymnasium.spaces.Dict)]:
+            raise ValueError(f"--noise: the observation's part {nested[0]} is nested; leave out --noise")
+        for part, x in space.items():
+            if np.issubdtype(x.dtype or object, np.floating):
+                yield "add_observation_noise", {"noise": value, "part": part}
+    elif name == "noise":
+        yield "add_observation_noise", {"noise": value}
+    elif (asset := asset_of(env)) is None:
+        raise ValueError(f"--{name}: {type(env).__name__} shows no MuJoCo model, whose physics could be shifted")
+    elif name == "drives":
+        yield "randomize_drive_gains", {"entity_cfg": robot, "stiffness_range": ends, "damping_range": ends}
+    else:
+        model, scaled = load_model(asset), {f"{name}_range": ends, "operation": "scale"}
+        links = robot_links(model, robot) if drives_of_joints(model) else []
+        objects = [{"uid": uid} for uid, body in free_bodies(model).items() if body not in links]
+        yield from ((f"randomize_rigid_object_{name}", {"entity_cfg": each, **scaled}) for each in objects)
+        if name == "mass" and links:
+            yield "randomize_articulation_mass", {"entity_cfg": robot, **scaled}
+        if name == "friction" and not objects:  # else what touches an object would be written twice
+            yield "randomize_rigid_object_friction", {"entity_cfg": robot, **scaled}
+
+
+def _build(config: RunConfig, engine: Engine, shift: str, events: Facts) -> Any:
+    """Build the evaluation's environment on an engine, with more events. ConfigError: it is outside JAX."""
+    data = with_engine(config, engine).to_dict()
+    data["trainer"]["events"]["eval"] = {**data["trainer"]["events"]["eval"], **events}
+    try:
+        env = build_env(parse_untrusted(data, ()), phase="eval", num_envs=1)
+    except ConfigError as error:
+        if not events:
+            raise
+        texts = dict.fromkeys(problem.text for problem in error.problems)  # the user wrote none of its keys
+        raise ValueError(f"--{shift}: {'; '.join(texts)}") from error
+    if isinstance(env, HostEnv):
+        raise ConfigError([Problem("env.id", f"{config.env.id} is stepped outside JAX, by an engine we cannot choose")])
+    return env
+
+
+def _estimates(episodes: Mapping[str, NDArray[Any]]) -> Facts:
+    facts: Facts = {name: float(x.mean()) for name, x in episodes.items() if name != "unfinished"}
+    facts |= {"return": average(episodes["return"]), "nonfinite": int((episodes["nonfinite"] > 0).sum())}
+    if (success := episodes.get("success")) is not None:
+        facts["success"] = proportion(int((success > 0).sum()), len(success))
+    return facts
+
+
+def proportion(count: int, total: int) -> Facts:
+    """Estimate a probability with Wilson's score interval, which stays within 0 … 1."""
+    p, shrink = count / total, 1.0 + _Z**2 / total
+    middle = (p + _Z**2 / (2 * total)) / shrink
+    half = _Z / shrink * math.sqrt(p * (1.0 - p) / total + _Z**2 / (4 * total**2))
+    return {"mean": p, "low": max(0.0, middle - half), "high": min(1.0, middle + half)}
+
+
+def average(values: NDArray[Any]) -> Facts:
+    """Estimate a mean by the normal approximation: x̄ ± z·s/√n."""
+    mean, half = float(values.mean()), _Z * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def differ(one: Facts, other: Facts) -> bool:
+    """Test that the difference's 95 % interval, put together from both, leaves out 0; NaN differs from all. Source:
+    Newcombe 1998, method 10, for proportions. It does not count on the starts being the same."""
+    low, high = sorted((one, other), key=lambda each: each["mean"])
+    return not high["mean"] - low["mean"] <= math.hypot(low["high"] - low["mean"], high["mean"] - high["low"])
+
+
+def as_markdown(result: Facts) -> str:
+    """Format the result of ``compare_run`` as a table, its columns aligned, and sentences."""
+    rows = [
+        [row["engine"], row["condition"], *_cells(row.get("success"), 3), *_cells(row["return"], 2)]
+        for row in result["rows"]
+    ]
+    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
+    lines = [
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
+        for row in (_HEAD, ["-" * width for width in widths], *rows)
+    ]
+    what = f"{result['episodes']} episodes a row, intervals of 95 %"
+    lines += ["", f"{what}; seed {result['seed']}, {result['checkpoint']}"]
+    lines += [f"{name} is left out: not installed ({how})" for name, how in result["left_out"].items()]
+    for row in result["rows"]:
+        if row["nonfinite"]:
+            lines.append(f"{row['engine']}, {row['condition']}: {row['nonfinite']} episodes with numbers not finite")
+    return "\n".join([*lines, *(_sentence(each, result["tolerance"]) for each in result["differences"])])
+
+
+def _cells(estimate: Mapping[str, float] | None, digits: int) -> list[str]:
+    return ["–"] * 3 if estimate is None else [f"{x:.{digits}f}" for x in estimate.values()]
+
+
+def _sentence(found: Facts, tolerance: float) -> str:
+    verdict = f"{found['of']} {'differs' if found['beyond'] else 'does not differ'} from {found['reference']}'s"
+    text = f"{found['engine']}, {found['condition']}: {verdict} beyond the intervals. "
+    if "first" not in found:
+        return f"{text}--explain compares them step by step."
+    if (first := found["first"]) is None:
+        return f"{text}From equal states no number differs by {tolerance:g} of its range."
+    numbers = f"{first['reference']:.5g} and {first['other']:.5g}, {first['size']:.2g} of its range"
+    text += f"From equal states, {first['term']} is the first to differ by {tolerance:g}: {numbers}, in step "
+    more = f"; beside it {', '.join(first['beside'][:4])}" if first["beside"] else ""
+    ours, theirs = (", ".join(pairs) or "nothing" for pairs in first.get("touching", ([], [])))
+    more += f"; in contact after it {ours}" + ("" if ours == theirs else f", by {found['engine']} {theirs}")
+    return f"{text}{first['step']} of episode {first['episode']}{more}."

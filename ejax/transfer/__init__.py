@@ -1,1 +1,0 @@
-"""One policy on several physics engines, and under shifted physics: ``ejax transfer``, docs/transfer.md."""
