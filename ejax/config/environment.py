@@ -14,7 +14,6 @@ from ejax.algorithms.record import Algorithm
 from ejax.config.annotations import argument_problems
 from ejax.config.embodichain.spellings import RECORDERS
 from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
-from ejax.config.run_config import RunConfig
 from ejax.distributions import action_spec
 from ejax.envs.randomization.names import KINDS, split_events
 from ejax.envs.wrappers.placing import FIELD, why_none, with_functor_events, wrap
@@ -83,29 +82,29 @@ def _wrapper_problems(make: Any, cfg: Mapping[str, Any], env: EnvConfig) -> list
     return []
 
 
-def action_problems(config: RunConfig, *, builds: bool = False) -> list[Problem]:
+def action_problems(
+    env_config: EnvConfig, policy: PolicyConfig, record: Algorithm, *, builds: bool = False
+) -> list[Problem]:
     """Find problems between algorithm, policy and the environment's spaces, where these are known before it is built.
     ``builds``: build one row where they are not."""
-    make, policy = resolve("env", config.env.id), config.policy
-    cfg, _ = _arguments(make, config.env)
+    make = resolve("env", env_config.id)
+    cfg, chunk = _arguments(make, env_config)
     gym_config = cfg.get("gym_config")
     sees = isinstance(gym_config, Mapping) and bool(gym_config.get("sensor"))
     observed = sees or policy.record.images or policy.obs_groups.actor or policy.obs_groups.critic
-    makes = [make, *(resolve("wrapper", name) for name, _ in config.env.layers)]
-    record, known = config.algorithm.record, all(map(dataclasses.is_dataclass, makes))
+    known = all(map(dataclasses.is_dataclass, (make, *(resolve("wrapper", name) for name, _ in env_config.layers))))
     limited = record.actions != Algorithm.actions or policy.squash_actions or policy.action_dim is not None
     if not (observed or limited if known else builds):
         return []
     try:
         made: Any = make(**cfg, **({"num_envs": 1} if _takes(make, "num_envs") else {}))
-        env = wrap(made, config.env.layers)
+        env = wrap(made, env_config.layers)
         action_space = getattr(env, "single_action_space", None) or env.action_space  # of a vector's row
         observation_space = env.observation_space if observed else gymnasium.spaces.Dict()  # of some it takes long
         getattr(env, "close", lambda: None)()
     except Exception as error:  # of any kind: it is the environment's own code
         return [Problem("env", f"cannot be built: {explain(error, typed=True)}")]
     spaces = policy, action_space, observation_space
-    chunk = 1 if _takes(make, "action_chunk") else config.env.cfg.get("action_chunk", 1)
     return list(record.action_problems(action_space)) or space_problems(*spaces, action_chunk=chunk)
 
 

@@ -23,7 +23,7 @@ from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import expanded, read_bytes
 from ejax.schema.problems import ConfigError, KeyNote, Problem, join_by_key, with_sections
 from ejax.schema.trust import trust_strings, trust_words
-from ejax.schema.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
+from ejax.schema.values import MAX_DEPTH, MAX_VALUES, number_problems, plain
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | None = None) -> RunConfig:
@@ -145,8 +145,10 @@ def read_trainer_numbers(draft: Draft) -> None:
 
 
 def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
-    if unwritable := writing_problems(tree):  # what is too large or odd would only be cut in other messages
-        return None, unwritable
+    try:
+        plain(tree, MAX_VALUES)
+    except ConfigError as error:  # what is too large or odd would only be cut in other messages
+        return None, list(error.problems)
     config, problems = None, number_problems(tree)
     reported = {key for problem in problems for key in with_sections(problem.key)}
     try:
@@ -164,7 +166,7 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     if not of_env and not any(key == "trainer" or key.startswith("trainer.events") for key in wrong):
         problems += event_problems(env, EventsConfig.model_validate(tree["trainer"].get("events", {})))
     if config is not None and not of_env and not any(problem.key == "policy.name" for problem in of_class):
-        problems += action_problems(config)
+        problems += action_problems(config.env, config.policy, config.algorithm.record)
     return config, problems + of_env
 
 
@@ -182,7 +184,7 @@ def _override(draft: Draft, text: str) -> None:
     source = shorten(f"override {text!r}", MAX_VALUE_CHARS)
     written = written.strip()
     names = written.split(".")
-    if not equals or not all(names) or len(names) > MAX_DEPTH or len(text) > MAX_CHARACTERS:
+    if not equals or not all(names) or len(names) > MAX_DEPTH:
         draft.problem(source, "must read section.key=value, such as trainer.seed=3")
         return
     trust_words([text])  # who types the name of code knows it

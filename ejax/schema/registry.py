@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 from ejax.schema.code_places import as_imported
+from ejax.schema.episode_limits import with_limit
 from ejax.schema.messages import did_you_mean
 from ejax.schema.tables import tables_beside
 from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
@@ -68,8 +69,6 @@ def register_env(name: str, obj: Any = None, *, max_episode_steps: int | None = 
     """
     if obj is None:
         return partial(register_env, name, max_episode_steps=max_episode_steps, override=override)
-    from ejax.schema.episode_limits import with_limit  # it needs more than names do
-
     made = obj if max_episode_steps is None else with_limit(obj, max_episode_steps)
     register("env", name, made, override=override)
     register_id(name)

@@ -6,7 +6,7 @@ Floats are finite, also as float32; integers fit into int32; text can be written
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ejax.schema.messages import short_repr
@@ -20,13 +20,12 @@ INT64_MAX = 2**63 - 1
 MAY_BE_INFINITE = ("algorithm.cfg.max_grad_norm",)  # infinity: no clipping. The models of some algorithms refuse it
 COUNTED_ON_THE_HOST = ("trainer.total_timesteps", "trainer.eval_freq", "trainer.save_freq", "trainer.eval_seed")
 """Integers beyond int32, and likewise every key named ``seed``; the models bound them."""
-MAX_COPIED = 10_000  # values that ``plain`` copies
-_CHARACTERS_OF_A_VALUE = 100
-# below the limit of ``plain``, so that the resolved form, which has the defaults too, can be read again
-MAX_VALUES = 8_000  # keys and values of a whole config, its gym config included, but for the defaults
-MAX_CHARACTERS = 1 << 17  # characters of all text in it
-MAX_DEPTH = 50
+MAX_COPIED = 10_000  # keys and values that ``plain`` copies
+MAX_VALUES = 8_000  # of a whole config: fewer, so that its resolved form, which has the defaults too, can be read again
+MAX_DEPTH = 50  # sections and lists inside each other
+_CHARACTERS_OF_A_VALUE = 100  # a longer text counts as several
 _TOO_LONG = f"got an integer of more than {MAX_DIGITS} digits"
+_ODD = re.compile("[\0\ud800-\udfff]")
 
 
 def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
@@ -48,29 +47,31 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
 
 
 def is_positive(value: Any) -> bool:
-    """Recognize a finite number above 0."""
+    """Return whether a value is a finite number above 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def plain(data: Any) -> Any:
+def plain(data: Any, most: int = MAX_COPIED) -> Any:
     """Copy a config in memory as what JSON can hold; other objects become their text.
 
-    ConfigError: nested too deep (or into itself), an integer of more than ``MAX_DIGITS`` digits, or more than
-    ``MAX_COPIED`` values, each counted wherever it stands, and a long text as several.
+    ConfigError: what could not be written and read again. It is nested too deep (or into itself), has more than
+    ``most`` keys and values, each counted wherever it stands, an integer that no message could show, or odd text.
     """
-    left = MAX_COPIED
+    left = most
 
     def copied(node: Any, key: str, depth: int) -> Any:
         nonlocal left
         left -= 1 + (len(node) // _CHARACTERS_OF_A_VALUE if isinstance(node, str) else 0)
         if left < 0:
-            raise ConfigError(
-                [Problem("", f"has more than {MAX_COPIED} keys and values, or as much text, as written out")]
-            )
+            raise ConfigError([Problem("", f"has more than {most} keys and values, or as much text, as written out")])
         if depth > MAX_DEPTH:
             raise ConfigError([Problem(key, f"sections and lists are nested deeper than {MAX_DEPTH}")])
-        if isinstance(node, int) and abs(node) >= 10**MAX_DIGITS:  # no message could show it
+        if isinstance(node, int) and abs(node) >= 10**MAX_DIGITS:
             raise ConfigError([Problem(key, _TOO_LONG)])
+        for text in (node, key):
+            if isinstance(text, str) and _ODD.search(text):  # no name of a file, and not UTF-8
+                text = f"got {short_repr(text)}; no text holds null characters or halves of surrogate pairs"
+                raise ConfigError([Problem(key, text)])
         if isinstance(node, Mapping):
             return {str(name): copied(value, f"{key}.{name}".lstrip("."), depth + 1) for name, value in node.items()}
         if isinstance(node, list | tuple):
@@ -80,37 +81,16 @@ def plain(data: Any) -> Any:
     return copied(data, "", 0)
 
 
-def number_problems(tree: Any, element: str = ".{}") -> list[Problem]:
+def number_problems(tree: Any, element: str = ".{}", key: str = "") -> list[Problem]:
     """Find numbers that are wrong for any purpose; ``element`` names a list's: ``[{}]`` in a gym config."""
-    numbers = ((key, value) for key, _, value in _walk(tree, "", 0, element) if isinstance(value, int | float))
-    return [Problem(key, text) for key, value in numbers if (text := _of_number(key, value))]
-
-
-def writing_problems(tree: Any) -> list[Problem]:
-    """Find what keeps a config from being written and read again: odd text, too much of it."""
-    problems: list[Problem] = []
-    values = characters = 0
-    for key, depth, value in _walk(tree, "", 0):
-        values += 1
-        characters += len(key) - key.rfind(".") + (len(value) if isinstance(value, str) else 0)
-        if text := _of_text(key, value):
-            problems.append(Problem(key, text))
-        if depth > MAX_DEPTH:
-            problems.append(Problem(key, f"sections and lists are nested deeper than {MAX_DEPTH}"))
-    if values > MAX_VALUES or characters > MAX_CHARACTERS:
-        text = f"has {values} keys and values, {characters} characters; allowed: {MAX_VALUES}, {MAX_CHARACTERS}"
-        problems.append(Problem("", text))
-    return problems
-
-
-def _walk(node: Any, key: str, depth: int, element: str = ".{}") -> Iterator[tuple[str, int, Any]]:
-    yield key, depth, node
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _walk(value, f"{key}.{name}".lstrip("."), depth + 1, element)
-    elif isinstance(node, list | tuple):
-        for i, value in enumerate(node):
-            yield from _walk(value, f"{key}{element.format(i)}".lstrip("."), depth + 1, element)
+    if isinstance(tree, Mapping):
+        below = [(f"{key}.{name}".lstrip("."), value) for name, value in tree.items()]
+    elif isinstance(tree, list | tuple):
+        below = [(f"{key}{element.format(i)}".lstrip("."), value) for i, value in enumerate(tree)]
+    else:
+        text = _of_number(key, tree) if isinstance(tree, int | float) else ""
+        return [Problem(key, text)] if text else []
+    return [problem for name, value in below for problem in number_problems(value, element, name)]
 
 
 def _of_number(key: str, value: float) -> str:
@@ -129,10 +109,3 @@ def _of_number(key: str, value: float) -> str:
     if not math.isfinite(value):
         return f"got {value}; must be a finite number"
     return "" if abs(value) <= FLOAT32_MAX else f"got {value}; must be within ±3.4e38, where float32 ends"
-
-
-def _of_text(key: str, value: Any) -> str:
-    for text, what in ((value, "text"), (key, "a key")):
-        if isinstance(text, str) and re.search("[\0\ud800-\udfff]", text):  # no file name, and not UTF-8
-            return f"got {short_repr(text)}; {what} holds no null characters and no halves of surrogate pairs"
-    return ""

@@ -29,18 +29,18 @@ class LinkError(OSError):
     errno = errno.ELOOP
 
 
-def replace_file(path: Path, content: str | bytes, below: Path | None = None, *, mode: int = 0o666) -> None:
+def replace_file(path: Path, content: str | bytes, below: Path | None = None) -> None:
     """Write a file, text as UTF-8, as ``replacing``; without ``below`` its folder must be there."""
     data = content.encode() if isinstance(content, str) else content
     if below is None and (str(path).startswith("/dev/") or not path.parent.is_dir()):  # /dev/stdout, for example
         path.write_bytes(data)
         return
-    with replacing(path, below, mode=mode) as file:
+    with replacing(path, below) as file:
         file.write(data)
 
 
 @contextmanager
-def replacing(path: Path, below: Path | None = None, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def replacing(path: Path, below: Path | None = None) -> Iterator[IO[bytes]]:
     """Open a new file, at its ``name``, that takes the place of ``path`` where the block ends without an error.
 
     Its folder is made if need be. A crash leaves the former file or the new one, and maybe ``.<digits>.partial…``.
@@ -54,7 +54,7 @@ def replacing(path: Path, below: Path | None = None, *, mode: int = 0o666) -> It
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         partial = path.with_name(f".{secrets.token_hex(4)}.partial{path.suffix}"[:255])
         try:
-            with open(partial, "xb", opener=_opener(folder, mode)) as file:
+            with open(partial, "xb", opener=_opener(folder)) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())  # before the name: a power cut must not leave an empty file
@@ -142,9 +142,9 @@ def by_product(what: str, note: Callable[[str], object] | None = None, errors: A
             print(f"ejax: {line}", file=sys.stderr, flush=True) if note is None else note(line)
 
 
-def _opener(folder: int, mode: int = 0o666) -> Callable[[str, int], int]:
+def _opener(folder: int) -> Callable[[str, int], int]:
     more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return lambda path, flags: os.open(os.path.basename(path), flags | more, mode, dir_fd=folder)
+    return lambda path, flags: os.open(os.path.basename(path), flags | more, 0o666, dir_fd=folder)
 
 
 @contextmanager

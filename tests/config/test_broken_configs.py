@@ -114,7 +114,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert "latin.yaml:2" in str(refused(load_config, tmp_path / "latin.yaml"))
 
 
-@pytest.mark.parametrize("name", ["a\x00b", "x" * 300, "/".join(["x" * 100] * 60)])
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["x" * 100] * 60)])
 def test_a_gym_config_under_a_name_that_no_file_has_is_not_there(name: str) -> None:
     assert "there is no" in str(refused(make, trainer={"gym_config": name}))
 

@@ -47,12 +47,11 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
 
 
 def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
-    config = read_draft(draft)
-    for key, text in device_problems(config.trainer.device) if config is not None else ():
-        draft.note(key, text)
-    for key, text in action_problems(config, builds=True) if config is not None else ():
-        draft.problem(key, text)
-    if config is not None:
+    if (config := read_draft(draft)) is not None:
+        for key, text in device_problems(config.trainer.device):
+            draft.note(key, text)
+        for key, text in action_problems(config.env, config.policy, config.algorithm.record, builds=True):
+            draft.problem(key, text)
         draft.note("policy.name", f"interop.export writes {config.policy.record.exported_to}")
     known = {  # a note on an override holds for the file's key too, a problem does not
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
