@@ -63,11 +63,12 @@ cloned = train(
             "algorithm": {"name": "bc", "cfg": {"optimizer": {"learning_rate": 1e-3}, "batch_size": 256}},
             "data": {
                 "source": "engine",
-                "task": "PushCubeExpert",
-                "task_cfg": {"env": TASK, "num_envs": 8},
-                "buffer_size": 16,
-                "max_episode_steps": 100,
-                "refill_threshold": 1000,
+                "engine": {
+                    "task": "PushCubeExpert",
+                    "task_cfg": {"env": TASK, "num_envs": 8},
+                    "max_episode_steps": 100,
+                    "refill_threshold": 1000,
+                },
                 "obs_field": "obs/state",
                 "action_field": "expert_actions",
             },

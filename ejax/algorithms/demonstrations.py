@@ -36,7 +36,7 @@ class DemonstrationConfig(StrictModel):
     share: float = Field(default=0.5, gt=0.0, lt=1.0)
     """Part of each minibatch that is drawn from them."""
     task: Annotated[str, AfterValidator(_trusted_task)] | None = None
-    """Demonstrating task, as in ``data.task``: failed attempts are left out."""
+    """Demonstrating task, as in ``data.engine.task``: failed attempts are left out."""
     task_cfg: Kwargs = Field(default_factory=FrozenDict)
     """Arguments of the task. The fields of its environment, ``env``, are ``env.cfg`` where this has none."""
     folder: PathText | None = None

@@ -14,6 +14,7 @@ from ejax.schema.problems import ConfigError, Problem, join_by_key
 from ejax.schema.registry import is_import_path
 from ejax.schema.sections import unknown_key
 
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # a model's and a dataclass's
 _MAX_EXPLAINED = 300  # unknown keys with a nearest name, each 0.3 ms to find
 
 
@@ -26,7 +27,7 @@ def explain(error: ValidationError, tree: Any) -> list[Problem]:
             problems += nested.problems
             continue
         key = _dotted(each["loc"], tree)
-        plain = each["type"] == "extra_forbidden" and count > _MAX_EXPLAINED
+        plain = each["type"] in _UNKNOWN and count > _MAX_EXPLAINED
         problems.append(Problem(key, "unknown key" if plain else _text(each, key, tree)))
     return join_by_key(problems, " or ")  # a key of a union has an error for each of its types
 
@@ -50,14 +51,14 @@ def _text(error: Any, key: str, tree: Any) -> str:
     section, _, name = key.rpartition(".")
     if kind == "missing":
         return "is missing"
-    if kind == "extra_forbidden":
+    if kind in _UNKNOWN:
         return unknown_key(name, *_allowed(section, tree))
     if kind == "value_error":
         return error["msg"].removeprefix("Value error, ")
     if kind == "literal_error":
         allowed = [name.strip(" '") for name in error["ctx"]["expected"].replace(" or ", ",").split(",")]
         return f"got {short_repr(given)}; allowed: {', '.join(allowed)}{did_you_mean(str(given), allowed)}"
-    if kind == "model_type":
+    if kind in ("model_type", "dataclass_type"):
         return f"got {short_repr(given)}; must be a section with the keys {', '.join(_allowed(key, tree)[0])}"
     if kind == "int_type" and isinstance(given, float) and given.is_integer():
         return f"got {short_repr(given)}; must be an integer, such as {given:.0f}"

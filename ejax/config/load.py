@@ -234,18 +234,18 @@ def fill_env(draft: Draft) -> None:
 
 
 def read_demonstrations_file(draft: Draft) -> None:
-    """Put the content of ``data.gym_config`` in the place of its path."""
-    name = draft.get("data.gym_config")
+    """Put the content of ``data.engine.gym_config`` in the place of its path."""
+    name = draft.get("data.engine.gym_config")
     if not isinstance(name, str):
         return
     expected = [folder / name for folder in (draft.folder, Path.cwd()) if folder is not None]
     file = next(filter(is_file, expected), None)
-    draft.pop("data.gym_config")
+    draft.pop("data.engine.gym_config")
     if file is None:
         looked = " and ".join(str(path.absolute()) for path in expected)
-        draft.problem("data.gym_config", f"there is no '{name}'; looked for {looked}")
+        draft.problem("data.engine.gym_config", f"there is no '{name}'; looked for {looked}")
     else:
-        draft.put("data.gym_config", read_file(file))
+        draft.put("data.engine.gym_config", read_file(file))
 
 
 def _may_stand_beside(draft: Draft) -> bool:

@@ -155,7 +155,7 @@ def _data(config: RunConfig) -> Iterator[Problem]:
             yield from task_problems(demonstrated.task, demonstrated.task_cfg, f"{SECTION}.task_cfg")
         return
     if data is None:
-        text = f"is missing: {name} needs {{source: engine, task: …}} or {{source: recorded, folder: …}}"
+        text = f"is missing: {name} needs {{source: engine, engine: {{task: …}}}} or {{source: recorded, folder: …}}"
         yield Problem("data", text)
         return
     yield from data_problems(data, config.env.action_chunk)
@@ -164,11 +164,12 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         text = f"got {number}, but the policy remembers nothing; give 1, or policy.actor.memory"
         yield Problem("data.history_length", text)
     # an update whose windows a buffer cannot give would wait for ever
-    windows, budget = config.trainer.buffer_size // data.chunk_size, data.episode_sample_budget
-    if budget is not None and windows > budget * data.buffer_size:
-        allowed = f"with data.buffer_size {data.buffer_size} allows {budget * data.buffer_size} windows"
+    engine, windows = data.engine, config.trainer.buffer_size // data.chunk_size
+    budget = None if engine is None else engine.episode_sample_budget
+    if engine is not None and budget is not None and windows > budget * engine.buffer_size:
+        allowed = f"with data.engine.buffer_size {engine.buffer_size} allows {budget * engine.buffer_size} windows"
         text = f"got {budget}, which {allowed} before new episodes come, and one update takes {windows}"
-        yield Problem("data.episode_sample_budget", text)
+        yield Problem("data.engine.episode_sample_budget", text)
 
 
 def _population(config: RunConfig) -> Iterator[Problem]:

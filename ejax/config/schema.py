@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ejax.algorithms.lookup import find_algorithm
 from ejax.config.embodichain.spellings import COMPAT, MOVED, TABLES, WITHOUT_EFFECT
 from ejax.config.run_config import RunConfig
-from ejax.schema.frozen import StrictModel
+from ejax.schema.configclass import ConfigClass
 from ejax.schema.plain_files import to_json
 from ejax.schema.registry import ALGORITHMS
 
@@ -25,10 +25,10 @@ def make_schema() -> dict[str, Any]:
     for options in _algorithm_configs().values():
         own = options.model_json_schema(ref_template="#/$defs/{model}")
         schema["$defs"] |= own.pop("$defs", {}) | {options.__name__: own}
-    for model in _models(StrictModel):
+    for model in _models(ConfigClass):
         node = schema if model is RunConfig else schema["$defs"].get(model.__name__, {})
         for field, text in _docstrings(model).items():
-            name = model.model_fields[field].alias or field
+            name = (issubclass(model, BaseModel) and model.model_fields[field].alias) or field
             if name in node.get("properties", ()):  # sorted, as pydantic's own schemas are
                 node["properties"][name] = dict(sorted({**node["properties"][name], "description": text}.items()))
     algorithm = schema["$defs"]["AlgorithmConfig"]
@@ -80,17 +80,17 @@ def schema_text() -> str:
     return to_json(make_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
-def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+def _models(model: type[ConfigClass]) -> Iterator[type[ConfigClass]]:
     if model.__module__.startswith("ejax."):  # a notebook's class has no source
         yield model
     for each in model.__subclasses__():
         yield from _models(each)
 
 
-def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Give the strings below the fields of a class, and of those that it inherits from."""
+def _docstrings(model: type[ConfigClass]) -> dict[str, str]:
+    """Return the strings below the fields of a class, and of those that it inherits from."""
     texts: dict[str, str] = {}
-    for each in reversed(model.__mro__[: model.__mro__.index(StrictModel)]):
+    for each in reversed(model.__mro__[: model.__mro__.index(ConfigClass)]):
         body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body  # type: ignore[attr-defined]
         for field, text in itertools.pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):

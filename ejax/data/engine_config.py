@@ -1,17 +1,18 @@
 """The config of an online data engine."""
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 from ejax.data.chunks import check_count
 from ejax.data.samplers import check_seed
 from ejax.data.task import DemonstrationTask, EpisodeSpec
-from ejax.schema.configclass import ConfigClass
+from ejax.schema.configclass import ConfigClass, MayChange, Range
 from ejax.schema.tables import tables_beside
 
 RefillPolicy = Literal["sample_threshold", "manual"]
+Count: TypeAlias = Annotated[int, Range(ge=1)]
+Seconds: TypeAlias = Annotated[float, Range(gt=0.0, le=1e9)]
 
 FROM_GYM_CONFIG = "ejax.config.embodichain.demonstrations:make_task"
 """Task that the worker runs for a ``gym_config``; by name, since nothing here needs more than NumPy."""
@@ -25,54 +26,58 @@ OF_EMBODICHAIN_ONLY = (*_LACKING["refused"], *_LACKING["without_effect"])
 
 @dataclass(frozen=True)
 class OnlineDataEngineCfg(ConfigClass):
-    """The options of an engine and of what demonstrates: ``task``, or an EmbodiChain ``gym_config``.
+    """The options of an engine and of what demonstrates: ``task``, or an EmbodiChain ``gym_config``. Of a config, they
+    are the section ``data.engine``.
 
     Raises:
         ValueError, TypeError: a value outside its range; neither ``task`` nor ``gym_config``, or both.
     """
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
     task: str | Callable[..., DemonstrationTask] | None = None
     """Called in the worker as ``task(**task_cfg)``. Given as ``"package.module:Name"``, only the worker imports it."""
-    task_cfg: Mapping[str, Any] = field(default_factory=dict)
-    buffer_size: int = 16
-    """Rows, one episode each."""
-    max_episode_steps: int = 300
+    task_cfg: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Arguments of ``task``."""
+    buffer_size: Count = 16
+    """Rows, one episode each: those that are drawn from at any time."""
+    max_episode_steps: Count = 300
     """Frames that a row holds. A longer episode is a failed attempt. That of ``gym_config`` wins, as in EmbodiChain."""
-    refill_threshold: int = 50
+    refill_threshold: Count = 50
     """All rows are refilled after ``refill_threshold · buffer_size`` chunks were drawn, by all consumers together.
     What is drawn during a refill counts for the next. At least 1: endless refilling is not offered."""
     refill_policy: RefillPolicy = "sample_threshold"
     """``manual``: rows are refilled where the owner calls ``request_refill``, and never else."""
-    episode_sample_budget: int | None = None
+    episode_sample_budget: Count | None = None
     """Chunks that may be drawn of one episode, by all consumers together. None: without end. Where the episodes have
     none left, a draw raises DataBudgetExhaustedError; it requests no refill."""
-    episode_sample_hard_limit: int | None = None
+    episode_sample_hard_limit: Count | None = None
     """The most that ``episode_sample_budget`` may be."""
     lifecycle_event_capacity: int = 0
     """Events that ``drain_lifecycle_events`` has not taken yet, after which the worker waits. 0: none are kept. Else at
     least 2 · ``buffer_size``."""
-    max_generation_attempts: int = 3
+    max_generation_attempts: Count = 3
     """Consecutive attempts without a success after which the worker gives up."""
-    initialization_timeout: float = 300.0
+    initialization_timeout: MayChange[Seconds] = 300.0
     """Time limit of ``start``, in s."""
-    worker_timeout: float = 120.0
+    worker_timeout: MayChange[Seconds] = 120.0
     """Time limit of one attempt, in s, after which the worker counts as hanging; of the first one, which may compile,
     ``initialization_timeout`` is the limit."""
-    shutdown_timeout: float = 5.0
+    shutdown_timeout: Seconds = 5.0
     """Time for the worker to end before it is killed, in s."""
-    seed: int = 0
-    """Attempt k of the task gets the k-th seed of this one."""
-    gym_config: Mapping[str, Any] = field(default_factory=dict)
+    seed: Annotated[int, Range(ge=0)] = 0
+    """Attempt k of the task gets the k-th seed of this one. Of a config, 0 means ``data.seed``."""
+    gym_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """EmbodiChain's, already loaded: what demonstrates does so in this environment, ``num_envs`` episodes side by side
     (where it has none 16, or ``buffer_size`` if that is less). See docs/data.md for the ids."""
-    action_config: Mapping[str, Any] = field(default_factory=dict)
+    action_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Arguments of what demonstrates in ``gym_config``: an expert's ``noise`` and ``variety``, or a function of one's
     own, ``{"create_demo_action_list": "package.module:name"}``, and what that takes."""
-    state_dim: int | None = None
+    state_dim: Count | None = None
     """Width of ``obs/robot/qpos``, which the worker checks. None: as the environment has it."""
-    action_dim: int | None = None
+    action_dim: Count | None = None
     """Width of ``actions``, likewise."""
-    buffer_device: str = "cpu"
+    buffer_device: Literal["cpu"] = "cpu"
     """Only there can processes share it; ``ejax.data.prefetch`` puts batches onto a device."""
 
     @classmethod
@@ -136,9 +141,6 @@ class OnlineDataEngineCfg(ConfigClass):
 
     def __post_init__(self) -> None:
         self._check_source()
-        for name in _WIDTHS:
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
         env = _section(self.gym_config, "env")
         extensions = _section(env, "extensions")
         limits = extensions | dict(self.gym_config)
@@ -150,15 +152,21 @@ class OnlineDataEngineCfg(ConfigClass):
                 f"gym_config has num_envs {num_envs}, episodes that are made at once, and buffer_size is "
                 f"{self.buffer_size}; it must be at least that"
             )
-        for name in ("buffer_size", "max_episode_steps", "refill_threshold", "max_generation_attempts"):
-            check_count(name, getattr(self, name))
-        for name in ("initialization_timeout", "worker_timeout", "shutdown_timeout"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be finite and above 0 s, got {getattr(self, name)}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == Count or (each.type == Count | None and value is not None):
+                check_count(each.name, value)
+            if each.type in (Seconds, MayChange[Seconds]) and value not in Range(gt=0.0, le=1e9):
+                raise ValueError(f"{each.name} must be finite and above 0 s, got {value}")
         check_seed(self.seed)
         if self.refill_policy not in get_args(RefillPolicy):
             raise ValueError(f"no refill_policy {self.refill_policy!r}; there is {', '.join(get_args(RefillPolicy))}")
-        check_budget(self.episode_sample_budget, self.episode_sample_hard_limit)
+        budget, hard_limit = self.episode_sample_budget, self.episode_sample_hard_limit
+        if hard_limit is not None and (budget is None or budget > hard_limit):
+            given = "without episode_sample_budget" if budget is None else f"below episode_sample_budget, {budget}"
+            raise ValueError(
+                f"episode_sample_hard_limit is {hard_limit}, {given}; give both, the budget at most the limit"
+            )
         if self.lifecycle_event_capacity != 0:
             check_count("lifecycle_event_capacity", self.lifecycle_event_capacity)
             if self.lifecycle_event_capacity < 2 * self.buffer_size:
@@ -172,16 +180,6 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a section, {} for what is none: the worker reports that with the rest."""
     section = config.get(name)
     return dict(section) if isinstance(section, Mapping) else {}
-
-
-def check_budget(budget: int | None, hard_limit: int | None) -> None:
-    """Raise unless these may be ``episode_sample_budget`` and ``episode_sample_hard_limit``."""
-    for name, value in (("episode_sample_budget", budget), ("episode_sample_hard_limit", hard_limit)):
-        if value is not None:
-            check_count(name, value)
-    if hard_limit is not None and (budget is None or budget > hard_limit):
-        given = "without episode_sample_budget" if budget is None else f"below episode_sample_budget, {budget}"
-        raise ValueError(f"episode_sample_hard_limit is {hard_limit}, {given}; give both, the budget at most the limit")
 
 
 def embodichain_field(name: str, value: Any) -> tuple[Literal["used", "without effect", "refused"], str]:

@@ -84,7 +84,7 @@ class Supervisor:
                 limit = f"{self._cfg.initialization_timeout} s (initialization_timeout)"
                 raise TimeoutError(
                     f"the worker took longer than {limit} {what}; where it is only slow, raise initialization_timeout "
-                    f"(of a config: data.initialization_timeout)"
+                    f"(of a config: data.engine.initialization_timeout)"
                 )
         if self.control.state is EngineState.FAILED:
             self.control.raise_failure()
@@ -143,7 +143,7 @@ class Supervisor:
             self._process.kill()
             text = (
                 f"the worker hangs: no attempt of its task ended for {self._cfg.worker_timeout} s (worker_timeout); "
-                f"where attempts are only slow, raise worker_timeout (of a config: data.worker_timeout)"
+                f"where attempts are only slow, raise worker_timeout (of a config: data.engine.worker_timeout)"
                 f"{self._traceback()}"
             )
         else:

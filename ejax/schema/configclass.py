@@ -4,7 +4,28 @@ The standard library alone is needed.
 """
 
 import dataclasses
-from typing import Any, Self
+import math
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
+
+T = TypeVar("T")
+RESUMABLE = object()
+MayChange: TypeAlias = Annotated[T, RESUMABLE]
+"""Mark of a key that a resumed run may change, with all below it: it changes nothing that an update computes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The range of a number, ``Annotated[int, Range(ge=1)]``, which pydantic checks in a section of a config."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.ge <= value <= self.le and value > self.gt
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler(source) | {name: x for name, x in dataclasses.asdict(self).items() if math.isfinite(x)}
 
 
 class ConfigClass:

@@ -8,16 +8,13 @@ from flax.core import FrozenDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 
+from ejax.schema.configclass import RESUMABLE as RESUMABLE
 from ejax.schema.configclass import ConfigClass
+from ejax.schema.configclass import MayChange as MayChange
 from ejax.schema.messages import short_repr
 from ejax.schema.plain_files import expanded
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
-RESUMABLE = object()
-MayChange: TypeAlias = Annotated[T, RESUMABLE]
-"""Mark of a key that a resumed run may change, with all below it: it changes nothing that an update computes."""
-
 
 PathText: TypeAlias = Annotated[str, AfterValidator(expanded)]
 """A path, in which ``~`` and ``$NAME`` stand for what they do in a shell."""
@@ -63,9 +60,11 @@ def with_value(tree: Any, key: str, value: Any) -> Any:
     """Set another value at a dotted key, which is not checked; missing mappings are made."""
     first, _, rest = key.partition(".")
     if rest:
-        child = getattr(tree, first) if isinstance(tree, BaseModel) else tree.get(first)
+        child = getattr(tree, first) if isinstance(tree, ConfigClass) else tree.get(first)
         value = with_value({} if child is None else child, rest, value)
-    return tree.model_copy(update={first: value}) if isinstance(tree, BaseModel) else type(tree)({**tree, first: value})
+    if isinstance(tree, BaseModel):
+        return tree.model_copy(update={first: value})
+    return tree.replace(**{first: value}) if isinstance(tree, ConfigClass) else type(tree)({**tree, first: value})
 
 
 def freeze_fields(record: Any, *names: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,11 +44,20 @@ def may_change(config: BaseModel, key: str) -> bool:
         return True
     section: Any = config
     for name in key.split("."):
-        field = type(section).model_fields.get(name) if isinstance(section, BaseModel) else None
-        if field is None or RESUMABLE in field.metadata:
-            return field is not None
+        marks = _marks(section, name)
+        if marks is None or RESUMABLE in marks:
+            return marks is not None
         section = getattr(section, name)
     return False
+
+
+def _marks(section: Any, name: str) -> Sequence[Any] | None:
+    """Return what annotates a field of a section; None: there is no such field."""
+    if isinstance(section, BaseModel):
+        field = type(section).model_fields.get(name)
+        return None if field is None else field.metadata
+    known = getattr(section, "__dataclass_fields__", {}).get(name)
+    return None if known is None else getattr(known.type, "__metadata__", ())
 
 
 def with_changes(saved: M, config: BaseModel) -> M:

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 
 from ejax.algorithms.step import RunState, init_host_run_state
 from ejax.config import ConfigError, Problem
-from ejax.config.data import DataConfig, engine_options
+from ejax.config.data import DataConfig
 from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.samplers import make_rng
@@ -34,6 +34,7 @@ from ejax.policies.calls import check_obs
 from ejax.runtime.processes import Group
 from ejax.runtime.sharding import join_rows, own_rows, process_count
 from ejax.schema.messages import noting
+from ejax.schema.registry import place_of_task
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
 from ejax.training.fields import policy_numbers, read_array, read_observation, real_numbers
@@ -199,7 +200,7 @@ class Demonstrations:
             seed = np.random.SeedSequence((config.seed, jax.process_index())).generate_state(1)[0]
             config = config.model_copy(update={"seed": int(seed)})
         self.config = config
-        self._engine = _make_engine(config) if config.source == "engine" else None
+        self._engine = None if config.engine is None else _make_engine(config.engine, config.seed)
         self._source: ChunkSource | None = self._engine
         # drawing is NumPy and disk, which let other threads run
         self._pool = ThreadPoolExecutor(config.num_workers, "ejax-draw")
@@ -297,7 +298,7 @@ class Demonstrations:
     def _draw(self, number: int) -> Batch:
         config = self.config
         rng = make_rng(config.seed, number)  # nothing random is kept: a resume draws the same
-        if config.episode_sample_budget is None or self._engine is None:
+        if self._engine is None or self._engine.cfg.episode_sample_budget is None:
             chunks = self._sample(rng)
         else:
             with self._drawing:  # one at a time: new episodes are then enough for whoever waited for them
@@ -334,8 +335,9 @@ class Demonstrations:
         return self._sample(rng)
 
 
-def _make_engine(config: DataConfig) -> OnlineDataEngine:
-    return OnlineDataEngine(OnlineDataEngineCfg(**engine_options(config)))
+def _make_engine(options: OnlineDataEngineCfg, seed: int) -> OnlineDataEngine:
+    task = place_of_task(options.task) if isinstance(options.task, str) else options.task
+    return OnlineDataEngine(options.replace(task=task, seed=options.seed or seed))
 
 
 def _open_folder(config: DataConfig, count: int | None, part: slice) -> tuple[ChunkSource, PyTree]:

@@ -15,7 +15,6 @@ import pytest
 from ejax.algorithms.bc import BCConfig, bc_loss, bc_update, chunk_targets
 from ejax.algorithms.ppo import PPOConfig, ppo_loss
 from ejax.config import ConfigError, load_config, parse_config
-from ejax.config.data import engine_options
 from ejax.config.embodichain.check import check
 from ejax.data import EngineState, OnlineDataWorkerError
 from ejax.data.lerobot.write import EpisodeWriter
@@ -34,12 +33,18 @@ from ejax.pretrain import main
 from ejax.rollout import reset, step
 from ejax.run import train
 from ejax.store.checkpoint import CheckpointError
+from ejax.store.resume_rules import may_change, with_changes
 from ejax.training.build import build
 from ejax.training.cloning import Demonstrations
 from ejax.types import CameraView, make_train_state
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [32, 32], "activation": "tanh"}}
-ENGINE = {"source": "engine", "task": "pretrain_tasks:Reach", "buffer_size": 16, "max_episode_steps": 40}
+OPTIONS = {"task": "pretrain_tasks:Reach", "buffer_size": 16, "max_episode_steps": 40}
+ENGINE = {"source": "engine", "engine": OPTIONS}
+
+
+def engine(**options: Any) -> dict[str, Any]:
+    return {"source": "engine", "engine": OPTIONS | options}
 
 
 def tree(data: dict[str, Any], algorithm: dict[str, Any] | None = None, **trainer: Any) -> dict[str, Any]:
@@ -312,7 +317,7 @@ def test_a_run_learns_from_windows_around_a_frame_and_goes_on_with_the_same_bits
 
 
 def test_where_episodes_may_not_be_drawn_any_more_new_ones_are_waited_for() -> None:
-    data = {**ENGINE, "buffer_size": 4, "refill_policy": "manual", "episode_sample_budget": 20, "num_workers": 3}
+    data = engine(buffer_size=4, refill_policy="manual", episode_sample_budget=20) | {"num_workers": 3}
     config = parse_config(tree(data)).data
     assert config is not None
     with Demonstrations(config, 64, np.zeros((1, 14), np.float32)) as demonstrations:
@@ -332,7 +337,7 @@ def test_where_episodes_may_not_be_drawn_any_more_new_ones_are_waited_for() -> N
 def test_a_live_engine_is_learned_from_and_measured(tmp_path: Path) -> None:
     config = parse_config(
         tree(
-            {**ENGINE, "chunk_size": 4, "task_cfg": {"num_steps": 80}, "max_episode_steps": 80},
+            engine(task_cfg={"num_steps": 80}, max_episode_steps=80) | {"chunk_size": 4},
             {"optimizer": {"learning_rate": 3e-3}, "updates_per_step": 16, "batch_size": 64},
             iterations=40,
             enable_eval=True,
@@ -362,18 +367,18 @@ def test_a_live_engine_is_learned_from_and_measured(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_broken_task_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
-    data = {**ENGINE, "task_cfg": {"broken_at": 20}, "refill_threshold": 1}
+    data = engine(task_cfg={"broken_at": 20}, refill_threshold=1)
     with pytest.raises(ArithmeticError, match="the point left the plane"):
         train(parse_config(tree(data, iterations=10_000)), run_dir=tmp_path / "run")
 
 
 def test_a_task_that_cannot_begin_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'speed'"):
-        train(parse_config(tree({**ENGINE, "task_cfg": {"speed": 3}})), run_dir=tmp_path / "run")
+        train(parse_config(tree(engine(task_cfg={"speed": 3}))), run_dir=tmp_path / "run")
 
 
 def test_a_worker_that_is_ended_with_the_run_is_no_error_and_one_that_ends_by_itself_is() -> None:
-    config = parse_config(tree({**ENGINE, "task_cfg": {"ended_at": 20}, "refill_threshold": 1})).data
+    config = parse_config(tree(engine(task_cfg={"ended_at": 20}, refill_threshold=1))).data
     assert config is not None
     with Demonstrations(config, 64, np.zeros((1, 14), np.float32)) as demonstrations:
         demonstrations.start(0, ())
@@ -393,7 +398,7 @@ def test_a_worker_that_is_ended_with_the_run_is_no_error_and_one_that_ends_by_it
 @pytest.mark.parametrize(
     ("data", "key", "text"),
     [
-        ({"task_cfg": {"misshapen": True}}, "data.obs_field", "'obs' is [13], the environment's observation [14]"),
+        (engine(task_cfg={"misshapen": True}), "data.obs_field", "'obs' is [13], the environment's observation [14]"),
         ({"obs_field": "observation"}, "data.obs_field", "no field 'observation'; there is obs, actions"),
         ({"action_field": "obs"}, "data.action_field", "the demonstrated actions are [14], but"),
     ],
@@ -528,10 +533,17 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
     [
         ({"data": {"source": "engin"}}, "data.source", "Did you mean 'engine'?"),
         ({"data": {**ENGINE, "chunk_sise": 3}}, "data.chunk_sise", "Did you mean 'chunk_size'?"),
-        ({"data": {"source": "engine"}}, "data.task", "is missing: source 'engine' needs it"),
+        ({"data": {"source": "engine"}}, "data.engine", "is missing: source 'engine' needs it"),
+        ({"data": {"source": "engine", "engine": {}}}, "data.engine", "got neither"),
+        ({"data": {"source": "engine", "engine": 3}}, "data.engine", "must be a section with the keys task"),
         ({"data": {"source": "recorded"}}, "data.folder", "is missing: source 'recorded' needs it"),
+        ({"data": {"source": "recorded", "folder": "x", "buffer_size": 3}}, "data.buffer_size", "does not read it"),
         ({"data": {**ENGINE, "folder": "kept"}}, "data.folder", "source 'engine' does not read it"),
-        ({"data": {**ENGINE, "task": "Reech"}}, "data.task", "no task 'Reech'"),
+        ({"data": engine(task="Reech")}, "data.engine.task", "no task 'Reech'"),
+        ({"data": engine(bufer_size=3)}, "data.engine.bufer_size", "Did you mean 'buffer_size'?"),
+        ({"data": engine(buffer_size=0)}, "data.engine.buffer_size", "greater than or equal to 1"),
+        ({"data": engine(seed=-1)}, "data.engine.seed", "greater than or equal to 0"),
+        ({"data": engine(worker_timeout=0)}, "data.engine.worker_timeout", "greater than 0"),
         ({"data": None}, "data", "bc needs {source: engine"),
         ({"algorithm": {"name": "ppo"}}, "data", "ppo learns from its environments"),
         ({"algorithm": {"name": "bc", "cfg": {"los": "nll"}}}, "algorithm.cfg.los", "Did you mean 'loss'?"),
@@ -543,22 +555,18 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
             "have the modes episode and segment",
         ),
         (
-            {"data": {**ENGINE, "refill_policy": "manual", "refill_threshold": 3}},
-            "data.refill_threshold",
+            {"data": engine(refill_policy="manual", refill_threshold=3)},
+            "data.engine.refill_threshold",
             "refill_policy 'manual' does not read it",
         ),
         (
-            {"data": {**ENGINE, "episode_sample_budget": 3}},
-            "data.episode_sample_budget",
+            {"data": engine(episode_sample_budget=3)},
+            "data.engine.episode_sample_budget",
             "allows 48 windows before new episodes come, and one update takes 64",
         ),
-        (
-            {"data": {**ENGINE, "episode_sample_hard_limit": 3}},
-            "data.episode_sample_hard_limit",
-            "without episode_sample_budget",
-        ),
-        ({"data": {**ENGINE, "action_contracts": []}}, "data.action_contracts", "the task's spec() names its fields"),
-        ({"data": {**ENGINE, "gym_config": {"id": "PushCubeRL"}}}, "data.gym_config", "got both"),
+        ({"data": engine(episode_sample_hard_limit=3)}, "data.engine", "without episode_sample_budget"),
+        ({"data": engine(action_contracts=[])}, "data.engine.action_contracts", "the task's spec() names its fields"),
+        ({"data": engine(gym_config={"id": "PushCubeRL"})}, "data.engine", "got both"),
         (
             {"data": {"source": "engine", "gym_config": "no.json"}},
             "data.gym_config",
@@ -569,7 +577,11 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
             "data.gym_config.id",
             "ejax has no expert for 'CartPoleRL'",
         ),
-        ({"data": {**ENGINE, "lifecycle_event_capacity": 64}}, "data.lifecycle_event_capacity", "takes no events out"),
+        (
+            {"data": engine(lifecycle_event_capacity=64)},
+            "data.engine.lifecycle_event_capacity",
+            "takes no events out",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(change: dict[str, Any], key: str, text: str) -> None:
@@ -582,9 +594,9 @@ def test_fields_of_embodichains_engine_are_told_one_by_one(tmp_path: Path) -> No
     fields = {"include_provenance": True, "language_buffer_bytes": 2048, "buffer_device": "cpu", "state_dim": 9}
     fields |= {"action_semantics": "policy_request", "refill_policy": "manual", "shutdown_timeout": 30.0}
     file = tmp_path / "bc.json"
-    file.write_text(json.dumps(tree({**ENGINE, "task": "PushCubeExpert", **fields})))
+    file.write_text(json.dumps(tree(engine(task="PushCubeExpert", **fields))))
     notes = {note.key: note for note in check(file)}
-    assert {name: notes[f"data.{name}"].status for name in fields} == {
+    assert {name: notes[f"data.engine.{name}"].status for name in fields} == {
         "include_provenance": "without effect",
         "language_buffer_bytes": "without effect",
         "buffer_device": "used",
@@ -594,7 +606,8 @@ def test_fields_of_embodichains_engine_are_told_one_by_one(tmp_path: Path) -> No
         "shutdown_timeout": "used",
     }
     assert all(
-        notes[f"data.{name}"].text for name in ("include_provenance", "language_buffer_bytes", "action_semantics")
+        notes[f"data.engine.{name}"].text
+        for name in ("include_provenance", "language_buffer_bytes", "action_semantics")
     )
 
 
@@ -605,27 +618,46 @@ def test_a_gym_config_is_read_from_its_file_and_checked_key_by_key(tmp_path: Pat
     file = tmp_path / "bc.json"
     file.write_text(json.dumps(tree(data)))
     config = load_config(file)
-    assert config.data is not None and config.data.gym_config["id"] == "PushCubeRL"
+    assert config.data is not None and config.data.engine is not None
+    assert config.data.engine.gym_config["id"] == "PushCubeRL" and config.data.engine.action_config == {"noise": 0.2}
     assert parse_config(config.to_dict()) == config
-    options = engine_options(config.data)
-    assert options["action_config"] == {"noise": 0.2} and options["task"] is None
-    assert {note.key: note.status for note in check(file)}["data.gym_config"] == "used"
+    assert {note.key: note.status for note in check(file)}["data.gym_config"] == "renamed"
     assert "data.gym_config.max_episodes" in {note.key for note in config.notices}
     file.write_text(json.dumps(tree({**data, "action_config": {"nois": 0.2}})))
     with pytest.raises(ConfigError, match=r"data\.action_config\.nois: unknown key; .* Did you mean 'noise'"):
         load_config(file)
 
 
+def test_of_the_engines_options_a_resumed_run_may_change_its_patience() -> None:
+    config = parse_config(tree(ENGINE))
+    assert may_change(config, "data.engine.worker_timeout") and not may_change(config, "data.engine.buffer_size")
+    now = parse_config(tree(engine(worker_timeout=7.0, buffer_size=3)))
+    assert with_changes(config, now) == parse_config(tree(engine(worker_timeout=7.0)))
+
+
+def test_the_flat_keys_of_earlier_releases_load(recorded: dict[str, Any]) -> None:
+    config = parse_config(tree(engine(seed=3, refill_threshold=7)))
+    whole = config.to_dict()["data"]
+    flat = {key: value for key, value in whole.pop("engine").items() if key not in ("seed", "lifecycle_event_capacity")}
+    assert parse_config(tree({**whole, **flat, "seed": 3})).data == config.data.replace(
+        seed=3, engine=config.data.engine.replace(seed=0)
+    )
+    kept = parse_config(tree({**whole, **flat, "task": None, **recorded})).data  # with the defaults of what it lacks
+    assert kept == parse_config(tree(recorded)).data
+
+
 @pytest.mark.usefixtures("nothing_trusted")
 def test_a_file_alone_cannot_start_a_task_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "bc.json"
     file.write_text(json.dumps(tree(ENGINE)))
-    with pytest.raises(ConfigError, match=r"data\.task: .*add --trust pretrain_tasks:Reach to the command line"):
+    with pytest.raises(
+        ConfigError, match=r"data\.engine\.task: .*add --trust pretrain_tasks:Reach to the command line"
+    ):
         load_config(file)
-    config = load_config(file, ["data.task=pretrain_tasks:Reach"])
+    config = load_config(file, ["data.engine.task=pretrain_tasks:Reach"])
     assert config.trainer.buffer_size == 64 and config.trainer.num_envs == 1
     assert parse_config(config.to_dict()) == config
-    notes = {note.key: note.status for note in check(file, ["data.task=pretrain_tasks:Reach"])}
+    notes = {note.key: note.status for note in check(file, ["data.engine.task=pretrain_tasks:Reach"])}
     assert set(notes.values()) == {"used"}
 
 

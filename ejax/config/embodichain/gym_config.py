@@ -156,10 +156,12 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
 
 def note_manager_form(draft: Draft) -> None:
     """Take over the notices of a gym config's file. This imports the functors that may run."""
-    demonstrated = draft.get("data.gym_config")
+    demonstrated = draft.get("data.engine.gym_config")
     read = {
         "env.cfg.gym_config": draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled,
-        "data.gym_config": isinstance(demonstrated, dict) and "id" in demonstrated and is_manager_form(demonstrated),
+        "data.engine.gym_config": isinstance(demonstrated, dict)
+        and "id" in demonstrated
+        and is_manager_form(demonstrated),
     }
     for key in (key for key, is_read in read.items() if is_read):
         report = KeyReport({note.key: note for note in manager_notes(draft.get(key))})

@@ -3,6 +3,7 @@
 ``load.PASSES`` has the order. Values are judged later, by the models.
 """
 
+import dataclasses
 import itertools
 import math
 import re
@@ -17,6 +18,7 @@ from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.record import Algorithm
 from ejax.config.embodichain.draft import Draft
 from ejax.config.models import MAX_NAME_BYTES, unwrapped_env
+from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, OnlineDataEngineCfg, embodichain_field
 from ejax.envs.terms.vocabulary import IGNORED
 from ejax.policies.mlp import NetworkConfig
 from ejax.schema.messages import did_you_mean, short_repr
@@ -35,6 +37,11 @@ MOVED: dict[str, str] = (
         f"policy.{block}.{key}": f"policy.{block}.network_cfg.{key}"
         for block in ("actor", "critic")
         for key in NetworkConfig.model_fields
+    }
+    | {
+        f"data.{option.name}": f"data.engine.{option.name}"
+        for option in dataclasses.fields(OnlineDataEngineCfg)
+        if option.name != "seed"
     }
 )
 """Old place -> canonical place."""
@@ -85,20 +92,17 @@ def ignore_options(draft: Draft) -> None:
 
 
 def ignore_engine_fields(draft: Draft) -> None:
-    """Take out the fields of EmbodiChain's ``OnlineDataEngineCfg`` that ``data`` lacks."""
-    if not draft.has("data"):
-        return
-    from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, embodichain_field  # of the data wing alone
-
-    for name in (*OF_EMBODICHAIN_ONLY, "lifecycle_event_capacity"):
-        if not draft.has(key := f"data.{name}"):
-            continue
+    """Take out the fields of EmbodiChain's ``OnlineDataEngineCfg`` that ``data.engine`` lacks, and all of them where a
+    run of an earlier release, of kept episodes, had their defaults."""
+    engine = draft.get("data.engine")
+    if draft.get("data.source") == "recorded" and isinstance(engine, dict):
+        for name in [] if engine.get("task", "") is None else list(engine):
+            draft.reject(f"data.engine.{name}", "source 'recorded' does not read it; leave it out")
+        draft.pop("data.engine")
+    for section, name in itertools.product(("data", "data.engine"), OF_EMBODICHAIN_ONLY):
+        key = f"{section}.{name}"
         status, reason = embodichain_field(name, draft.get(key))
-        if status == "without effect":
-            draft.ignore(key, reason)
-        else:
-            unread = "a run takes no events out of the log; OnlineDataEngineCfg has it, leave it out"
-            draft.reject(key, reason or unread)
+        draft.ignore(key, reason) if status == "without effect" else draft.reject(key, reason)
 
 
 def resolve_compat(draft: Draft) -> None:
