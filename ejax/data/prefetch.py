@@ -1,13 +1,17 @@
-"""Batches of a dataset on the device, ahead of their use."""
+"""Batches drawn by threads ahead of their use, and put onto the device."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 
 from ejax.types import PyTree
+
+T = TypeVar("T")
+_LOOK_S = 0.1
+"""s between two checks of a wait."""
 
 
 def prefetch_to_device(
@@ -19,7 +23,7 @@ def prefetch_to_device(
     become 32-bit unless ``jax_enable_x64``.
 
     Args:
-        batches: of NumPy arrays that are not written to later.
+        batches: of NumPy arrays that are not written to later; drawn from in another thread.
         device: or a sharding that spreads the leading axis; None: JAX's default device.
     """
     if size < 1:
@@ -28,7 +32,48 @@ def prefetch_to_device(
 
 
 def _prefetch(batches: Iterator[PyTree], size: int, device: Any) -> Iterator[PyTree]:
-    queue: deque[PyTree] = deque(jax.device_put(batch, device) for batch in islice(batches, size))
-    while queue:
-        yield queue.popleft()  # the device works on it while the next one is drawn
-        queue.extend(jax.device_put(batch, device) for batch in islice(batches, 1))
+    end = object()
+
+    def draw(number: int) -> PyTree:
+        del number
+        batch = next(batches, end)
+        return batch if batch is end else jax.device_put(batch, device)
+
+    with Ahead(draw, size) as ahead:
+        while (batch := ahead.next()) is not end:
+            yield batch
+
+
+class Ahead(Generic[T]):
+    """The results of ``make(first)``, ``make(first + 1)``, …, in order, ``size`` of them ready or being made by
+    ``num_workers`` threads: drawing is NumPy and disk, which let other threads run.
+
+    A context manager: leaving it ends the threads, once what they make is made.
+    """
+
+    def __init__(self, make: Callable[[int], T], size: int, *, first: int = 0, num_workers: int = 1) -> None:
+        self._pool = ThreadPoolExecutor(num_workers, "ejax-draw")
+        self._make, self._next = make, first
+        self._made: deque[Future[T]] = deque()
+        for _ in range(size):
+            self._make_one_more()
+
+    def next(self, should_stop: Callable[[], bool] = lambda: False) -> T | None:
+        """Wait for the next result, or until ``should_stop``: None. Raises what ``make`` raised, each time."""
+        while not should_stop():
+            if wait([self._made[0]], _LOOK_S).done:
+                made = self._made[0].result()
+                self._made.popleft()
+                self._make_one_more()
+                return made
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _make_one_more(self) -> None:
+        self._made.append(self._pool.submit(self._make, self._next))
+        self._next += 1

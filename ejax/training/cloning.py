@@ -9,10 +9,8 @@ import math
 import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -28,6 +26,7 @@ from ejax.config import ConfigError, Problem
 from ejax.config.data import DataConfig
 from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
+from ejax.data.prefetch import Ahead
 from ejax.data.samplers import make_rng
 from ejax.data.task import LOSS_MASK
 from ejax.policies.calls import check_obs
@@ -45,10 +44,10 @@ from ejax.training.steppers import Layout, ShouldStop, Stepper
 from ejax.types import HostEnv, Key, Metrics, PyTree
 
 Batch = dict[str, PyTree]
-_LOOK_S = 0.1
-"""s between two checks of a wait."""
 _GRACE_S = 1.0
 """s that a batch which cannot be drawn waits for the run to be stopped, before it is an error."""
+_NEVER_S = 1e9
+"""s after which new episodes are given up: their worker's own limits come first."""
 
 
 def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = None) -> Parts:
@@ -193,23 +192,22 @@ class Demonstrations:
         check: Callable[[PyTree], None] = lambda obs: None,
         numbers: Callable[[Any], Any] = real_numbers,
     ) -> None:
-        self._numbers = numbers
-        self._num_windows, self._obs, self._mesh, self._check = num_windows, obs, mesh, check
-        self._own = slice(0, num_windows) if mesh is None else own_rows(list(mesh.devices.flat), num_windows)
-        if config.source == "engine" and process_count() > 1:  # the episodes of each process are others
-            seed = np.random.SeedSequence((config.seed, jax.process_index())).generate_state(1)[0]
-            config = config.model_copy(update={"seed": int(seed)})
-        self.config = config
-        self._engine = None if config.engine is None else _make_engine(config.engine, config.seed)
-        self._source: ChunkSource | None = self._engine
-        # drawing is NumPy and disk, which let other threads run
-        self._pool = ThreadPoolExecutor(config.num_workers, "ejax-draw")
-        self._ahead: deque[Future[Batch]] = deque()
-        self._drawing, self._closing = threading.Lock(), threading.Event()
+        self._num_windows, self._obs, self._mesh, self._check, self._numbers = num_windows, obs, mesh, check, numbers
+        self.part = slice(0, num_windows) if mesh is None else own_rows(list(mesh.devices.flat), num_windows)
+        self.config, self._seed = config, config.seed
+        self.engine: OnlineDataEngine | None = None
+        self._source: ChunkSource
         self._state: PyTree = ()
+        if config.engine is None:
+            self._source, self._state = _open_folder(config, None, self.part)
+        else:
+            self._seed = _of_process(config.seed)
+            self._source = self.engine = _make_engine(config.engine, _of_process(config.engine.seed or config.seed))
+        self._ahead: Ahead[Batch] | None = None
+        budget = None if config.engine is None else config.engine.episode_sample_budget
+        # with a budget one at a time: new episodes are then enough for whoever waited for them
+        self._drawing: Any = nullcontext() if budget is None else threading.Lock()
         self.notes: list[str] = []
-        if self._engine is None:
-            self._source, self._state = _open_folder(config, None, self._own)
 
     def state(self) -> PyTree:
         """Identify the episodes drawn from, for a checkpoint; () for a live engine, whose episodes cannot be kept."""
@@ -225,8 +223,8 @@ class Demonstrations:
             CheckpointError: the folder does not begin with the episodes that it had.
             Exception: raised by the task, or the reason why no episode was made.
         """
-        if self._engine is not None:
-            self._engine.start()
+        if self.engine is not None:
+            self.engine.start()
             if first > 0:
                 text = "not exact: the demonstrations are made again, so batches differ from an uninterrupted run's"
                 self.notes.append(text)
@@ -234,16 +232,15 @@ class Demonstrations:
             count, folder = int(state["num_episodes"]), self.config.folder
             if count < int(self._state["num_episodes"]):
                 self.notes.append(f"goes on with the first {count} episodes of {folder}; later ones are left alone")
-            self._source, self._state = _open_folder(self.config, count, self._own)
+            self._source, self._state = _open_folder(self.config, count, self.part)
             if int(self._state["digest"]) != int(state["digest"]):
                 text = f"{folder} does not begin with the {count} episodes that the run was started with"
                 raise CheckpointError(f"{text}; give back that folder by data.folder")
-        self._next = first  # batch k is drawn for update k, also after a resume
-        while len(self._ahead) < self.config.prefetch:
-            self._draw_one_more()
+        # batch k is drawn for update k, also after a resume
+        self._ahead = Ahead(self._draw, self.config.prefetch, first=first, num_workers=self.config.num_workers)
 
     def next(self, should_stop: Callable[[], bool]) -> tuple[Batch, float] | None:
-        """Wait for the next batch, on its way to the device; give it with the seconds of waiting. None: stopped.
+        """Wait for the next batch, on its way to the device; return it with the seconds of waiting. None: stopped.
 
         The batch: ``obs`` and ``action``, leaves [R, C, ...]; around a frame also ``valid`` and ``loss_mask``.
 
@@ -251,58 +248,44 @@ class Demonstrations:
             ConfigError: the fields do not fit the environment's spaces.
             Exception: raised by the task; OnlineDataWorkerError where the worker died or hangs.
         """
+        if self._ahead is None:
+            raise RuntimeError("start() comes before drawing")
         started = time.monotonic()
-        while not should_stop():
-            try:
-                batch = self._ahead[0].result(_LOOK_S)
-            except NotYet:
-                if self._ahead[0].done():  # the error is the draw's own
-                    raise
-                continue
-            except OnlineDataWorkerError:
-                # what stops a run may have ended the worker first, by a signal to all processes
-                deadline = time.monotonic() + _GRACE_S
-                while time.monotonic() < deadline:
-                    if should_stop():
-                        return None
-                    time.sleep(_LOOK_S / 10)
-                raise
-            self._ahead.popleft()
-            self._draw_one_more()
-            return batch, time.monotonic() - started
-        return None
+        try:
+            batch = self._ahead.next(should_stop)
+        except OnlineDataWorkerError:
+            # what stops a run may have ended the worker first, by a signal to all processes
+            deadline = time.monotonic() + _GRACE_S
+            while time.monotonic() < deadline:
+                if should_stop():
+                    return None
+                time.sleep(_GRACE_S / 100)
+            raise
+        return None if batch is None else (batch, time.monotonic() - started)
 
     def stats(self) -> dict[str, float]:
-        """Give ``data/…`` of ``OnlineDataEngine.stats``; of kept episodes their number."""
-        if self._engine is not None:
-            return self._engine.stats()
+        """Return ``data/…`` of ``OnlineDataEngine.stats``; of kept episodes their number."""
+        if self.engine is not None:
+            return self.engine.stats()
         return {"data/episodes": float(self._state["num_episodes"])}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._closing.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)  # of a batch, which looks at ``_closing``
-        if self._engine is None:
-            return
-        try:
-            self._engine.__exit__(*error)
+        try:  # the engine first: a draw that waits for new episodes ends with it
+            if self.engine is not None:
+                self.engine.__exit__(*error)
         except OnlineDataWorkerError as late:  # all batches were drawn: it is worth a note
             self.notes.append(f"the demonstrations ended before the run did: {late}")
-
-    def _draw_one_more(self) -> None:
-        self._ahead.append(self._pool.submit(self._draw, self._next))
-        self._next += 1
+        finally:
+            if self._ahead is not None:
+                self._ahead.__exit__()
 
     def _draw(self, number: int) -> Batch:
         config = self.config
-        rng = make_rng(config.seed, number)  # nothing random is kept: a resume draws the same
-        if self._engine is None or self._engine.cfg.episode_sample_budget is None:
-            chunks = self._sample(rng)
-        else:
-            with self._drawing:  # one at a time: new episodes are then enough for whoever waited for them
-                chunks = self._sample_of_new(self._engine, rng)
+        with self._drawing:
+            chunks = self._sample(make_rng(self._seed, number))  # nothing random is kept: a resume draws the same
         obs = read_observation(chunks, self._obs, config, "data")
         action = read_array(chunks, config.action_field, "data.action_field")
         masks = {name: chunks[name] for name in ("valid", LOSS_MASK) if config.history_length is not None}
@@ -311,33 +294,33 @@ class Demonstrations:
         return jax.device_put(batch) if self._mesh is None else join_rows(batch, self._mesh, self._num_windows)
 
     def _sample(self, rng: np.random.Generator) -> Chunks:
-        if self._source is None:
-            raise RuntimeError("start() comes before drawing")
-        config, mode = self.config, self.config.sampling_mode
-        count = self._num_windows if self._engine is None else self._own.stop - self._own.start
-        if config.history_length is None:
-            return self._source.sample_batch(count, config.chunk_size, mode, rng=rng)
-        around: Any = mode  # data_problems refuses the third mode
-        return self._source.sample_batch_with_context(count, config.history_length, config.chunk_size, around, rng=rng)
-
-    def _sample_of_new(self, engine: OnlineDataEngine, rng: np.random.Generator) -> Chunks:
+        config, mode, source = self.config, self.config.sampling_mode, self._source
+        count = self._num_windows if self.engine is None else self.part.stop - self.part.start
+        sample = partial(source.sample_batch, count, config.chunk_size, mode, rng=rng)
+        if config.history_length is not None:
+            around: Any = mode  # data_problems refuses the third mode
+            windows = (count, config.history_length, config.chunk_size, around)
+            sample = partial(source.sample_batch_with_context, *windows, rng=rng)
         for _ in range(2):  # a request may join a refill under way, some of whose episodes were drawn from already
             try:
-                return self._sample(rng)
+                return sample()
             except DataBudgetExhaustedError:
-                generation = engine.request_refill()
-            while not self._closing.is_set():
-                try:
-                    engine.wait_for_generation(generation, _LOOK_S)
-                    break
-                except TimeoutError:
-                    continue
-        return self._sample(rng)
+                if self.engine is None:
+                    raise
+                self.engine.wait_for_generation(self.engine.request_refill(), _NEVER_S)
+        return sample()
+
+
+def _of_process(seed: int) -> int:
+    """Return the seed of this process's engine: the episodes of each are others."""
+    if process_count() == 1:
+        return seed
+    return int(np.random.SeedSequence((seed, jax.process_index())).generate_state(1)[0])
 
 
 def _make_engine(options: OnlineDataEngineCfg, seed: int) -> OnlineDataEngine:
     task = place_of_task(options.task) if isinstance(options.task, str) else options.task
-    return OnlineDataEngine(options.replace(task=task, seed=options.seed or seed))
+    return OnlineDataEngine(options.replace(task=task, seed=seed))
 
 
 def _open_folder(config: DataConfig, count: int | None, part: slice) -> tuple[ChunkSource, PyTree]:

@@ -123,9 +123,8 @@ def test_each_process_has_an_engine_with_a_seed_of_its_own_and_draws_its_devices
     for process in range(2):
         monkeypatch.setattr(jax, "process_index", lambda number=process: number)
         demonstrations = Demonstrations(config, 16, np.zeros((1, 14)), mesh=make_mesh(jax.devices()))
-        assert demonstrations._own == slice(8 * process, 8 * process + 8)
-        assert demonstrations._engine.cfg.seed == demonstrations.config.seed
-        seeds.append(demonstrations.config.seed)
+        assert demonstrations.part == slice(8 * process, 8 * process + 8)
+        seeds.append(demonstrations.engine.cfg.seed)
     assert len({config.seed, *seeds}) == 3
 
 

@@ -1269,9 +1269,10 @@ def test_batches_are_on_the_device_ahead_of_their_use(ready: OnlineDataEngine) -
     batches = prefetch_to_device(dataset, size=2)
     first = next(batches)
     assert isinstance(first["actions"], jax.Array) and first["actions"].shape == (4, 8, 4)
-    assert len(drawn) == 2
+    wait_until(lambda: len(drawn) == 3)
     next(batches)
-    assert len(drawn) == 3
+    wait_until(lambda: len(drawn) == 4)
+    batches.close()
     assert [int(x) for x in prefetch_to_device(np.arange(5), size=3)] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="size must be at least 1"):
         prefetch_to_device(dataset, size=0)

@@ -382,7 +382,7 @@ def test_a_worker_that_is_ended_with_the_run_is_no_error_and_one_that_ends_by_it
     assert config is not None
     with Demonstrations(config, 64, np.zeros((1, 14), np.float32)) as demonstrations:
         demonstrations.start(0, ())
-        while demonstrations.next(lambda: demonstrations._engine.state is EngineState.FAILED) is not None:
+        while demonstrations.next(lambda: demonstrations.engine.state is EngineState.FAILED) is not None:
             pass
     assert demonstrations.notes == [] or "ended before the run did" in demonstrations.notes[0]  # whoever saw it first
     with (
