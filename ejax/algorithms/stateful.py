@@ -9,7 +9,7 @@
 The numbers are those of ``ejax.unroll`` and of the record's ``update``, which are compiled once for all loops.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,10 +20,9 @@ from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.step import init_host_run_state, step_metrics
 from ejax.collectors.collect import StepCallback, collect_rollout
-from ejax.distributions import ActionSpec, action_spec
-from ejax.policies.heads import uses_dropout
+from ejax.policies.heads import acting_problems, uses_dropout
 from ejax.rollout import EnvCarry, reset, restart
-from ejax.schema.problems import ConfigError, Problem
+from ejax.schema.problems import ConfigError
 from ejax.schema.registry import resolve
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Policy, PyTree, Rollout, TrainState
 
@@ -155,21 +154,6 @@ class BaseAlgorithm:
         if self._shape is None:
             raise ValueError("how many environments there are is not known; call initialize_buffer first")
         return reset(env, key if resets.restart else jax.random.split(self._key)[1], self._shape[1], size)
-
-
-def acting_problems(policy: Policy, space: Any) -> Iterator[Problem]:
-    """Refuse a policy that was made for actions of another space; one without an ``action_spec`` may act in any."""
-    made_for = getattr(policy, "action_spec", None)
-    if not isinstance(made_for, ActionSpec):
-        return
-    wanted = action_spec(space)
-    kinds = {"continuous" if each.continuous else each.kind for each in (made_for, wanted)}
-    if len(kinds) > 1 or made_for.sizes != wanted.sizes:
-        gives = f"{made_for.num_actions} numbers" if made_for.continuous else f"choices among {made_for.sizes}"
-        text = (
-            f"got {type(policy).__name__}, which acts by {gives}, but actions are of {space}; build it for this space"
-        )
-        yield Problem("policy", text)
 
 
 def _floats(metrics: Metrics) -> dict[str, float]:

@@ -160,5 +160,7 @@ POLICY = PolicyKind(
     takes_cfg=True,
     problems=_problems,
     section_of=_section_of,
+    load_actor=load_actor_from,
+    loaded_actor_note=loaded_actor_note,
     exporters={ActorQ: "interop.exporters.mlp:ACTOR_Q"},
 )

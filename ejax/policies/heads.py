@@ -1,16 +1,19 @@
 """Networks of policies, as a config or as Flax modules of your own, and the action distribution at the actor's end."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ejax.distributions import ActionSpec, action_spec
 from ejax.policies.calls import DroppingPolicy, takes
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import PolicyStateError
-from ejax.types import Array
+from ejax.schema.problems import Problem
+from ejax.types import Array, Policy
 
 
 def action_head(module: Any, x: Array, *, dropout_seed: Array | None, observe: bool | Array = False) -> Any:
@@ -89,3 +92,18 @@ def clip_like_torch(x: Array, low: float, high: float) -> Array:
     """Clip as torch.clamp: the gradient is 1 on the bounds too; ``jnp.clip`` halves it."""
     outside = (x < low) | (x > high)
     return jnp.where(outside, jax.lax.stop_gradient(jnp.clip(x, low, high)), x)  # outside, the gradient is 0
+
+
+def acting_problems(policy: Policy, space: Any) -> Iterator[Problem]:
+    """Refuse a policy that was made for actions of another space; one without an ``action_spec`` may act in any."""
+    made_for = getattr(policy, "action_spec", None)
+    if not isinstance(made_for, ActionSpec):
+        return
+    wanted = action_spec(space)
+    kinds = {"continuous" if each.continuous else each.kind for each in (made_for, wanted)}
+    if len(kinds) > 1 or made_for.sizes != wanted.sizes:
+        gives = f"{made_for.num_actions} numbers" if made_for.continuous else f"choices among {made_for.sizes}"
+        text = (
+            f"got {type(policy).__name__}, which acts by {gives}, but actions are of {space}; build it for this space"
+        )
+        yield Problem("policy", text)

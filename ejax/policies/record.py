@@ -33,6 +33,11 @@ class PolicyKind:
     """``section -> problems`` that only this policy has."""
     section_of: Callable[[Any], dict[str, Any]] | None = None
     """``policy -> section`` without the name, by which ``make`` makes the like. None: its fields are ``policy.cfg``."""
+    load_actor: Callable[..., Any] | None = None
+    """``(policy, params, saved, squashed=…) -> params`` with the actor of an ``actor_critic`` or ``actor_only``. None:
+    it takes over a policy of its own kind alone."""
+    loaded_actor_note: Callable[..., str] = lambda *, squashed: ""
+    """A message about what ``load_actor`` takes over."""
     exporters: Mapping[type, str] = field(default_factory=dict)
     """Class of its policies -> place of its ``interop.exporters.record.Exporter``. Empty: no twin in torch."""
 

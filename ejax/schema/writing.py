@@ -8,6 +8,7 @@ folder. The standard library alone is needed.
 import errno
 import os
 import secrets
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ejax.schema.messages import explain
-from ejax.schema.plain_files import HUGE, check_found
+from ejax.schema.plain_files import HUGE, check_found, open_plain
 
 FAILED: list[str] = []
 """Lines of this process on what ``by_product`` could not write."""
@@ -113,6 +114,16 @@ def move(source: Path, target: Path, below: Path | None = None) -> Path:
     with _folder(target, below) as folder:
         os.replace(source, target.name, dst_dir_fd=folder)
         os.fsync(folder)
+    return target
+
+
+def link_file(source: str | Path, target: str | Path) -> str | Path:
+    """Link a file under a second name, or copy it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        with open_plain(source, HUGE) as read, replacing(Path(target)) as written:
+            shutil.copyfileobj(read, written)
     return target
 
 

@@ -18,6 +18,8 @@ from ejax.runtime.tree_text import named_leaves
 from ejax.schema.writing import make_folder
 from ejax.types import PyTree
 
+REPLAY = "replay"
+"""The folder of a checkpoint that has the rows of replay buffers, which are not among the arrays."""
 _MAX_NAMED = 20
 _NARROW = (jnp.uint2, jnp.uint4, jnp.float8_e4m3)
 """Types that orbax cannot store; as bytes they lose nothing."""

@@ -26,15 +26,17 @@ import ejax
 from ejax.collectors.replay_buffer import replays_in, with_rows, without_rows
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.schema.plain_files import is_side_file, to_json
-from ejax.schema.writing import make_folder, move, replace_file, sync
+from ejax.schema.registry import import_entry
+from ejax.schema.writing import link_file, make_folder, move, replace_file, sync
+from ejax.store.arrays import REPLAY, is_key, load_arrays, read_arrays
 from ejax.store.arrays import CheckpointError as CheckpointError
-from ejax.store.arrays import is_key, load_arrays, read_arrays
 from ejax.store.arrays import save_arrays as save_arrays
 from ejax.store.digests import LISTING, DamagedError, ForeignError, check_digests, write_digests
-from ejax.store.replay_rows import FOLDER, link_file, load_rows, save_rows
 from ejax.types import PyTree
 
 SCHEMA_VERSION = 2
+_ROWS = {"save": "ejax.store.replay_rows:save_rows", "load": "ejax.store.replay_rows:load_rows"}
+"""Rows of replay buffers, which few runs have."""
 _PARTIAL, _REPLACED = ".partial-", ".replaced-"
 _REMEDY = "Use the config it was made with."
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")  # those whose versions may change numbers
@@ -74,7 +76,8 @@ def save_checkpoint(
 def save_share(arrays: Path, state: PyTree, save_arrays: Callable[[Path, PyTree], None], previous: Path | None) -> None:
     """Write this process's part of the state of a checkpoint whose arrays are in the folder ``arrays``."""
     previous = previous if previous is not None and previous.is_dir() else None
-    save_rows(arrays.parent, replays_in(state), previous)
+    if replays := replays_in(state):
+        import_entry(_ROWS, "save")(arrays.parent, replays, previous)
     save_arrays(arrays, without_rows(state))
 
 
@@ -87,7 +90,7 @@ def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:
     """Replace the meta of a checkpoint, as a whole or not at all."""
     _tidy(path.parent)
     partial = path.with_name(f"{_PARTIAL}{path.name}")
-    for name in ("state", FOLDER):
+    for name in ("state", REPLAY):
         if (path / name).is_dir():
             shutil.copytree(path / name, partial / name, copy_function=link_file)  # links: not written again
     _complete(partial, path, meta, path)
@@ -121,7 +124,9 @@ def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, d
     meta = verify_checkpoint(path)
     state = load_arrays(path, without_rows(like), part, _REMEDY)
     _check_counts(path, state, meta)
-    return with_rows(state, load_rows(path, replays_in(like), replays_in(state))), meta
+    if replays := replays_in(like):
+        state = with_rows(state, import_entry(_ROWS, "load")(path, replays, replays_in(state)))
+    return state, meta
 
 
 def _check_counts(path: Path, state: PyTree, meta: dict[str, Any]) -> None:

@@ -6,8 +6,6 @@ segment that did not change since the run's checkpoint before this one is a hard
 """
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,10 +24,10 @@ from ejax.logs.json_records import FactsError, read_facts
 from ejax.runtime.sharding import is_main_process, wait_for_all
 from ejax.runtime.tree_text import named_leaves
 from ejax.schema.plain_files import HUGE, open_plain
-from ejax.schema.writing import make_folder, new_file, replace_file, replacing
-from ejax.store.arrays import CheckpointError
+from ejax.schema.writing import link_file, make_folder, new_file, replace_file
+from ejax.store.arrays import REPLAY, CheckpointError
 
-FOLDER, _INDEX = "replay", "index.json"
+_INDEX = "index.json"
 SEGMENT_BYTES = 4 << 20
 ReadRows: TypeAlias = Callable[[int, int], NDArray[Any]]
 """``(start, count) -> rows``, packed."""
@@ -97,10 +95,8 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
     Args:
         previous: a checkpoint of the same buffers in an earlier state. None: there is none.
     """
-    if not replays:
-        return
     wait_for_all("the folder of a checkpoint")  # the first process makes it
-    folder = folder / FOLDER
+    folder = folder / REPLAY
     make_folder(folder)
     old: list[Buffer] = []
     with suppress(CheckpointError):  # nothing to link then
@@ -113,7 +109,7 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
                 name = _name(i, ring, start // buffer.segment)
                 if previous is not None and before and not buffer.has_changed(before, ring, start, count):
                     with suppress(OSError):  # gone: written again
-                        link_file(previous / FOLDER / name, folder / name)
+                        link_file(previous / REPLAY / name, folder / name)
                         continue
                 with new_file(folder / name) as file:
                     file.write(read(start, count).view(np.uint8).data)
@@ -129,7 +125,7 @@ def load_rows(path: Path, like: Sequence[Replay], saved: Sequence[Replay]) -> li
     Raises:
         CheckpointError: of other forms or counts, or a file has another length than the index says.
     """
-    found = _read_index(path) if like else []
+    found = _read_index(path)
     if len(found) != len(like):
         raise CheckpointError(f"checkpoint {path} has {len(found)} replay buffers, this run needs {len(like)}")
     for buffer, replay in zip(found, saved, strict=True):
@@ -139,19 +135,9 @@ def load_rows(path: Path, like: Sequence[Replay], saved: Sequence[Replay]) -> li
         # demonstrations are there at once, from row 0 on
         whole = (head < rows and size in (rows, head if added else size) for head, size, added in there)
         if there != here or not all(whole) or any(size > rows for _, size, _ in there):
-            text = f"{FOLDER}/{_INDEX} has head, size and added {there[:3]}, its state {here[:3]}"
+            text = f"{REPLAY}/{_INDEX} has head, size and added {there[:3]}, its state {here[:3]}"
             raise CheckpointError(f"checkpoint {path} is damaged: {text}, for rings of {rows} rows")
     return [_load(path, i, buffer, replay) for i, (buffer, replay) in enumerate(zip(found, like, strict=True))]
-
-
-def link_file(source: str | Path, target: str | Path) -> str | Path:
-    """Link a file under a second name, or copy it where the file system has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        with open_plain(source, HUGE) as read, replacing(Path(target)) as written:
-            shutil.copyfileobj(read, written)
-    return target
 
 
 def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition | HostRows:
@@ -168,7 +154,7 @@ def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition |
         pages = [np.zeros((*shape, *each.shape), jnp.dtype(each.dtype)) for each in buffer.fields]
     for ring in range(len(buffer.rings)):
         for start, count in buffer.segments(ring):
-            file = path / FOLDER / _name(number, ring, start // buffer.segment)
+            file = path / REPLAY / _name(number, ring, start // buffer.segment)
             with open_plain(file, HUGE) as source:
                 content = source.read()
             if len(content) != count * buffer.record.itemsize:
@@ -187,7 +173,7 @@ def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition |
 
 def _read_index(path: Path) -> list[Buffer]:
     try:
-        return _Index.model_validate(read_facts(path / FOLDER / _INDEX, _Index)).buffers
+        return _Index.model_validate(read_facts(path / REPLAY / _INDEX, _Index)).buffers
     except FactsError as error:
         raise CheckpointError(f"checkpoint {path} has no rows of a replay buffer: {error}") from None
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import jax
 
-from ejax.algorithms.stateful import acting_problems
 from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step, spread_episodes
 from ejax.config import ConfigError, Problem, RunConfig, TrainerConfig, bind
 from ejax.envs.description import describe
+from ejax.policies.heads import acting_problems
 from ejax.runtime.processes import JOIN, unjoined
 from ejax.schema.registry import import_entry
 from ejax.training.environments import UserObjects, adopt_envs, build_env, check_own_env

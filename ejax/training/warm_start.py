@@ -22,7 +22,6 @@ from ejax.config.load import parse_policy
 from ejax.envs.description import describe
 from ejax.logs.json_records import FactsError
 from ejax.optim import OptimizerConfig, scheduled_learning_rate, set_learning_rate
-from ejax.policies.actor_q import ActorQ, load_actor_from, loaded_actor_note
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean
 from ejax.schema.paths import find
@@ -152,8 +151,8 @@ def _take_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
     steps = "samples" if cloned else "env steps"
     reports.append(f"the policy is that of {path}, after {meta['global_step']} {steps}")
     there = meta["config"]["policy"]
-    if isinstance(parts.policy, ActorQ) and there.get("name") != config.policy.name:
-        reports.append(loaded_actor_note(squashed=there.get("squash_actions", False)))
+    if config.policy.record.load_actor is not None and there.get("name") != config.policy.name:
+        reports.append(config.policy.record.loaded_actor_note(squashed=there.get("squash_actions", False)))
     for key, before, now in differences(there, config.to_dict()["policy"], "policy"):
         if key.split(".")[1] not in _REPLACED and not key.endswith("orthogonal_init"):
             reports.append(f"{key} was {json.dumps(before)} there and is {json.dumps(now)} here")
@@ -189,10 +188,11 @@ def _params_of(path: Path, there: dict[str, Any], config: RunConfig, parts: Part
     """Read the parameters of a checkpoint, as this policy has them: one with adapters takes over one without."""
     policy: Any = parts.policy
     own, remedy = parts.state.train.params, "The networks and normalizers under policy must be those of the checkpoint."
-    if isinstance(policy, ActorQ) and there.get("name") in ("actor_critic", "actor_only"):
+    load_actor = config.policy.record.load_actor
+    if load_actor is not None and there.get("name") in ("actor_critic", "actor_only"):
         try:
             saved = load_policy_arrays(path)
-            return load_actor_from(policy, own, saved, squashed=there.get("squash_actions", False))
+            return load_actor(policy, own, saved, squashed=there.get("squash_actions", False))
         except ValueError as error:
             raise CheckpointError(f"{path} is not for this policy: {error}. {remedy}") from error
     if not _has_adapters(config.policy.model_dump(mode="json")) or _has_adapters(there):

@@ -38,7 +38,7 @@ WRITES = {
     ("ejax/data/worker.py", "(folder / SPEC).write_bytes"): _OWN_FOLDER,
     ("ejax/runtime/streams.py", "os.open"): "os.devnull",
     ("ejax/store/checkpoint.py", "shutil.copytree"): f"links, {_OWN_FOLDER}",
-    ("ejax/store/replay_rows.py", "os.link"): _OWN_FOLDER,
+    ("ejax/schema/writing.py", "os.link"): _OWN_FOLDER,
     ("ejax/store/run_dir.py", "path.mkdir"): "fails where anything is there",
     ("ejax/store/run_dir.py", "path.parent.mkdir"): "above the run",
     ("interop/export.py", "made.mkdir"): _OWN_FOLDER,
