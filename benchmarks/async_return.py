@@ -93,8 +93,8 @@ def train(name: str, seconds: float, env_ms: float, seed: int, folder: str) -> l
 
 
 def slow_down(collector: HostCollector, seconds: float) -> None:
-    for player in collector.players:
-        player.env = slow = SlowHostEnv(PointMassRL(success_bonus=20.0), player.env.num_envs)
+    for worker in collector.workers:
+        worker.env = slow = SlowHostEnv(PointMassRL(success_bonus=20.0), worker.env.num_envs)
         slow.seconds = seconds
 
 

@@ -85,8 +85,8 @@ def make_collector(policy: Any, policy_s: float, env_s: float, groups: int, step
     envs = [SleepingEnv(NUM_ENVS // groups, env_s) for _ in range(groups)]
     collector = HostCollector(policy, envs, num_steps=steps, seed=0)
     turns = SleepingTurns(policy_s / groups)
-    for player in collector.players:
-        player.turns = turns
+    for worker in collector.workers:
+        worker.turns = turns
     return collector
 
 

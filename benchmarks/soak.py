@@ -384,17 +384,17 @@ def one_round(seed: int, folder: Path, what: Round | None = None, plant: str = "
         seen["failed"] += 1
     auditor.unchanged()
 
-    account, rows = running.account, what.num_steps * auditor.num_envs
-    assert account.begun == account.delivered + account.queued + account.given_up, account
-    assert account.delivered == auditor.rollouts, (account, auditor.rollouts)
+    stats, rows = running.stats, what.num_steps * auditor.num_envs
+    assert stats.begun == stats.delivered + stats.queued + stats.given_up, stats
+    assert stats.delivered == auditor.rollouts, (stats, auditor.rollouts)
     taken = sum(each.num_steps * each.num_envs for each in groups)
-    kept = rows * (account.delivered + account.queued)
+    kept = rows * (stats.delivered + stats.queued)
     assert taken == kept + collector.lost_steps, (taken, kept, collector.lost_steps)
     quarantined = sum(each.env.num_quarantined for each in groups)
     assert quarantined == len(list(folder.glob("*.npz"))), "a quarantined episode without its file"
     assert all(each.closed for each in groups), "an environment left open"
     for name in ("begun", "delivered", "queued", "given_up"):
-        seen[f"rollouts {name}"] += getattr(account, name)
+        seen[f"rollouts {name}"] += getattr(stats, name)
     seen["transitions audited"] += rows * auditor.rollouts
     seen["env steps"] += taken
     seen["env steps delivered or queued"] += kept

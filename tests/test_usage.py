@@ -128,7 +128,7 @@ def test_what_a_collector_compiles_is_neither_collecting_nor_updating(
 
     jax.clear_caches()
     monkeypatch.setattr("ejax.training.programs._kept", OrderedDict())
-    for place in ("collectors.player.apply_policy", "collectors.host.make_rollout", "algorithms.step.finish"):
+    for place in ("collectors.group_worker.apply_policy", "collectors.host.make_rollout", "algorithms.step.finish"):
         monkeypatch.setattr(f"ejax.{place}", slow(place, 10.0, attrgetter(place)(ejax)))
     monkeypatch.setattr("ejax.envs.host.pure_host.begin", slow("begin", 10.0, pure_host.begin))
     monkeypatch.setattr(PureHostEnv, "step", slow("step", 1.0, PureHostEnv.step))

@@ -220,7 +220,7 @@ class SyncCollector:
         collector = HostCollector(self.policy, [self.vector], num_steps=num_steps, seed=0)
         made = collector.collect(self.params, jax.random.key(0), index=0).rollout
         flat = replace(made, obs=flatten_observation(made.obs))
-        return rollout_to_tensordict(flat, "head", last_obs=flatten_observation(collector.players[0].obs))
+        return rollout_to_tensordict(flat, "head", last_obs=flatten_observation(collector.workers[0].obs))
 
 
 class RolloutBuffer:

@@ -7,7 +7,7 @@ _PLACES = {
     "ejax.collectors.buffer": ("RolloutBuffer", "RolloutQueue"),
     "ejax.collectors.collect": ("collect_rollout",),
     "ejax.collectors.host": ("Collected", "CollectionStopped", "HostCollector", "Share"),
-    "ejax.collectors.player": ("HostStep",),
+    "ejax.collectors.group_worker": ("HostStep",),
 }
 __all__ = sorted(name for names in _PLACES.values() for name in names)
 __getattr__ = lazy_names("ejax.collectors", _PLACES)

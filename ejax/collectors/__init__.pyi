@@ -9,4 +9,4 @@ from ejax.collectors.host import (
     HostCollector as HostCollector,
     Share as Share,
 )
-from ejax.collectors.player import HostStep as HostStep
+from ejax.collectors.group_worker import HostStep as HostStep

@@ -9,6 +9,7 @@ delivered, in order, once. Source of the bound: staleness-limited asynchronous P
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,9 +17,8 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from ejax.collectors.buffer import RolloutQueue
 from ejax.collectors.host import Collected, CollectionStopped, HostCollector
-from ejax.envs.host.calls import EnvAbandoned
+from ejax.envs.host.calls import EnvAbandoned, under_way
 from ejax.schema.messages import noting
 from ejax.types import Key, Params
 
@@ -60,7 +60,7 @@ class Schedule:
 
 
 @dataclass(kw_only=True)
-class Account:
+class CollectorStats:
     """The fate of every rollout that was begun: ``begun`` = ``delivered`` + ``queued`` + ``given_up``."""
 
     begun: int = 0
@@ -70,12 +70,12 @@ class Account:
 
 
 class AsyncCollector:
-    """A maker of rollouts in one thread of its own. A context manager, used once, by one other thread, the learner's.
+    """A maker of rollouts in a thread beside the learner's, which alone uses it, once. A context manager.
 
     Args:
         key: ``fold_in(key, k)``'s first half is rollout k's.
         stop_timeout_s: time that ``close`` waits for the step under way.
-        env_timeout_s: time limit of one step, with its compilation if it needs one.
+        env_timeout_s: time limit of one call into an environment.
     """
 
     def __init__(
@@ -90,12 +90,10 @@ class AsyncCollector:
         self.collector, self.key, self.schedule, self.first = collector, key, schedule, 0
         self.stop_timeout_s, self.env_timeout_s = stop_timeout_s, env_timeout_s
         self.versions: list[int] = []  # the version of every delivered rollout, for ``Schedule.recorded``
-        self.account = Account()
+        self.stats = CollectorStats()
         self._changed = threading.Condition()
         self._published: dict[int, Params] = {}
-        self._queue = RolloutQueue[tuple[int, Collected]](
-            schedule.max_staleness + 1, rollout_of=lambda made: made[1].rollout, changed=self._changed
-        )
+        self._made: deque[tuple[int, Collected]] = deque()  # rollouts that wait, with their versions
         self._error: BaseException | None = None
         self._closing_error: BaseException | None = None
         self._stopping = self._pausing = False
@@ -126,29 +124,28 @@ class AsyncCollector:
 
         Raises:
             Exception: the one that ended the thread, with its traceback, and a note of where it was.
-            TimeoutError: a step took longer than ``env_timeout_s``; the message names it.
+            TimeoutError: a call took longer than ``env_timeout_s``; the message names it.
             RuntimeError: not started, or closed.
         """
         if self._thread.ident is None or self._stopping:
             raise RuntimeError(f"the collector is {'closed' if self._stopping else 'not started'}")
         began = time.perf_counter()
-        doing, since = self.collector.doing, time.monotonic()
         with self._changed:
-            while not self._queue:
+            while not self._made:
                 if self._error is not None:
                     raise self._error
                 if interrupted():
                     return None
                 self._changed.wait(_POLL_S)
-                if self.collector.doing != doing:
-                    doing, since = self.collector.doing, time.monotonic()
-                elif time.monotonic() - since > self.env_timeout_s:
-                    raise TimeoutError(f"nothing happened for {self.env_timeout_s:.0f} s at {doing}")
-            version, collected = self._queue.get()
+                call = under_way(self._thread.ident or 0)
+                if call is not None and time.monotonic() - call.since > self.env_timeout_s:
+                    raise TimeoutError(f"nothing happened for {self.env_timeout_s:.0f} s at {self.collector.doing}")
+            version, collected = self._made.popleft()
+            self._changed.notify_all()
             index = self.first + len(self.versions)
             self.versions.append(version)
-            self.account.delivered += 1
-            queued = self.account.queued = len(self._queue)
+            self.stats.delivered += 1
+            queued = self.stats.queued = len(self._made)
             waited, self._wait_s = self._wait_s, 0.0
             for old in [v for v in self._published if self._is_past(v)]:
                 del self._published[old]
@@ -165,7 +162,7 @@ class AsyncCollector:
 
     @contextmanager
     def paused(self, interrupted: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Let no environment step inside; the rollout under way goes on afterwards.
+        """Let no environment step inside; the rollout under way continues afterwards.
 
         Raises TimeoutError: a step takes ``env_timeout_s``; EnvAbandoned: ``stop_timeout_s``, and ``interrupted``.
         """
@@ -189,7 +186,7 @@ class AsyncCollector:
 
     def close(self) -> None:
         """Stop within ``stop_timeout_s``, inside a rollout too; close environments in the thread that stepped them.
-        Raises TimeoutError: a step under way, or a ``close``, goes on; the environments are left to that thread.
+        Raises TimeoutError: a step under way, or a ``close``, does not return; they are left to that thread.
         """
         with self._changed:
             self._stopping = True
@@ -214,7 +211,7 @@ class AsyncCollector:
     def _is_past(self, version: int) -> bool:
         if version == max(self._published):
             return False  # ``publish`` counts from it
-        begins = self.first + self.account.begun
+        begins = self.first + self.stats.begun
         if self.schedule.recorded is not None:
             return version not in {max(self.first, each) for each in self.schedule.recorded[begins:]}
         return self.schedule.free or version < begins - self.schedule.max_staleness
@@ -243,11 +240,12 @@ class AsyncCollector:
             collected = self.collector.collect(params, key, index=index, gate=self._gate)
         except BaseException:
             with self._changed:
-                self.account.given_up += 1
+                self.stats.given_up += 1
             raise
         with self._changed:
-            self._queue.add_rollout((version, collected))
-            self.account.queued = len(self._queue)
+            self._made.append((version, collected))
+            self.stats.queued = len(self._made)
+            self._changed.notify_all()
 
     def _begin(self, index: int) -> tuple[int, Params]:
         began = time.perf_counter()
@@ -255,8 +253,8 @@ class AsyncCollector:
             while not self._stopping:
                 version = self.schedule.version(index, first=self.first, newest=max(self._published))
                 # there is room for it later too: only this thread adds
-                if version is not None and not self._queue.is_full():
-                    self.account.begun += 1
+                if version is not None and len(self._made) <= self.schedule.max_staleness:
+                    self.stats.begun += 1
                     self._wait_s += time.perf_counter() - began
                     return version, self._published[version]
                 self._changed.wait()  # for the learner, who notifies: ``publish``, ``collect`` and ``close``

@@ -1,10 +1,9 @@
-"""Buffers as things to hold: ``RolloutBuffer`` is filled step by step, by a training loop of your own; ``RolloutQueue``
-hands whole rollouts from the thread that makes them to the one that learns."""
+"""Buffers to hold: ``RolloutBuffer`` is filled step by step, by a custom training loop; ``RolloutQueue`` hands whole
+rollouts from the thread that makes them to the one that learns."""
 
 import queue
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +17,7 @@ from ejax.numerics.shuffle import minibatch_rows
 from ejax.returns import gae
 from ejax.types import Array, Key, PyTree, Rollout
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=Rollout)
 
 
 class RolloutBuffer:
@@ -91,16 +90,15 @@ class RolloutBuffer:
             raise ValueError("truncated and final_value belong together: what was cut off still has a value; give both")
         cut = np.zeros(self.num_envs, bool) if truncated is None else truncated
         final_value = value if final_value is None else final_value
-        numbers = {"action": action, "reward": reward, "value": value, "log_prob": logprob, "final_value": final_value}
+        given = {"action": action, "reward": reward, "value": value, "log_prob": logprob, "final_value": final_value}
         # copies: an environment may write its next answer over this one
-        step = {name: jnp.array(x) for name, x in {**numbers, "done": done, "truncated": cut}.items()}
+        step = {name: jnp.array(x) for name, x in {**given, "done": done, "truncated": cut}.items()}
         step["obs"] = jax.tree.map(jnp.array, obs)
         with value_errors(f"step {self._size} of the buffer"):
             chex.assert_trees_all_equal_shapes_and_dtypes(step, self._step)
         if not self._steps:
-            pages = {"terminated" if name == "done" else name: x for name, x in self._step.items()}
             page = partial(jnp.zeros, device=self.device)
-            self._steps = jax.tree.map(lambda x: page((self.num_steps, *x.shape), x.dtype), pages)
+            self._steps = jax.tree.map(lambda x: page((self.num_steps, *x.shape), x.dtype), self._step)
         self._steps = _write(self._steps, self._size, step)
         self._size += 1
 
@@ -110,10 +108,11 @@ class RolloutBuffer:
         Raises ValueError: it is not full."""
         if not self.is_full():
             raise ValueError(f"the buffer has {self._size} of {self.num_steps} steps; add the others first")
-        return {name: x for name, x in self._steps.items() if name != "final_value"}
+        steps = {name: x for name, x in self._steps.items() if name not in ("final_value", "done")}
+        return {**steps, "terminated": self._steps["done"] & ~self._steps["truncated"]}
 
     def set_extras(self, extras: Mapping[str, PyTree]) -> None:
-        """Attach arrays of your own, leaves [T, N, ...], to the minibatches and the rollout; ValueError: other shapes.
+        """Attach more arrays, leaves [T, N, ...], to the minibatches and the rollout; ValueError: other shapes.
         A name that is there already gets the new ones."""
         with value_errors("extras have leaves [T, N, ...]"):
             chex.assert_tree_shape_prefix(dict(extras), (self.num_steps, self.num_envs))
@@ -144,8 +143,8 @@ class RolloutBuffer:
         return Rollout(**self.steps, next_value=self._next_value, extras=dict(self._extras))
 
     def iterate_minibatches(self, batch_size: int, key: Key, n_epochs: int = 1) -> Iterator[dict[str, PyTree]]:
-        """Give ``steps`` and extras in minibatches, leaves [B, ...], as ``ejax.sgd_epochs`` draws them by this key; the
-        last one of an epoch has the rows that are left.
+        """Return minibatches of ``steps`` and extras, leaves [B, ...], as ``ejax.sgd_epochs`` draws them by this key;
+        the last one of an epoch has the rows that are left.
 
         Raises ValueError: not full, or neither ``finalize`` nor ``set_extras`` was called.
         """
@@ -172,8 +171,7 @@ def _flatten(tree: PyTree) -> PyTree:
 
 @partial(jax.jit, donate_argnames="steps")
 def _write(steps: dict[str, PyTree], t: Array, step: dict[str, PyTree]) -> dict[str, PyTree]:
-    step = {**step, "terminated": step["done"] & ~step["truncated"]}
-    return {name: jax.tree.map(lambda page, x: page.at[t].set(x), steps[name], step[name]) for name in steps}
+    return jax.tree.map(lambda page, x: page.at[t].set(x), steps, step)
 
 
 _take = jax.jit(lambda rows, chosen: jax.tree.map(lambda x: x[chosen], rows))
@@ -184,71 +182,58 @@ class RolloutQueue(Generic[Item]):
 
     Args:
         capacity: rollouts that wait at most.
-        rollout_of: finds the ``Rollout`` in what is added, where that is more than one.
-        changed: the lock that all methods take, if it is to guard more than this queue; notified of every change.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        *,
-        rollout_of: Callable[[Item], Rollout] = lambda rollout: rollout,  # type: ignore[assignment,return-value]
-        changed: threading.Condition | None = None,
-    ) -> None:
+    def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.capacity, self._rollout_of = capacity, rollout_of
-        self._changed = threading.Condition() if changed is None else changed
-        self._waiting: deque[Item] = deque()
+        self.capacity = capacity
+        self._waiting: queue.Queue[Item] = queue.Queue(capacity)
         self._added = 0
 
     def __len__(self) -> int:
-        with self._changed:
-            return len(self._waiting)
+        return self._waiting.qsize()
 
     def is_full(self) -> bool:
-        return len(self) == self.capacity
+        return self._waiting.full()
 
     def add_rollout(self, rollout: Item, timeout_s: float | None = 0.0) -> None:
         """Add a rollout, leaves [T, N, ...]; wait ``timeout_s`` for room, None: until there is.
 
         Raises:
             queue.Full: there was none.
-            TypeError, ValueError: no rollout of this layout, such as rows that are flat already.
+            TypeError, ValueError: not a rollout of this layout, such as rows that are flat already.
         """
-        check_rollout(self._rollout_of(rollout))
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._waiting) < self.capacity, timeout_s):
-                raise queue.Full(f"{self.capacity} of {self.capacity} rollouts wait; get one, or give timeout_s")
-            self._waiting.append(rollout)
+        check_rollout(rollout)
+        try:
+            self._waiting.put(rollout, timeout=timeout_s)
+        except queue.Full:
+            raise queue.Full(f"{self.capacity} of {self.capacity} rollouts wait; get one, or give timeout_s") from None
+        with self._waiting.mutex:
             self._added += 1
-            self._changed.notify_all()
 
     def get(self, flatten: bool = False, timeout_s: float | None = 0.0) -> Any:
         """Take the oldest rollout; wait ``timeout_s`` for one, None: until there is. Raises queue.Empty: none came.
 
         ``flatten``: its arrays by name, leaves [T·N, ...], which no update takes: they have lost their order in time.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._waiting, timeout_s):
-                raise queue.Empty("no rollout waits; add one, or give timeout_s")
-            taken = self._waiting.popleft()
-            self._changed.notify_all()
-        if not flatten:
-            return taken
-        return _flatten({name: x for name, x in vars(self._rollout_of(taken)).items() if jax.tree.leaves(x)})
+        try:
+            taken = self._waiting.get(timeout=timeout_s)
+        except queue.Empty:
+            raise queue.Empty("no rollout waits; add one, or give timeout_s") from None
+        return _flatten({name: x for name, x in vars(taken).items() if jax.tree.leaves(x)}) if flatten else taken
 
     def clear(self) -> None:
         """Give up the rollouts that wait."""
-        with self._changed:
-            self._waiting.clear()
-            self._changed.notify_all()
+        with suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
 
     def get_stats(self) -> dict[str, float]:
         """Count: rollouts that wait and may wait, their steps of all environments, the share that is in use, and all
         rollouts that were ever added."""
-        with self._changed:
-            waiting, added = [self._rollout_of(each) for each in self._waiting], self._added
+        with self._waiting.mutex:
+            waiting, added = list(self._waiting.queue), self._added
         transitions = sum(rollout.reward.size for rollout in waiting)
         return _stats(len(waiting), self.capacity, transitions) | {"total_added": added}
 

@@ -1,4 +1,4 @@
-"""One entry point for the rollouts of all environments, for training loops and algorithms of your own."""
+"""One entry point for the rollouts of all environments, for custom training loops and algorithms."""
 
 from collections.abc import Callable
 from functools import partial
@@ -63,8 +63,8 @@ def collect_rollout(
         if (callback := on_step_callback) is not None:
             collector.listeners = [lambda step: listen(callback, step.obs, step.action, step.timestep)]
         rollout = collector.collect(params, key, index=0).rollout
-        player = collector.players[0]
-        return rollout, EnvCarry(state=(), obs=player.obs, memory=player.memory)
+        worker = collector.workers[0]
+        return rollout, EnvCarry(state=(), obs=worker.obs, memory=worker.memory)
     rollout, carry = unroll(policy, env, params, carry, key, num_steps=num_steps, dropout=dropout)
     if on_step_callback is not None:
         steps = jax.device_get(_steps(policy, params, rollout, carry.obs))

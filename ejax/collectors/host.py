@@ -6,7 +6,6 @@ Each of several groups is stepped in a thread of its own, while the policy acts 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from ejax.collectors.player import CollectionStopped, Gate, GroupPlayer, HostStep, Played
+from ejax.collectors.group_worker import CollectionStopped, Gate, GroupRollout, GroupWorker, HostStep
 from ejax.envs.host.calls import waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.rollout import make_rollout
@@ -58,7 +57,7 @@ class Share:
 
 
 class HostCollector:
-    """A player of groups of host environments in lockstep. Used by one thread at a time; a context manager.
+    """A collector from groups of host environments in lockstep. Used by one thread at a time; a context manager.
 
     Args:
         groups: of equal numbers of environments; row i of a rollout is row i of the groups side by side.
@@ -88,7 +87,7 @@ class HostCollector:
         self._num_groups = share.num_groups or len(groups)
         self.num_envs = sum(group.num_envs for group in groups)
         turns = threading.Lock() if len(groups) > 1 else nullcontext()
-        self.players = [GroupPlayer(policy, group, share.first_group + i, turns) for i, group in enumerate(groups)]
+        self.workers = [GroupWorker(policy, group, share.first_group + i, turns) for i, group in enumerate(groups)]
         self.doing = "nothing yet"  # the collector's current activity, for the messages of a waiting thread
         self.lost_steps = 0  # environment steps taken for rollouts that were given up, of all rows
         self.listeners: Sequence[Callable[[HostStep], None]] = ()
@@ -97,26 +96,26 @@ class HostCollector:
 
     @property
     def groups(self) -> list[HostEnv]:
-        return [player.env for player in self.players]
+        return [worker.env for worker in self.workers]
 
     def compile(self, params: Params) -> None:
         """Have the policy act on zeros, before a step's time is counted."""
         settled = self._settled(params)
         row = {"dropout_seed": np.zeros(self.groups[0].num_envs, np.uint32)} if self.dropout else {}
-        for i, player in enumerate(self.players):
-            player.compile(settled[i % len(settled)], row)
+        for i, worker in enumerate(self.workers):
+            worker.compile(settled[i % len(settled)], row)
 
     def collect(self, params: Params, key: Key, *, index: int, gate: Gate = lambda: nullcontext(False)) -> Collected:
         """Make rollout ``index`` since training began; ``key`` is its own, ``gate`` is entered around every step.
 
         Raises CollectionStopped: ``gate`` was true; the steps taken are given up, the episodes go on.
         """
-        for player in self.players:
-            player.num_steps = 0
+        for worker in self.workers:
+            worker.num_steps = 0
         try:
             return self._collect(params, key, index, gate)
         except BaseException:
-            self.lost_steps += sum(player.num_steps * player.env.num_envs for player in self.players)
+            self.lost_steps += sum(worker.num_steps * worker.env.num_envs for worker in self.workers)
             raise
 
     def _collect(self, params: Params, key: Key, index: int, gate: Gate) -> Collected:
@@ -134,8 +133,8 @@ class HostCollector:
             rows["dropout_seed"] = drawn[:, size * self._own.start : size * self._own.stop]
         settled = self._settled(params)
 
-        def play(i: int, gate: Gate) -> Played:
-            return self.players[i].play(
+        def collect(i: int, gate: Gate) -> GroupRollout:
+            return self.workers[i].collect(
                 settled[i % len(settled)],
                 key_actions,
                 {name: each[:, i * size : (i + 1) * size] for name, each in rows.items()},
@@ -146,8 +145,8 @@ class HostCollector:
                 listeners=self.listeners,
             )
 
-        played = self._play_all(play, gate)
-        steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *(each.steps for each in played))
+        made = self._of_all_groups(collect, gate)
+        steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *(each.steps for each in made))
         self.doing = f"rollout {index}: values"
         began = time.perf_counter()
         rollout = self._assemble(params if self.mesh else settled[0], steps, rows)
@@ -157,7 +156,7 @@ class HostCollector:
         if guarded := [group for group in self.groups if isinstance(group, GuardedEnv)]:
             facts["collector/quarantined"] = float(sum(each.num_quarantined for each in guarded))
             facts["collector/env_restarts"] = float(sum(each.num_restarts for each in guarded))
-        policy_s, env_s = (sum(getattr(each, name) for each in played) for name in ("policy_s", "env_s"))
+        policy_s, env_s = (sum(getattr(each, name) for each in made) for name in ("policy_s", "env_s"))
         return Collected(
             rollout=rollout, envs=self.state(), policy_s=policy_s, env_s=env_s, compile_s=compile_s, facts=facts
         )
@@ -166,8 +165,8 @@ class HostCollector:
         return [params if place is None else own_copy(params, place) for place in self.devices or (None,)]
 
     def state(self) -> PyTree:
-        """Return ``GroupPlayer.state`` of each group; () where one cannot be saved."""
-        states = tuple(player.state() for player in self.players)
+        """Return ``GroupWorker.state`` of each group; () where one cannot be saved."""
+        states = tuple(worker.state() for worker in self.workers)
         return () if any(state is None for state in states) else states
 
     def own(self, envs: PyTree) -> PyTree:
@@ -176,16 +175,16 @@ class HostCollector:
 
     def restore(self, envs: PyTree) -> None:
         """Go on with saved environments: ``Collected.envs``."""
-        for player, state in zip(self.players, envs, strict=True):
-            player.restore(state)
+        for worker, state in zip(self.workers, envs, strict=True):
+            worker.restore(state)
         self._has_begun = True
 
     def continue_from(self, obs: PyTree, memory: PyTree) -> None:
         """Go on with episodes that the caller has under way in the only group: what to act on next, and the policy's
         memory of them, leaves [N, ...]."""
-        (player,) = self.players
-        player.obs, player.memory, self._has_begun = obs, memory, True
-        player.explores = False  # the caller's steps are no run's, and have no numbers
+        (worker,) = self.workers
+        worker.obs, worker.memory, self._has_begun = obs, memory, True
+        worker.explores = False  # the caller's steps are no run's, and have no numbers
 
     def close(self) -> None:
         """Close every group, in spite of errors of the others, except those whose step never returned.
@@ -193,10 +192,10 @@ class HostCollector:
         Raises the first exception of a group, the others as notes, or TimeoutError: a thread is still in one.
         """
         problem: Exception | None = None
-        for i, player in enumerate(self.players):
-            self.doing = f"closing group {i}: {player.name}"
+        for i, worker in enumerate(self.workers):
+            self.doing = f"closing group {i}: {worker.name}"
             try:
-                player.close(_LAST_STEP_S)
+                worker.close(_LAST_STEP_S)
             except Exception as error:
                 if problem is not None:
                     problem.add_note(f"while closing: {explain(error)}")
@@ -229,46 +228,43 @@ class HostCollector:
         num_seeds = self.groups[0].num_envs * self._num_groups // self.group_size
         draw = np.random.SeedSequence([self.seed, index]).generate_state(num_seeds)
         seed = np.repeat(draw, self.group_size).astype(np.uint32)
-        for player, part in zip(self.players, np.split(seed, self._num_groups)[self._own], strict=True):
-            player.reset(part)
+        for worker, part in zip(self.workers, np.split(seed, self._num_groups)[self._own], strict=True):
+            worker.reset(part)
         self._has_begun = True
 
-    def _play_all(self, play: Callable[[int, Gate], Played], gate: Gate) -> list[Played]:
-        if len(self.groups) == 1:
-            return [play(0, gate)]
-        failed = threading.Event()
+    def _of_all_groups(self, collect: Callable[[int, Gate], GroupRollout], gate: Gate) -> list[GroupRollout]:
+        """Collect in every group, each in a thread unless there is only one; one that fails stops the others."""
+        if len(self.workers) == 1:
+            return [collect(0, gate)]
+        failed, errors, made = threading.Event(), list[BaseException](), dict[int, GroupRollout]()
 
         @contextmanager
         def gate_of_all() -> Iterator[bool]:
             with gate() as stop:
                 yield stop or failed.is_set()
 
-        futures: list[Future[Played]] = [Future() for _ in self.groups]
-
-        def fulfil(i: int) -> None:
+        def run(i: int) -> None:
             try:
-                futures[i].set_result(play(i, gate_of_all))
+                made[i] = collect(i, gate_of_all)
             except BaseException as error:
+                errors.append(error)
                 failed.set()
-                futures[i].set_exception(error)
 
-        # daemons: a step that never returns must not keep the process from ending, as a pool's threads do
-        threads = [
-            threading.Thread(target=fulfil, args=(i,), name=f"ejax-group-{i}", daemon=True) for i in range(len(futures))
-        ]
-        for player, thread in zip(self.players, threads, strict=True):
-            player.thread = thread
-            thread.start()
+        for i, worker in enumerate(self.workers):
+            # daemons: a step that never returns must not keep the process from ending, as a pool's threads do
+            worker.thread = threading.Thread(target=run, args=(i,), name=f"ejax-group-{i}", daemon=True)
+            worker.thread.start()
+        threads = [worker.thread for worker in self.workers if worker.thread is not None]
         try:
             with waiting_for(threads):  # so that the watchdog, or ``AsyncCollector``, bounds it
-                errors = [error for future in futures if (error := future.exception()) is not None]
+                for thread in threads:
+                    thread.join()
         except BaseException:  # cut off: a thread that returns must not step again
             failed.set()
             raise
-        # a group that failed stops the others, whose errors say nothing
-        if errors:
+        if errors:  # the errors of groups that were stopped say nothing
             raise next((error for error in errors if not isinstance(error, CollectionStopped)), errors[0])
-        return [future.result() for future in futures]
+        return [made[i] for i in range(len(threads))]
 
 
 @partial(jax.jit, static_argnames="policy")

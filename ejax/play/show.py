@@ -1,10 +1,11 @@
 """A saved policy shown: in MuJoCo's viewer in real time, or in a video. ``python -m ejax.play``."""
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -14,11 +15,11 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config import ConfigError, Problem
 from ejax.envs.description import caption_of
 from ejax.envs.host.calls import closing
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.envs.mujoco.drawing import asset_of
+from ejax.envs.mujoco.drawing import AppearingEnv, asset_of
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.scenery import film_view
 from ejax.envs.mujoco.viewer import Window
@@ -27,9 +28,8 @@ from ejax.play.player import EpisodeStats, StepRecord, play, take_until
 from ejax.play.saved_policy import filmed, load_policy, opened_policy
 from ejax.runtime.video import with_caption, write_video
 from ejax.schema.writing import by_product
-from ejax.store.run_dir import RunDirectory
 from ejax.training.environments import build_env
-from ejax.types import ChunkedEnv, Env, Params, Policy, PyTree, RenderableEnv
+from ejax.types import ChunkedEnv, Phase, PyTree, RenderableEnv
 
 StatePatch: TypeAlias = Callable[[PyTree], PyTree]
 
@@ -166,116 +166,86 @@ def play_run(
         RuntimeError: there is no display.
     """
     stats = EpisodeStats(report)
-    with opened_policy(
-        run,
-        overrides,
-        member=viewer.member,
-        checkpoint=viewer.checkpoint,
-        device=viewer.device,
-        command="ejax.play",
-    ) as (directory, config, path):
+    opened = opened_policy(
+        run, overrides, member=viewer.member, checkpoint=viewer.checkpoint, device=viewer.device, command="ejax.play"
+    )
+    with opened as (directory, config, path):
         if viewer.randomize and not config.trainer.events.train:
             text = "is empty: there is nothing for --randomize to switch on"
             raise ConfigError([Problem("trainer.events.train", text)])
-        facts = _play(directory, config, path, viewer, stats)
+        phase: Phase = "train" if viewer.randomize else "eval"
+        env: Any = build_env(filmed(config), phase=phase, num_envs=1, quarantine=directory.path / "quarantine" / "play")
+        seed = config.trainer.eval_seed if viewer.seed is None else viewer.seed
+        with closing(env) if isinstance(env, GuardedEnv) else nullcontext():
+            policy, params = load_policy(config, env, path)
+            begin = partial(play, policy, env, params, seed, samples=viewer.samples)
+            if isinstance(env, GuardedEnv):
+                facts = _film_outside(config.env.id, env, begin, viewer, stats)
+            else:
+                facts = _show(config.env.id, env, begin, seed, viewer, stats)
     return {**stats.summary(), "checkpoint": str(path), **facts}
 
 
-def _play(
-    directory: RunDirectory, config: RunConfig, path: Path, viewer: Viewer, stats: EpisodeStats
+def _film_outside(
+    name: str, env: GuardedEnv, begin: Callable[..., Iterator[StepRecord]], viewer: Viewer, stats: EpisodeStats
 ) -> dict[str, object]:
-    quarantine = directory.path / "quarantine" / "play"
-    env = build_env(filmed(config), phase="train" if viewer.randomize else "eval", num_envs=1, quarantine=quarantine)
-    if isinstance(env, GuardedEnv):
-        with closing(env):
-            return _play_outside(config, env, *load_policy(config, env, path), viewer, stats)
-    return _play_pure(config, cast(Env, env), *load_policy(config, env, path), viewer, stats)
-
-
-def _play_outside(
-    config: RunConfig, env: GuardedEnv, policy: Policy, params: Params, viewer: Viewer, stats: EpisodeStats
-) -> dict[str, object]:
-    name = config.env.id
     for option in ("command", "push"):
         if getattr(viewer, option) is not None:
             raise ValueError(f"--{option}: {name} is stepped outside JAX, where nothing reaches into its state")
     if viewer.video is None:
         raise ValueError(f"{name} is stepped outside JAX and draws itself; give --video FILE")
-    steps = play(policy, env, params, _seed(config, viewer), samples=viewer.samples)
     fps = env.frames_per_second
-    frames = (with_caption(frame, stats.text) for frame in _until(steps, stats, viewer, 1.0 / fps))
+    frames = (with_caption(frame, stats.text) for frame in _until(begin(), stats, viewer, 1.0 / fps))
     return _film(viewer.video, frames, fps * viewer.speed)
 
 
-def _play_pure(
-    config: RunConfig, env: Env, policy: Policy, params: Params, viewer: Viewer, stats: EpisodeStats
+def _show(
+    name: str, env: Any, begin: Callable[..., Iterator[StepRecord]], seed: int, viewer: Viewer, stats: EpisodeStats
 ) -> dict[str, object]:
     asset = asset_of(env)
     if not isinstance(env, RenderableEnv) or (asset is None and viewer.video is None):
-        raise ValueError(f"{config.env.id} cannot be shown: it has no MuJoCo model; ejax.evaluate gives its numbers")
-    command, patches = HeldCommand(viewer.command), _patches(config, env, asset, viewer)
-    patches.append(command)
-
-    def patch(state: PyTree) -> PyTree:
-        return functools.reduce(lambda state, each: each(state), patches, state)
-
+        raise ValueError(f"{name} cannot be shown: it has no MuJoCo model; ejax.evaluate gives its numbers")
+    state = jax.eval_shape(env.reset, jax.random.key(0))[0]
+    if viewer.command is not None and not parts_of(state, Command):
+        raise ValueError(f"--command: {name} has no commands; VelocityRL has (docs/locomotion.md)")
+    patches: list[StatePatch] = [command := HeldCommand(viewer.command)]
     period = env.control_period
-    steps = play(policy, env, params, _seed(config, viewer), samples=viewer.samples, patch=patch)
+    if viewer.push is not None:
+        if asset is None or not parts_of(state, PhysicsState):
+            raise ValueError(f"--push: {name} has no MuJoCo physics")
+        every = max(1, round(viewer.push_every / period))
+        patches.append(make_blows(load_model(asset), viewer.push, every, seed))
+    steps = begin(patch=lambda state: reduce(lambda state, patch: patch(state), patches, state))
     period_of_action = period / (env.actions_per_decision if isinstance(env, ChunkedEnv) else 1)
-    frames = _until(steps, stats, viewer, period_of_action)
-    if asset is None or viewer.video is not None:
-        # all of them first: the camera is to show all that moves
-        shown = [(frame, _text(env, frame, stats)) for frame in frames]
-        states = jax.tree.map(lambda *x: jax.numpy.stack(x), *(frame for frame, _ in shown))
+    frames = ((frame, _text(env, frame, stats)) for frame in _until(steps, stats, viewer, period_of_action))
+    if viewer.video is not None:
+        shown = list(frames)  # all of them first: the camera is to show all that moves
+        states = jax.tree.map(lambda *x: jnp.stack(x), *(frame for frame, _ in shown))
         view = film_view(env, states, _SIZE[0] / _SIZE[1])
-        frames = (with_caption(env.render(frame, *_SIZE, view), text) for frame, text in shown)
-        return _film(cast(Path, viewer.video), frames, viewer.speed / period_of_action)
-    # the mouse comes last, over the command and the blows
-    with Window(asset, period_of_action, speed=viewer.speed, on_key=command.press) as window:
+        pictures = (with_caption(env.render(frame, *_SIZE, view), text) for frame, text in shown)
+        return _film(viewer.video, pictures, viewer.speed / period_of_action)
+    with Window(str(asset), period_of_action, speed=viewer.speed, on_key=command.press) as window:
+        # the mouse comes last, over the command and the blows
         patches.append(lambda state: add_velocity(state, window.velocity_change(period)))
-        return _show(window, env, frames, stats, period_of_action)
+        began, num_frames = time.monotonic(), -2  # the start, and the first action, which compiles
+        for frame, text in frames:
+            physics = parts_of(frame, PhysicsState)
+            seen = jax.device_get(cast(AppearingEnv, env).appearance(frame))
+            window.show(seen, physics[0].qvel if physics else None, text)
+            num_frames += 1
+            if num_frames == 0:
+                began = time.monotonic()
+            if not window.is_open:
+                break
+    if num_frames <= 0:
+        return {}
+    return {"simulated seconds in a second": num_frames * period_of_action / (time.monotonic() - began)}
 
 
 def _film(path: Path, frames: Iterator[Any], fps: float) -> dict[str, object]:
     with by_product(str(path)):  # the episodes' numbers are there
         return {"video": write_video(path, frames, fps)}
     return {}
-
-
-def _patches(config: RunConfig, env: RenderableEnv, asset: str | None, viewer: Viewer) -> list[StatePatch]:
-    """Make the blows of the command line. ValueError: the environment has no place for them, or for a command."""
-    state = jax.eval_shape(env.reset, jax.random.key(0))[0]
-    if viewer.command is not None and not parts_of(state, Command):
-        raise ValueError(f"--command: {config.env.id} has no commands; VelocityRL has (docs/locomotion.md)")
-    if viewer.push is None:
-        return []
-    if asset is None or not parts_of(state, PhysicsState):
-        raise ValueError(f"--push: {config.env.id} has no MuJoCo physics")
-    every = max(1, round(viewer.push_every / env.control_period))
-    return [make_blows(load_model(asset), viewer.push, every, _seed(config, viewer))]
-
-
-def _seed(config: RunConfig, viewer: Viewer) -> int:
-    return config.trainer.eval_seed if viewer.seed is None else viewer.seed
-
-
-def _show(
-    window: Window, env: RenderableEnv, frames: Iterator[PyTree], stats: EpisodeStats, period: float
-) -> dict[str, object]:
-    began, num_frames = time.monotonic(), -2  # the start, and the first action, which compiles
-    appearing: Any = env
-    for frame in frames:
-        physics = parts_of(frame, PhysicsState)
-        seen = jax.device_get(appearing.appearance(frame))
-        window.show(seen, physics[0].qvel if physics else None, _text(env, frame, stats))
-        num_frames += 1
-        if num_frames == 0:
-            began = time.monotonic()
-        if not window.is_open:
-            break
-    if num_frames <= 0:
-        return {}
-    return {"simulated seconds in a second": num_frames * period / (time.monotonic() - began)}
 
 
 def _until(steps: Iterator[StepRecord], stats: EpisodeStats, viewer: Viewer, period: float) -> Iterator[PyTree]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.collectors.player import act
+from ejax.collectors.group_worker import sample_action
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.envs.actions import ActionForm, action_form, to_action
 from ejax.policies.calls import apply_policy, first_memory, forget, forget_outside
@@ -144,7 +144,7 @@ def _observe_outside(policy: Policy, env: HostEnv, params: Params, spec: Spec) -
     for t in range(steps_to_observe(spec, env.observation_space)):
         leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
         seen.append(jax.tree.map(np.array, leaves))  # a copy: it may write the next one over this one
-        drawn, given, memory = act(policy, params, obs, memory, key, np.int32(t), {})
+        drawn, given, memory = sample_action(policy, params, obs, memory, key, np.int32(t), {})
         timestep = env.step(to_action(form, drawn if given is None else given))
         obs = timestep.obs
         ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))

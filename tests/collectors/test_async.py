@@ -198,17 +198,17 @@ def test_the_collector_waits_for_the_learner_and_loses_nothing() -> None:
     with running:
         running.start(Linear().init(jax.random.key(1), None))
         deadline = time.monotonic() + 30
-        while running.account.queued < 3 and time.monotonic() < deadline:
+        while running.stats.queued < 3 and time.monotonic() < deadline:
             time.sleep(1e-3)
         time.sleep(0.05)
-        assert (running.account.begun, running.account.queued) == (3, 3)  # 0, 1, 2 with version 0; 3 must wait
+        assert (running.stats.begun, running.stats.queued) == (3, 3)  # 0, 1, 2 with version 0; 3 must wait
         seen = [running.collect() for _ in range(3)]
         assert not running.collector.lost_steps
         actions = [np.asarray(each.rollout.action) for each in seen if each is not None]
         assert len({each.tobytes() for each in actions}) == 3
         assert [each.facts["collector/staleness"] for each in seen if each is not None] == [0.0, 1.0, 2.0]
-    account = running.account
-    assert account.begun == account.delivered + account.queued + account.given_up == 3
+    stats = running.stats
+    assert stats.begun == stats.delivered + stats.queued + stats.given_up == 3
 
 
 def test_versions_are_published_one_by_one() -> None:
@@ -237,7 +237,7 @@ def test_an_exception_ends_the_training_with_its_traceback_and_no_wait() -> None
         running.collect()
     text = "".join(traceback.format_exception(caught.value))
     assert "in before" in text and "in the collecting thread, at rollout 1, step 3 of 5" in text
-    assert running.account.given_up == 1
+    assert running.stats.given_up == 1
     assert running.collector.lost_steps == 2 * N
 
 
@@ -245,11 +245,11 @@ def test_closing_stops_inside_a_rollout_and_leaves_no_thread() -> None:
     """D34, D35"""
     running = background(num_steps=100_000, times={"stop_timeout_s": 300.0})
     running.start(Linear().init(jax.random.key(1), None))
-    while running.collector.players[0].num_steps < 3:
+    while running.collector.workers[0].num_steps < 3:
         time.sleep(1e-3)
     running.close()
     assert not running._thread.is_alive()
-    assert running.account.given_up == 1 and running.collector.lost_steps > 0
+    assert running.stats.given_up == 1 and running.collector.lost_steps > 0
     with pytest.raises(RuntimeError, match="was started before; make a new one"):
         running.start({})
     with pytest.raises(RuntimeError, match="the collector is closed"):
@@ -320,7 +320,7 @@ def test_a_collector_that_is_not_started_says_so() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_timings_end_with_everything_accounted_for(seed: int) -> None:
+def test_random_timings_end_with_everything_statsed_for(seed: int) -> None:
     """D31: publish, collect, pause and close at random moments, with steps that fail."""
     rng = random.Random(seed)
 
@@ -349,12 +349,12 @@ def test_random_timings_end_with_everything_accounted_for(seed: int) -> None:
                 running.publish(params, version)
     except OSError:
         pass
-    account = running.account
-    assert account.begun == account.delivered + account.queued + account.given_up
-    assert account.delivered == len(running.versions) <= version + 1
+    stats = running.stats
+    assert stats.begun == stats.delivered + stats.queued + stats.given_up
+    assert stats.delivered == len(running.versions) <= version + 1
     assert all(0 <= index - each <= schedule.max_staleness for index, each in enumerate(running.versions))
     steps = sum(env.num_steps * env.num_envs for env in running.collector.groups if isinstance(env, Wild))
-    assert steps == T * N * (account.delivered + account.queued) + running.collector.lost_steps
+    assert steps == T * N * (stats.delivered + stats.queued) + running.collector.lost_steps
     assert not running._thread.is_alive()
 
 

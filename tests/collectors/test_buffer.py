@@ -14,7 +14,7 @@ import pytest
 from host_tasks import Drift, Linear
 
 import ejax
-from ejax.algorithms.batch import flatten
+from ejax.algorithms.batch import flatten_rollout
 from ejax.algorithms.grpo import GRPOConfig, grpo_update
 from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_update
 from ejax.optim import make_optimizer
@@ -88,7 +88,7 @@ def test_minibatches_are_those_of_sgd_epochs() -> None:
         )
         return params["params"]["x"] * batch["weight"].sum(), {}
 
-    rows = flatten(rollout, row=row)
+    rows = flatten_rollout(rollout, row=row)
     state = make_train_state({"params": {"x": jnp.ones(())}}, OPTIMIZER)
     options = ejax.MinibatchConfig(n_epochs=2, batch_size=5, max_grad_norm=1.0)
     ejax.sgd_epochs(state, rows, KEY, loss=loss, optimizer=OPTIMIZER, minibatches=options)
@@ -107,7 +107,7 @@ def test_columns_that_are_not_time_major_are_refused_though_they_have_as_many_ro
     with pytest.raises(
         ValueError, match=r"columns of a batch have leaves \[T, N, ...\]: .*'own' has .*\(3, 6\) != \(6, 3\)"
     ):
-        flatten(collected(), own=jnp.zeros((N, T)))
+        flatten_rollout(collected(), own=jnp.zeros((N, T)))
 
 
 def test_observations_of_many_parts_and_discrete_actions() -> None:

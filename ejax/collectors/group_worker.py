@@ -54,7 +54,7 @@ class HostStep:
     """``reward``, ``terminated``, ``truncated``, ``info``, and ``obs`` after the step."""
 
 
-class Played(NamedTuple):
+class GroupRollout(NamedTuple):
     """A group's part of a rollout."""
 
     steps: tuple[PyTree, NDArray[Any], tuple[PyTree, PyTree], HostTimestep]
@@ -63,7 +63,7 @@ class Played(NamedTuple):
     env_s: float
 
 
-class GroupPlayer:
+class GroupWorker:
     """A group of environments with its episodes under way.
 
     Args:
@@ -95,7 +95,7 @@ class GroupPlayer:
     def reset(self, seed: NDArray[np.uint32]) -> None:
         self.obs, self.memory = self.call("reset", seed), first_memory(self.policy, self.env.num_envs)
 
-    def play(
+    def collect(
         self,
         params: Params,
         key: Key,
@@ -106,8 +106,8 @@ class GroupPlayer:
         report: Callable[[str], None],
         update: int,
         listeners: Sequence[Callable[[HostStep], None]],
-    ) -> Played:
-        """Play T steps, for update ``update``, counted from 1.
+    ) -> GroupRollout:
+        """Make T steps, for update ``update``, counted from 1.
 
         Args:
             rows: arguments of the policy for each step, [T, N].
@@ -123,7 +123,9 @@ class GroupPlayer:
                 row = {name: each[t] for name, each in rows.items()}
                 check_obs(self.policy, self.obs)
                 place = (np.int32((update - 1) * num_steps + t), np.int32(self.number)) if self.explores else None
-                drawn, part, remembered = act(self.policy, params, self.obs, self.memory, key, np.int32(t), row, place)
+                drawn, part, remembered = sample_action(
+                    self.policy, params, self.obs, self.memory, key, np.int32(t), row, place
+                )
                 action = np.asarray(drawn)
                 given = to_action(self.form, action if part is None else part)
                 policy_s += time.perf_counter() - began
@@ -147,16 +149,16 @@ class GroupPlayer:
             ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
             self.obs, self.memory = timestep.obs, forget_outside(self.policy, remembered, ended)
             self.num_steps = t + 1
-        return Played((*before, after), policy_s, env_s)
+        return GroupRollout((*before, after), policy_s, env_s)
 
     def compile(self, params: Params, row: dict[str, NDArray[Any]]) -> None:
-        """Compile the policy, on zeros, and what ``play`` calls of a ``PureHostEnv``; nothing moves."""
+        """Compile the policy, on zeros, and what ``collect`` calls of a ``PureHostEnv``; nothing moves."""
         key, _ = jax.random.split(jax.random.fold_in(jax.random.key(0), self.number))  # programs, as ``collect``'s are
         obs = gymnasium.vector.utils.create_empty_array(self.env.observation_space, self.env.num_envs, fn=np.zeros)
         memory = self.memory
         for t in range(2):  # the second time with a memory that a step has made
             place = (np.int32(t), np.int32(self.number)) if self.explores else None
-            drawn, part, memory = act(self.policy, params, obs, memory, key, np.int32(t), row, place)
+            drawn, part, memory = sample_action(self.policy, params, obs, memory, key, np.int32(t), row, place)
         if isinstance(self.env, PureHostEnv):
             self.env.compile(to_action(self.form, drawn if part is None else part))
 
@@ -196,7 +198,7 @@ def _write(pages: PyTree, t: int, num_steps: int, tree: PyTree) -> PyTree:
 
 
 @partial(jax.jit, static_argnames="policy")
-def act(
+def sample_action(
     policy: Policy,
     params: Params,
     obs: PyTree,
