@@ -78,5 +78,5 @@ def _moved(form: ActionForm, rows: Any, numpy: Any) -> Any:
 
 
 def ends(clip: Bounds | None) -> Any:
-    """Give (low, high) as numbers: infinite where they are open."""
+    """Return (low, high) as numbers: infinite where they are open."""
     return [[end if x is None else x for x in part] for part, end in zip(clip or (), (-np.inf, np.inf), strict=True)]

@@ -1,5 +1,5 @@
-"""A check of an environment: of what ``reset`` and ``step`` give, beside the spaces and beside each other. What does
-not fit is named by its leaf, with what was given and what is allowed."""
+"""A check of an environment: whether ``reset`` and ``step`` fit the spaces and each other. Each misfit is named by its
+leaf, with what was given and what is allowed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -185,7 +185,7 @@ def _leaked(env: Env) -> Iterator[Problem]:
         # slow, but exact: a leak shows nowhere else until it crashes a later trace
         with jax.checking_leaks():
             jax.eval_shape(play, jax.random.key(0))
-    except Exception as error:  # JAX has no type of its own for it
+    except Exception as error:  # JAX has no type for it
         if "Leaked" not in str(error):
             raise
         text = "an array of one trace is kept outside the state, such as in an attribute; keep it in the state"
@@ -269,7 +269,7 @@ def _random_action(space: Any, key: Key) -> Array:
             jnp.where(x, jnp.asarray(b, jnp.float32), 0.0) for x, b in ((below, space.low), (above, space.high))
         )
         uniform = low + (high - low) * jax.random.uniform(key, space.shape)
-        # numbers without bounds are drawn from a normal distribution; with one of them, from its half beside that
+        # numbers without bounds are drawn from a normal distribution; with one of them, from its half on that side
         normal = jax.random.normal(key, space.shape)
         half = jnp.where(below, low + jnp.abs(normal), jnp.where(above, high - jnp.abs(normal), normal))
         drawn = jnp.where(below & above, uniform, half)

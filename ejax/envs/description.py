@@ -57,7 +57,7 @@ class DescribedEnv(Protocol):
 
 
 def describe(env: Env | HostEnv) -> EnvDescription:
-    """Give the environment's own description, or as much as can be seen from outside."""
+    """Return the environment's own description, or as much as can be seen from outside."""
     if isinstance(env, DescribedEnv):
         return env.description
     return EnvDescription(

@@ -13,7 +13,7 @@ from ejax.types import Env, HostEnv, PyTree
 
 
 def obs_forms(env: Env | HostEnv, num_rows: int) -> PyTree:
-    """Give the forms of ``num_rows`` observations as a program meets them, leaves [num_rows, ...]: pictures of 8 bits
+    """Return the forms of ``num_rows`` observations as a program meets them, leaves [num_rows, ...]: pictures of 8 bits
     stay so."""
     if not isinstance(env, HostEnv):
         _, obs = jax.eval_shape(env.reset, jax.random.key(0))

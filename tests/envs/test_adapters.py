@@ -13,7 +13,7 @@ import pytest
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.distributions import action_spec
-from ejax.envs.adapters import brax, gymnax, library, playground
+from ejax.envs.adapters import brax, gymnax, library
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.optim import make_optimizer
 from ejax.policies.actor_critic import ActorCritic
@@ -62,7 +62,7 @@ def test_a_missing_library_says_what_to_install(family: str, monkeypatch: pytest
         raise ModuleNotFoundError(f"No module named '{name}'", name=name)
 
     monkeypatch.setattr(library.importlib, "import_module", not_there)
-    make = {"gymnax": gymnax.make, "brax": brax.make, "playground": playground.make}[family]
+    make = {"gymnax": gymnax.make, "brax": brax.make, "playground": brax.make_playground}[family]
     with pytest.raises(ModuleNotFoundError, match=rf"pip install -e '\.\[{family}\]'"):
         make("CartPole-v1")
 
@@ -98,9 +98,9 @@ def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(mo
     monkeypatch.setattr(library.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
     monkeypatch.setitem(sys.modules, "warp", None)
     with pytest.raises(ValueError, match="impl must be 'jax', 'c' or 'warp', got 'cpp'"):
-        playground.make("CartpoleBalance", impl="cpp")
+        brax.make_playground("CartpoleBalance", impl="cpp")
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[warp\]'"):
-        playground.make("CartpoleBalance", impl="warp")
+        brax.make_playground("CartpoleBalance", impl="warp")
 
 
 # Gymnax
@@ -307,21 +307,21 @@ def test_playground_environments_that_would_be_downloaded_fail_at_once(
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path / "absent")
     monkeypatch.setattr(mjx_env.subprocess, "Popen", lambda *_, **__: pytest.fail("git was called"))
     with pytest.raises(FileNotFoundError, match="playground:Go1Getup needs the robot models of mujoco_menagerie"):
-        playground.make("Go1Getup")
+        brax.make_playground("Go1Getup")
 
 
 @with_playground
 def test_playground_refuses_unknown_names_and_config_entries() -> None:
     with pytest.raises(ValueError, match="nearest: CartpoleBalance"):
-        playground.make("CartpolBalance")
+        brax.make_playground("CartpolBalance")
     with pytest.raises(ValueError, match=r"has no config entry vision_config\.foo; it has .*ctrl_dt"):
-        playground.make("CartpoleBalance", vision_config={"foo": 1})
+        brax.make_playground("CartpoleBalance", vision_config={"foo": 1})
 
 
 @with_playground
 @pytest.mark.slow
 def test_playground_cartpole_steps_as_the_library_and_is_truncated() -> None:
-    env = playground.make("CartpoleBalance", max_episode_steps=3)
+    env = brax.make_playground("CartpoleBalance", max_episode_steps=3)
     key = jax.random.key(0)
     state, _ = env.reset(key)
     theirs = jax.jit(env.env.reset)(jax.random.key_data(key))
@@ -345,7 +345,7 @@ def test_playground_refuses_the_c_engine_outside_the_control_suite(
 
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path)
     with pytest.raises(ValueError, match="playground:Go1Getup may: give 'jax', or 'warp'"):
-        playground.make("Go1Getup", impl="c")
+        brax.make_playground("Go1Getup", impl="c")
 
 
 @with_playground
@@ -354,7 +354,7 @@ def test_playground_on_the_c_engine_follows_mjx_and_breaks_as_it_does() -> None:
     """Measured: at most 3.3e-5 in WalkerRun's velocities, of about 10."""
 
     def play(impl: str) -> list[Timestep]:
-        env = playground.make("WalkerRun", impl=impl)
+        env = brax.make_playground("WalkerRun", impl=impl)
         advance, seen = jax.jit(jax.vmap(env.step, in_axes=(0, 0, None))), []
         state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 3))
         for t in range(4):
@@ -378,7 +378,7 @@ def test_playground_on_warp_follows_mjx_through_the_resets_of_single_rows() -> N
         pytest.skip(f"MuJoCo Warp is not installed: {how}")
 
     def play(impl: str) -> list[Timestep]:
-        env = playground.make("CartpoleBalance", impl=impl, max_episode_steps=3)
+        env = brax.make_playground("CartpoleBalance", impl=impl, max_episode_steps=3)
         carry = jax.jit(lambda key: reset(env, key, 4))(jax.random.key(0))
         # of different ages, so that rows are reset one by one
         carry = replace(carry, state=carry.state.replace(episode_step=jnp.arange(4) % 3))

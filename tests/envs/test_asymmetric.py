@@ -48,7 +48,7 @@ def test_noise_of_the_policys_part_leaves_the_other_as_it_is() -> None:
     [
         ({"env": PointMassRL(), "observation_indices": (14,)}, r"must be of 0 to 13, at least one; got \[14\]"),
         ({"env": PointMassRL(), "observation_indices": ()}, r"must be of 0 to 13, at least one; got \[\]"),
-        ({"env": ENV}, "is no vector"),
+        ({"env": ENV}, "is not a vector"),
     ],
 )
 def test_what_has_no_such_numbers_is_refused(arguments: dict[str, Any], text: str) -> None:

@@ -18,7 +18,7 @@ from rude_runs import config, in_workers
 from rude_tasks import Rude, Stop, end
 
 from ejax.envs.adapters.gymnasium import Contained, make_in_worker
-from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, closing, described, under_way, waiting_for
+from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, closing, short_error, under_way, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.play.saved_policy import evaluate_run
 from ejax.report.reading import read_run
@@ -128,11 +128,11 @@ class Unspeakable(Exception):
 
 
 def test_errors_are_described_in_bounded_length_whatever_their_repr_does() -> None:
-    assert described(Unspeakable()) == "Unspeakable(…)"
+    assert short_error(Unspeakable()) == "Unspeakable(…)"
     with pytest.raises(AssertionError) as caught:
         raise AssertionError
-    assert re.fullmatch(r"AssertionError\(\) \(in test_errors_are.*test_calls\.py:\d+\)", described(caught.value))
-    text = described(ValueError("🤖" * 9000))
+    assert re.fullmatch(r"AssertionError\(\) \(in test_errors_are.*test_calls\.py:\d+\)", short_error(caught.value))
+    text = short_error(ValueError("🤖" * 9000))
     assert len(text) < 600 and "… (9014 characters) …" in text
 
 

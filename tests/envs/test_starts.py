@@ -11,7 +11,7 @@ import pytest
 from ejax import MuJoCoTask, World
 from ejax.config import ConfigError
 from ejax.envs.description import describe
-from ejax.envs.mujoco.drawing import show
+from ejax.envs.mujoco.drawing import apply_appearance
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import body_poses
 from ejax.envs.task.entities import constrained_joints
@@ -73,7 +73,7 @@ def test_the_start_is_what_mujoco_itself_resets_to(engine: Any) -> None:
 def test_pictures_and_poses_show_a_target_as_the_keyframe_turns_it() -> None:
     world = Arm().world(Arm().reset(KEY)[0])
     data = mujoco.MjData(world.model)
-    show(world.model, data, world.appearance())
+    apply_appearance(world.model, data, world.appearance())
     np.testing.assert_allclose(data.mocap_quat, [[0.8, 0.6, 0, 0], [0.5**0.5, 0, 0.5**0.5, 0]], atol=1e-6)
     pose = body_poses(world.model, world.qpos, world.markers)[1]
     np.testing.assert_allclose(pose, world.body_pose("goal"), atol=1e-6)

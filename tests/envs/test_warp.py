@@ -3,6 +3,7 @@
 import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from tiny import tiny
 from ejax.config import ConfigError, parse_config
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
-from ejax.envs.mujoco.engines.warp import Step, make_step, max_num_constraints, max_num_contacts
+from ejax.envs.mujoco.engines.warp import make_step, max_num_constraints, max_num_contacts
 from ejax.training.build import build
 from ejax.types import Array
 
@@ -45,7 +46,7 @@ def pushes() -> tuple[PhysicsState, Array, PhysicsState]:
 
 
 @functools.cache
-def batched() -> Step:
+def batched() -> Any:
     """One control step of many rows, compiled once for each number of them."""
     physics = Physics(converging(), engine="warp")
 

@@ -209,7 +209,7 @@ REFUSED = {
     "an unknown option": ([{"AsymmetricEnv": {"indices": [0]}}], "env.wrappers.AsymmetricEnv.indices", "unknown key"),
     "a wrong value": ([{"AsymmetricEnv": {"observation_indices": [99]}}], "env.wrappers.AsymmetricEnv", "0 to 13"),
     "a wrong type": ([{"ActionChunk": {"size": "2"}}], "env.wrappers.ActionChunk.size", "must be a valid integer"),
-    "twice": (["AsymmetricEnv", "AsymmetricEnv"], "env.wrappers.AsymmetricEnv", "no vector"),
+    "twice": (["AsymmetricEnv", "AsymmetricEnv"], "env.wrappers.AsymmetricEnv", "not a vector"),
     "not trusted": (["own_wrappers:Negated"], "env.wrappers.0", "--trust own_wrappers:Negated"),
     "not there": (["own_wrappers:Nothing"], "env.wrappers.0", "own_wrappers:Nothing"),
     "two in one": ([{"AsymmetricEnv": {}, "ActionChunk": {}}], "env.wrappers.0", "{name: arguments}"),

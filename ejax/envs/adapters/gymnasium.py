@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ejax.envs.actions import action_form, to_action
 from ejax.envs.adapters.library import check_name
 from ejax.envs.host.answers import answering, check_answer, check_flags_and_reward, check_success
-from ejax.envs.host.calls import EnvExit, call_env, described
+from ejax.envs.host.calls import EnvExit, call_env, short_error
 from ejax.envs.host.rows import as_rows, next_seed, put_rows, rows_space
 from ejax.envs.spaces import chunk_space, part_space
 from ejax.runtime.process_exit import GUARD, refuse_rerun
@@ -26,9 +26,9 @@ from ejax.runtime.streams import keep_streams
 from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
-P = ParamSpec("P")
-R = TypeVar("R")
-Rows = NDArray[np.bool_]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+Mask = NDArray[np.bool_]
 _OF_OLD_GYM = ("GymV21Environment-v0", "GymV26Environment-v0")
 """Gymnasium's ids for environments of gym, which name theirs as ``env_id``."""
 
@@ -36,7 +36,7 @@ _OF_OLD_GYM = ("GymV21Environment-v0", "GymV26Environment-v0")
 class GymnasiumVector:
     """A ``gymnasium.vector.VectorEnv`` in any of its autoreset modes, owned and closed by this object.
 
-    - ``DISABLED``: rows that ended are reset here, each from a seed of its own: every episode can be played again.
+    - ``DISABLED``: rows that ended are reset here, each from its own seed: every episode can be played again.
     - ``SAME_STEP``: the true next observation is ``info["final_obs"]``.
     - ``NEXT_STEP``: the step after an episode's end only resets; it is not a transition (``info["valid"]`` False).
 
@@ -60,7 +60,7 @@ class GymnasiumVector:
         self.row_seed = np.zeros(self.num_envs, np.uint32)
         self._resets_next = np.zeros(self.num_envs, bool)
 
-    def reset(self, seed: NDArray[np.uint32], rows: Rows | None = None) -> PyTree:
+    def reset(self, seed: NDArray[np.uint32], rows: Mask | None = None) -> PyTree:
         chosen = np.ones(self.num_envs, bool) if rows is None else rows
         self.row_seed = np.where(chosen, seed, self.row_seed)
         self._resets_next &= ~chosen
@@ -120,7 +120,7 @@ class GymnasiumVector:
             for process in self.env.processes:
                 process.kill()  # an environment can ignore any other signal
 
-    def _reset(self, rows: Rows, *, everything: bool = False) -> PyTree:
+    def _reset(self, rows: Mask, *, everything: bool = False) -> PyTree:
         seeds: Any = [int(each) for each in self.row_seed]  # one per row, which Gymnasium takes despite its annotation
         if everything:
             raw = self.env.reset(seed=seeds if self._takes_seeds else seeds[0])
@@ -154,7 +154,7 @@ def make(
     Args:
         name: a registered id; of ``package.module:Name-v0`` the module is imported first, which registers it, if
             ``ejax.schema.trust`` lets it through.
-        vectorization: ``sync`` steps all in one process; ``async`` gives each a process of its own, which pays where
+        vectorization: ``sync`` steps all in one process; ``async`` gives each a process, which pays where
             one step takes longer than about 0.2 ms.
         action_chunk: the policy decides every so many steps; see ``ChunkedSteps``.
         observation_indices: numbers of the observation that the policy is shown, in this order. None: all.
@@ -219,7 +219,7 @@ class ChunkedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make_in_worker(make_one: Callable[[], Any], owner: int) -> "Contained":
-    """Make one in a process of its own, which leaves Ctrl-C to the owner, who ends the run in order."""
+    """Make one in another process, which leaves Ctrl-C to the owner, who ends the run in order."""
     if os.getpid() != owner:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         keep_streams()  # of a task that prints
@@ -257,14 +257,14 @@ def _make_row(name: str, action_chunk: int, indices: Sequence[int] | None, kwarg
     return env if action_chunk == 1 else ChunkedSteps(env, action_chunk)
 
 
-def _arriving(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def _arriving(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Call the function; raise Python's own exceptions as they are, any other as a ``RuntimeError`` with its text."""
     try:
         return function(*args, **kwargs)
     except Exception as error:
         if _arrives(error):
             raise
-        raise RuntimeError(described(error)) from error
+        raise RuntimeError(short_error(error)) from error
     except BaseException as error:
         raise RuntimeError(EnvExit("", "", error).raised) from error
 

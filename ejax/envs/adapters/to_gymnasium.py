@@ -45,8 +45,8 @@ class EjaxEnv(gymnasium.Env[Any, Any]):
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 30}  # noqa: RUF012  # Gymnasium's form
 
     def __init__(self, task: str | Env, render_mode: str | None = None, **cfg: Any) -> None:
-        self.env = make_task(task, cfg)
-        self.metadata = describe(self.env, render_mode)
+        self.env = task_of(task, cfg)
+        self.metadata = gym_metadata(self.env, render_mode)
         self.render_mode = render_mode
         self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
         self._rows: Any = None
@@ -54,7 +54,7 @@ class EjaxEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[PyTree, dict[str, Any]]:
         super().reset(seed=seed)
-        check_options(options, ())
+        check_reset_options(options, ())
         if seed is None and self._ended:
             self._rows = _renew(self.env, self._rows)
         else:
@@ -75,7 +75,7 @@ class EjaxEnv(gymnasium.Env[Any, Any]):
         """Draw the state: [480, 640, 3] RGB; None without a render_mode, or before the first reset."""
         if self.render_mode is None or self._rows is None:
             return None
-        return draw(self.env, self._rows.state, 0)
+        return draw_row(self.env, self._rows.state, 0)
 
 
 class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
@@ -96,8 +96,8 @@ class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(self, task: str | Env, num_envs: int = 1, render_mode: str | None = None, **cfg: Any) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ValueError(f"num_envs must be an integer >= 1, got {num_envs!r}")
-        env = make_task(task, cfg)
-        self.metadata = {**describe(env, render_mode), "autoreset_mode": AutoresetMode.SAME_STEP}
+        env = task_of(task, cfg)
+        self.metadata = {**gym_metadata(env, render_mode), "autoreset_mode": AutoresetMode.SAME_STEP}
         self.host, self.num_envs, self.render_mode = PureHostEnv(env, num_envs), num_envs, render_mode
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -108,7 +108,7 @@ class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[PyTree, dict[str, Any]]:
         super().reset(seed=seed if isinstance(seed, int) else None)
-        check_options(options, ("reset_mask",))
+        check_reset_options(options, ("reset_mask",))
         rows = (options or {}).get("reset_mask")
         if rows is not None and (np.shape(rows) != (self.num_envs,) or np.asarray(rows).dtype != bool):
             raise ValueError(f"options['reset_mask'] must be bool [{self.num_envs}], got {rows!r}")
@@ -140,18 +140,18 @@ class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
         if self.render_mode is None or not self._begun:
             return None
         state = self.host.get_state().state
-        return tuple(draw(self.host.env, state, row) for row in range(self.num_envs))
+        return tuple(draw_row(self.host.env, state, row) for row in range(self.num_envs))
 
 
-def make_task(task: str | Env, cfg: Mapping[str, Any]) -> Env:
-    """Make a task by name, with the events of its own; or take one. Raises ValueError."""
+def task_of(task: str | Env, cfg: Mapping[str, Any]) -> Env:
+    """Make a task by name, with its own events; or take one. Raises ValueError."""
     if not isinstance(task, str):
         if cfg:
             raise ValueError(f"arguments ({', '.join(cfg)}) need a task by name; {type(task).__name__} is made already")
         return task
     if task in WRAPPERS:  # around the one that ``env`` names, or is
         options = dict(cfg)
-        inner = make_task(options.pop("env"), options.pop("env_cfg", {}))
+        inner = task_of(options.pop("env"), options.pop("env_cfg", {}))
         return wrap(inner, [(task, options)])
     make, options = resolve("env", task), dict(cfg)
     takes = inspect.signature(make).parameters
@@ -173,8 +173,8 @@ def make_task(task: str | Env, cfg: Mapping[str, Any]) -> Env:
     return with_events(env, {})
 
 
-def describe(env: Env, render_mode: str | None) -> dict[str, Any]:
-    """Give Gymnasium's metadata. Raises ValueError: a render_mode that it does not have."""
+def gym_metadata(env: Env, render_mode: str | None) -> dict[str, Any]:
+    """Return Gymnasium's metadata. Raises ValueError: a render_mode that it does not have."""
     drawn = isinstance(innermost(env), RenderableEnv)
     modes = list(RENDER_MODES) if drawn else []
     if render_mode is not None and render_mode not in modes:
@@ -185,7 +185,7 @@ def describe(env: Env, render_mode: str | None) -> dict[str, Any]:
     return {"render_modes": modes, "render_fps": round(1.0 / period) if period else 30}
 
 
-def check_options(options: Mapping[str, Any] | None, allowed: Sequence[str]) -> None:
+def check_reset_options(options: Mapping[str, Any] | None, allowed: Sequence[str]) -> None:
     """Raise ValueError for options of ``reset`` that are not there."""
     for name in (options or {}).keys() - allowed:
         raise ValueError(f"reset takes no option '{name}'; there is {', '.join(allowed) or 'none'}")
@@ -201,7 +201,7 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_rows: int, random: np.
     return np.array([random.integers(2**32) if each is None else each for each in listed], np.uint32)
 
 
-def draw(env: Any, state: PyTree, row: int) -> NDArray[np.uint8]:
+def draw_row(env: Any, state: PyTree, row: int) -> NDArray[np.uint8]:
     return np.asarray(env.render(jax.tree.map(lambda x: x[row], state)), np.uint8)
 
 
@@ -215,7 +215,7 @@ def _copied(batch: PyTree) -> PyTree:
 
 
 def _of_rows(info: Mapping[str, Any], rows: NDArray[np.bool_]) -> dict[str, Any]:
-    """Give each name with its mask ``_name`` [N], and zeros in the other rows."""
+    """Return each name with its mask ``_name`` [N], and zeros in the other rows."""
     found: dict[str, Any] = {}
     for name, value in info.items():
         nested = isinstance(value, Mapping)

@@ -68,9 +68,9 @@ def check_answer(name: str, given: Any, size: int = 5) -> Any:
 def check_timestep(timestep: HostTimestep, space: gymnasium.Space[Any], num_envs: int) -> None:
     """Raise ValueError unless this is an answer of ``num_envs`` environments whose observations are of ``space``."""
     check_flags_and_reward(timestep.reward, timestep.terminated, timestep.truncated, num_envs)
-    check_obs(timestep.obs, space, num_envs)
+    check_host_obs(timestep.obs, space, num_envs)
     if timestep.final_obs is not timestep.obs:  # the same arrays in most steps
-        check_obs(timestep.final_obs, space, num_envs, "final_obs")
+        check_host_obs(timestep.final_obs, space, num_envs, "final_obs")
 
 
 def check_flags_and_reward(reward: Any, terminated: Any, truncated: Any, num_envs: int) -> None:
@@ -87,7 +87,7 @@ def check_success(name: str, given: Any) -> None:
             _check(f"info['{name}'] of row {row}", value, (), _NUMBER)
 
 
-def check_obs(obs: PyTree, space: gymnasium.Space[Any], num_envs: int, what: str = "obs") -> None:
+def check_host_obs(obs: PyTree, space: gymnasium.Space[Any], num_envs: int, what: str = "obs") -> None:
     """Raise ValueError unless each leaf of ``obs`` is numbers [N, ...] of the shape that ``space`` has."""
     if not isinstance(space, gymnasium.spaces.Dict):
         _check(what, obs, (num_envs, *(space.shape or ())), _NUMBER)
@@ -96,7 +96,7 @@ def check_obs(obs: PyTree, space: gymnasium.Space[Any], num_envs: int, what: str
         given = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
         raise ValueError(f"{what} is {short_repr(given)}; must be a dict of {sorted(space.spaces)}")
     for name, part in space.spaces.items():
-        check_obs(obs[name], part, num_envs, f"{what}/{name}")
+        check_host_obs(obs[name], part, num_envs, f"{what}/{name}")
 
 
 def _check(what: str, given: Any, shape: tuple[int, ...], kind: str) -> None:

@@ -16,8 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from ejax.schema.messages import explain, noting, place, shorten
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _MAX_CHARS = 500  # most characters of an environment's own text in a message
 
@@ -30,7 +30,7 @@ class EnvExit(HostEnvError):
     """An environment raised something that would have silently ended or unwound the process."""
 
     def __init__(self, name: str, what: str, error: BaseException) -> None:
-        self.raised = f"{described(error)}, which ends a process and must not leave an environment"
+        self.raised = f"{short_error(error)}, which ends a process and must not leave an environment"
         super().__init__(f"env '{name}' raised {self.raised}; it was in {what}")
 
 
@@ -57,7 +57,7 @@ _UNDER_WAY: dict[int, Call | tuple[threading.Thread, ...]] = {}
 """By thread: the call that it is in, or the threads that it waits for."""
 
 
-def call_env(name: str, what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def call_env(name: str, what: str, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Call ``function(*args, **kwargs)``, recorded as ``what`` of the environment ``name``.
 
     Raises:
@@ -115,7 +115,7 @@ def exits_are_errors(name: str) -> Iterator[None]:
         raise EnvExit(name, "code that the config names", error) from error
 
 
-def described(error: BaseException) -> str:
+def short_error(error: BaseException) -> str:
     """Return ``repr(error)``, short, and even where that fails itself."""
     if isinstance(error, EnvExit | EnvOverdue):
         return error.raised if isinstance(error, EnvExit) else str(error)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, describe
-from ejax.envs.host.answers import check_obs, check_timestep
-from ejax.envs.host.calls import HostEnvError, call_env, described
+from ejax.envs.host.answers import check_host_obs, check_timestep
+from ejax.envs.host.calls import HostEnvError, call_env, short_error
 from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows, name_nonfinite
 from ejax.schema.plain_files import to_json
@@ -140,7 +140,7 @@ class GuardedEnv:
         except HostEnvError:
             raise
         except Exception as error:
-            raise HostEnvError(f"env '{self.name}' failed to close: {described(error)}") from error
+            raise HostEnvError(f"env '{self.name}' failed to close: {short_error(error)}") from error
 
     @property
     def _drawn(self) -> RenderableHostEnv:
@@ -154,11 +154,11 @@ class GuardedEnv:
     def _reset_inner(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None) -> PyTree:
         try:
             obs = call_env(self.name, "reset", self._env.reset, seed, rows)
-            check_obs(obs, self.observation_space, self.num_envs)
+            check_host_obs(obs, self.observation_space, self.num_envs)
             return obs
         except Exception as error:
             where = f"env '{self.name}' failed to reset after {self.num_steps} steps"
-            raise HostEnvError(f"{where}: {described(error)}") from error
+            raise HostEnvError(f"{where}: {short_error(error)}") from error
 
     def _quarantine(self, broken: NDArray[np.bool_], seed: NDArray[np.uint32], timestep: HostTimestep) -> None:
         """Write a replay file for each broken row. Raises HostEnvError: more rows than allowed."""
@@ -196,7 +196,7 @@ class GuardedEnv:
             raise HostEnvError(f"env '{self.name}' {text} {limit}; the last one: {last_one}, {path}; {_REMEDY}")
 
     def _restart(self, error: Exception, before: PyTree) -> HostTimestep:
-        where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows): {described(error)}"
+        where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows): {short_error(error)}"
         if self.num_restarts >= self._max_restarts or not self._info:  # with no step taken it would only fail again
             text = f"It may be recreated {self._max_restarts} times (trainer.collector.max_env_restarts)"
             raise HostEnvError(f"{where}. {text}") from error
@@ -207,7 +207,7 @@ class GuardedEnv:
         try:
             self._env = call_env(self.name, "make", self._make)
         except Exception as again:
-            raise HostEnvError(f"{where}; recreating it failed: {described(again)}") from again
+            raise HostEnvError(f"{where}; recreating it failed: {short_error(again)}") from again
         # other seeds than the first time: it might raise at the same step again
         obs = self.reset(_new_seeds(np.arange(self.num_envs, dtype=np.uint32), self.num_steps))
         nothing = np.zeros(self.num_envs, bool)

@@ -16,7 +16,7 @@ from ejax.types import Array, Env, HostTimestep, PyTree, Timestep, persist
 
 
 @struct.dataclass(kw_only=True)
-class Rows:
+class EpisodeRows:
     """Episodes under way."""
 
     state: PyTree
@@ -35,7 +35,7 @@ class PureHostEnv:
         self.observation_space: gymnasium.Space[Any] = env.observation_space
         self.action_space: gymnasium.Space[Any] = env.action_space
         self.max_episode_steps = env.max_episode_steps
-        self._rows: Rows = jax.tree.map(
+        self._rows: EpisodeRows = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(partial(begin, env), np.zeros(num_envs, np.uint32))
         )
 
@@ -69,18 +69,18 @@ class PureHostEnv:
         """Nothing to close."""
 
 
-def begin(env: Env, seed: Array) -> Rows:
+def begin(env: Env, seed: Array) -> EpisodeRows:
     """Begin an episode of each seed [N], as ``env.reset(jax.random.key(seed))`` does."""
     state, obs = jax.vmap(lambda each: env.reset(jax.random.key(each)))(seed)
-    return Rows(state=state, obs=obs, seed=jnp.asarray(seed), num_steps=jnp.zeros(seed.shape, jnp.int32))
+    return EpisodeRows(state=state, obs=obs, seed=jnp.asarray(seed), num_steps=jnp.zeros(seed.shape, jnp.int32))
 
 
 @partial(jax.jit, static_argnames="env")
-def _reset(env: Env, rows: Rows, seed: Array, chosen: Array) -> Rows:
+def _reset(env: Env, rows: EpisodeRows, seed: Array, chosen: Array) -> EpisodeRows:
     return choose_rows(chosen, begin(env, seed), rows, numpy=jnp)
 
 
-def advance(env: Env, rows: Rows, action: Array) -> tuple[Rows, Timestep]:
+def advance(env: Env, rows: EpisodeRows, action: Array) -> tuple[EpisodeRows, Timestep]:
     """Make one control step of every row; none is reset."""
     # an episode's own seed and step: what a row draws depends neither on the other rows nor on the rollout
     keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step + 1))(rows.seed, rows.num_steps)
@@ -88,7 +88,7 @@ def advance(env: Env, rows: Rows, action: Array) -> tuple[Rows, Timestep]:
     return replace(rows, state=state, obs=timestep.obs, num_steps=rows.num_steps + 1), timestep
 
 
-def renew(env: Env, ended: Rows) -> Rows:
+def renew(env: Env, ended: EpisodeRows) -> EpisodeRows:
     """Begin the next episode of every row, from a seed that follows from the last one's seed and length."""
     keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), -step))(ended.seed, ended.num_steps)
     fresh = begin(env, jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
@@ -97,11 +97,11 @@ def renew(env: Env, ended: Rows) -> Rows:
 
 
 @partial(jax.jit, static_argnames="env")
-def _step(env: Env, rows: Rows, action: Array) -> tuple[Rows, Timestep]:
+def _step(env: Env, rows: EpisodeRows, action: Array) -> tuple[EpisodeRows, Timestep]:
     ended, timestep = advance(env, rows, action)
     done = timestep.terminated | timestep.truncated
 
-    def reset_done(ended: Rows) -> Rows:
+    def reset_done(ended: EpisodeRows) -> EpisodeRows:
         return choose_rows(done, renew(env, ended), ended, numpy=jnp)
 
     # one reset of all rows costs about as much as their step: only where a row needs it

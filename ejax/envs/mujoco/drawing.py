@@ -67,7 +67,7 @@ def render(
     effects = camera is None or camera.effects
     model, data, renderer = _canvases.get(seen.asset, width, height, effects)
     model.geom_rgba[:] = load_drawn_model(seen.asset).geom_rgba  # without the colours of the picture before
-    show(model, data, seen)
+    apply_appearance(model, data, seen)
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)  # for cameras that go with a body
     mujoco.mj_camlight(model, data)
@@ -83,7 +83,7 @@ def render(
     return cast(NDArray[np.uint8], renderer.render())
 
 
-def show(model: mujoco.MjModel, data: mujoco.MjData, seen: Appearance) -> None:
+def apply_appearance(model: mujoco.MjModel, data: mujoco.MjData, seen: Appearance) -> None:
     """Put joints and markers in their places, and give geoms their colours."""
     data.qpos[:] = np.asarray(seen.qpos)
     for name, position in seen.mocap_pos.items():

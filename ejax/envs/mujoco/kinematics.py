@@ -136,7 +136,7 @@ def rate_of_qpos(model: mujoco.MjModel, qpos: Array, qvel: Array) -> Array:
     return jnp.concatenate(rates) if rates else jnp.zeros_like(qpos)
 
 
-def times(pose: Pose, constant: NDArray[np.float64]) -> Pose:
+def times_constant(pose: Pose, constant: NDArray[np.float64]) -> Pose:
     """Multiply ``pose @ constant``, in float64 and as a constant where the pose is one."""
     if isinstance(pose, np.ndarray):
         return pose @ constant
@@ -177,7 +177,7 @@ def _poses(
             start = int(model.jnt_qposadr[joints[0]])
             poses[body] = _turn(qpos[start + 3 : start + 7]).at[:3, 3].set(qpos[start : start + 3])
         else:
-            poses[body] = times(poses[int(model.body_parentid[body])], local)
+            poses[body] = times_constant(poses[int(model.body_parentid[body])], local)
             for joint in joints:
                 poses[body] = _moved(model, joint, qpos, poses[body])
     return poses
@@ -187,13 +187,13 @@ def _moved(model: mujoco.MjModel, joint: int, qpos: Array, pose: Pose) -> Array:
     if model.jnt_type[joint] == _BALL:  # about its anchor, which need not be the body's origin
         start, there, back = int(model.jnt_qposadr[joint]), np.eye(4), np.eye(4)
         there[:3, 3], back[:3, 3] = model.jnt_pos[joint], -model.jnt_pos[joint]
-        at_anchor = jnp.asarray(times(pose, there), qpos.dtype)
+        at_anchor = jnp.asarray(times_constant(pose, there), qpos.dtype)
         turned = jnp.matmul(at_anchor, _turn(qpos[start : start + 4]), precision="highest")
-        return jnp.asarray(times(turned, back))
+        return jnp.asarray(times_constant(turned, back))
     travel, twist = _motion(model, joint, qpos)
     if model.jnt_type[joint] == _SLIDE:
-        return jnp.asarray(pose, qpos.dtype) + travel * jnp.asarray(times(pose, twist), qpos.dtype)
-    turned = jnp.asarray(times(pose, np.concatenate([np.eye(4), twist, twist @ twist], axis=1)), qpos.dtype)
+        return jnp.asarray(pose, qpos.dtype) + travel * jnp.asarray(times_constant(pose, twist), qpos.dtype)
+    turned = jnp.asarray(times_constant(pose, np.concatenate([np.eye(4), twist, twist @ twist], axis=1)), qpos.dtype)
     return turned[:, :4] + jnp.sin(travel) * turned[:, 4:8] + (1.0 - jnp.cos(travel)) * turned[:, 8:]
 
 

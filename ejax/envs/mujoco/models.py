@@ -140,7 +140,7 @@ def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
         raise ValueError(f"{text}, but sensor {which!r} reads a clock; world.time is it")
     if model.na:
         which = ", ".join(repr(model.actuator(i).name or i) for i in np.flatnonzero(model.actuator_actnum > 0))
-        what = f"actuator {which} has an activation of its own"
+        what = f"actuator {which} has an activation"
         raise ValueError(f"{text}, but {what}; use motor, position or velocity, without dyntype or timeconst")
     if model.npluginstate or model.nhistory:
         what = "a plugin with a state" if model.npluginstate else "a delay of an actuator or sensor"

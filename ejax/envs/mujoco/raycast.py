@@ -6,7 +6,7 @@ Nearest hits are the minimum of one integer per pixel: the bits of t, which orde
 lowest ones. Normal and colour follow once per pixel. The pass over the solids is a loop: unrolled, XLA's CPU compiler
 fuses it into kernels that compute what is shared again for each of its uses, a hundred times slower.
 
-All that nothing moves is a constant of the program, unless camera or lights are arrays of their own.
+All that nothing moves is a constant of the program, unless camera or lights are arrays.
 
 As MuJoCo draws without effects: ambient light, Lambert's and Blinn's from directional lights with the eye infinitely
 far away; no shadows, no reflections, no haze. Of solids with an alpha below 1 only the nearest is seen, blended.
@@ -22,7 +22,7 @@ import numpy as np
 
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.intersections import ENTER, Vec, dot, larger, select, solid_normal
-from ejax.envs.mujoco.kinematics import Pose, body_poses, times
+from ejax.envs.mujoco.kinematics import Pose, body_poses, times_constant
 from ejax.envs.mujoco.scenery import KINDS, Camera, Lights, Scenery, Solid, Texture, place_camera, scenery
 from ejax.numerics.platforms import by_platform
 from ejax.types import Array, CameraView
@@ -49,7 +49,7 @@ def draw(
     """Draw [height, width, 3] uint8, by default with the model's camera ``main`` and lights.
 
     ``view``: a constant, without ``effects``. ``camera`` instead of it, and ``lights``: their numbers may be traced.
-    Raises ValueError: a solid that is no primitive, see ``scenery``; a colour for a geom that the model lacks.
+    Raises ValueError: a solid that is not a primitive, see ``scenery``; a colour for a geom that the model lacks.
     """
     scene = scenery(appearance.asset)
     names = [solid.name for solid in scene.solids if solid.geom is not None]
@@ -198,7 +198,7 @@ def _placed(solids: Sequence[Solid], poses: Sequence[Pose]) -> tuple[Array, Arra
     found: dict[int, Array] = {}
     for body in {solid.body for solid in solids}:
         mine = [i for i, solid in enumerate(solids) if solid.body == body]
-        there = times(poses[body], np.concatenate([solids[i].local for i in mine], axis=1))  # one product
+        there = times_constant(poses[body], np.concatenate([solids[i].local for i in mine], axis=1))  # one product
         found |= {i: jnp.asarray(there[:3, 4 * k : 4 * k + 4], jnp.float32) for k, i in enumerate(mine)}
     pose = jnp.stack([found[i] for i in range(len(solids))])
     return pose[:, :, :3], pose[:, :, 3]

@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.drawing import default_view, has_appearance, own_camera, show, triple
+from ejax.envs.mujoco.drawing import apply_appearance, default_view, has_appearance, own_camera, triple
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.models import load_drawn_model
 from ejax.types import Array, CameraView, PyTree
@@ -78,7 +78,8 @@ class Scenery(NamedTuple):
 
 @functools.cache
 def scenery(asset: str) -> Scenery:
-    """Read a model. Raises ValueError: no primitive, a texture beside a plane's, or a light that is not directional."""
+    """Read a model. Raises ValueError: a solid that is not a primitive, a texture that is not a plane's, or a light
+    that is not directional."""
     model = load_drawn_model(asset)
     solids = [_solid(model, "geom", i) for i in range(model.ngeom) if model.geom_group[i] < _SHOWN_GROUPS]
     solids += [_solid(model, "site", i) for i in range(model.nsite) if model.site_group[i] < _SHOWN_GROUPS]
@@ -118,7 +119,7 @@ def film_view(env: Any, states: PyTree, aspect: float, view: CameraView | None =
     moves = (model.body_weldid[bodies] > 0) | (model.body_mocapid[model.body_rootid[bodies]] >= 0)
     moves &= model.geom_rbound > 0.0
     for i in range(len(seen.qpos)):
-        show(model, data, replace(jax.tree.map(lambda x, i=i: x[i], seen), rgba={}))
+        apply_appearance(model, data, replace(jax.tree.map(lambda x, i=i: x[i], seen), rgba={}))
         mujoco.mj_kinematics(model, data)
         balls.append(np.nan_to_num(np.concatenate([data.geom_xpos[moves], data.site_xpos])))
     radius = np.concatenate([model.geom_rbound[moves], model.site_size.max(axis=1)])

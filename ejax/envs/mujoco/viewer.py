@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.drawing import Appearance, show
+from ejax.envs.mujoco.drawing import Appearance, apply_appearance
 from ejax.envs.mujoco.models import load_drawn_model
 
 SPACE = 32
@@ -53,7 +53,7 @@ class Window:
         """Show a state, in NumPy's arrays, at its time: wait until then, and while paused. ``qvel``: [nv], or None."""
         model, data = self._model, self._data
         with self._handle.lock():
-            show(model, data, seen)
+            apply_appearance(model, data, seen)
             data.qvel[:] = 0.0 if qvel is None else qvel
             data.time += self._period
             mujoco.mj_forward(model, data)

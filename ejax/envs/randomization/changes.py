@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.parameters import parameter
-from ejax.envs.randomization.draws import Draw
 from ejax.schema.problems import KeyReport
 from ejax.types import Array, Key
 
-Values: TypeAlias = Callable[[Key, Array | None], dict[str, Array]]
+NewEntries: TypeAlias = Callable[[Key, Array | None], dict[str, Array]]
 """Parameter -> its new entries, from the key and the level of a curriculum."""
 
 
@@ -29,7 +28,7 @@ class Change:
     """Parameter -> its entries that are written. None of a push, which changes velocities."""
 
 
-def write_parameters(model: mujoco.MjModel, values: Values, **rows: Any) -> Change:
+def write_parameters(model: mujoco.MjModel, values: NewEntries, **rows: Any) -> Change:
     """Change parameters. ``rows``: parameter -> the index of its entries that ``values`` gives."""
     # what is written is known without a draw: overlaps are refused, and startup's entries kept, by these
     masks = {name: np.zeros(parameter(model, name).shape, bool) for name in rows}
@@ -42,17 +41,6 @@ def write_parameters(model: mujoco.MjModel, values: Values, **rows: Any) -> Chan
         return replace(physics, parameters={**physics.parameters, **written})
 
     return Change(apply, masks)
-
-
-def write_drawn(model: mujoco.MjModel, draw: Draw, shape: tuple[int, ...], **rows: Any) -> Change:
-    """Change parameters by numbers of one draw, of this shape; ``rows`` as of ``write_parameters``."""
-    nominal = {name: parameter(model, name)[row].copy() for name, row in rows.items()}  # the model is shared
-
-    def values(key: Key, level: Array | None) -> dict[str, Array]:
-        x = draw.sample(key, shape)  # once: a friction of geoms and pairs is the same number
-        return {name: draw.value(each, x, level) for name, each in nominal.items()}
-
-    return write_parameters(model, values, **rows)
 
 
 def refuse_overlaps(changes: Iterable[tuple[str, Change]], report: KeyReport) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ejax.schema.messages import did_you_mean
 from ejax.types import Array, Key
 
-Distribution: TypeAlias = Literal["uniform", "log_uniform", "gaussian"]
-Operation: TypeAlias = Literal["abs", "scale", "add"]
+DrawDistribution: TypeAlias = Literal["uniform", "log_uniform", "gaussian"]
+DrawOperation: TypeAlias = Literal["abs", "scale", "add"]
 _CUT = 3.0
 """Standard deviations beyond which a gaussian draws nothing: every range has ends that can be checked."""
 
@@ -25,8 +25,8 @@ class Draw(NamedTuple):
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-    distribution: Distribution
-    operation: Operation
+    distribution: DrawDistribution
+    operation: DrawOperation
 
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Array:
         """Draw x, of a shape that the range's ends broadcast to."""
@@ -66,8 +66,8 @@ def read_draw(
 ) -> Draw:
     """Read a config's range: (low, high), or (mean, standard deviation) of a gaussian; each of ``shape``. Raises
     ValueError: not such a range, or its ends are not above ``above``."""
-    check_choice("operation", operation, get_args(Operation))
-    check_choice("distribution", distribution, get_args(Distribution))
+    check_choice("operation", operation, get_args(DrawOperation))
+    check_choice("distribution", distribution, get_args(DrawDistribution))
     try:
         ends = np.asarray(given, np.float64)
     except (TypeError, ValueError):

@@ -65,7 +65,6 @@ class Curriculum:
 
 FUNCS = (*PHYSICS, *SENSING, CURRICULUM)
 """Names of everything that a ``RandomizedEnv`` can do."""
-SOURCE = "events"
 
 
 class Event(NamedTuple, Generic[D]):
@@ -81,7 +80,7 @@ class Event(NamedTuple, Generic[D]):
 
 
 @dataclass(frozen=True)
-class Events:
+class RowEvents:
     physics: tuple[Event[Change], ...]
     sensing: tuple[Event[Sensing], ...]
     curriculum: Curriculum | None
@@ -89,9 +88,9 @@ class Events:
     """The MJCF's value of each parameter that is written."""
 
 
-def read_events(
+def read_row_events(
     entries: Mapping[str, Any], model: mujoco.MjModel | None, spaces: Mapping[Side, gymnasium.Space[Any]], why_none: str
-) -> Events:
+) -> RowEvents:
     """Read the entries. ``model`` None: there is none to change, for the reason ``why_none``. Raises ConfigError:
     everything that is wrong, by key."""
     report = KeyReport()
@@ -105,9 +104,9 @@ def read_events(
     for one, other in itertools.combinations(events, 2):
         if one.func == other.func and one.func in only_once:
             report.refuse(other.name, f"is a second {other.func}, after {one.name}; keep one of them")
-    report.raise_if_refused(SOURCE)
+    report.raise_if_refused("events")
     physics = tuple(event for event in events if isinstance(event.does, Change))
-    return Events(
+    return RowEvents(
         physics=physics,
         sensing=tuple(event for event in events if isinstance(event.does, Sensing)),
         curriculum=next((event.does for event in events if isinstance(event.does, Curriculum)), None),

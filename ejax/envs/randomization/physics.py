@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.parameters import parameter
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
-from ejax.envs.randomization.changes import Change, write_drawn, write_parameters
+from ejax.envs.randomization.changes import Change, write_parameters
 from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.envs.randomization.names import PHYSICS_EVENTS
 from ejax.envs.task.entities import (
@@ -37,6 +37,17 @@ from ejax.schema.messages import did_you_mean
 from ejax.types import Array, Key
 
 Names: TypeAlias = str | Sequence[str] | None
+
+
+def randomize(model: mujoco.MjModel, draw: Draw, shape: tuple[int, ...] = (), **rows: Any) -> Change:
+    """Change fields of a model by numbers of one draw, of this shape. ``rows``: field -> the index of its entries."""
+    nominal = {name: parameter(model, name)[row].copy() for name, row in rows.items()}  # the model is shared
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        x = draw.sample(key, shape)  # once: a friction of geoms and pairs is the same number
+        return {name: draw.value(each, x, level) for name, each in nominal.items()}
+
+    return write_parameters(model, values, **rows)
 
 
 def randomize_mass(
@@ -99,7 +110,7 @@ def randomize_rigid_object_center_of_mass(
     """Shift an object's centre of mass, [3], m, in its own frame."""
     body = object_body(model, entity_cfg)
     draw = read_draw("com_pos_offset_range", com_pos_offset_range, "add", distribution, (3,))
-    return write_drawn(model, draw, (3,), body_ipos=body)
+    return randomize(model, draw, (3,), body_ipos=body)
 
 
 def randomize_rigid_object_inertia(
@@ -118,7 +129,7 @@ def randomize_rigid_object_inertia(
     if (low <= 0.0).any() or any(high[i] > low[i - 1] + low[i - 2] for i in range(3)):
         text = "a body's moments are positive, and none is greater than the sum of the others"
         raise ValueError(f"inertia_range: allows moments from {low} to {high} kg·m²; {text}")
-    return write_drawn(model, draw, (3,), body_inertia=body)
+    return randomize(model, draw, (3,), body_inertia=body)
 
 
 def randomize_rigid_object_scale(
@@ -170,12 +181,12 @@ def randomize_rigid_object_friction(
     pairs = np.flatnonzero(np.isin(model.pair_geom1, geoms) | np.isin(model.pair_geom2, geoms))
     if not len(pairs) and not (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
         raise ValueError(f"{entity_cfg['uid']} touches nothing in this model: it has no friction")
-    # a pair has two sliding directions of its own, and takes nothing from its geoms
+    # a pair has two sliding directions, and takes nothing from its geoms
     rows: dict[str, Any] = {"geom_friction": (geoms, 0), "pair_friction": (pairs[:, None], np.arange(2))}
     rows = rows if len(pairs) else {"geom_friction": rows["geom_friction"]}
     for name, row in rows.items():
         _check_positive("friction_range", draw, parameter(model, name)[row])
-    return write_drawn(model, draw, (), **rows)
+    return randomize(model, draw, **rows)
 
 
 def randomize_joint_parameters(
@@ -272,7 +283,7 @@ def randomize_gravity(
 ) -> Change:
     """Draw gravity, [3], m/s²."""
     draw = read_draw("gravity_range", gravity_range, operation, distribution, (3,))
-    return write_drawn(model, draw, (3,), gravity=slice(None))
+    return randomize(model, draw, (3,), gravity=slice(None))
 
 
 def push_rigid_object_by_setting_velocity(

@@ -85,7 +85,7 @@ def delay(side: Side, spaces: Mapping[Side, gymnasium.Space[Any]], steps_range: 
     draw = read_draw("steps_range", steps_range)
     if draw.low < 0.0 or (whole and (draw.low % 1.0 or draw.high % 1.0)):
         raise ValueError(f"steps_range: got {steps_range!r}; must be {'whole numbers ' if whole else ''}>= 0")
-    # floored, the last whole number needs an interval of its own to be as likely as the others
+    # floored, the last whole number needs its own interval to be as likely as the others
     ends = Draw(draw.low, draw.high + (1.0 if whole else 0.0), "uniform", "abs")
 
     def steps(key: Key, level: Array | None) -> Array:
@@ -110,7 +110,7 @@ def first(x: PyTree, longest: int) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (longest + 1, *leaf.shape)), x)
 
 
-def push(past: PyTree, x: PyTree) -> PyTree:
+def push_newest(past: PyTree, x: PyTree) -> PyTree:
     return jax.tree.map(lambda old, new: jnp.concatenate([new[None], old[:-1]]), past, x)
 
 
@@ -119,7 +119,7 @@ def late(past: PyTree, steps: Array | None) -> PyTree:
 
     def mixed(leaf: Array) -> Array:
         if steps is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf[0]  # text and pictures, of which there is no mixture
+            return leaf[0]  # text and pictures, which do not mix
         n = jnp.floor(steps).astype(jnp.int32)  # whole steps, and the part of one that mixes in the next older
         share = (steps - n).astype(leaf.dtype)
         return (1.0 - share) * leaf[n] + share * leaf[jnp.minimum(n + 1, len(leaf) - 1)]

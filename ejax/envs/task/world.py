@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import PhysicsState, load_model
-from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, site_pose, times, transform
+from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, site_pose, times_constant, transform
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix
 from ejax.envs.task.entities import BALL, FREE, find, fitting, home_of, joint_slices, name_joint, names_of, pose_slots
 from ejax.envs.task.states import SceneState, TaskState
@@ -286,7 +286,7 @@ class World(Snapshot):
         model, physics = self.model, self.physics
 
         def pose_at(qpos: Array) -> Array:
-            return jnp.asarray(times(body_pose(model, body, qpos, self.markers), local), qpos.dtype)
+            return jnp.asarray(times_constant(body_pose(model, body, qpos, self.markers), local), qpos.dtype)
 
         # on demand: forward derivatives cost as much again, and most terms want places only
         def rate() -> Array:

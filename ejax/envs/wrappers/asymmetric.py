@@ -18,7 +18,7 @@ class AsymmetricEnv(ObservationWrapper):
 
     ``trainer.events`` whose ``part`` is ``policy`` make noise and delay that the other part does not show.
     ``observation_indices``: the numbers that ``policy`` has, in this order. None: all.
-    Raises ValueError: an environment outside JAX, an observation that is no vector, or an index that is not in it.
+    Raises ValueError: an environment outside JAX, an observation that is not a vector, or an index that is not in it.
     """
 
     observation_indices: tuple[int, ...] | None = None
@@ -29,7 +29,7 @@ class AsymmetricEnv(ObservationWrapper):
             raise ValueError(f"AsymmetricEnv: {name} is stepped outside JAX; give an environment in JAX")
         space = self.env.observation_space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
-            raise ValueError(f"AsymmetricEnv: the observation of {name} is no vector, but {space}")
+            raise ValueError(f"AsymmetricEnv: the observation of {name} is not a vector, but {space}")
         indices = tuple(range(space.shape[0]) if self.observation_indices is None else self.observation_indices)
         part_space(space, indices)  # checks them
         object.__setattr__(self, "observation_indices", indices)

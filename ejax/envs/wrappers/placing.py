@@ -19,7 +19,7 @@ FIELD = "functor_events"
 
 @runtime_checkable
 class SelfRandomizingEnv(Protocol):
-    """An environment with events of its own, in training and in evaluation."""
+    """An environment with its own events, in training and in evaluation."""
 
     @property
     def randomization(self) -> Mapping[str, Any]: ...

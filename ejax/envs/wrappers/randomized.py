@@ -14,8 +14,8 @@ from flax import struct
 from ejax.envs.mujoco.drawing import AppearingEnv
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.changes import keep_written
-from ejax.envs.randomization.events import Events, read_events
-from ejax.envs.randomization.sensing import Side, first, late, push
+from ejax.envs.randomization.events import RowEvents, read_row_events
+from ejax.envs.randomization.sensing import Side, first, late, push_newest
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.schema.frozen import freeze_fields
 from ejax.types import Array, Key, PyTree, Timestep, persist
@@ -68,10 +68,10 @@ class RandomizedEnv(EnvWrapper):
         return state.env
 
     @functools.cached_property
-    def read(self) -> Events:
+    def read(self) -> RowEvents:
         env = self.env
         spaces: dict[Side, Any] = {"observation": env.observation_space, "action": env.action_space}
-        return read_events(self.events, self._model, spaces, f"{type(env).__name__} has no MuJoCo physics")
+        return read_row_events(self.events, self._model, spaces, f"{type(env).__name__} has no MuJoCo physics")
 
     def reset(self, key: Key) -> tuple[RandomizedState, PyTree]:
         inner, obs = self.env.reset(key)
@@ -119,13 +119,13 @@ class RandomizedEnv(EnvWrapper):
     def step(self, state: RandomizedState, action: Array, key: Key) -> tuple[RandomizedState, Timestep]:
         key_events, key_seen = jax.random.split(jax.random.fold_in(key, _DRAWS))
         if "action" in self._longest:
-            state = replace(state, actions=push(state.actions, action))
+            state = replace(state, actions=push_newest(state.actions, action))
         action = self._sensed("action", state, action, key_events)
         inner, timestep = self.env.step(self._pushed(state, key_events), action, key)
         num_steps = state.num_steps + 1
         state = replace(state, env=inner, num_steps=num_steps, episode_step=state.episode_step + 1)
         if "observation" in self._longest:
-            state = replace(state, observations=push(state.observations, timestep.obs))
+            state = replace(state, observations=push_newest(state.observations, timestep.obs))
         timestep = replace(timestep, obs=self._sensed("observation", state, timestep.obs, key_seen))
         curriculum = self.read.curriculum
         if curriculum is None:

@@ -54,7 +54,7 @@ class RenderedState:
 class RenderedEnv(EnvWrapper):
     """Pictures as observations of a pure environment: ``{"image": uint8 [height, width, 3], "state": observation}``.
 
-    The parts of an observation that is a dict stay beside ``image`` under their own names.
+    The parts of an observation that is a dict stay next to ``image`` under their names.
 
     One picture per row is drawn at a reset and at a step, which is a decision where ``env`` is an ``ActionChunk``. A
     row that starts again is drawn once more: on a CPU in those steps only in which an episode ended, on a GPU in every

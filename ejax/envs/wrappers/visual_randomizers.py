@@ -21,7 +21,7 @@ from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.tables import tables_beside
 from ejax.types import Array, CameraView, Key
 
-CAMERA = "camera"
+_CAMERA = "camera"
 """The ``uid`` of the one camera."""
 
 
@@ -119,14 +119,14 @@ def _read(key: str, entry: Any) -> _Functor:
     if mode != "reset":
         raise ValueError(f"{key}.mode must be 'reset', got {mode!r}: a picture's look is drawn once per episode")
     params = {name: value for name, value in entry.get("params", {}).items() if value is not None}
-    entity = params.pop("entity_cfg", {"uid": CAMERA} if func.startswith("randomize_camera") else None)
+    entity = params.pop("entity_cfg", {"uid": _CAMERA} if func.startswith("randomize_camera") else None)
     if func == "randomize_emission_light" and entity is None:
         entity = {"uid": ""}  # the light that is everywhere
     elif not isinstance(entity, Mapping) or set(entity) != {"uid"} or func == "randomize_emission_light":
         takes = "none" if func == "randomize_emission_light" else "{uid: …}"
         raise ValueError(f"{key}.params.entity_cfg takes {takes}, got {entity!r}")
-    if func.startswith("randomize_camera") and entity["uid"] != CAMERA:
-        raise ValueError(f"{key}.params.entity_cfg.uid: the one camera is '{CAMERA}', got {entity['uid']!r}")
+    if func.startswith("randomize_camera") and entity["uid"] != _CAMERA:
+        raise ValueError(f"{key}.params.entity_cfg.uid: the one camera is '{_CAMERA}', got {entity['uid']!r}")
     sizes = {name: _known(f"{key}.params", name, known) for name in params}
     if not params:
         raise ValueError(f"{key}.params gives no range; {func} takes {', '.join(known)}")

@@ -8,7 +8,8 @@ NaN: one row for its constraints, all rows for shared contacts. A row that is no
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -22,7 +23,7 @@ from ejax.envs.mujoco.models import load_accelerated_model
 from ejax.envs.mujoco.parameters import derived_fields, parameter
 from ejax.types import Array
 
-Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
+_Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
 """``(qpos [nq], qvel [nv], ctrl, parameters) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``. ctrl: [nu], or
 with the places of mocap bodies [nu + 3·nmocap], or also their quaternions [nu + 7·nmocap]."""
 
@@ -42,33 +43,33 @@ _MAX_NUMBER = mujoco.mjMAXVAL  # a state beyond it is broken: the C engine's bou
 
 
 def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
-    """Step one simulation, as ``Physics.step_sensing``. Computes in float32, returns the state's dtype."""
+    """_Step one simulation, as ``Physics.step_sensing``. Computes in float32, returns the state's dtype."""
     made = _step_of(asset, num_substeps, tuple(sorted(state.parameters)))
     qpos, qvel, readings = made(state.qpos, state.qvel, ctrl, state.parameters)
     return replace(state, qpos=qpos, qvel=qvel), readings
 
 
 @functools.cache
-def _step_of(asset: str, num_substeps: int, names: tuple[str, ...]) -> Step:
+def _step_of(asset: str, num_substeps: int, names: tuple[str, ...]) -> _Step:
     return make_step(load_accelerated_model(asset, names), num_substeps)
 
 
 def make_step(
     model: mujoco.MjModel, num_substeps: int, *, max_contacts: int | None = None, max_constraints: int | None = None
-) -> Step:
+) -> _Step:
     """Make a pure step of one simulation; under ``vmap`` the batch is one call. It cannot be differentiated.
 
     ``max_contacts`` and ``max_constraints`` of one row are by default from the model.
     Raises ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
     """
-    simulate = _make_simulation(model, num_substeps, max_contacts, max_constraints)
+    simulate = partial(_simulate, _make_simulation(model, num_substeps, max_contacts, max_constraints))
     marked = model.body_mocapid >= 0
     control = np.concatenate([np.zeros(model.nu), model.body_pos[marked].ravel(), model.body_quat[marked].ravel()])
     start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), control)]
 
     @custom_vmap
     def step_rows(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array, Array]:
-        """Step [N, nq], [N, nv], [N, nu], [N, *shape] to (qpos, qvel, readings)."""
+        """_Step [N, nq], [N, nv], [N, nu], [N, *shape] to (qpos, qvel, readings)."""
         sound = _sound(qpos, qvel, ctrl, *(x.reshape(len(x), -1) for x in parameters.values()))
         rows = (qpos, qvel, ctrl)
         finite = [jnp.where(sound, x.astype(jnp.float32), y[:, : x.shape[1]]) for x, y in zip(rows, start, strict=True)]
@@ -84,7 +85,7 @@ def make_step(
     @step_rows.def_vmap
     def _(size: int, has_axis: Sequence[Any], *rows: Any) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
         """Fold a batch of batches into one: all contacts are in one buffer."""
-        # what is the same in all rows, such as a constant control, has no axis of its own
+        # what is the same in all rows, such as a constant control, has no axis
         full = jax.tree.map(
             lambda x, batched: x if batched else jnp.broadcast_to(x, (size, *x.shape)), rows, tuple(has_axis)
         )
@@ -139,97 +140,121 @@ def lost_flags() -> int:
     return sum(flag for flag in OverflowType if flag.name not in _HARMLESS)
 
 
+@dataclass(frozen=True, eq=False)  # hashed by identity: programs of one simulation share its buffers
+class _Simulation:
+    """A model on Warp, and the room that a row of it gets."""
+
+    model: mujoco.MjModel
+    num_substeps: int
+    contacts: int
+    constraints: int
+    mjx_model: Any
+    """MJX's, with blank data: for what follows from a row's parameters."""
+    blank: Any
+
+
 def _make_simulation(
     model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
-) -> Callable[[Array, Array, Array, dict[str, Array]], tuple[Array, Array, Array, Array]]:
+) -> _Simulation:
     warp = import_warp()
     from mujoco import mjx
     from mujoco.mjx.third_party import mujoco_warp
 
     with jax.ensure_compile_time_eval():  # kept beyond the trace that needs it first
-        own = mjx.put_model(model, impl="jax")
-        blank = mjx.make_data(own)
+        mjx_model = mjx.put_model(model, impl="jax")
+        blank = mjx.make_data(mjx_model)
     with warp.ScopedDevice("cpu"):
         pairs = mujoco_warp.put_model(model).nxn_geom_pair_filtered.numpy()
     contacts = max_contacts or max_num_contacts(model, pairs)
     constraints = max_constraints or max_num_constraints(model, contacts)
-    losses = lost_flags()
+    return _Simulation(model, num_substeps, contacts, constraints, mjx_model, blank)
 
-    @functools.cache
-    def workspace(device: str, num_rows: int, names: tuple[str, ...]) -> tuple[dict[str, Any], Callable[[], None], Any]:
-        """Allocate what Warp computes in, once in a process; on a GPU, record a control step in it as a CUDA graph.
 
-        Returns the arrays that the step reads and writes, by name, the step, and what else is to be kept for it.
-        """
-        warp_model = mujoco_warp.put_model(model)
-        warp_model.opt.warn_overflow = 0  # a warning would be printed in each step; the flags are read instead
-        warp_model.opt.tolerance.fill_(model.opt.tolerance)  # put_model raises it to 1e-6
-        data = mujoco_warp.make_data(model, nworld=num_rows, naconmax=num_rows * contacts, njmax=constraints)
-        arrays = {f"new_{name}": warp.empty_like(getattr(data, name)) for name in ("qpos", "qvel", "overflow")}
-        arrays["readings"] = warp.empty((num_substeps, *data.sensordata.shape), dtype=float)
-        for name in names:
-            owner = data if hasattr(data, name) else warp_model.opt if name == "gravity" else warp_model
-            if owner is not data:  # one for all rows so far
-                shared = getattr(owner, name)
-                setattr(owner, name, warp.empty((num_rows, *shared.shape[1:]), dtype=shared.dtype))
-            arrays[name] = getattr(owner, name)
+def _simulate(
+    simulation: _Simulation, qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
+) -> tuple[Array, Array, Array, Array]:
+    """Step rows that are finite: (qpos, qvel, readings [N, ...], flags of what was lost [N])."""
+    model, num_rows = simulation.model, len(qpos)
+    with jax.numpy_rank_promotion("allow"):  # MJX counts on it
+        derive = partial(derived_fields, simulation.mjx_model, data=simulation.blank)
+        derived = jax.vmap(derive, axis_size=num_rows)(parameters)
+    derived.pop("dof_M0", None)  # MJX's alone
+    start, end = model.nu, model.nu + 3 * model.nmocap  # both parts may be missing
+    placed = {"mocap_pos": ctrl[:, start:end], "mocap_quat": ctrl[:, end:]}
+    inputs = {"qpos": qpos, "qvel": qvel, "ctrl": ctrl[:, :start], **placed, **parameters, **derived}
+    given = {name: x.reshape(num_rows, -1).astype(jnp.float32) for name, x in inputs.items() if x.size}
+    outputs = {"new_qpos": qpos.shape, "new_qvel": qvel.shape, "new_overflow": (num_rows,)}
+    outputs["readings"] = (simulation.num_substeps, num_rows, model.nsensordata)
+    call = _control_step_call(simulation, tuple(given))
+    new_qpos, new_qvel, readings, overflow = call(*given.values(), output_dims=outputs)
+    return new_qpos, new_qvel, readings.swapaxes(0, 1), overflow & lost_flags()
 
-        def control_step() -> None:
-            for substep in range(num_substeps):
-                mujoco_warp.step(warp_model, data)
-                warp.copy(arrays["readings"], data.sensordata, dest_offset=substep * data.sensordata.size)
-            for name in ("qpos", "qvel", "overflow"):
-                warp.copy(arrays[f"new_{name}"], getattr(data, name))
-            mujoco_warp.reset_data(warp_model, data)  # the next step begins with blank data, as this one did
-            for array in vars(data.efc).values():  # left by reset_data, and read past the last constraint
-                array.zero_()
 
-        if not warp.get_device(device).is_cuda:
-            return arrays, control_step, None
-        with warp.ScopedCapture() as capture:
-            control_step()
-        # the graph only knows the addresses of what these own
-        return arrays, functools.partial(warp.capture_launch, capture.graph), (warp_model, data)
+@functools.cache
+def _control_step_call(simulation: _Simulation, names: tuple[str, ...]) -> Any:
+    """Make XLA's call of a control step. It has few arrays, since the host handles each in Python, in each step."""
+    warp = import_warp()
+    outputs = {"new_qpos": (float, 2), "new_qvel": (float, 2), "readings": (float, 3), "new_overflow": (int, 1)}
+    types = {name: warp.array(dtype=float, ndim=2) for name in names}
+    types |= {name: warp.array(dtype=dtype, ndim=ndim) for name, (dtype, ndim) in outputs.items()}
 
-    @functools.cache
-    def call(names: tuple[str, ...]) -> Any:
-        """Make XLA's call of a control step. It has few arrays, since the host handles each in Python, in each step."""
-        outputs = {"new_qpos": (float, 2), "new_qvel": (float, 2), "readings": (float, 3), "new_overflow": (int, 1)}
-        types = {name: warp.array(dtype=float, ndim=2) for name in names}
-        types |= {name: warp.array(dtype=dtype, ndim=ndim) for name, (dtype, ndim) in outputs.items()}
+    def control_step(*given: Any) -> None:
+        arrays, take, _ = _workspace(simulation, str(given[0].device), given[0].shape[0], names)
+        for name, array in zip(names, given, strict=False):
+            flat = warp.array(ptr=arrays[name].ptr, dtype=float, shape=array.shape, device=array.device)
+            warp.copy(flat, array)
+        take()
+        for name, array in zip(outputs, given[len(names) :], strict=True):
+            warp.copy(array, arrays[name])
 
-        def control_step(*given: Any) -> None:
-            arrays, take, _ = workspace(str(given[0].device), given[0].shape[0], names)
-            for name, array in zip(names, given, strict=False):
-                flat = warp.array(ptr=arrays[name].ptr, dtype=float, shape=array.shape, device=array.device)
-                warp.copy(flat, array)
-            take()
-            for name, array in zip(outputs, given[len(names) :], strict=True):
-                warp.copy(array, arrays[name])
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in types])
+    control_step.__signature__, control_step.__annotations__ = signature, types  # type: ignore[attr-defined]
+    mode = warp.JaxCallableGraphMode.NONE  # XLA's CUDA graphs cannot hold one with loops, as the solver's
+    return warp.jax_callable(control_step, num_outputs=len(outputs), graph_mode=mode)
 
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        signature = inspect.Signature([inspect.Parameter(name, kind) for name in types])
-        control_step.__signature__, control_step.__annotations__ = signature, types  # type: ignore[attr-defined]
-        mode = warp.JaxCallableGraphMode.NONE  # XLA's CUDA graphs cannot hold one with loops, as the solver's
-        return warp.jax_callable(control_step, num_outputs=len(outputs), graph_mode=mode)
 
-    def simulate(
-        qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
-    ) -> tuple[Array, Array, Array, Array]:
-        num_rows = len(qpos)
-        with jax.numpy_rank_promotion("allow"):  # MJX counts on it
-            derived = jax.vmap(lambda row: derived_fields(own, row, blank), axis_size=num_rows)(parameters)
-        derived.pop("dof_M0", None)  # MJX's alone
-        places, turns = jnp.split(ctrl[:, model.nu :], [3 * model.nmocap], axis=1)
-        marked = {"mocap_pos": places, "mocap_quat": turns}
-        inputs = {"qpos": qpos, "qvel": qvel, "ctrl": ctrl[:, : model.nu], **marked, **parameters, **derived}
-        given = {name: x.reshape(num_rows, -1).astype(jnp.float32) for name, x in inputs.items() if x.size}
-        outputs = {"new_qpos": qpos.shape, "new_qvel": qvel.shape, "new_overflow": (num_rows,)}
-        outputs["readings"] = (num_substeps, num_rows, model.nsensordata)
-        new_qpos, new_qvel, readings, overflow = call(tuple(given))(*given.values(), output_dims=outputs)
-        return new_qpos, new_qvel, readings.swapaxes(0, 1), overflow & losses
+@functools.cache
+def _workspace(
+    simulation: _Simulation, device: str, num_rows: int, names: tuple[str, ...]
+) -> tuple[dict[str, Any], Callable[[], None], Any]:
+    """Allocate what Warp computes in, once in a process; on a GPU, record a control step in it as a CUDA graph.
 
-    return simulate
+    Returns the arrays that the step reads and writes, by name, the step, and what else is to be kept for it.
+    """
+    warp, model, num_substeps = import_warp(), simulation.model, simulation.num_substeps
+    from mujoco.mjx.third_party import mujoco_warp
+
+    warp_model = mujoco_warp.put_model(model)
+    warp_model.opt.warn_overflow = 0  # a warning would be printed in each step; the flags are read instead
+    warp_model.opt.tolerance.fill_(model.opt.tolerance)  # put_model raises it to 1e-6
+    room = {"naconmax": num_rows * simulation.contacts, "njmax": simulation.constraints}
+    data = mujoco_warp.make_data(model, nworld=num_rows, **room)
+    arrays = {f"new_{name}": warp.empty_like(getattr(data, name)) for name in ("qpos", "qvel", "overflow")}
+    arrays["readings"] = warp.empty((num_substeps, *data.sensordata.shape), dtype=float)
+    for name in names:
+        owner = data if hasattr(data, name) else warp_model.opt if name == "gravity" else warp_model
+        if owner is not data:  # one for all rows so far
+            shared = getattr(owner, name)
+            setattr(owner, name, warp.empty((num_rows, *shared.shape[1:]), dtype=shared.dtype))
+        arrays[name] = getattr(owner, name)
+
+    def control_step() -> None:
+        for substep in range(num_substeps):
+            mujoco_warp.step(warp_model, data)
+            warp.copy(arrays["readings"], data.sensordata, dest_offset=substep * data.sensordata.size)
+        for name in ("qpos", "qvel", "overflow"):
+            warp.copy(arrays[f"new_{name}"], getattr(data, name))
+        mujoco_warp.reset_data(warp_model, data)  # the next step begins with blank data, as this one did
+        for array in vars(data.efc).values():  # left by reset_data, and read past the last constraint
+            array.zero_()
+
+    if not warp.get_device(device).is_cuda:
+        return arrays, control_step, None
+    with warp.ScopedCapture() as capture:
+        control_step()
+    # the graph only knows the addresses of what these own
+    return arrays, partial(warp.capture_launch, capture.graph), (warp_model, data)
 
 
 def _max_between(first: int, second: int) -> int:
