@@ -3,7 +3,7 @@
     key_reset, key_steps = split(key(seed));    decision t has fold_in(key_steps, t)
 
 so that a seed has the same episodes wherever they are played. Rollouts to learn from are ``ejax.rollout.unroll``'s and
-``ejax.collectors``', which store the policy's distributions and go on from one update to the next.
+``ejax.collectors``', which store the policy's distributions and continue from one update to the next.
 """
 
 import itertools
@@ -35,7 +35,7 @@ class Decision(NamedTuple):
     """
 
     obs: PyTree
-    """What is acted on, leaves [N, ...]."""
+    """Observation that is acted on, leaves [N, ...]."""
     states: PyTree
     """In JAX: after each of the decision's A actions (before the first, at a start), leaves [A, N, ...]."""
     action: Any = None

@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValueError, TypeError, ImportError, HostEnvError) as error:
         return refused("ejax.replay", error)
     if found is None:
-        print("all finite: what broke is not in the start state and the actions alone")
+        print("all finite: what broke is not in the start state and the actions")
         return 1
     step, what = found
     print(f"not finite at step {step}: {what}")
@@ -83,7 +83,7 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any], dict[str, NDArray[An
         ValueError: it cannot be played again.
     """
     if not file.is_file():
-        raise ValueError(f"{file} is no file; give <run>/quarantine/….npz")
+        raise ValueError(f"{file} is not a file; give <run>/quarantine/….npz")
     try:
         with open_plain(file) as opened, np.load(opened, allow_pickle=False) as archive:
             if not {"facts", "actions"} <= set(archive.files):
@@ -95,9 +95,9 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any], dict[str, NDArray[An
             actions = np.atleast_1d(archive["actions"])
             seen = {x.removeprefix(_OBSERVED): archive[x] for x in archive.files if x.startswith(_OBSERVED)}
             if odd := [x for x, each in seen.items() if each.dtype.kind not in "biuf" or len(each) != len(actions)]:
-                raise ValueError(f"'{odd[0]}' is no array of numbers for each of the {len(actions)} actions")
+                raise ValueError(f"'{odd[0]}' is not an array of numbers for each of the {len(actions)} actions")
     except (*_DAMAGED, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is no file of ejax's quarantine: {error}") from None
+        raise ValueError(f"{file} is not a file of ejax's quarantine: {error}") from None
     if not facts["seeded"]:  # its start is not known
         raise ValueError(
             f"{file} cannot be played again: {facts['recipe']['id']} does not seed its episodes one by one"
@@ -147,7 +147,7 @@ def _play(facts: dict[str, Any], actions: NDArray[Any], *, host_only: bool = Fal
     # guarded, as in training: it is known to misbehave
     env = call_env(name, "make", make_env, name, facts["recipe"]["cfg"], num_envs=1)
     if host_only and not isinstance(env, HostEnv):
-        raise ValueError(f"{name} is no host environment")
+        raise ValueError(f"{name} is not a host environment")
     with closing(env) if isinstance(env, HostEnv) else nullcontext():
         shape = tuple(env.action_space.shape or ())
         if actions.dtype.kind not in "biuf" or actions.shape[1:] != shape:

@@ -91,7 +91,7 @@ def start_done(env: Env, ended: EnvCarry, done: Array, start: EnvCarry) -> EnvCa
 
 
 def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
-    """Give the policy's initial memory, usually none, to environments at the start of their episodes."""
+    """Add the policy's initial memory, usually none, to environments at the start of their episodes."""
     return replace(carry, memory=first_memory(policy, jax.tree.leaves(carry.obs)[0].shape[0]))
 
 
@@ -197,8 +197,8 @@ def unroll(
             the same units: the probability ratio is 1 before the first gradient step.
         first_episodes: stop when every environment has ended an episode. The steps that are left are zeros, and False
             in ``valid``; a CPU does not simulate them. The others are the same bits as without it.
-        first_step: the run's number of the first of them, for an ``ExploringPolicy``. None: it draws by its
-            distribution alone.
+        first_step: the run's number of the first of them, for an ``ExploringPolicy``. None: it draws from its
+            distribution.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     # split without dropout too: the steps draw the same numbers with and without it
@@ -231,7 +231,7 @@ def unroll(
         (carry, _), rollouts = jax.lax.scan(some_steps, start, parts)
         rollout = jax.tree.map(lambda x: x.reshape(num_steps, *x.shape[2:]), rollouts)
     if first_episodes:
-        # environments are stepped together: all go on until the last one has ended an episode
+        # environments are stepped together: all continue until the last one has ended an episode
         simulated = first_episode_mask(rollout.done).any(axis=1, keepdims=True)
         rollout = replace(rollout, valid=jnp.broadcast_to(simulated, rollout.done.shape))
     return rollout, carry
@@ -279,7 +279,7 @@ def _collect(
 
     def packed(envs: PackedRows, xs: tuple[Key, dict[str, Array], PackedRows | None]) -> tuple[PackedRows, PackedRows]:
         key, row, start = xs
-        # packed, since every array that a scan carries or stores is a kernel of its own
+        # packed, since every array that a scan carries or stores is a separate kernel
         after, made = one_step(envs.tree(), key, row, (of_all_steps if start is None else start).tree())
         return pack_rows(after), pack_rows(made)
 

@@ -107,5 +107,5 @@ def test_what_is_no_archive_is_no_quarantined_episode(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.npz").write_bytes(content)
-    assert "no file of ejax's quarantine" in refused(capsys, "replay", str(tmp_path / "a.npz"))
-    assert "is no file" in refused(capsys, "replay", "/dev/null")
+    assert "not a file of ejax's quarantine" in refused(capsys, "replay", str(tmp_path / "a.npz"))
+    assert "is not a file" in refused(capsys, "replay", "/dev/null")

@@ -15,7 +15,7 @@ class CollectorConfig(StrictModel):
     between the updates. ``async``: the same, in a background thread during updates. ``auto``: device for pure
     environments, host for those that live outside JAX."""
     num_groups: PositiveInt = 1
-    """Groups of environments that are stepped in threads of their own; divides ``num_envs``, with ``distributed`` those
+    """Groups of environments that are stepped in a thread each; divides ``num_envs``, with ``distributed`` those
     of all devices. Of several processes each steps as many."""
     max_staleness: NonNegativeInt = 1
     """async: number of updates that a rollout's parameters may lag behind when it is used."""

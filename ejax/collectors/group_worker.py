@@ -181,11 +181,11 @@ class GroupWorker:
             self.env.adopt(self.obs)
 
     def close(self, patience_s: float) -> None:
-        """Close the environments. Raises TimeoutError: a step goes on for that long, and they are left open."""
+        """Close the environments. Raises TimeoutError: a step takes longer than that, and they are left open."""
         if self.thread is not None:
             self.thread.join(patience_s)
             if self.thread.is_alive():
-                raise TimeoutError(f"env '{self.name}' of group {self.number} is left open: its step goes on")
+                raise TimeoutError(f"env '{self.name}' of group {self.number} is left open: its step has not returned")
         self.call("close")
 
 

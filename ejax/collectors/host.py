@@ -1,6 +1,6 @@
 """Rollouts of host environments: the policy is one jitted call per step, everything else about a rollout one more.
 
-Each of several groups is stepped in a thread of its own, while the policy acts for one group at a time.
+Each of several groups is stepped in its own thread, while the policy acts for one group at a time.
 """
 
 import threading
@@ -108,7 +108,7 @@ class HostCollector:
     def collect(self, params: Params, key: Key, *, index: int, gate: Gate = lambda: nullcontext(False)) -> Collected:
         """Make rollout ``index`` since training began; ``key`` is its own, ``gate`` is entered around every step.
 
-        Raises CollectionStopped: ``gate`` was true; the steps taken are given up, the episodes go on.
+        Raises CollectionStopped: ``gate`` was true; the steps taken are given up, the episodes continue.
         """
         for worker in self.workers:
             worker.num_steps = 0
@@ -184,7 +184,7 @@ class HostCollector:
         memory of them, leaves [N, ...]."""
         (worker,) = self.workers
         worker.obs, worker.memory, self._has_begun = obs, memory, True
-        worker.explores = False  # the caller's steps are no run's, and have no numbers
+        worker.explores = False  # the caller's steps belong to no run, and have no numbers
 
     def close(self) -> None:
         """Close every group, in spite of errors of the others, except those whose step never returned.
@@ -214,12 +214,12 @@ class HostCollector:
         self, params: Params, steps: tuple[Any, Any, Any, HostTimestep], rows: dict[str, NDArray[Any]]
     ) -> Rollout:
         if self.mesh is None:
-            return assemble(self.policy, params, *steps, rows)
+            return assemble_rollout(self.policy, params, *steps, rows)
         devices, parts = self.mesh.local_devices, []
         size = self.num_envs // len(devices)
         for i, device in enumerate(devices):
             own_steps, own_rows = jax.tree.map(lambda x, i=i: x[:, i * size : (i + 1) * size], (steps, rows))
-            parts.append(assemble(self.policy, own_copy(params, device), *own_steps, own_rows))
+            parts.append(assemble_rollout(self.policy, own_copy(params, device), *own_steps, own_rows))
         return join(parts, sharded(self.mesh, axis=1), axis=1)
 
     def _start(self, index: int) -> None:
@@ -268,7 +268,7 @@ class HostCollector:
 
 
 @partial(jax.jit, static_argnames="policy")
-def assemble(
+def assemble_rollout(
     policy: Policy, params: Params, obs: PyTree, action: Array, memory: Any, timestep: HostTimestep, rows: Any
 ) -> Rollout:
     """Make a rollout of recorded steps, with the policy's log-probabilities and values; leaves [T, N, ...].

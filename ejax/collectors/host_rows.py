@@ -55,7 +55,7 @@ class HostRows:
         return [folder / f"{quote(name, safe=' ')}.npy" for name in named_leaves(self.shapes)]
 
     def pages(self) -> list[NDArray[Any]]:
-        """Give the rows of this state, leaves [1, C, ...]. RuntimeError: it has none any more."""
+        """Return the rows of this state, leaves [1, C, ...]. RuntimeError: they are gone."""
         return [page[None] for page in _memory_of(self.token).pages]
 
     def exchange(self, places: Array, new: PyTree, wanted: Array) -> tuple["HostRows", PyTree]:

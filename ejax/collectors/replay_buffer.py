@@ -38,7 +38,7 @@ class ReplayConfig(StrictModel):
     may be larger than it, and which other processes can read. The last two are for one device."""
     folder: MayChange[PathText] = "replay"
     """Folder of the files of ``shared``, ``<field>.npy``, which are there while the run trains: in the run's own. In an
-    absolute one, such as /dev/shm, the run has a folder of its own."""
+    absolute one, such as /dev/shm, the run has its own folder."""
 
 
 @struct.dataclass(kw_only=True)
@@ -52,7 +52,7 @@ class Transition:
     next_obs: PyTree
     """The true observation after the last of them, before any reset."""
     discount: Array
-    """γᵐ, and 0 where the task ended: truncation is no end of value."""
+    """γᵐ, and 0 where the task ended: truncation does not end value."""
 
 
 @struct.dataclass(kw_only=True)
@@ -114,7 +114,7 @@ def init_replay(config: ReplayConfig, obs: PyTree, action: Array, *, num_strata:
 
     return Replay(
         rows=rows() if config.storage == "device" else on_host(),
-        head=jnp.zeros(num_strata, jnp.int32),  # arrays of their own: a program overwrites each
+        head=jnp.zeros(num_strata, jnp.int32),  # separate arrays: a program overwrites each
         size=jnp.zeros(num_strata, jnp.int32),
         added=jnp.zeros(num_strata, jnp.uint32),
         tail=Steps(**tables(*steps), **flags),
@@ -147,7 +147,7 @@ def add_and_take(
     """Do ``add_rollout`` to rows on the host, then take those that ``draw`` gives, [..., 1, M] as ``sample_rows``.
 
     Returns:
-        The replay buffer, one of the taken rows alone, and their numbers in that, [..., 1, M].
+        The replay buffer, one with only the taken rows, and their numbers in that, [..., 1, M].
     """
     host = cast(HostRows, replay.rows)
     complete = jax.vmap(partial(_complete, gamma=gamma, capacity=host.shapes.discount.shape[1]))
@@ -275,7 +275,7 @@ def _transitions(steps: Steps, num_starts: int, n_step: int, gamma: float) -> tu
     reward, alive = at(steps.reward, 0), ~at(steps.done, 0)
     last = jnp.zeros(reward.shape, jnp.int32)
     for k in range(1, n_step):
-        # a step that is no transition ends those before it, though the environment did not report it
+        # a step that is not a transition ends those before it, though the environment did not report it
         alive &= at(steps.valid, k)
         reward += jnp.where(alive, gamma**k * at(steps.reward, k), 0.0)
         last += alive

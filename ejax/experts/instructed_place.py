@@ -8,7 +8,7 @@ import numpy as np
 from ejax.envs.tasks.instructed_place import SCENE, InstructedPlaceRL
 from ejax.envs.tasks.place_instructions import ZONES
 from ejax.experts.pick_place import CARE, PLAN, RANGES, SEGMENTS, follow_plan
-from ejax.experts.task import Expert, Rows, ScriptedTask
+from ejax.experts.task import EnvRows, Expert, ScriptedTask
 from ejax.numerics.text import as_text
 from ejax.types import CameraView
 
@@ -23,14 +23,16 @@ class InstructedPlaceExpert(Expert):
     make_env, segments, care = InstructedPlaceRL, SEGMENTS, CARE
     ranges = _RANGES
 
-    def act(self, obs: Mapping[str, Rows], segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+    def act(
+        self, obs: Mapping[str, EnvRows], segment: EnvRows, variation: Mapping[str, EnvRows]
+    ) -> tuple[EnvRows, EnvRows]:
         scene, row = obs["scene"], np.arange(len(segment))
         places = scene[:, : 3 * (2 + len(ZONES))].reshape(len(scene), -1, 3)
         target = scene[:, [_TARGET_CUBE, _TARGET_ZONE]].astype(int)
         cube, zone = places[row, target[:, 0]], places[row, 2 + target[:, 1]]
         return follow_plan(obs["state"], cube, zone, segment, variation, self.env.action_scale)
 
-    def instruct(self, rng: np.random.Generator, obs: Mapping[str, Rows]) -> list[str]:
+    def instruct(self, rng: np.random.Generator, obs: Mapping[str, EnvRows]) -> list[str]:
         del rng  # the environment has chosen the words
         return [as_text(each) for each in obs["instruction"]]
 

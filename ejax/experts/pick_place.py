@@ -7,7 +7,7 @@ import numpy as np
 
 from ejax.envs.tasks.grasp_task import HALF_EDGE
 from ejax.envs.tasks.pick_place import PickPlaceRL
-from ejax.experts.task import Expert, Rows, ScriptedTask, limit_length, phrase, read_plan
+from ejax.experts.task import EnvRows, Expert, ScriptedTask, limit_length, phrase, read_plan
 from ejax.types import CameraView
 
 PLAN = read_plan(__file__)
@@ -24,17 +24,22 @@ _SET_DOWN = 0.003  # m above the floor at which the fingers open
 class PickPlaceExpert(Expert):
     make_env, segments, care, ranges = PickPlaceRL, SEGMENTS, CARE, RANGES
 
-    def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+    def act(self, obs: EnvRows, segment: EnvRows, variation: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
         robot, cube, goal = obs[:, :11], obs[:, 11:14], obs[:, 14:17]
         return follow_plan(robot, cube, goal, segment, variation, self.env.action_scale)
 
-    def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
+    def instruct(self, rng: np.random.Generator, obs: EnvRows) -> list[str]:
         return phrase(rng, PLAN["wordings"], obs[:, 14:16] - np.array(self.env.goal_position))
 
 
 def follow_plan(
-    robot: Rows, cube: Rows, goal: Rows, segment: Rows, variation: Mapping[str, Rows], action_scale: float
-) -> tuple[Rows, Rows]:
+    robot: EnvRows,
+    cube: EnvRows,
+    goal: EnvRows,
+    segment: EnvRows,
+    variation: Mapping[str, EnvRows],
+    action_scale: float,
+) -> tuple[EnvRows, EnvRows]:
     """Act above the cube, down, close; up, across, down, open: each until the simulated state shows that it is done.
 
     From ``robot`` [N, 11] (``ejax.envs.tasks.grasp_task.ROBOT``), ``cube`` and ``goal`` [N, 3] m and ``segment`` [N] of

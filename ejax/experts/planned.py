@@ -1,4 +1,4 @@
-"""A demonstration of one's own for any environment: EmbodiChain's ``create_demo_action_list`` and
+"""A custom demonstration for any environment: EmbodiChain's ``create_demo_action_list`` and
 ``create_demo_segments``, methods of its tasks there, as functions here:
 
     create_demo_action_list(env, state, obs, rng, **arguments) -> actions [T, N, A], or None where no plan was found
@@ -19,7 +19,7 @@ import numpy as np
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.terms.terminations import SCENE_ONLY
-from ejax.experts.task import Expert, Law, Rows
+from ejax.experts.task import EnvRows, Expert, Law
 from ejax.types import PyTree
 
 KEYS = ("create_demo_action_list", "create_demo_segments")
@@ -40,14 +40,14 @@ class Planned(Expert):
     plan: ClassVar[Callable[..., Any]]
     arguments: ClassVar[Mapping[str, Any]]
     key: ClassVar[str]
-    care: ClassVar[Rows] = np.zeros(1)
+    care: ClassVar[EnvRows] = np.zeros(1)
     segments, ranges = (), {}
 
     @property
     def judged(self) -> bool:  # type: ignore[override]  # known once there is an environment
         return not (isinstance(self.env, EmbodiedEnv) and self.env.gym_config.get("id") == SCENE_ONLY)
 
-    def tolerance(self, segment: Rows) -> Rows:
+    def tolerance(self, segment: EnvRows) -> EnvRows:
         del segment
         return self.care
 
@@ -59,7 +59,7 @@ class Planned(Expert):
         steps = self._steps(made, state)
         next(steps)  # to where it takes a situation
 
-        def law(state: PyTree, obs: PyTree, segment: Rows) -> tuple[Rows, Rows] | None:
+        def law(state: PyTree, obs: PyTree, segment: EnvRows) -> tuple[EnvRows, EnvRows] | None:
             del segment
             return steps.send((state, obs))
 

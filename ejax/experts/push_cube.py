@@ -18,7 +18,7 @@ from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.states import SceneState
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.actions import ActionTerm
-from ejax.experts.task import Expert, Law, Rows, ScriptedTask, limit_length, phrase, read_plan
+from ejax.experts.task import EnvRows, Expert, Law, ScriptedTask, limit_length, phrase, read_plan
 from ejax.numerics.platforms import solve_positive
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, CameraView, PyTree
@@ -57,11 +57,11 @@ class SceneArm:
         scene = self.env.spec.scene
         return scene.part(str(scene.tool_part)) if scene.tool_part else ()
 
-    def see(self, state: SceneState) -> Rows:
+    def see(self, state: SceneState) -> EnvRows:
         """[N, J + 9]: the arm's joint angles, rad; tool, object and goal, m."""
         return np.asarray(self._seen(state))
 
-    def command(self, state: SceneState, step: Rows) -> Rows:
+    def command(self, state: SceneState, step: EnvRows) -> EnvRows:
         """Compute actions [N, A] that set the arm's targets ``step`` [N, J], rad, beyond its angles; the other joints
         keep their targets."""
         return np.asarray(self._commanded(state, step))
@@ -125,11 +125,11 @@ class PushCubeExpert(Expert):
     make_env, env_fields = PushCubeRL, ENV
     segments, care, ranges = tuple(_PLAN["segments"]), _CARE, _PLAN["ranges"]
 
-    def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
-        way, segment = follow_plan(obs, segment, variation)
+    def act(self, obs: EnvRows, segment: EnvRows, variation: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
+        way, segment = follow_push(obs, segment, variation)
         return np.asarray(_joint_step(PushCubeRL.asset, obs[:, :6], way)) / self.env.action_scale, segment
 
-    def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
+    def instruct(self, rng: np.random.Generator, obs: EnvRows) -> list[str]:
         return phrase(rng, _PLAN["wordings"], obs[:, 12:14] - np.array(self.env.goal_position[:2]))
 
 
@@ -157,16 +157,16 @@ class PushCubeInScene(Expert):
         instructions, variation = phrase(rng, _PLAN["wordings"], seen[:, -3:-1]), self.vary(rng, len(seen))
         return instructions, lambda state, obs, segment: self.act(self._arm.see(state), segment, variation)
 
-    def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+    def act(self, obs: EnvRows, segment: EnvRows, variation: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
         """``obs``: ``SceneArm.see``."""
-        way, segment = follow_plan(obs, segment, variation)
+        way, segment = follow_push(obs, segment, variation)
         return np.asarray(_joint_step(self.env.asset, obs[:, :-9], way)) / _SCENE["step"], segment
 
-    def command(self, state: SceneState, action: Rows) -> Rows:
+    def command(self, state: SceneState, action: EnvRows) -> EnvRows:
         return self._arm.command(state, action * np.float32(_SCENE["step"]))
 
 
-def follow_plan(obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+def follow_push(obs: EnvRows, segment: EnvRows, variation: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
     """Return the tool's ways [N, 3], m, and segments [N], see ``Expert.act``; ``obs`` [N, 9 or more] ends with tool,
     cube and goal, m."""
     tool, cube, goal = obs[:, -9:-6], obs[:, -6:-3], obs[:, -3:]

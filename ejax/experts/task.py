@@ -23,10 +23,10 @@ from ejax.schema.frozen import freeze
 from ejax.schema.tables import tables_beside
 from ejax.types import CameraView, PyTree, RenderableEnv
 
-Rows = NDArray[Any]
+EnvRows = NDArray[Any]
 """One entry per environment of a batch."""
 
-Law: TypeAlias = Callable[[PyTree, PyTree, Rows], tuple[Rows, Rows] | None]
+Law: TypeAlias = Callable[[PyTree, PyTree, EnvRows], tuple[EnvRows, EnvRows] | None]
 """(state, observation, segment [N] of the step before) -> actions [N, A] and segments [N]; None: the plan has ended."""
 
 INSTRUCTION_BYTES = 96
@@ -47,10 +47,10 @@ class Expert:
     variety: float = 1.0
     """Part of each range, about its middle, that is drawn from; 0 is one style: nothing depends on the unseen."""
     judged: ClassVar[bool] = True
-    """False: the task has no success of its own, and a plan that was carried out is one."""
+    """False: the task states no success, and a plan that was carried out is one."""
     segments: ClassVar[tuple[str, ...]]
     """Names, by ``segment_id``."""
-    care: ClassVar[Rows]
+    care: ClassVar[EnvRows]
     """[segments, A], ≤ 1: the fraction of the noise that each segment tolerates."""
     ranges: ClassVar[Mapping[str, tuple[float, float, int]]]
     """(low, high, D) by name: variation between episodes, such as speeds, heights, offsets."""
@@ -63,7 +63,7 @@ class Expert:
         """Space of the actions of ``act``, which the noise is a part of."""
         return self.env.action_space
 
-    def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
+    def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, EnvRows]:
         """Draw the variation of N plans by name: uniform numbers [N], or [N, D] if D is above 1."""
         drawn = {}
         for name, (low, high, width) in self.ranges.items():
@@ -71,7 +71,7 @@ class Expert:
             drawn[name] = x if self.variety == 1.0 else middle + self.variety * (x - middle)
         return drawn
 
-    def act(self, obs: PyTree, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+    def act(self, obs: PyTree, segment: EnvRows, variation: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
         """Return actions [N, A], and their segments [N]: the same as before or the next. ``obs`` [N, F] is the
         environment's, by name if it has parts; ``segment`` [N] is of the step before."""
         raise NotImplementedError
@@ -81,14 +81,14 @@ class Expert:
         instructions, variation = self.instruct(rng, obs), self.vary(rng, len(jax.tree.leaves(obs)[0]))
         return instructions, lambda state, obs, segment: self.act(obs, segment, variation)
 
-    def tolerance(self, segment: Rows) -> Rows:
+    def tolerance(self, segment: EnvRows) -> EnvRows:
         """Return the fraction [N, A] or [N, 1] of the noise that segments [N] tolerate."""
         return self.care[segment]
 
     def name_segment(self, segment: int) -> str:
         return f"'{self.segments[segment]}'"
 
-    def command(self, state: PyTree, action: Rows) -> Rows:
+    def command(self, state: PyTree, action: EnvRows) -> EnvRows:
         """Turn actions [N, ...] of ``space`` into the environment's."""
         del state
         return action
@@ -103,14 +103,14 @@ class Attempts:
     """N attempts side by side, [T, N, ...]; row n counts for its first ``length[n]`` steps."""
 
     obs: PyTree
-    action: Rows  # the executed actions
-    intended: Rows  # the expert's intended actions, without the noise
-    reward: Rows
-    segment: Rows
+    action: EnvRows  # the executed actions
+    intended: EnvRows  # the expert's intended actions, without the noise
+    reward: EnvRows
+    segment: EnvRows
     state: PyTree  # before each step
-    length: Rows
-    success: Rows
-    terminated: Rows  # the last step ended the task, else only the episode
+    length: EnvRows
+    success: EnvRows
+    terminated: EnvRows  # the last step ended the task, else only the episode
     instruction: list[str]
 
 
@@ -215,7 +215,7 @@ class ScriptedTask:
             outcomes.append(Episode(frames, segment_id=segment, fields=fields, terminated=ended))
         return outcomes
 
-    def start(self, seed: int) -> tuple[PyTree, Rows]:
+    def start(self, seed: int) -> tuple[PyTree, EnvRows]:
         """Make states and first observations of the episodes of ``seed``, leaves [N, ...]."""
         return self._reset(jax.random.split(jax.random.key(seed), self._num_envs))
 
@@ -270,7 +270,7 @@ class ScriptedTask:
             drawn["obs/wrist"] = lambda state: draw_wrist(self.env, state, wrist)
         return drawn if self._renderer == "mujoco" else {path: jax.jit(jax.vmap(each)) for path, each in drawn.items()}
 
-    def _draw(self, attempts: Attempts, rows: list[int], draw: Callable[[PyTree], Any]) -> list[Rows]:
+    def _draw(self, attempts: Attempts, rows: list[int], draw: Callable[[PyTree], Any]) -> list[EnvRows]:
         lengths, ends = attempts.length[rows], np.cumsum(attempts.length[rows])
         which = [(t, row) for row, length in zip(rows, lengths, strict=True) for t in range(length)]
         if self._renderer == "mujoco":
@@ -290,13 +290,13 @@ def read_plan(module: str) -> Mapping[str, Any]:
     return freeze(tables_beside(module))
 
 
-def limit_length(vector: Rows, bound: Rows) -> Rows:
+def limit_length(vector: EnvRows, bound: EnvRows) -> EnvRows:
     """Shorten vectors [N, D] that are longer than ``bound`` [N]."""
     length = np.linalg.norm(vector, axis=-1)
     return vector * np.minimum(1.0, bound / np.maximum(length, 1e-9))[:, None]
 
 
-def name_place(offset: Rows) -> str:
+def name_place(offset: EnvRows) -> str:
     """Name the place [x, y] m from the middle, as seen from the robot's base looking along −x: −y is the left.
 
     name_place(np.array([-0.1, -0.1]))  ->  "far left"
@@ -306,7 +306,7 @@ def name_place(offset: Rows) -> str:
     return " ".join(word for word in (depth, side) if word) or "middle"
 
 
-def phrase(rng: np.random.Generator, wordings: Sequence[str], offset: Rows) -> list[str]:
+def phrase(rng: np.random.Generator, wordings: Sequence[str], offset: EnvRows) -> list[str]:
     """Draw a wording for each row, with ``{place}`` filled in. ``offset``: [N, 2], m."""
     chosen = rng.integers(len(wordings), size=len(offset))
     return [wordings[i].format(place=name_place(each)) for i, each in zip(chosen, offset, strict=True)]

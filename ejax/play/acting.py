@@ -143,11 +143,11 @@ def load(run: Path | str, *, checkpoint: str | None = None, member: int | None =
         device: that it acts on; the first call of a process decides for all.
 
     Raises:
-        FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
+        FileNotFoundError: ``run`` is not a run. CheckpointError: no such checkpoint, or a damaged one.
     """
     opened = opened_policy(Path(run), member=member, checkpoint=checkpoint, device=device, command="ejax.load")
     with opened as (directory, config, path):
-        # made for its spaces alone, and so of one row
+        # made only for its spaces, and so of one row
         env = build_env(config, phase="eval", num_envs=1, quarantine=directory.path / "quarantine" / "eval")
         policy, params = load_policy(config, env, path)
     return Actor(config, env, policy, params, checkpoint=path)

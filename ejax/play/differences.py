@@ -18,7 +18,7 @@ from ejax.rollout import EnvCarry, reset, step_all, with_memory
 from ejax.runtime.tree_text import named_leaves
 from ejax.types import Array, Env, Key, Params, Policy, PyTree, Timestep
 
-GROUPS = ("contact", "sensor", "observation", "reward", "state")
+TERM_GROUPS = ("contact", "sensor", "observation", "reward", "state")
 """First words of terms; where several differ in one step, the first of these is named."""
 _LEAST_RANGE = 0.01  # Of a number in its own unit: rounding of what hardly moves is not a difference
 _TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))
@@ -28,7 +28,7 @@ def find_difference(
     policy: Policy, params: Params, reference: Env, other: Env, key: Key, *, num_envs: int, tolerance: float
 ) -> dict[str, Any] | None:
     """Play ``num_envs`` episodes from an evaluation's starts, each step by both: the first difference, as
-    ``compare`` finds it, and the pairs of bodies in contact after it: by the reference, by the other."""
+    ``first_difference`` finds it, and the pairs of bodies in contact after it: by the reference, by the other."""
     key_reset, key_steps = jax.random.split(key)
     envs = with_memory(reset(reference, key_reset, num_envs), policy)
     valid, rows = [np.ones(num_envs, bool)], list[Any]()
@@ -38,7 +38,7 @@ def find_difference(
         valid.append(valid[-1] & ~np.asarray(done))
     terms = [name for path, x in rows[0][0].items() for name in _names(path, x.shape[-1], reference)]
     x, y = (np.stack([np.concatenate(list(row[i].values()), axis=-1) for row in rows]) for i in range(2))
-    found = compare(terms, x, y, np.stack(valid[:-1]), tolerance)
+    found = first_difference(terms, x, y, np.stack(valid[:-1]), tolerance)
     qpos = next((path for path in rows[0][0] if path.endswith("physics/qpos")), None)
     if found is None or qpos is None or (asset := asset_of(reference)) is None:
         return found
@@ -46,11 +46,14 @@ def find_difference(
     return {**found, "touching": [_touching(load_model(asset), each) for each in places]}
 
 
-def compare(
+def first_difference(
     terms: list[str], x: NDArray[Any], y: NDArray[Any], valid: NDArray[np.bool_], tolerance: float
 ) -> dict[str, Any] | None:
-    """Find the first difference beyond ``tolerance``: by step, then by group, then by size. ``x``, of the reference,
-    and ``y``: [T, N, F]; ``valid`` [T, N]: the episode continues. What one engine alone has finite differs infinitely.
+    """Find the first difference beyond ``tolerance``: by step, then by group, then by size.
+
+    Args:
+        x: [T, N, F] by the reference. y: by the other; infinitely different where only one of both is finite.
+        valid: [T, N], the episode continues.
     """
     both, either = np.isfinite(x) & np.isfinite(y), np.isfinite(x) | np.isfinite(y)
     seen = np.ma.array(x, mask=~(both & valid[..., None]))
@@ -64,7 +67,7 @@ def compare(
     row = int(beyond[step].sum(axis=-1).argmax())
     found = sorted(
         (int(i) for i in np.flatnonzero(beyond[step, row])),
-        key=lambda i: (GROUPS.index(terms[i].replace("/", " ").split()[0]), -size[step, row, i]),
+        key=lambda i: (TERM_GROUPS.index(terms[i].replace("/", " ").split()[0]), -size[step, row, i]),
     )
     numbers = {
         name: float(each[step, row, found[0]]) for name, each in (("reference", x), ("other", y), ("size", size))

@@ -16,7 +16,7 @@ from ejax.types import Env, HostEnv, Params, Policy, PyTree, RenderableHostEnv
 
 
 class StepRecord(NamedTuple):
-    """What there is to see after a decision, or at the start of an episode."""
+    """The frames after a decision, or at the start of an episode, and the decision's outcome."""
 
     frames: tuple[PyTree, ...]
     """States of one environment after each of the decision's actions; outside JAX its picture. NumPy."""
@@ -31,7 +31,7 @@ class StepRecord(NamedTuple):
     action: PyTree = None
 
 
-def play(
+def play_episodes(
     policy: Policy,
     env: Env | RenderableHostEnv,
     params: Params,
@@ -79,7 +79,7 @@ def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int)
         yield tile_frames(pictures)
 
 
-class EpisodeStats:
+class PlayStats:
     """Counts what is played, and reports each episode's line."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -123,7 +123,7 @@ class EpisodeStats:
         total = sum((each.reward for each in steps), 0.0)
         episode = {"return": total, "length": len(steps), "nonfinite": not finite, **facts}
         if "success" in facts and not finite:
-            # an episode with NaN is no success, as in ``ejax.evaluation``
+            # an episode with NaN is not a success, as in ``ejax.evaluation``
             episode["success"] = min(facts["success"], 0.0)
         for name, mean in _TRACKED.items():
             if values := [each.facts[name] for each in steps if name in each.facts]:
@@ -143,7 +143,7 @@ _TRACKED = {
 
 def take_until(
     steps: Iterator[StepRecord],
-    stats: EpisodeStats,
+    stats: PlayStats,
     *,
     num_episodes: int | None = None,
     num_actions: int | None = None,

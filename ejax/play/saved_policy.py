@@ -66,7 +66,7 @@ def evaluate_run(
         The metrics under EmbodiChain's tags, the checkpoint and what was written; ``no video``: why there is none.
 
     Raises:
-        FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
+        FileNotFoundError: ``run`` is not a run. CheckpointError: no such checkpoint, or a damaged one.
         ValueError: a count that is not positive.
         ConfigError: an override that is not of the environment, or that it refuses.
     """
@@ -147,7 +147,7 @@ def _try_to_record(
     video: Path,
     quarantine: Path,
 ) -> dict[str, object]:
-    """Give the video's path, or the reason why there is none."""
+    """Record a video: its path, or the reason why there is none."""
     # beyond that, an episode without a limit is filmed in part
     part = {} if env.max_episode_steps else {"video shows": "1,000 steps at most; the episodes have no time limit"}
     try:

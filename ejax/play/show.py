@@ -24,7 +24,7 @@ from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.scenery import film_view
 from ejax.envs.mujoco.viewer import Window
 from ejax.envs.terms.commands import Command, hold
-from ejax.play.player import EpisodeStats, StepRecord, play, take_until
+from ejax.play.player import PlayStats, StepRecord, play_episodes, take_until
 from ejax.play.saved_policy import filmed, load_policy, opened_policy
 from ejax.runtime.video import with_caption, write_video
 from ejax.schema.writing import by_product
@@ -165,7 +165,7 @@ def play_run(
         ValueError: an environment that cannot be drawn so, or something to happen that it does not have.
         RuntimeError: there is no display.
     """
-    stats = EpisodeStats(report)
+    stats = PlayStats(report)
     opened = opened_policy(
         run, overrides, member=viewer.member, checkpoint=viewer.checkpoint, device=viewer.device, command="ejax.play"
     )
@@ -178,7 +178,7 @@ def play_run(
         seed = config.trainer.eval_seed if viewer.seed is None else viewer.seed
         with closing(env) if isinstance(env, GuardedEnv) else nullcontext():
             policy, params = load_policy(config, env, path)
-            begin = partial(play, policy, env, params, seed, samples=viewer.samples)
+            begin = partial(play_episodes, policy, env, params, seed, samples=viewer.samples)
             if isinstance(env, GuardedEnv):
                 facts = _film_outside(config.env.id, env, begin, viewer, stats)
             else:
@@ -187,7 +187,7 @@ def play_run(
 
 
 def _film_outside(
-    name: str, env: GuardedEnv, begin: Callable[..., Iterator[StepRecord]], viewer: Viewer, stats: EpisodeStats
+    name: str, env: GuardedEnv, begin: Callable[..., Iterator[StepRecord]], viewer: Viewer, stats: PlayStats
 ) -> dict[str, object]:
     for option in ("command", "push"):
         if getattr(viewer, option) is not None:
@@ -200,7 +200,7 @@ def _film_outside(
 
 
 def _show(
-    name: str, env: Any, begin: Callable[..., Iterator[StepRecord]], seed: int, viewer: Viewer, stats: EpisodeStats
+    name: str, env: Any, begin: Callable[..., Iterator[StepRecord]], seed: int, viewer: Viewer, stats: PlayStats
 ) -> dict[str, object]:
     asset = asset_of(env)
     if not isinstance(env, RenderableEnv) or (asset is None and viewer.video is None):
@@ -248,13 +248,13 @@ def _film(path: Path, frames: Iterator[Any], fps: float) -> dict[str, object]:
     return {}
 
 
-def _until(steps: Iterator[StepRecord], stats: EpisodeStats, viewer: Viewer, period: float) -> Iterator[PyTree]:
+def _until(steps: Iterator[StepRecord], stats: PlayStats, viewer: Viewer, period: float) -> Iterator[PyTree]:
     num_actions = None if viewer.seconds is None else max(1, round(viewer.seconds / period))
     endless = viewer.video is None or num_actions is not None
     num_episodes = viewer.episodes or (None if endless else 1)
     return take_until(steps, stats, num_episodes=num_episodes, num_actions=num_actions)
 
 
-def _text(env: RenderableEnv, frame: PyTree, stats: EpisodeStats) -> str:
+def _text(env: RenderableEnv, frame: PyTree, stats: PlayStats) -> str:
     caption = caption_of(env, frame)
     return f"{caption}   {stats.text}" if caption else stats.text

@@ -32,7 +32,7 @@ _LAST_TIMEOUT_S = 10.0
 
 
 def cameras_of(trainer: TrainerConfig) -> tuple[CameraConfig, ...]:
-    """List the cameras that have something to see: without evaluations that is the training alone."""
+    """List the cameras that have something to see: without evaluations that is only the training."""
     return tuple(each for each in trainer.cameras if trainer.enable_eval or each.phase == "train")
 
 
@@ -88,7 +88,7 @@ class VideoRecorder(Callback):
             self._report_once("videos take longer than the time between them: some are not made")
 
     def reports(self) -> list[str]:
-        """Give the messages since the last call."""
+        """Return the messages since the last call."""
         self._collect()
         messages, self._reports = self._reports, []
         return messages

@@ -17,7 +17,7 @@ from ejax.envs.host.calls import closing
 from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.tasks.push_cube import PushCubeRL
-from ejax.play.player import play
+from ejax.play.player import play_episodes
 from ejax.play.saved_policy import chosen_checkpoint, elsewhere, load_policy
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.actor_q import ActorQ
@@ -136,7 +136,7 @@ def page_data(policy: Policy, params: Params, env: Env, seed: int) -> dict[str, 
     or a policy that the page cannot compute."""
     task = describe_task(env)
     weights = _policy(policy, params, env, task["part"])
-    played = play(policy, env, params, seed)
+    played = play_episodes(policy, env, params, seed)
     states, steps = [next(played).frames[0]], []
     for step in played:
         states.append(step.frames[0])

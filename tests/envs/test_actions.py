@@ -17,7 +17,7 @@ from ejax.envs.actions import action_form, to_action
 from ejax.envs.check import check_env, clips_actions
 from ejax.episodes import record_episodes
 from ejax.evaluation import evaluate, evaluate_host
-from ejax.play.player import play
+from ejax.play.player import play_episodes
 from ejax.rollout import reset, unroll, with_memory
 from ejax.training.fields import policy_numbers
 from ejax.types import HostTimestep, Timestep
@@ -178,7 +178,7 @@ def test_a_pure_environment_is_given_actions_of_its_space(name: str) -> None:
     np.testing.assert_allclose(again, rollout.log_prob, atol=1e-5)
     found = evaluate(policy, env, params, jax.random.key(0), num_envs=2, num_episodes=2)
     assert (found["return"] == 4.0).all()
-    steps = play(policy, env, params, 0, samples=True)
+    steps = play_episodes(policy, env, params, 0, samples=True)
     next(steps)
     step = next(steps)
     assert step.reward == 1.0 and step.action.shape == env.action_space.shape

@@ -125,7 +125,7 @@ def test_a_file_alone_does_not_start_foreign_code(
     assert "is code that a file alone may not start; if you know it, add --trust ladder:Ladder" in told
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     assert replay.main([str(tmp_path / "other.npz")]) == 2
-    assert "is no file of ejax's quarantine: it has x" in capsys.readouterr().err
+    assert "not a file of ejax's quarantine: it has x" in capsys.readouterr().err
     np.savez(tmp_path / "pickled.npz", facts=np.array([{}], object), actions=np.zeros(3))
     assert replay.main([str(tmp_path / "pickled.npz")]) == 2
     assert "allow_pickle=False" in capsys.readouterr().err

@@ -30,7 +30,7 @@ from ejax.play.comparison import (
     differ,
     proportion,
 )
-from ejax.play.differences import compare, find_difference
+from ejax.play.differences import find_difference, first_difference
 from ejax.run import train
 from ejax.training.environments import with_engine
 from ejax.transfer import main as transfer
@@ -54,30 +54,30 @@ ALL = np.ones((6, 3), bool)
 
 
 def test_the_earliest_step_is_named_though_later_ones_differ_more() -> None:
-    found = compare(TERMS, *walk(a=(3, 1, 0.02), b=(5, 0, 0.5)), ALL, 0.01)
+    found = first_difference(TERMS, *walk(a=(3, 1, 0.02), b=(5, 0, 0.5)), ALL, 0.01)
     assert found and (found["term"], found["step"], found["episode"]) == ("state/a", 3, 1)
     assert found["size"] == pytest.approx(0.02) and found["beside"] == []
-    assert compare(TERMS, *walk(a=(3, 1, 0.02), b=(5, 0, 0.5)), ALL, 0.6) is None
+    assert first_difference(TERMS, *walk(a=(3, 1, 0.02), b=(5, 0, 0.5)), ALL, 0.6) is None
 
 
 def test_within_a_step_contacts_come_first_and_the_others_stand_beside_them() -> None:
-    found = compare(TERMS, *walk(a=(2, 2, 0.9), b=(2, 2, 0.1), c=(2, 2, 0.02), d=(2, 2, 0.3)), ALL, 0.01)
+    found = first_difference(TERMS, *walk(a=(2, 2, 0.9), b=(2, 2, 0.1), c=(2, 2, 0.02), d=(2, 2, 0.3)), ALL, 0.01)
     assert found and found["term"] == "contact c" and found["beside"] == ["observation b", "reward/d", "state/a"]
 
 
 def test_what_comes_after_an_episodes_end_is_no_difference() -> None:
     valid = ALL.copy()
     valid[4:, 1] = False
-    assert compare(TERMS, *walk(a=(4, 1, 0.5)), valid, 0.01) is None
+    assert first_difference(TERMS, *walk(a=(4, 1, 0.5)), valid, 0.01) is None
 
 
 def test_a_number_that_breaks_by_one_engine_differs_and_one_that_hardly_moves_does_not() -> None:
     x, y = walk(b=(1, 0, np.nan))
-    found = compare(TERMS, x, y, ALL, 0.01)
+    found = first_difference(TERMS, x, y, ALL, 0.01)
     assert found and (found["term"], found["step"], found["size"]) == ("observation b", 1, np.inf)
     still = np.zeros_like(x)
-    assert compare(TERMS, still, still + 9e-5, ALL, 0.01) is None
-    assert compare(TERMS, still, still + 2e-4, ALL, 0.01) is not None
+    assert first_difference(TERMS, still, still + 9e-5, ALL, 0.01) is None
+    assert first_difference(TERMS, still, still + 2e-4, ALL, 0.01) is not None
 
 
 DROP = """<mujoco><option timestep="0.01"/><worldbody><geom name="floor" type="plane" size="1 1 1"/>

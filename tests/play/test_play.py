@@ -28,7 +28,7 @@ from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main
-from ejax.play.player import EpisodeStats, film_host, play, take_until
+from ejax.play.player import PlayStats, film_host, play_episodes, take_until
 from ejax.play.saved_policy import filmed
 from ejax.play.show import HeldCommand, Viewer, make_blows, play_run, replace_parts
 from ejax.run import train
@@ -79,8 +79,8 @@ class Halving:
 @pytest.mark.slow
 def test_the_episodes_are_those_of_an_evaluation_in_one_slot() -> None:
     lines: list[str] = []
-    stats = EpisodeStats(lines.append)
-    frames = list(take_until(play(Halving(), Drift(), {}, SEED), stats, num_episodes=4))
+    stats = PlayStats(lines.append)
+    frames = list(take_until(play_episodes(Halving(), Drift(), {}, SEED), stats, num_episodes=4))
     episodes = evaluate(Halving(), Drift(), {}, KEY, num_envs=1, num_episodes=4)
     expected = {name: float(x) for name, x in summarize(episodes).items()}
     assert {name: value for name, value in stats.summary().items() if name != "episodes"} == pytest.approx(expected)
@@ -89,15 +89,17 @@ def test_the_episodes_are_those_of_an_evaluation_in_one_slot() -> None:
 
 
 def test_seconds_end_it_in_the_middle_of_an_episode() -> None:
-    stats = EpisodeStats(print)
-    assert len(list(take_until(play(Halving(), Drift(), {}, SEED), stats, num_actions=1))) == 2
+    stats = PlayStats(print)
+    assert len(list(take_until(play_episodes(Halving(), Drift(), {}, SEED), stats, num_actions=1))) == 2
     (cut,) = stats.summary().keys() - {"episodes"}
     assert stats.summary() == {"episodes": 0, cut: stats.text} and "step 1, " in stats.text and "return" in stats.text
 
 
 def test_samples_are_not_the_mode() -> None:
     last = [
-        list(take_until(play(Halving(), Drift(), {}, SEED, samples=samples), EpisodeStats(print), num_actions=1))[-1].x
+        list(take_until(play_episodes(Halving(), Drift(), {}, SEED, samples=samples), PlayStats(print), num_actions=1))[
+            -1
+        ].x
         for samples in (False, True)
     ]
     assert last[0] != last[1]
@@ -110,7 +112,7 @@ def test_every_action_of_a_chunk_is_seen() -> None:
             mean = jnp.concatenate([distribution.mode()] * 2, axis=-1)
             return Normal(mean, jnp.zeros_like(mean)), value
 
-    steps = play(Twice(), ActionChunk(Drift(), 2), {}, SEED)
+    steps = play_episodes(Twice(), ActionChunk(Drift(), 2), {}, SEED)
     start, decision = next(steps), next(steps)
     (before,), (first, second) = start.frames, decision.frames
     assert [int(each.lives) for each in (first, second)] == [int(before.lives) - 1, int(before.lives) - 2]
@@ -121,7 +123,7 @@ def test_a_patch_changes_the_state_that_is_stepped() -> None:
     def lift(state: Place) -> Place:
         return replace(state, x=state.x + 100.0)
 
-    steps = play(Halving(), Drift(), {}, SEED, patch=lift)
+    steps = play_episodes(Halving(), Drift(), {}, SEED, patch=lift)
     next(steps)
     step = next(steps)
     assert step.frames[0].x > 90.0
@@ -348,8 +350,8 @@ def glowing(num_envs: int = 1, render_mode: str | None = "rgb_array") -> Any:
 def test_gymnasiums_environments_are_played_in_their_own_pictures() -> None:
     env = glowing()
     assert isinstance(env, RenderableHostEnv) and isinstance(env, HostEnv) and env.frames_per_second == 10.0
-    stats = EpisodeStats(print)
-    frames = list(take_until(play(Halving(), env, {}, seed=0), stats, num_episodes=2))
+    stats = PlayStats(print)
+    frames = list(take_until(play_episodes(Halving(), env, {}, seed=0), stats, num_episodes=2))
     assert frames[0].shape == (4, 4, 3) and [int(each[0, 0, 0]) for each in frames[:2]] == [0, 10]
     assert stats.summary()["episodes"] == 2 and len(frames) == 1 + 2 * float(str(stats.summary()["eval/avg_length"]))
 
