@@ -42,7 +42,7 @@ def mismatch(annotation: Any, value: Any) -> str | None:
     except PydanticSchemaGenerationError:  # an array's class, or any other that pydantic does not know
         return None
     try:
-        # strict, for True is no number and "1" none either; but what JSON has as a list may be a tuple
+        # strict: neither True nor "1" is a number; but a list in JSON may be a tuple
         adapter.validate_python(value, strict=not isinstance(value, list))
     except ValidationError as error:
         return " or ".join(dict.fromkeys(map(_text, error.errors())))

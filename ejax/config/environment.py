@@ -198,7 +198,7 @@ def _groups(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
         for path in getattr(policy.obs_groups, network):
             if path not in there:
                 has = f"there is {', '.join(there)}" if there else "which is one array without parts; leave it out"
-                text = f"'{path}' is no part of the observation{';' if there else ','} {has}"
+                text = f"'{path}' is not a part of the observation{';' if there else ','} {has}"
                 yield Problem(f"policy.obs_groups.{network}", text + did_you_mean(path, there))
 
 

@@ -66,7 +66,7 @@ def _text(error: Any, key: str, tree: Any) -> str:
 
 
 def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:
-    # their models are chosen by a name beside them, which the schema does not express
+    # their models are chosen by a name next to them, which the schema does not express
     for kind, keywords in (("optimizer", OPTIMIZER_KWARGS), ("lr_scheduler", SCHEDULE_KWARGS)):
         if section == f"algorithm.cfg.{kind}.kwargs":
             name = tree["algorithm"]["cfg"][kind].get("name", "adam").lower()

@@ -1,6 +1,6 @@
 """Config files and values of overrides: JSON or YAML's safe subset, as what JSON can hold.
 
-A file's size is bounded before it is parsed, and the values that it stands for afterwards. Numbers are YAML 1.2's,
+A file's size is bounded before it is parsed, and the values that it means afterwards. Numbers are YAML 1.2's,
 quoted text stays text, and keys are text as written.
 """
 
@@ -81,7 +81,7 @@ def read_yaml(text: str) -> Any:
     except RecursionError:
         raise UnreadableError(_TOO_DEEP, loader.line + 1) from None
     except (ValueError, OverflowError):
-        raise UnreadableError("an escape stands for no character, such as \\UFFFFFFFF", loader.line + 1) from None
+        raise UnreadableError("an escape means no character, such as \\UFFFFFFFF", loader.line + 1) from None
     return _bounded(data)
 
 
@@ -112,7 +112,7 @@ def _decoded(data: bytes) -> str:
         if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise UnreadableError("it is UTF-16, as PowerShell's > writes it; save it as UTF-8") from None
         line = data.count(b"\n", 0, error.start) + 1
-        raise UnreadableError(f"the byte {data[error.start]:#x} is no UTF-8: {error.reason}", line) from None
+        raise UnreadableError(f"the byte {data[error.start]:#x} is not UTF-8: {error.reason}", line) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _scalar(kind: str) -> Callable[[_Loader, yaml.Node], Any]:
         try:
             return getattr(loader, f"construct_yaml_{kind}")(node)
         except (ValueError, LookupError, OverflowError):
-            text = f"got {short_repr(node.value)}, which is no !!{kind}"
+            text = f"got {short_repr(node.value)}, which is not a !!{kind}"
             raise UnreadableError(text, node.start_mark.line + 1) from None
 
     return construct

@@ -41,7 +41,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
     config = parse_untrusted(read_file(found), overrides, device, found.parent, str(found))
     if found == Path(path) or FOLDER not in found.parents:
         return config
-    read = KeyNote("config", "used", f"{path} is no file here; read ejax's own, {found}")
+    read = KeyNote("config", "used", f"{path} is not a file here; read ejax's own, {found}")
     return config.model_copy(update={"notices": (read, *config.notices)})
 
 
@@ -90,7 +90,7 @@ def parse_untrusted(
 
 
 def read_draft(draft: Draft) -> RunConfig | None:
-    """Bring a draft to the canonical form; None: it has problems. Missing devices are no problem yet."""
+    """Bring a draft to the canonical form; None: it has problems. Missing devices are not a problem yet."""
     for edit in PASSES:
         edit(draft)
     config, problems = _validate(draft.tree)
@@ -103,7 +103,7 @@ def read_draft(draft: Draft) -> RunConfig | None:
 
 
 def parse_policy(block: Mapping[str, Any]) -> PolicyConfig:
-    """Parse a section ``policy`` by itself, in any spelling. Code in it has to be trusted; ConfigError if invalid."""
+    """Parse a section ``policy`` alone, in any spelling. Code in it has to be trusted; ConfigError if invalid."""
     draft = Draft({"policy": plain(block)})
     for edit in (spellings.canonicalize_keys, spellings.drop_unsupported, spellings.fill_defaults):
         edit(draft)
@@ -127,7 +127,7 @@ def apply_overrides(draft: Draft) -> None:
 
 
 def require_sections(draft: Draft) -> None:
-    """Refuse a number or a list where a section belongs, and go on with an empty one."""
+    """Refuse a number or a list where a section belongs, and continue with an empty one."""
     for key in ("trainer", "policy", "algorithm"):
         if draft.has(key) and not isinstance(draft.get(key), dict):
             keys = ", ".join(allowed_keys(key, "")[0])
@@ -227,7 +227,7 @@ def fill_env(draft: Draft) -> None:
             data = _merge(read_file(path), given_cfg.pop("gym_config", None))
             env = import_entry(_GYM_CONFIG, "read")(draft, data, str(name))
             draft.put("env", {**env, **given, "cfg": {**env.get("cfg", {}), **given_cfg}})
-        # EmbodiChain's two ways to an environment have defaults of their own
+        # EmbodiChain's two ways to an environment have different defaults
         for key, value in spellings.GYM_DEFAULTS.items():
             draft.tree["trainer"].setdefault(key, value)
     elif not draft.has("env"):
@@ -259,7 +259,7 @@ def _may_stand_beside(draft: Draft) -> bool:
     for key in ("env", "env.cfg", "env.cfg.gym_config"):
         given = draft.get(key)
         if given is not None and not isinstance(given, dict):
-            text = f"got {short_repr(given)}; beside trainer.gym_config it must be a section, or be left out"
+            text = f"got {short_repr(given)}; next to trainer.gym_config it must be a section, or be left out"
             draft.problem(key, text)
             return False
     return True
@@ -305,7 +305,7 @@ def _candidates(folder: Path | None, name: str, expected: Sequence[Path]) -> lis
 
     The path as it is: from the first of the ``expected`` places, a folder above the train file's (EmbodiChain's files
     name their gym config from its repository's root), the second place. Then the longest tail of the path that lies in
-    the train file's folder or above it; the file's name alone counts beside the train file only.
+    the train file's folder or above it; the file's name alone counts next to the train file only.
     """
     parts = Path(name).parts
     above = [] if folder is None else [folder.resolve(), *folder.resolve().parents]
@@ -314,7 +314,7 @@ def _candidates(folder: Path | None, name: str, expected: Sequence[Path]) -> lis
         for start in range(1, len(parts))
         for place in (above if start < len(parts) - 1 else above[:1])
     ]
-    files: dict[Path, Path] = {}  # by the real path: a link is no second file
+    files: dict[Path, Path] = {}  # by the real path: a link is not a second file
     for path in (expected[0], *(place / name for place in above[1:]), *expected[1:], *tails):
         if is_file(path):
             files.setdefault(path.resolve(), path)
@@ -341,12 +341,12 @@ def do_without_wandb(draft: Draft) -> None:
     """Train without Weights & Biases where the package is missing."""
     if draft.get("trainer.use_wandb") is True and importlib.util.find_spec("wandb") is None:
         draft.put("trainer.use_wandb", False)
-        text = "wandb is not installed: the run goes on without it (pip install -e '.[wandb]' in ejax's folder)"
+        text = "wandb is not installed: the run continues without it (pip install -e '.[wandb]' in ejax's folder)"
         draft.note("trainer.use_wandb", text, "without effect")
 
 
 PASSES: tuple[Callable[[Draft], None], ...] = (
-    spellings.recognize_seed_spelling,  # needs the keys as the file spells them
+    spellings.note_seed_spelling,  # needs the keys as the file spells them
     spellings.canonicalize_keys,  # before overrides, which find a value of the file in its canonical place alone
     apply_overrides,
     spellings.canonicalize_keys,  # again: overrides come in any spelling

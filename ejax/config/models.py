@@ -167,7 +167,7 @@ class EventsConfig(StrictModel):
     """In evaluations, their videos and ``python -m ejax.evaluate``."""
 
     def of(self, phase: Phase) -> FrozenDict:
-        """Give the events of one phase, in the form of a gym config's ``env.events``."""
+        """Return the events of one phase, in the form of a gym config's ``env.events``."""
         return freeze({name: dict(event) for name, event in getattr(self, phase).items()})
 
 
@@ -242,7 +242,7 @@ class TrainerConfig(StrictModel):
     shard_parameters: MayChange[bool | Annotated[int, Field(ge=2)]] = False
     """With ``distributed``: each device keeps a part of the parameters and of the optimizer's moments (FSDP), for
     policies that do not fit on one. What a layer needs is gathered when it is its turn. ``true``: all devices share one
-    copy; a number: so many neighbours do, such as the devices of one machine, and others have copies of their own."""
+    copy; a number: so many neighbours do, such as the devices of one machine, and others have other copies."""
     process_timeout_s: MayChange[PositiveFloat] = 300.0
     """Seconds after which one of several processes that has not followed the others counts as hanging: they end."""
     num_envs: PositiveInt = 64
@@ -359,7 +359,7 @@ class NetworkBlock(StrictModel):
     network_cfg: NetworkConfig
     """Its layers."""
     memory: MemoryConfig | None = None
-    """ejax: a memory before the network. The actor's default is none; the critic's is one of its own like the
+    """ejax: a memory before the network. The actor's default is none; the critic's is a second one like the
     actor's."""
 
 
@@ -378,9 +378,9 @@ class PolicyConfig(StrictModel):
     """``policy``."""
 
     name: Annotated[str, AfterValidator(partial(trusted_name, "policy"))]
-    """``actor_critic``, ``actor_only``, ``vision``, ``vla``, or a class of your own, ``package.module:Name``."""
+    """``actor_critic``, ``actor_only``, ``vision``, ``vla``, or your class, ``package.module:Name``."""
     cfg: Kwargs = Field(default_factory=FrozenDict)
-    """Arguments of a policy class of your own."""
+    """Arguments of your policy class."""
     action_dim: PositiveInt | None = None
     """Checked against the environment's."""
     actor: NetworkBlock | None = None
@@ -397,7 +397,7 @@ class PolicyConfig(StrictModel):
     actor_obs_normalization: bool = False
     """The actor sees observations minus their running mean, divided by their running deviation."""
     critic_obs_normalization: bool = False
-    """The same for the critic, with statistics of its own."""
+    """The same for the critic, with separate statistics."""
     obs_groups: ObsGroups = ObsGroups()
     """Parts of a nested observation that each network reads."""
     vla_config: VLAConfig | None = None
@@ -408,7 +408,7 @@ class PolicyConfig(StrictModel):
 
     @property
     def record(self) -> PolicyKind:
-        """Record of the policy that the name stands for."""
+        """Record of the policy that the name means."""
         return find_policy(self.name)
 
     @property
@@ -434,7 +434,7 @@ class AlgorithmConfig(StrictModel):
     @classmethod
     def _options(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.data.get("name")
-        if name is None:  # an unknown name is an error of its own
+        if name is None:  # an unknown name is reported with its key
             return value
         try:
             options = find_algorithm(name).Config
@@ -444,5 +444,5 @@ class AlgorithmConfig(StrictModel):
 
     @property
     def record(self) -> Algorithm:
-        """Record of the algorithm that the name stands for."""
+        """Record of the algorithm that the name means."""
         return find_algorithm(self.name)

@@ -28,7 +28,7 @@ from ejax.schema.messages import short_repr
 from ejax.schema.paths import leaves
 
 OPTIONS = "algorithm.cfg."  # prefix of the keys in which members may differ, besides the seed
-SEPARATELY = "examples/sweep.py trains each member as a run by itself, in which any key may differ"
+SEPARATELY = "examples/sweep.py trains each member as a separate run, in which any key may differ"
 """The remedy for what members of one program cannot differ in."""
 _REMOVED = ("separate_runs", "apart")
 _KEY = r"^(algorithm|trainer|policy|env|data)(\..+)?$"
@@ -38,8 +38,8 @@ _Seed = Annotated[int, Field(ge=0, lt=2**31)]
 class ExploitConfig(StrictModel):
     """``population.exploit``: population-based training (Jaderberg et al. 2017).
 
-    From time to time the members with the lowest returns go on from the parameters of some with the highest, and with
-    their numbers, each multiplied by one of ``perturb``."""
+    From time to time the members with the lowest returns continue from the parameters of some with the highest, and
+    with their numbers, each multiplied by one of ``perturb``."""
 
     every: PositiveInt
     """Updates from one time to the next."""
@@ -60,7 +60,7 @@ class PopulationConfig(StrictModel):
     )
     """Dotted key of ``algorithm.cfg`` -> the values that members have; may be written directly under ``population``."""
     exploit: ExploitConfig | None = None
-    """Population-based training: the worst go on from the best. None: members do not meet."""
+    """Population-based training: the worst continue from the best. None: members do not meet."""
 
     @model_validator(mode="before")
     @classmethod

@@ -98,7 +98,7 @@ def idle_notes(config: RunConfig, rows: int) -> list[str]:
     for key, end, what in (
         ("algorithm.cfg.learning_starts", updates * rows, f"no gradient step is made, and {NOTHING}"),
         ("algorithm.cfg.critic_warmup_updates", updates - 1, f"{NOTHING} but by the critic"),
-        ("population.exploit.every", updates, "no member goes on from another"),
+        ("population.exploit.every", updates, "no member continues from another"),
         ("trainer.eval_freq", updates * rows if trainer.enable_eval else math.inf, "only the end is evaluated"),
         ("trainer.save_freq", updates * rows, "only the end is saved"),
         ("trainer.save_frequency_updates", updates, "only the end is saved"),
@@ -188,19 +188,19 @@ def _population(config: RunConfig) -> Iterator[Problem]:
         except ValidationError as error:
             texts = [each["msg"].removeprefix("Value error, ") for each in error.errors()]
             reasons = "; ".join(texts).replace("Extra inputs are not permitted", "unknown key")
-            yield Problem("population", f"{_shown_values(member)} is no config: {reasons}")
+            yield Problem("population", f"{_shown_values(member)} is not a config: {reasons}")
             continue
         for key in member.values:
             if not _varies(_option(own.algorithm.cfg, key)):
                 # a program has numbers with a fraction as arrays; all else is compiled into it
-                text = f"got {short_repr(thaw(member.values[key]))}, which is no number with a fraction (a whole one"
+                text = f"got {short_repr(thaw(member.values[key]))}, which is not a number with a fraction (a whole one"
                 yield Problem(f"population.{key}", f"{text} decides shapes and loops); {SEPARATELY}")
 
 
 def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
     record, name = config.algorithm.record, config.algorithm.name
     if record.learns_from == "demonstrations" or record.with_teacher is not None:
-        text = f"{name} is no algorithm of a population; give ppo, grpo, apg or shac, or"
+        text = f"{name} cannot train a population; give ppo, grpo, apg or shac, or"
         yield Problem("population", f"{text} {SEPARATELY}")
     if config.trainer.profile is not None:
         yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
@@ -225,5 +225,5 @@ def _option(options: BaseModel, key: str) -> Any:
 
 
 def _varies(value: Any) -> bool:
-    """Recognize an option that a program can have as an array: a number with a fraction, or some."""
+    """Return whether a program can have an option as an array: a number with a fraction, or some."""
     return isinstance(value, float) or (isinstance(value, tuple) and bool(value) and all(map(_varies, value)))

@@ -20,7 +20,7 @@ from ejax.schema.registry import ALGORITHMS
 
 @functools.cache
 def make_schema() -> dict[str, Any]:
-    """Make the canonical form's schema, with other spellings beside each key."""
+    """Make the canonical form's schema, with other spellings next to each key."""
     schema = RunConfig.model_json_schema()
     for options in _algorithm_configs().values():
         own = options.model_json_schema(ref_template="#/$defs/{model}")
@@ -47,7 +47,7 @@ def make_schema() -> dict[str, Any]:
     schema["required"] = ["policy", "algorithm"]
     for key, others in TABLES["schema"].items():
         _sections(schema, key)[0]["properties"] |= others
-    # a key in another spelling is checked like the one that it stands for
+    # a key in another spelling is checked like the one that it means
     for old, new in MOVED.items():
         section, _, name = new.rpartition(".")
         nodes = [node for node in _sections(schema, section) if name in node["properties"]]

@@ -41,7 +41,7 @@ def find_config(name: str | Path) -> Path:
         return FOLDER / (short if Path(short).suffix else f"{short}.yaml")
     if path.suffix or path.is_absolute():
         return path
-    text = f"'{name}' is no file and no config of ejax's; `ejax configs` lists them{did_you_mean(short, names())}"
+    text = f"'{name}' is neither a file nor a config of ejax's; `ejax configs` lists them{did_you_mean(short, names())}"
     raise ConfigError([], text)
 
 
@@ -53,7 +53,7 @@ def describe(name: str) -> str:
 
 
 def copy_config(name: str, to: Path | None = None) -> list[Path]:
-    """Copy a shipped config, and the gym config beside it that it names, to be edited. Returns the files written.
+    """Copy a shipped config, and the gym config next to it that it names, to be edited. Returns the files written.
 
     Args:
         to: a file or an existing folder. None: the working directory.

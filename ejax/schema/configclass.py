@@ -39,7 +39,7 @@ class ConfigClass:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # of dataclasses alone
 
     def copy(self, **changes: Any) -> Self:
-        """Do as ``replace``."""
+        """Make a new object, as ``replace`` does."""
         return self.replace(**changes)
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def limit_argument(make: Callable[..., Any]) -> str | None:
 def with_limit(make: Any, num_steps: int) -> Any:
     """Return an environment's class, or a function, whose default limit is another; of a class a subclass of its name.
 
-    Raises ValueError: it has no such argument, or the limit is no positive integer.
+    Raises ValueError: it has no such argument, or the limit is not a positive integer.
     """
     name = getattr(make, "__name__", str(make))
     if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:

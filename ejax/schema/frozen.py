@@ -17,7 +17,7 @@ from ejax.schema.plain_files import expanded
 F = TypeVar("F", bound=Callable[..., Any])
 
 PathText: TypeAlias = Annotated[str, AfterValidator(expanded)]
-"""A path, in which ``~`` and ``$NAME`` stand for what they do in a shell."""
+"""A path, in which ``~`` and ``$NAME`` mean the same as in a shell."""
 ANY_CASE = BeforeValidator(lambda name: name.lower() if isinstance(name, str) else name)
 """Reads a name of any case; with ``Annotated[Literal[...], ANY_CASE]``."""
 
@@ -97,7 +97,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def one_for_equal(make: F) -> F:
-    """Give the same object for equal arguments: as a static argument, it finds what is compiled.
+    """Return the same object for equal arguments: as a static argument, it finds what is compiled.
 
     Arguments that have no hash, such as options with arrays in them, give a new one.
     """

@@ -18,7 +18,7 @@ def short_repr(value: Any) -> str:
 def explain(error: BaseException, *, typed: bool = False) -> str:
     """Describe an error: its text and notes; where those are empty or a single word, or ``typed``, also its type.
 
-    The place where it was raised stands behind a text that says nothing by itself.
+    The place where it was raised follows a text that says nothing alone.
     """
     name = said = type(error).__name__
     with suppress(Exception):  # the text of an error is its own code

@@ -26,7 +26,7 @@ def leaves(tree: Any, order: Callable[[Iterable[Any]], Iterable[Any]] = list, ab
 def join(paths: Iterable[Path], separator: str = ".") -> list[str]:
     """Join the keys of each path of a tree into its name.
 
-    Keys of a section in which two names would be equal, such as ``a.b`` beside ``a`` with a ``b``, get a backslash
+    Keys of a section in which two names would be equal, such as ``a.b`` next to ``a`` with a ``b``, get a backslash
     before each separator and backslash. Raises ValueError: two names are equal even so.
     """
     spelled, first = [tuple(map(str, path)) for path in paths], defaultdict[Any, set[str]](set)
@@ -45,13 +45,13 @@ def join(paths: Iterable[Path], separator: str = ".") -> list[str]:
 
 def named(tree: Any) -> dict[str, Any]:
     """Return the arrays, or spaces, of an observation by name, sorted at each level; a single one is ``""``. Raises
-    ValueError: keys that are empty, or of two types; one that reads like a part of a section beside it."""
+    ValueError: keys that are empty, or of two types; one that reads like a part of a section next to it."""
     parts = [(path, part) for path, part in leaves(tree, _checked) if not isinstance(part, Mapping)]
     sections = {path[:depth] for path, _ in parts for depth in range(1, len(path))}
     for *above, key in {*sections, *(path for path, _ in parts if path)}:
         for head in accumulate(str(key).split(".")[:-1], "{}.{}".format):
             if (*above, head) in sections:
-                raise ValueError(f"the key '{key}' reads like a part of '{head}', which is beside it; rename one")
+                raise ValueError(f"the key '{key}' reads like a part of '{head}', which is next to it; rename one")
     return dict(zip(join(path for path, _ in parts), (part for _, part in parts), strict=True))
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 MAX_DIGITS = 100  # digits of an integer: the time to read one grows with their square, and nobody means more
 HUGE = 1 << 40  # bytes of a file that is read piece by piece
 MAX_DEPTH = 100  # mappings and lists inside each other
-MAX_BYTES = 64 << 20  # bytes of a file, where the reader gives no bound of its own
+MAX_BYTES = 64 << 20  # bytes of a file, where the reader gives no other bound
 _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
 _SIDE_FILE = re.compile(
     r"\.DS_Store|\._.*|__MACOSX|\.(Spotlight-V100|Trashes|fseventsd|AppleDouble|localized)|Icon\r"  # of a Mac
@@ -41,7 +41,7 @@ _KINDS = {
 
 
 class ExpansionError(argparse.ArgumentTypeError, ValueError):
-    """A path with a part that stands for nothing here; argparse shows the text."""
+    """A path with a part that means nothing here; argparse shows the text."""
 
 
 def kind_of(mode: int) -> str:
@@ -144,7 +144,7 @@ def _too_large(path: str | Path, size: int, most: int) -> OSError:
 
 
 def is_side_file(name: str) -> bool:
-    """Recognize by its name what systems and editors leave beside the files of others, and nobody reads."""
+    """Return whether a name is that of a file that systems and editors leave next to others, and nobody reads."""
     return _SIDE_FILE.fullmatch(name) is not None
 
 
@@ -155,9 +155,7 @@ def expanded(path: str) -> str:
     """
     found = os.path.expandvars(os.path.expanduser(path))
     if (left := _UNKNOWN.match(found)) and (path[:1] == "~" or not os.path.lexists(path)):
-        raise ExpansionError(
-            f"got '{path}', and here {left[1] or left[2]} stands for nothing; write the path without it"
-        )
+        raise ExpansionError(f"got '{path}', and here {left[1] or left[2]} means nothing; write the path without it")
     return found
 
 

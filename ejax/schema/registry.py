@@ -19,7 +19,7 @@ from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
 
 Kind = Literal["env", "wrapper", "policy", "algorithm", "task"]
 
-# data beside the code: a built-in environment, policy or algorithm is its own file and a line there
+# data next to the code: a built-in environment, policy or algorithm is its own file and a line there
 _ENTRIES: dict[str, dict[str, str]] = tables_beside(__file__)
 
 ENVS: dict[str, Any] = _ENTRIES["env"]  # called as Name(**cfg)
@@ -145,7 +145,7 @@ def resolve(kind: Kind, name: str) -> Any:
 
 
 def is_foreign_checkpoint(file: str) -> bool:
-    """Recognize another system's: EmbodiChain's ``.pt``."""
+    """Return whether a checkpoint is another system's: EmbodiChain's ``.pt``."""
     return file.endswith(tuple(CHECKPOINT_READERS))
 
 
@@ -155,14 +155,14 @@ def import_entry(table: Mapping[Any, str], key: Any) -> Any:
 
 
 def place_of_task(name: str) -> str:
-    """Give the place of a task's class without importing it. UntrustedCodeError: nobody named it but a file."""
+    """Return the place of a task's class without importing it. UntrustedCodeError: nobody named it but a file."""
     if name not in DEMONSTRATORS:
         check_trusted(name)
     return DEMONSTRATORS.get(name, name)
 
 
 def trusted_name(kind: Kind, name: str) -> str:
-    """Give ``registered_name``, where the place of other code must have passed the gate. Imports nothing.
+    """Return ``registered_name``, where the place of other code must have passed the gate. Imports nothing.
 
     Raises:
         UnknownNameError: no such name.
@@ -210,7 +210,7 @@ def get_registered_algo_names() -> list[str]:
 
 
 def is_import_path(kind: Kind, name: str) -> bool:
-    """Recognize a place of code, also in a family's name: ``torch:package.module:Name``."""
+    """Return whether a name is a place of code, also in a family's name: ``torch:package.module:Name``."""
     return ":" in name and name not in _TABLES[kind] and (not _family(kind, name) or name.count(":") > 1)
 
 

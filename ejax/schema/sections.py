@@ -98,7 +98,7 @@ class Section:
         return tuple(map(float, self._fitting(name, value, fits, f"a list of {wanted}", default)))
 
     def _fitting(self, name: str, value: Any, fits: bool, wanted: str, default: Any) -> Any:
-        """Give the value, or report one that does not fit and give the default in its place."""
+        """Return the value, or report one that does not fit and return the default."""
         if fits:
             return value
         self.problem(name, f"got {short_repr(value)}; must be {wanted}")
@@ -163,7 +163,7 @@ class Section:
 
 
 def is_empty(value: Any) -> bool:
-    """Recognize a value that requests nothing: null, or an empty section or list."""
+    """Return whether a value requests nothing: null, or an empty section or list."""
     return value is None or (isinstance(value, Mapping | list | tuple) and not value)
 
 

@@ -90,7 +90,7 @@ def check_trusted(place: str) -> None:
     UntrustedCodeError: nobody named it, or two modules have that name; the text has the remedy.
     """
     if _place_in(place) != place:
-        raise UntrustedCodeError(f"{short_repr(place)} is no place of code; write package.module:Name")
+        raise UntrustedCodeError(f"{short_repr(place)} is not a place of code; write package.module:Name")
     if place.startswith("__main__:") and not hasattr(sys.modules["__main__"], place.partition(":")[2]):
         text = "was defined at a prompt, in a notebook or another script; put it into a module, and train with that"
         raise UntrustedCodeError(f"{short_repr(place)} {text}")

@@ -140,7 +140,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def by_product(what: str, note: Callable[[str], object] | None = None, errors: Any = OSError) -> Iterator[None]:
-    """Write something beside a result, which is not lost if that fails: it is a line, and the command's exit code 1.
+    """Write something in addition to a result, which is not lost if that fails: it is a line, and exit code 1.
 
     ``note`` takes the line; None: standard error.
     """

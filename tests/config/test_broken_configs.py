@@ -38,10 +38,10 @@ def at_line(file: Path, line: int, **about: str) -> None:
 
 
 @refusals(
-    ("!!int abc", "", "got 'abc', which is no !!int"),
-    ("!!int ''", "", "got '', which is no !!int"),
-    ("!!float abc", "", "got 'abc', which is no !!float"),
-    ("!!bool abc", "", "got 'abc', which is no !!bool"),
+    ("!!int abc", "", "got 'abc', which is not a !!int"),
+    ("!!int ''", "", "got '', which is not a !!int"),
+    ("!!float abc", "", "got 'abc', which is not a !!float"),
+    ("!!bool abc", "", "got 'abc', which is not a !!bool"),
     ("!!map x", "", "expected a mapping node, but found scalar"),
     ("!!str [1]", "", "expected a scalar node, but found sequence"),
     ("!!timestamp 2024-01-01", "", "the tag !!timestamp is not allowed; allowed: !!str"),
@@ -54,7 +54,7 @@ def at_line(file: Path, line: int, **about: str) -> None:
     ("{? [1] : 2}", "", "a key must be text"),
     ("{<<: 1}", "", "<< takes a mapping"),
     ("&a {b: {<<: *a}}", "", "<< takes a mapping from elsewhere"),
-    ('"\\UFFFFFFFF"', "", "an escape stands for no character"),
+    ('"\\UFFFFFFFF"', "", "an escape means no character"),
     ("a\x07b", "", r"the character '\x07' is not allowed"),
 )
 def test_yaml_that_means_nothing_is_refused_with_its_line(tmp_path: Path, given: str, key: str, word: str) -> None:

@@ -104,7 +104,7 @@ def test_a_path_of_a_config_is_expanded(section: Any, key: str, monkeypatch: pyt
     adapter = TypeAdapter(Annotated[field.annotation, None, *field.metadata])
     for path in ("~/a", "$HOME/a", "${HOME}/a"):
         assert adapter.validate_python(path) == "/home/me/a"
-    with pytest.raises(ValueError, match=r"\$NOWHERE stands for nothing"):
+    with pytest.raises(ValueError, match=r"\$NOWHERE means nothing"):
         adapter.validate_python("$NOWHERE/a")
 
 
@@ -115,9 +115,9 @@ def test_no_path_of_a_config_keeps_a_tilde(tmp_path: Path, monkeypatch: pytest.M
     config = load_config("~/a.json", ["trainer.output_dir=~/runs"])
     assert config.trainer.output_dir == f"{tmp_path}/runs" and not any(x.key == "config" for x in config.notices)
     for override in ("trainer.output_dir", "policy.init_from", "trainer.gym_config"):
-        with pytest.raises(ConfigError, match=r"\$NOWHERE stands for nothing"):
+        with pytest.raises(ConfigError, match=r"\$NOWHERE means nothing"):
             load_config("$HOME/a.json", [f"{override}=$NOWHERE/a"])
-    with pytest.raises(ConfigError, match=r"\$NOWHERE stands for nothing"):
+    with pytest.raises(ConfigError, match=r"\$NOWHERE means nothing"):
         load_config("$NOWHERE/a.json")
     (tmp_path / "gym").mkdir()
     cart_pole = (ROOT / "tests" / "gym_configs" / "cart_pole.json").read_text()
@@ -208,7 +208,7 @@ def test_the_text_none_is_told_and_refused_beside_compat_where_it_is_relu() -> N
     config = make(policy=policy)
     assert config.policy.actor.network_cfg.activation == "none"
     assert [(note.key, note.text) for note in config.notices] == [
-        ("policy.actor.activation", "'None' is no activation; it is ReLU in EmbodiChain, unlike null")
+        ("policy.actor.activation", "'None' means no activation; it is ReLU in EmbodiChain, unlike null")
     ]
     with pytest.raises(ConfigError, match=r"policy\.actor\.activation: got 'None', which is ReLU .*give relu or null"):
         make(policy=policy, compat="embodichain-0.3")

@@ -880,7 +880,7 @@ def test_check_lists_the_keys_of_a_gym_config_by_itself(tmp_path: Path) -> None:
     [
         ({"task_key": "t", "deployments": {}}, "a catalogue's entry"),
         ({"id": "A-v1", "environment": {"component": "env.yaml"}}, "a task put together from files"),
-        ({"id": "A-v1", "robot": {}}, "no config: it has none of the sections trainer, policy, algorithm"),
+        ({"id": "A-v1", "robot": {}}, "not a config: it has none of the sections trainer, policy, algorithm"),
     ],
 )
 def test_check_says_what_another_file_is(tmp_path: Path, data: dict, text: str) -> None:

@@ -502,7 +502,7 @@ def test_torchs_factory_passes_the_gate(mark: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["evilmod", ":Env", "evilmod:", ".evil:Env", "a b:Env", "x:y; rm -rf ~", "a:b:c"])
 def test_what_is_no_place_is_refused_without_a_command_to_copy(name: str) -> None:
-    with pytest.raises(UntrustedCodeError, match=r"is no place of code; write package\.module:Name$") as error:
+    with pytest.raises(UntrustedCodeError, match=r"is not a place of code; write package\.module:Name$") as error:
         trust.check_trusted(name)
     assert "--trust" not in str(error.value)
 

@@ -33,7 +33,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     data = read_file(path)
     if (what := _other_file(data)) is not None:
         return [KeyNote(shorten(path.name, MAX_VALUE_CHARS), "unsupported", what)]
-    # a gym config by itself, as EmbodiChain's environments are started with
+    # a gym config alone, as EmbodiChain's environments are started with
     alone = "id" in data and isinstance(data.get("env"), Mapping) and not any(name in data for name in _SECTIONS)
     draft = Draft({} if alone else copy.deepcopy(data), path.parent, overrides)
     notes = [] if alone else _check_train_config(draft, data)
@@ -64,7 +64,7 @@ def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
 def _read_gym_config(draft: Draft, path: Path, data: dict[str, Any]) -> None:
     draft.gym_config = path.name, path
     for text in draft.overrides:
-        draft.problem(f"override {text!r}", "belongs to a train config; a gym config by itself takes none")
+        draft.problem(f"override {text!r}", "belongs to a train config; a gym config alone takes none")
     env = read_gym_config(draft, data, path.name)
     draft.put("env", env)
     if not draft.report.problems:
@@ -125,4 +125,4 @@ def _other_file(data: Mapping[str, Any]) -> str | None:
     if not data or {*_SECTIONS, "env", "data", "compat"} & set(data):
         return None
     sections = ", ".join(_SECTIONS)
-    return f"no config: it has none of the sections {sections}, and is no gym config, which has id and env"
+    return f"not a config: it has none of the sections {sections}, and is not a gym config, which has id and env"

@@ -1,4 +1,4 @@
-"""An EmbodiChain gym config: which of ejax's environments it stands for.
+"""An EmbodiChain gym config: which of ejax's environments it means.
 
 ``ejax.envs.manager.embodied`` builds the manager form as it is. Of the first releases, whose tasks are classes, the id,
 the number of environments, the time limit, the control rate and ``env.extensions`` are taken over.
@@ -123,7 +123,7 @@ def _read_events(draft: Draft, events: Section, task: str, arguments: Collection
 
 
 def _ranged(spec: Any) -> str:
-    """Name the argument that an event stands for; "": it does more than a task class can."""
+    """Name the argument that an event means; "": it does more than a task class can."""
     params = spec.get("params") if isinstance(spec, Mapping) else None
     if not isinstance(params, Mapping) or not isinstance(body := params.get("entity_cfg"), Mapping):
         return ""

@@ -106,7 +106,7 @@ def ignore_engine_fields(draft: Draft) -> None:
 
 
 def resolve_compat(draft: Draft) -> None:
-    """Fill in the keys that ``compat`` stands for, where they are not given."""
+    """Fill in the keys that ``compat`` means, where they are not given."""
     if not draft.has("compat"):
         return
     mode = draft.pop("compat")
@@ -143,7 +143,7 @@ def resolve_sizes(draft: Draft) -> None:
         key = f"trainer.{name}"
         given = draft.get(key)
         if isinstance(given, bool) or not isinstance(given, int | float | None):
-            continue  # what is no number is reported, even where a number would have no effect
+            continue  # another value is reported, even where a number would have no effect
         if given not in (None, count):
             text = f"no effect: the options of {draft.get('algorithm.name')} make it {count}"
             draft.note(key, text, "without effect")
@@ -174,8 +174,8 @@ def _move(draft: Draft, old: str, new: str) -> None:
         draft.spelled[new] = written
 
 
-def recognize_seed_spelling(draft: Draft) -> None:
-    """Recognize the first releases, which wrote ``rollout_steps``, had no ``enable_eval``, and always evaluated."""
+def note_seed_spelling(draft: Draft) -> None:
+    """Note a file of the first releases: ``rollout_steps`` and no ``enable_eval``, and it always evaluated."""
     later = ("trainer.enable_eval", "trainer.buffer_size")
     draft.seed_spelling = draft.has("trainer.rollout_steps") and not any(map(draft.has, later))
 
@@ -237,10 +237,10 @@ def _judge_none(draft: Draft) -> None:
         value = draft.get(key)
         if isinstance(value, str) and value.lower() == "none":
             if draft.has("compat"):
-                text = f"got '{value}', which is ReLU in EmbodiChain, where null is no activation; give relu or null"
+                text = f"got '{value}', which is ReLU in EmbodiChain, where null means no activation; give relu or null"
                 draft.problem(key, text)
             else:
-                draft.note(key, f"'{value}' is no activation; it is ReLU in EmbodiChain, unlike null")
+                draft.note(key, f"'{value}' means no activation; it is ReLU in EmbodiChain, unlike null")
 
 
 def _canonicalize_events(draft: Draft, phase: Phase) -> None:
@@ -291,7 +291,7 @@ def fill_defaults(draft: Draft) -> None:
         return
     seed = trainer.get("seed", 1)
     if trainer.get("eval_seed") is None:
-        trainer["eval_seed"] = seed + 10_000 if type(seed) is int else 0  # a bad seed is reported by itself
+        trainer["eval_seed"] = seed + 10_000 if type(seed) is int else 0  # a bad seed is reported with its key
     if trainer.get("exp_name") is None:
         names = _name("env", draft.get("env.id")), _name("algorithm", draft.get("algorithm.name"))
         name = re.sub(r"[^\w.-]+", "_", "_".join(names))

@@ -39,7 +39,7 @@ def read_cameras(root: Section, links: tuple[str, ...], robot_uid: str) -> tuple
     cameras = tuple(each for each in read if each is not None)
     names = [each.uid for each in cameras]
     for name in {name for name in names if names.count(name) > 1}:
-        root.problem("sensor", f"two are called '{name}'; give each a uid of its own")
+        root.problem("sensor", f"two are called '{name}'; give each another uid")
     return cameras
 
 
@@ -57,7 +57,7 @@ def _read_camera(section: Section, links: tuple[str, ...], robot_uid: str) -> Se
     if kind not in _SENSORS:
         text = f"got {short_repr(kind)}; allowed: {', '.join(_SENSORS)}{did_you_mean(str(kind), _SENSORS)}"
         if kind == "ContactSensor":
-            text = "contacts are no observation of a gym config's scene here; velocity tasks sense their own"
+            text = "a gym config's scene has no observation of contacts here; velocity tasks sense theirs"
         section.problem("sensor_type", text)
         section.skip("its sensor is not there")
         return None
@@ -120,7 +120,7 @@ def _read_pose(section: Section, *, mounted: bool) -> NDArray[np.float64]:
     if "eye" not in section:
         for name in ("target", "up"):
             if name in section:
-                section.problem(name, "is read beside eye only, which is missing")
+                section.problem(name, "is read together with eye only, which is missing")
         norm = float(np.linalg.norm(quat))
         if norm < 1e-6:
             section.problem("quat", f"got {list(quat)}; must be a rotation, x y z w")
@@ -132,7 +132,7 @@ def _read_pose(section: Section, *, mounted: bool) -> NDArray[np.float64]:
         return pose
     for name in ("pos", "quat"):
         if name in section:
-            section.note(name, "no effect beside eye", "without effect")
+            section.note(name, "no effect together with eye", "without effect")
     eye, up = section.numbers("eye", (0.0, 0.0, 0.0), 3), section.numbers("up", (0.0, 0.0, 1.0), 3)
     if "target" not in section:
         section.problem("target", "is missing: eye needs a point to look at")

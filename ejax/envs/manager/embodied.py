@@ -70,7 +70,7 @@ class EmbodiedEnv(PhysicsTask):
     default_limit: ClassVar[int | None] = None
     """Steps of an episode where the gym config does not limit them. None: EmbodiChain's."""
     first_event = 0
-    _events = ()  # the config's reader takes them, whose robot may have a name of its own
+    _events = ()  # the config's reader takes them, whose robot may have another name
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -181,7 +181,7 @@ class EmbodiedEnv(PhysicsTask):
             key_noise = jax.random.fold_in(key, _NOISE + number) if term.shaping.noise else None
             obs = _put(obs, term, world, key_noise)
             if term.shaping.history_length > 1:
-                # a start's state has none yet: its first numbers stand for those before
+                # a start's state has none yet: its first numbers take the place of those before
                 obs[term.path] = term.shaping.remember(obs[term.path], world.state.history.get(term.name))
                 history[term.name] = obs[term.path]
         numbers = jax.tree.map(_as_numbers, unflatten_dict(obs))
@@ -257,7 +257,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
     try_call(report, "env.actions", lambda s, a: env.aim(world(s), a).state, state, action)
     obs: Flat = try_call(report, "sensor", lambda state: flatten_dict(env._sensors(world(state))), state) or {}
     for each in env.of("observations"):
-        # after a refusal the next one is tried on what there was, so that all are reported at once
+        # after a refusal the next one is tried on what there was, so that all are reported together
         put = try_call(report, each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
         obs = put or obs
     for end in env.of("terminations"):

@@ -59,7 +59,7 @@ def read_manager_spec(
     """Read a gym config, with more events after those of ``env.events``, and another default of its time limit. Raises
     ConfigError: all unsupported keys."""
     report = KeyReport()
-    # before anything is read: what is no number at all would fail somewhere else, without its key
+    # before anything is read: NaN or a huge number would fail somewhere else, without its key
     for key, text in number_problems(gym_config, element="[{}]"):
         report.refuse(key, text)
     report.raise_if_refused(SOURCE)
@@ -143,7 +143,7 @@ def _missing_task(name: str) -> str:
         "register a function of its ends: register_functor('terminations', name) (ejax.envs.terms.registry)"
     )
     if own := TASKS_ELSEWHERE.get(name.partition("-")[0]):
-        return f"'{name}' is no task of EmbodiedEnv, but of a class: {own}. trainer.gym_config finds it"
+        return f"'{name}' is not a task of EmbodiedEnv, but of a class: {own}. trainer.gym_config finds it"
     if name.partition("-")[0] in OTHER_TASKS:
         return (
             f"'{name}' is a class of EmbodiChain's, which ejax does not have: when an episode succeeds, fails or ends, "
@@ -202,7 +202,7 @@ def _seen(
             root.report.add(each.key, "without effect", _NO_SENSORS)
         terms = tuple(each for each in terms if each not in blind)
     for term in terms:
-        uids = names if term.func in OF_CAMERAS else bodies  # a camera is no body
+        uids = names if term.func in OF_CAMERAS else bodies  # a camera is not a body
         for name, entity in term.params.items():
             if name.endswith("_cfg") and isinstance(entity, Mapping) and entity.get("uid") not in uids:
                 uid = str(entity.get("uid"))
