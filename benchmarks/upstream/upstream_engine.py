@@ -32,8 +32,7 @@ from ejax.data import Episode, EpisodeSpec, OnlineDataWorkerError
 from ejax.data import engine as ejax_engine
 from ejax.data import supervisor as ejax_supervisor
 from ejax.data.buffer import Layout, TrajectoryBuffer, create
-from ejax.data.control import BUFFER, LIFE, Control
-from ejax.data.failures import CAPACITY, pack_failure, raise_failure
+from ejax.data.control import BUFFER, CAPACITY, LIFE, Control, pack_failure, raise_failure
 from ejax.data.supervisor import Supervisor
 from ejax.data.worker import SPEC, _Filler
 from interop.dataset import chunks_to_tensordict

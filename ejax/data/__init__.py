@@ -7,11 +7,10 @@ from ejax.schema.lazy_names import lazy_names
 
 _PLACES = {
     "ejax.data.chunks": ("DataBudgetExhaustedError", "DataUnavailableError", "SamplingMode", "SequenceSpecCfg"),
-    "ejax.data.control": ("EngineState", "LifecycleEvent"),
+    "ejax.data.control": ("EngineState", "LifecycleEvent", "OnlineDataWorkerError"),
     "ejax.data.dataset": ("OnlineDataset",),
     "ejax.data.engine": ("OnlineDataEngine",),
     "ejax.data.engine_config": ("OnlineDataEngineCfg",),
-    "ejax.data.failures": ("OnlineDataWorkerError",),
     "ejax.data.samplers": ("ChunkSizeSampler", "GMMChunkSampler", "UniformChunkSampler"),
     "ejax.data.task": ("DemonstrationTask", "Episode", "EpisodeSpec", "Failure", "Origin"),
 }

@@ -10,7 +10,7 @@ from ejax.data.control import EngineState as EngineState, LifecycleEvent as Life
 from ejax.data.dataset import OnlineDataset as OnlineDataset
 from ejax.data.engine import OnlineDataEngine as OnlineDataEngine
 from ejax.data.engine_config import OnlineDataEngineCfg as OnlineDataEngineCfg
-from ejax.data.failures import OnlineDataWorkerError as OnlineDataWorkerError
+from ejax.data.control import OnlineDataWorkerError as OnlineDataWorkerError
 from ejax.data.samplers import (
     ChunkSizeSampler as ChunkSizeSampler,
     GMMChunkSampler as GMMChunkSampler,

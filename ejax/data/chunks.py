@@ -32,7 +32,7 @@ class DataUnavailableError(RuntimeError):
 
 
 class DataBudgetExhaustedError(RuntimeError):
-    """Too few draws left of the present episodes for a whole batch; see ``ejax.data.quota``."""
+    """Too few draws left of the present episodes for a whole batch; see ``episode_sample_budget``."""
 
 
 @dataclass(frozen=True)

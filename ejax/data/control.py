@@ -7,9 +7,14 @@ episodes) is a ring from the worker to the owner; a full one holds the worker up
 
 import fcntl
 import os
+import pickle
+import sys
 import threading
 import time
+import traceback
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -20,8 +25,6 @@ from numpy.typing import NDArray
 
 from ejax.data.buffer import attach, create, fence
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.failures import CAPACITY, raise_failure
-from ejax.data.quota import counting
 from ejax.data.task import Field
 
 WORDS, BUFFER, COUNTS, LIFE = "words", "buffer", "counts", "traceback"
@@ -29,6 +32,14 @@ WORDS, BUFFER, COUNTS, LIFE = "words", "buffer", "counts", "traceback"
 _SLOTS = 4096
 """Processes that count draws in words of their own; further ones begin again at the first."""
 _EVENT = "U9" + 7 * ",i8"
+CAPACITY = 64 * 1024
+"""Largest size of a packed failure, in bytes."""
+_TEXT, _TRACE, _PART = 2000, 4000, 1000
+"""Largest sizes of the text, of the traceback and of each part of that, in characters of four bytes at most."""
+
+
+class OnlineDataWorkerError(RuntimeError):
+    """A failure of an engine's worker. The message has its traceback if it left one."""
 
 
 class EngineState(Enum):
@@ -94,7 +105,7 @@ class Control:
 
     @property
     def charged(self) -> NDArray[np.int64]:
-        """The counts of ``ejax.data.quota``."""
+        """The counts of ``ejax.data.reader.Quota``."""
         return self._words["charged"]
 
     def publish_failure(self, failure: bytes) -> None:
@@ -153,6 +164,43 @@ class Control:
         return events
 
 
+@contextmanager
+def counting(path: Path) -> Iterator[None]:
+    """Hold the lock of the counts; ConnectionError if the run has ended."""
+    try:
+        file = os.open(path, os.O_RDONLY)  # each time: threads must exclude each other, and a fork would share the lock
+    except FileNotFoundError as error:
+        raise ConnectionError(f"{path} is gone, and the run with it") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)  # held for microseconds
+        yield
+    finally:
+        os.close(file)
+
+
+def pack_failure(error: BaseException) -> bytes:
+    """Pack the text, the end of the traceback, and the pickled exception if it fits, in ``CAPACITY`` bytes."""
+    text = "".join(traceback.format_exception_only(error)).strip()[:_TEXT]
+    trace = "".join(part[:_PART] for part in traceback.format_exception(error)).strip()[-_TRACE:]
+    if isinstance(error, Exception):  # a SystemExit of the worker must not end a consumer
+        with suppress(Exception):  # pickling runs the exception's own code
+            packed = pickle.dumps((text, trace, type(error).__module__, pickle.dumps(error)))
+            if len(packed) <= CAPACITY:
+                return packed
+    return pickle.dumps((text, trace, "", b""))
+
+
+def raise_failure(packed: bytes) -> NoReturn:
+    """Raise the exception again, with the worker's traceback as its cause. An exception whose module this process has
+    not imported comes as OnlineDataWorkerError."""
+    text, trace, module, pickled = pickle.loads(packed)
+    cause, error = OnlineDataWorkerError(f"in the worker:\n{trace}"), None
+    if module in sys.modules:
+        with suppress(Exception):  # its __init__ or __setstate__ may do anything: the text has it all
+            error = pickle.loads(pickled)
+    raise (error if isinstance(error, Exception) else OnlineDataWorkerError(text)) from cause
+
+
 def _words(cfg: OnlineDataEngineCfg) -> dict[str, Field]:
     return {
         # the worker's; ``fills``: complete fillings of the buffer, ``beat``: attempts and waits that ended
@@ -163,7 +211,7 @@ def _words(cfg: OnlineDataEngineCfg) -> dict[str, Field]:
         # the worker's, and the owner's after its end
         "failure_size": ((), "int64"),
         "failure": ((CAPACITY,), "uint8"),
-        # a word of each consumer's, and how many were given out, under the lock of ``ejax.data.quota``
+        # a word of each consumer's, and how many were given out, under the lock of ``counting``
         "samples": ((_SLOTS,), "int64"),
         "consumers": ((), "int64"),
         "charged": ((0 if cfg.episode_sample_budget is None else cfg.buffer_size, 2), "int64"),

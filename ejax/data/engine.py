@@ -17,16 +17,15 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, NoReturn, Self
+from contextlib import contextmanager, suppress
+from typing import Any, Self
 
 import numpy as np
 
 from ejax.data.chunks import Draw, check_count
-from ejax.data.control import Control, EngineState, LifecycleEvent
+from ejax.data.control import EngineState, LifecycleEvent, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.failures import OnlineDataWorkerError
 from ejax.data.reader import Consumer, Taken, Ticket, take_episodes
 from ejax.data.supervisor import StartCancelledError, Supervisor
 from ejax.data.task import nest
@@ -224,9 +223,7 @@ class OnlineDataEngine(ChunkSource):
         after, requested, manual = -1, False, self.cfg.refill_policy == "manual"
         threshold = self.cfg.refill_threshold * self.cfg.buffer_size
         while True:
-            self._require_ready()
-            consumer = self._consume()
-            taken = take_episodes(consumer.buffer, after)
+            taken = take_episodes(self._ready_consumer().buffer, after)
             for each in taken:
                 after, requested = each.index, False
                 yield each
@@ -235,10 +232,8 @@ class OnlineDataEngine(ChunkSource):
                 continue
             if manual and not requested and os.getpid() == self._owner_pid:
                 self.request_refill()
-            try:  # even with nothing to request: the owner, which would report the end, may be gone too
+            with self._drawing() as consumer:  # also with nothing to request: the owner may be gone, and not report it
                 consumer.control.count_samples(0 if requested or manual else threshold)
-            except ConnectionError:
-                self._explain_the_end(consumer.control)
             if requested:
                 time.sleep(_POLL_S)
             requested = True
@@ -287,22 +282,28 @@ class OnlineDataEngine(ChunkSource):
             raise RuntimeError(f"{verb} requires state READY; current state is {state.name}")
 
     def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
-        self._require_ready()
-        consumer = self._consume()
-        try:
+        with self._drawing() as consumer:
             chunks = consumer.reader.draw(count, draw, consumer.rng if rng is None else rng)
             consumer.control.count_samples(count)
-        except ConnectionError:
-            self._explain_the_end(consumer.control)
         return chunks
 
-    def _explain_the_end(self, control: Control) -> NoReturn:
-        deadline = time.monotonic() + _GRACE_S
-        while control.state is EngineState.READY and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+    @contextmanager
+    def _drawing(self) -> Iterator[Consumer]:
+        """Return the consumer of a READY engine; a worker that is gone meanwhile is explained by its owner."""
+        consumer = self._ready_consumer()
+        try:
+            yield consumer
+        except ConnectionError:
+            deadline = time.monotonic() + _GRACE_S
+            while consumer.control.state is EngineState.READY and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            self._require_ready()
+            self._reported = True
+            raise OnlineDataWorkerError("the worker is gone, and its owner gives no reason") from None
+
+    def _ready_consumer(self) -> Consumer:
         self._require_ready()
-        self._reported = True
-        raise OnlineDataWorkerError("the worker is gone, and its owner gives no reason")
+        return self._consume()
 
     def _consume(self) -> Consumer:
         """Return this process's consumer, recreated after a fork: locks and generator were the parent's."""

@@ -6,10 +6,10 @@ Torn copies are drawn again: a copy is always of one episode, and the choice uni
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +27,60 @@ from ejax.data.chunks import (
     run_bounds,
     window_mask,
 )
-from ejax.data.control import BUFFER, COUNTS, Control
+from ejax.data.control import BUFFER, COUNTS, Control, counting
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.quota import Charge, Quota
 from ejax.data.task import Episode, Origin, nest
 
+Charge: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Rows [B] that were charged, and the indices [R] of the episodes that all rows had then."""
 _LARGE = 2**18
 """Bytes from which chunks are drawn singly: copying one takes longer than choosing it."""
 _MAX_TRIES = 1000
 _WAIT_S = 1.0
+
+
+class Quota:
+    """A bound on the draws of each episode, kept by all consumers of an engine together. A chunk costs its episode one.
+
+    The counts lie in shared memory, written under the lock of the file ``path``; the worker never waits for it. R rows,
+    B draws. ``charged`` [R, 2] int64 is shared: the index of an episode of each row, and the chunks drawn of it.
+    """
+
+    def __init__(self, charged: NDArray[np.int64], path: Path, budget: int) -> None:
+        self._charged, self._budget, self._path = charged, budget, path
+
+    def left(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return chunks left of the episodes with ``index`` [R], one in each row; 0 of those replaced."""
+        of, count = self._charged.T
+        return np.where(of == index, self._budget - count, np.where(of < index, self._budget, 0))
+
+    def reserve(
+        self, able: NDArray[np.bool_], index: NDArray[np.int64], count: int, rng: np.random.Generator
+    ) -> NDArray[np.int64] | None:
+        """Draw ``count`` rows [B] of ``able`` [R], and charge their episodes; None: too few draws left. Raises
+        ConnectionError if the run has ended."""
+        with counting(self._path):
+            left = np.where(able, self.left(index), 0)
+            if left.sum() < count:
+                return None
+            rows = draw_rows(left, count, rng)
+            self._charge(rows, index, 1)
+        return rows
+
+    def refund(self, charged: Sequence[Charge]) -> None:
+        """Take back what ``reserve`` charged for a batch that was not delivered."""
+        with counting(self._path):
+            for rows, index in charged:
+                self._charge(rows, index, -1)
+
+    def _charge(self, rows: NDArray[np.int64], index: NDArray[np.int64], each: int) -> None:
+        counts = each * np.bincount(rows, minlength=len(self._charged))
+        for row in np.flatnonzero(counts):
+            of, count = self._charged[row]
+            if of < index[row]:
+                of, count = index[row], 0
+            if of == index[row]:
+                self._charged[row] = of, count + counts[row]
 
 
 class ChunkReader:
@@ -267,3 +312,18 @@ def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
             episode = Episode(nest(frames), segment_id=segment_id, fields=nest(fields), terminated=terminated)
             taken.append(Taken(episode, int(index[row]), origin))
     return taken
+
+
+def draw_rows(left: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Draw ``count`` rows one by one, uniformly among those with something left of ``left`` [R] (sum ≥ count)."""
+    # draws of as many as are missing, of which those beyond a row's rest are drawn again, from the rows that are left:
+    # the same law as one by one, in as many rounds as rows run out
+    left, chosen = left.copy(), np.zeros(0, np.int64)
+    while len(chosen) < count:
+        active = np.flatnonzero(left)
+        rows = active[rng.integers(len(active), size=count - len(chosen))]
+        equal_before = np.tril(rows[:, None] == rows, -1).sum(axis=1)
+        kept = rows[equal_before < left[rows]]
+        np.subtract.at(left, kept, 1)
+        chosen = np.concatenate([chosen, kept])
+    return chosen

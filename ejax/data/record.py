@@ -23,7 +23,7 @@ from ejax.data.engine_config import FROM_GYM_CONFIG
 from ejax.data.lerobot.format import Images, policy_names
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import attempt_seeds, check_seed
-from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, TimedTask, flatten, judge
+from ejax.data.task import DemonstrationTask, Episode, TimedTask, attempts, flatten
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.messages import noting
 from ejax.schema.plain_files import a_path, expanded
@@ -67,24 +67,15 @@ def record(
         check_count(name, value)
     there = Counter(writer.seeds)
     last = writer.seeds[-1] if writer.seeds else -1
-    kept = failed = in_a_row = 0
-    for attempt, number in attempt_seeds(check_seed(seed)):
-        if number in there and number != last:  # the last attempt may have been cut off between two of its outcomes
-            continue
-        outcomes = judge(task.generate(number))
-        episodes = [outcome for outcome in outcomes if isinstance(outcome, Episode)]
-        failures = [outcome.reason for outcome in outcomes if isinstance(outcome, Failure)]
-        for episode in episodes[there[number] :][: num_episodes - kept]:  # those of it that are kept already
+    kept = failed = 0
+    # the last attempt that is there may have been cut off between two of its outcomes
+    seeds = ((k, number) for k, number in attempt_seeds(check_seed(seed)) if number not in there or number == last)
+    for origin, episodes, failures in attempts(task, seeds, max_attempts):
+        for episode in episodes[there[origin.seed] :][: num_episodes - kept]:  # without those that are kept already
             text = _instruction(instruction, episode, type(task).__name__)
-            on_episode(writer.append(episode, text, origin=Origin(number, attempt)))
+            on_episode(writer.append(episode, text, origin=origin))
             kept += 1
-        failed += len(failures)
-        in_a_row = 0 if episodes else in_a_row + 1
-        if in_a_row == max_attempts:
-            raise RuntimeError(
-                f"no successful demonstration in {max_attempts} attempts in a row (max_attempts); the last one, with "
-                f"seed {number}: {failures[-1]}"
-            )
+        failed += failures
         if kept == num_episodes:
             break
     return Tally(kept, failed)

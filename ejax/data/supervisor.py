@@ -23,9 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from ejax.data.buffer import Layout
-from ejax.data.control import LIFE, Control, EngineState, LifecycleEvent, make_words
+from ejax.data.control import (
+    LIFE,
+    Control,
+    EngineState,
+    LifecycleEvent,
+    OnlineDataWorkerError,
+    make_words,
+    pack_failure,
+)
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.failures import OnlineDataWorkerError, pack_failure
 from ejax.data.worker import ORDER, POLL_S, SPEC, WorkOrder
 from ejax.schema.trust import trusted
 

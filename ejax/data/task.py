@@ -4,7 +4,7 @@ A field has a path, ``"obs/robot/qpos"``; its parts are the keys of the nested d
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -133,6 +133,28 @@ def judge(made: Any) -> list[Outcome]:
             outcome = Failure(f"the episode is {'not a success' if outcome.complete else 'not complete'}")
         outcomes.append(outcome)
     return outcomes or [Failure("generate returned no outcome")]  # else a task that makes nothing would be run forever
+
+
+def attempts(
+    task: DemonstrationTask, seeds: Iterable[tuple[int, int]], most: int
+) -> Iterator[tuple[Origin, list[Episode], int]]:
+    """Let ``task`` demonstrate with numbered ``seeds``: the origin, the episodes and the count of failures of each
+    attempt. Raises NoSuccessError after ``most`` attempts in a row without a success, and the task's own error."""
+    failed = 0
+    for attempt, seed in seeds:
+        outcomes = judge(task.generate(seed))
+        episodes = [outcome for outcome in outcomes if isinstance(outcome, Episode)]
+        failed = 0 if episodes else failed + 1
+        yield Origin(seed, attempt), episodes, len(outcomes) - len(episodes)
+        if failed == most:
+            reason = next(outcome.reason for outcome in reversed(outcomes) if isinstance(outcome, Failure))
+            raise NoSuccessError(
+                f"no successful demonstration in {most} attempts in a row; the last one, with seed {seed}: {reason}"
+            )
+
+
+class NoSuccessError(RuntimeError):
+    """A task that only fails."""
 
 
 class EpisodeTooLongError(ValueError):

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from ejax.data.buffer import Layout, TrajectoryBuffer, create
-from ejax.data.control import BUFFER, LIFE, Control, LifecycleEvent
+from ejax.data.control import BUFFER, LIFE, Control, LifecycleEvent, pack_failure
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.failures import pack_failure
 from ejax.data.samplers import attempt_seeds
 from ejax.data.task import (
     DemonstrationTask,

@@ -19,7 +19,7 @@ from ejax.algorithms.step import RunState
 from ejax.collectors.replay_buffer import Replay
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.data.samplers import attempt_seeds
-from ejax.data.task import Episode, Failure, flatten, judge, nest
+from ejax.data.task import Episode, NoSuccessError, attempts, flatten, nest
 from ejax.envs.spaces import obs_forms
 from ejax.numerics.finite import finite_rows
 from ejax.schema.frozen import thaw
@@ -73,7 +73,7 @@ def load_fork(checkpoint: Path, config: RunConfig, parts: Parts) -> tuple[RunSta
 
 
 def _empty_ring(replay: Replay, num_transitions: int) -> Replay:
-    """Give the form of demonstrations beside a replay buffer."""
+    """Return the form of demonstrations next to a replay buffer."""
 
     def form(x: Any) -> Any:
         return jax.ShapeDtypeStruct((len(x), num_transitions // len(x), *x.shape[2:]), x.dtype)
@@ -127,16 +127,11 @@ def _played(wanted: DemonstrationConfig, env_cfg: Mapping[str, Any]) -> Iterator
     """Let the task demonstrate, with the seeds that a recording would have."""
     made = _make_task(wanted, env_cfg)
     with made if isinstance(made, AbstractContextManager) else nullcontext(made) as task:
-        failed = 0
-        for _, number in attempt_seeds(wanted.seed):
-            outcomes = judge(task.generate(number))
-            episodes = [each for each in outcomes if isinstance(each, Episode)]
-            failed = 0 if episodes else failed + 1
-            if failed == _MOST_FAILURES:
-                reason = next(each.reason for each in outcomes if isinstance(each, Failure))
-                text = f"{wanted.task} had no success in {failed} attempts in a row; the last one: {reason}"
-                raise ConfigError([Problem(f"{SECTION}.task", text)])
-            yield from episodes
+        try:
+            for _, episodes, _ in attempts(task, attempt_seeds(wanted.seed), _MOST_FAILURES):
+                yield from episodes
+        except NoSuccessError as error:
+            raise ConfigError([Problem(f"{SECTION}.task", f"{wanted.task}: {error}")]) from error
 
 
 def _make_task(wanted: DemonstrationConfig, env_cfg: Mapping[str, Any]) -> Any:

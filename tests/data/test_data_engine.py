@@ -34,8 +34,8 @@ from ejax.data import (
     UniformChunkSampler,
 )
 from ejax.data import supervisor as supervisor_module
+from ejax.data.control import CAPACITY, pack_failure, raise_failure
 from ejax.data.engine_config import embodichain_field
-from ejax.data.failures import CAPACITY, pack_failure, raise_failure
 from ejax.data.prefetch import prefetch_to_device
 
 TASKS = str(Path(__file__).parents[1] / "helpers")

@@ -13,8 +13,8 @@ import pytest
 from ejax.data import DataBudgetExhaustedError, Episode, EpisodeSpec, Origin
 from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create
 from ejax.data.chunks import Draw
-from ejax.data.quota import Quota, counting, draw_rows
-from ejax.data.reader import ChunkReader
+from ejax.data.control import counting
+from ejax.data.reader import ChunkReader, Quota, draw_rows
 
 NUM_ROWS = 4
 
