@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from exports import save_run
 from tiny import NETWORK, tiny
 
 from ejax.config import parse_config
-from ejax.store.run_dir import create_run_directory
 from ejax.training.build import build
 
 ENCODER = {"hidden_sizes": [6], "activation": "tanh", "use_layernorm": True}
@@ -27,11 +27,8 @@ def make_run(folder: Path, kind: str) -> Path:
     raw["policy"]["actor"] = {**NETWORK, "memory": memory}
     raw["policy"]["critic"] = {**NETWORK, "memory": of_critic}
     config = parse_config(raw)
-    directory = create_run_directory(config, folder / "run")
-    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
     state = build(config).state
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: jnp.asarray(rng.uniform(-0.7, 0.7, x.shape), x.dtype), state.train.params)
     params["normalizer"]["actor_obs_normalizer"]["variance"] += 0.8
-    directory.save(replace(state, train=replace(state.train, params=params)), meta, keep=1)
-    return directory.path
+    return save_run(config, folder / "run", replace(state, train=replace(state.train, params=params)))

@@ -1,7 +1,6 @@
 """EmbodiChain's checkpoints: read from each version, trained on from, written so that it goes on from them."""
 
 import json
-import pickle
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,6 +53,17 @@ def options(golden: dict[str, Any], **changes: Any) -> dict[str, Any]:
         section, _, key = path.partition("__")
         raw[section][key] = value
     return raw
+
+
+def config_file(golden: dict[str, Any], folder: Path) -> Path:
+    (folder / "train.json").write_text(json.dumps(options(golden)))
+    return folder / "train.json"
+
+
+def written(to: Path, config: RunConfig, parts: Parts, state: Any, num_updates: int, **how: Any) -> Path:
+    """Write a run's state as EmbodiChain's file."""
+    meta = {"global_step": 64 * num_updates, "num_updates": num_updates, "best_eval_value": how.pop("best", None)}
+    return pt_file.write_pt(to / "a.pt", pt_state.pt_payload(config, parts, state, meta, **how))
 
 
 @pytest.fixture(scope="module")
@@ -134,16 +144,12 @@ def test_the_next_update_is_embodichains(golden: dict[str, Any], config: RunConf
 
 def test_embodichains_file_is_written_as_it_was_read(config: RunConfig, parts: Parts, tmp_path: Path) -> None:
     state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
-    meta = {"global_step": 128, "num_updates": 2, "best_eval_value": None}
-    written = torch.load(
-        pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta, like=POINT_MASS)),
-        weights_only=True,
-    )
+    made = torch.load(written(tmp_path, config, parts, state, 2, like=POINT_MASS), weights_only=True)
     original = torch.load(POINT_MASS, weights_only=True)
-    for payload in (written, original):
+    for payload in (made, original):
         del payload["rng_by_rank"]
-    assert list(written["policy"]) == list(original["policy"])
-    assert_same(written, dict(original))
+    assert list(made["policy"]) == list(original["policy"])
+    assert_same(made, dict(original))
 
 
 @pytest.mark.parametrize("layout", ["0.3", "head", "seed"])
@@ -156,8 +162,7 @@ def test_what_is_written_is_read_back(layout: Any, golden: dict[str, Any], confi
     opt_state = jax.tree.map(lambda x: x + jnp.ones_like(x) * 3, parts.state.train.opt_state)
     train_state = replace(parts.state.train, step=jnp.int32(3), opt_state=opt_state)
     state = replace(parts.state, update=jnp.int32(3), train=train_state)
-    meta = {"global_step": 192, "num_updates": 3, "best_eval_value": 0.5}
-    file = pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta, layout=layout))
+    file = written(tmp_path, config, parts, state, 3, best=0.5, layout=layout)
     payload = torch.load(file, weights_only=True)
     keys = {"global_step", "policy"}
     if layout != "seed":
@@ -180,10 +185,7 @@ def test_torchs_optimizer_and_scheduler_go_on_from_the_file(
 ) -> None:
     """Linear from 0.01 to a quarter over 4 updates: 0.01 · (1 − 0.75 · 2/4) after two, 0.01 · (1 − 0.75 · 3/4) next."""
     state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
-    meta = {"global_step": 128, "num_updates": 2, "best_eval_value": None}
-    payload = torch.load(
-        pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta)), weights_only=True
-    )
+    payload = torch.load(written(tmp_path, config, parts, state, 2), weights_only=True)
     trained = [torch.nn.Parameter(x) for key, x in payload["policy"].items() if "normalizer" not in key]
     optimizer = torch.optim.Adam(trained, lr=1.0)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
@@ -200,8 +202,7 @@ def test_a_run_goes_on_from_embodichains_file_and_back_into_one(
     golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole way by the command lines: 2 updates in EmbodiChain, 2 in ejax, and a file for EmbodiChain."""
-    file = tmp_path / "train.json"
-    file.write_text(json.dumps(options(golden)))
+    file = config_file(golden, tmp_path)
     run = tmp_path / "run"
     assert embodichain.main(["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(run)]) == 0
     assert "note:" not in capsys.readouterr().out
@@ -228,8 +229,7 @@ def test_resume_takes_embodichains_file(
     golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one step what a folder made of the file and ``--resume latest`` do in two; bit for bit. Never into a run."""
-    file = tmp_path / "train.json"
-    file.write_text(json.dumps(options(golden)))
+    file = config_file(golden, tmp_path)
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["--config", str(file), "--run", str(one), "--resume", str(POINT_MASS)]) == 0
     embodichain.main(["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(two)])
@@ -248,8 +248,7 @@ def test_resume_takes_embodichains_file(
 def test_resume_refuses_a_file_that_does_not_fit(
     golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "train.json"
-    file.write_text(json.dumps(options(golden)))
+    file = config_file(golden, tmp_path)
     for wrong, message in ((tmp_path / "none.pt", "there is no file"), (SEED, "lacks actor.1.weight")):
         assert main(["--config", str(file), "--run", str(tmp_path / "next"), "--resume", str(wrong)]) == 2
         assert message in capsys.readouterr().err
@@ -465,35 +464,14 @@ def test_grpos_reference_is_kept(golden: dict[str, Any], tmp_path: Path) -> None
     parts = build(config)
     moved = jax.tree.map(lambda x: x + 0.5, parts.state.train.params)
     state = replace(parts.state, train=replace(parts.state.train, params=moved))
-    meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
-    file = pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta))
+    file = written(tmp_path, config, parts, state, 0)
     back, _ = pt_state.restore(pt_file.read_pt(file), config, parts)
     assert_same(back.train, state.train)
 
 
-class Trap:
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return print, ("a file ran code",)
-
-
-def test_code_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "trap.pt"
-    torch.save({"global_step": 1, "policy": {}, "trap": Trap()}, file)
-    with pytest.raises(ValueError, match=r"holds more than tensors and plain data, and is not read: it names print"):
-        pt_file.read_pt(file)
-    file.write_bytes(pickle.dumps(Trap(), protocol=2))
-    with pytest.raises(ValueError, match=r"holds more than tensors|not a torch file"):
-        pt_file.read_pt(file)
-    assert capsys.readouterr().out == ""
-
-
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file, content = tmp_path / "a.pt", POINT_MASS.read_bytes()
-    weight = torch.load(POINT_MASS, weights_only=True)["policy"]["actor.0.weight"].numpy().tobytes()
-    place = content.index(weight)
-    flipped = bytearray(content)
-    flipped[place + 3] ^= 1
-    for damaged in (b"", b"hello", content[:100], content[: len(content) // 2], content[:-10], bytes(flipped)):
+    for damaged in (b"", b"hello", *(content[:size] for size in (100, len(content) // 2, -10))):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match="not a torch file, or is damaged"):
             pt_file.read_pt(file)
@@ -506,33 +484,33 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 3}, "schema_version 3 is unknown"),
-        ({"schema_version": torch.zeros(2)}, r"schema_version a tensor float32\[2\] is unknown"),
-        ({"global_step": torch.tensor(128)}, r"'global_step' must be an integer >= 0 .*, got a tensor int64\[\]"),
-        ({"num_updates": -1}, "'num_updates' must be an integer >= 0 .*, got -1"),
-        ({"num_updates": 2**70}, "'num_updates' must be an integer >= 0 .*, got an integer of 71 bits"),
-        ({"world_size": 0}, "'world_size' must be an integer >= 1 .*, got 0"),
-        ({"normalizer_by_rank": [None]}, "'normalizer_by_rank.0' must be a mapping, got None"),
-        ({"policy": None}, "'policy' must be a mapping, got None"),
-        ({"policy": {"log_std": None}}, "'policy.log_std' must be a dense tensor of finite numbers, got None"),
-        ({"policy": {"log_std": torch.tensor([torch.nan])}}, r"got a tensor float32\[1\] with NaN or infinity"),
+        ({"schema_version": 3}, "schema_version 3"),
+        ({"schema_version": torch.zeros(2)}, r"schema_version a tensor float32\[2\]"),
+        ({"global_step": torch.tensor(128)}, r"'global_step' .*, got a tensor int64\[\]"),
+        ({"num_updates": -1}, "'num_updates' .*, got -1"),
+        ({"num_updates": 2**70}, "'num_updates' .*, got an integer of 71 bits"),
+        ({"world_size": 0}, "'world_size' .*, got 0"),
+        ({"normalizer_by_rank": [None]}, "'normalizer_by_rank.0' .*, got None"),
+        ({"policy": None}, "'policy' .*, got None"),
+        ({"policy": {"log_std": None}}, "'policy.log_std' .*, got None"),
+        ({"policy": {"log_std": torch.tensor([torch.nan])}}, "with NaN or infinity"),
         ({"policy": {"log_std": torch.zeros(1).expand(10**14)}}, "that the file holds 4 bytes of"),
-        ({"ref_policy": {"log_std": torch.eye(2).to_sparse()}}, r"'ref_policy.log_std' .* a sparse_coo tensor"),
+        ({"ref_policy": {"log_std": torch.eye(2).to_sparse()}}, "'ref_policy.log_std' .* a sparse_coo tensor"),
         ({"lr_scheduler": {}}, "'lr_scheduler.last_epoch' is missing"),
-        ({"lr_scheduler_cfg": "linear"}, "'lr_scheduler_cfg' must be a mapping, got 'linear'"),
+        ({"lr_scheduler_cfg": "linear"}, "'lr_scheduler_cfg' .*, got 'linear'"),
         ({"optimizer": {"state": {}}}, "'optimizer.param_groups' is missing; it has state"),
         ({"optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, "'optimizer.param_groups.0.params' is missing"),
-        ({"metadata": 3}, "'metadata' must be a mapping, got 3"),
-        ({"metadata": {"policy_attributes": 3}}, "'metadata.policy_attributes' must be a mapping, got 3"),
-        ({"metadata": {"algorithm_config": 3}}, "'metadata.algorithm_config' must be a mapping, got 3"),
-        ({"metadata": {"modules": [["actor", 3, ""]]}}, "'metadata.modules.0.1' must be text, got 3"),
+        ({"metadata": 3}, "'metadata' .*, got 3"),
+        ({"metadata": {"policy_attributes": 3}}, "'metadata.policy_attributes' .*, got 3"),
+        ({"metadata": {"algorithm_config": 3}}, "'metadata.algorithm_config' .*, got 3"),
+        ({"metadata": {"modules": [["actor", 3, ""]]}}, "'metadata.modules.0.1' .*, got 3"),
         (
             {"metadata": {"policy_attributes": {"action_std_range": ["a", "b"]}}},
-            r"'metadata.policy_attributes.action_std_range' must be two numbers, 0 < low <= high, got a list of 2",
+            "action_std_range' must be two",
         ),
     ],
 )
-def test_content_that_no_version_writes_is_named(change: Callable[..., Any], message: str, tmp_path: Path) -> None:
+def test_content_that_no_version_writes_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     payload = torch.load(POINT_MASS, weights_only=True)
     torch.save({**payload, **change}, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=message):
@@ -622,8 +600,7 @@ def test_embodichain_itself_goes_on_from_our_file(
     pytest.importorskip("embodichain.learning.rl.runtime", reason="needs EmbodiChain", exc_type=ImportError)
     state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
     state = replace(state, train=next_update(parts, config, state, golden)[0], update=jnp.int32(3))  # made by ejax
-    meta = {"global_step": 192, "num_updates": 3, "best_eval_value": 0.5}
-    file = pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta, like=like))
+    file = written(tmp_path, config, parts, state, 3, best=0.5, like=like)
 
     trainer = runpy.run_path(str(GOLDEN / "make_embodichain_checkpoint.py"))["make_trainer"](str(tmp_path))
     trainer.policy.load_state_dict(torch.load(file, weights_only=True)["policy"], strict=True)

@@ -8,7 +8,6 @@ import os
 import re
 import runpy
 import stat
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +17,23 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from exports import (
+    HERE,
+    ROOT,
+    add_to_weight,
+    case_of,
+    certificate,
+    contract_of,
+    copy_of,
+    needs,
+    one_batch_size,
+    rewrite,
+    run_without,
+    save_run,
+    seal,
+    skip_without_formats,
+    verify_without,
+)
 from tiny import tiny
 from toy_policies import ORIGIN, Toy, policy_for
 
@@ -31,14 +47,12 @@ from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.play.saved_policy import evaluate_run
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train
-from ejax.store.run_dir import create_run_directory
-from ejax.training.build import build
 from interop import onnx_policy
 from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, Trained
-from interop.artefacts.parity import Case, ParityError, allowed_error, compare, load_cases
+from interop.artefacts.parity import Case, ParityError, allowed_error, compare
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy, export_run, main
 from interop.exporters.record import exporter_of, spec_of
@@ -48,21 +62,11 @@ from interop.twin.spec import NetworkSpec, PolicySpec
 from interop.verify import main as verify_main
 from interop.verify import verify
 
-ROOT = Path(__file__).parents[2]
+needs_torch, needs_onnx, needs_stablehlo = needs("pt"), needs("onnx"), needs("stablehlo")
 
 
 def writable(*formats: str) -> list[str]:
-    """List the formats that this machine can write and check."""
-    return [name for name in formats if not FORMATS[name].missing(to_write=True)]
-
-
-HERE = writable(*FORMATS)
-needs_torch = pytest.mark.skipif("pt" not in HERE, reason="needs torch: pip install -e '.[torch]'")
-needs_safetensors = pytest.mark.skipif(
-    "safetensors" not in HERE, reason="needs safetensors and torch: pip install -e '.[export]'"
-)
-needs_onnx = pytest.mark.skipif("onnx" not in HERE, reason="needs torch and onnx: pip install -e '.[export]'")
-needs_stablehlo = pytest.mark.skipif("stablehlo" not in HERE, reason="needs flatbuffers: pip install flatbuffers")
+    return [name for name in formats if name in HERE]
 
 
 def trained_policy(policy: Any, params: Any, env: Any) -> Trained:
@@ -93,25 +97,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "policy": {"name": "actor_critic", "actor": network, "critic": network},
         "algorithm": {"name": "ppo", "cfg": {"batch_size": 32, "n_epochs": 1}},
     }
-    made = parse_config(config)
-    directory = create_run_directory(made, tmp_path_factory.mktemp("tiny") / "run")
-    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": made.to_dict()}
-    directory.save(build(made).state, meta, keep=1)
-    return directory.path
+    return save_run(parse_config(config), tmp_path_factory.mktemp("tiny") / "run")
 
 
 @pytest.fixture(scope="module")
 def exported(run: Path) -> Path:
     """Export all formats that can be written here."""
-    if not HERE:
-        pytest.skip("no format can be written here: pip install -e '.[export]'")
+    skip_without_formats()
     directory = run.parent / "exported"
     export_run(run, directory, HERE)
     return directory
-
-
-def certificate(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / "parity.json").read_text())
 
 
 def test_every_format_passes_and_the_certificate_says_how(exported: Path) -> None:
@@ -135,7 +130,7 @@ def test_every_file_has_the_mode_that_the_umask_leaves(exported: Path) -> None:
 
 
 def test_the_contract_tells_names_units_ranges_and_rate(exported: Path) -> None:
-    contract = json.loads((exported / "contract.json").read_text())
+    contract = contract_of(exported)
     (obs,) = contract["observation"]
     assert (obs["name"], obs["shape"], obs["dtype"]) == ("obs", ["batch", 15], "float32")
     assert obs["features"][0] == {"name": "shoulder_pan angle", "unit": "rad"}
@@ -154,57 +149,20 @@ def test_verify_passes_again(exported: Path, capsys: pytest.CaptureFixture[str])
 
 @needs_stablehlo
 def test_verify_runs_without_jax_and_says_what_it_skipped(exported: Path) -> None:
-    code = f"""
-import sys
-sys.modules.update(dict.fromkeys(("jax", "ejax", "flax")))  # importing them raises
-from interop.verify import main
-sys.exit(main([{str(exported)!r}]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = verify_without(("jax", "ejax", "flax"), exported)
     assert done.returncode == (3 if HERE == ["stablehlo"] else 0), done.stderr  # 3: nothing else could be run
     assert re.search(r"stablehlo +skipped: not installed here; pip install jax", done.stdout)
     assert done.stdout.count("skipped") == 1
 
 
-def copy_of(exported: Path, to: Path) -> Path:
-    to.mkdir()
-    for file in exported.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
-    return to
-
-
-def change_one_weight(file: Path) -> None:
-    """Add a thousandth to one bias."""
-    if file.suffix == ".safetensors":
-        from safetensors.numpy import load_file, save_file
-
-        weights = load_file(file)
-        weights["actor.0.bias"][0] += 1e-3
-        save_file(weights, file)
-    else:
-        import onnx
-        from onnx import numpy_helper
-
-        model = onnx.load(file)
-        bias = next(x for x in model.graph.initializer if list(x.dims) == [6])
-        values = numpy_helper.to_array(bias).copy()
-        values[0] += 1e-3
-        bias.CopyFrom(numpy_helper.from_array(values, bias.name))
-        onnx.save(model, file)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param("safetensors", marks=needs_safetensors), pytest.param("onnx", marks=needs_onnx)]
-)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=needs(x)) for x in ("safetensors", "onnx")])
 def test_one_changed_weight_is_found_even_under_a_new_hash(exported: Path, tmp_path: Path, name: str) -> None:
     directory = copy_of(exported, tmp_path / "tampered")
     file = directory / FORMATS[name].file
-    change_one_weight(file)
+    add_to_weight(file, "actor.0.bias", (6,))
     with pytest.raises(ParityError, match=f"changed since the export: {file.name}"):
         verify(directory)
-    report = certificate(directory)
-    report["sha256"][file.name] = sha256(file)
-    (directory / "parity.json").write_text(json.dumps(report))
+    seal(directory, file.name)
     with pytest.raises(ParityError, match=f"{name}: .* times what is allowed"):
         verify(directory)
     assert verify_main([str(directory)]) == 1
@@ -345,19 +303,19 @@ def test_the_contract_says_which_input_is_text() -> None:
 def test_each_head_with_a_nested_observation(
     space: gymnasium.Space, formats: Iterable[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+    one_batch_size(monkeypatch)
     env = Toy(space)
     policy, params = policy_for(env, squash=space is BOX)
     if not writable(*formats):
         pytest.skip(f"none of the formats {', '.join(formats)} can be written here: pip install -e '.[export]'")
     report = export_policy(policy, params, env, tmp_path / "out", writable(*formats), origin=ORIGIN)
     assert report["clipping"].startswith("none")
-    contract = json.loads((tmp_path / "out/contract.json").read_text())
+    contract = contract_of(tmp_path / "out")
     assert [part["name"] for part in contract["observation"]] == ["robot.q", "robot.v"]  # not what the critic sees
     assert contract["observation"][1]["high"] == [9.0, 9.0]
     assert verify(tmp_path / "out").keys() == set(writable(*formats))
     if "onnx" in report["artefacts"]:
-        case = next(case for case in load_cases(tmp_path / "out/observations.npz") if case.name == "environment")
+        case = case_of(tmp_path / "out", "environment")
         action = onnx_policy.load_policy(tmp_path / "out").act(case.observation)
         assert action.dtype == case.expected["action"].dtype
         np.testing.assert_allclose(action, case.expected["action"], atol=1e-5)
@@ -382,7 +340,7 @@ HALF = gymnasium.spaces.Box(np.array([-0.1, -np.inf], np.float32), np.array([np.
 )
 def test_an_export_acts_as_the_run_does(space: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every format, for actions beyond each finite bound too; and the standalone verifier takes them."""
-    monkeypatch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))
+    one_batch_size(monkeypatch)
     env = Toy(space)
     monkeypatch.setattr(Toy, "clip_actions", True, raising=False)  # its word for it
     policy, params = policy_for(env)
@@ -390,7 +348,7 @@ def test_an_export_acts_as_the_run_does(space: Any, tmp_path: Path, monkeypatch:
     formats = writable("pt", "onnx", "stablehlo")
     export_policy(policy, params, env, tmp_path / "out", formats, origin=ORIGIN)
     verify(tmp_path / "out")
-    contract = json.loads((tmp_path / "out" / "contract.json").read_text())["action"]
+    contract = contract_of(tmp_path / "out")["action"]
     assert contract["shape"] == list(space.shape) and contract["dtype"] == str(space.dtype)
     form = action_form(space, clips=True)
     with np.load(tmp_path / "out" / "observations.npz") as file:
@@ -425,12 +383,7 @@ def test_a_start_that_is_not_the_policys_is_found(space: Any, start: list[int], 
     env = Toy(space)
     export_policy(*policy_for(env), env, tmp_path / "out", ["pt"], origin=ORIGIN)
     assert verify_main([str(tmp_path / "out")]) == 0
-    contract = json.loads((tmp_path / "out/contract.json").read_text())
-    contract["action"]["start"] = start
-    (tmp_path / "out/contract.json").write_text(json.dumps(contract))
-    parity = json.loads((tmp_path / "out/parity.json").read_text())
-    parity["sha256"]["contract.json"] = sha256(tmp_path / "out/contract.json")
-    (tmp_path / "out/parity.json").write_text(json.dumps(parity))
+    rewrite(tmp_path / "out", "contract.json", lambda contract: contract["action"].update(start=start))
     assert verify_main([str(tmp_path / "out")]) == 1
 
 
@@ -480,7 +433,7 @@ def test_actions_are_clipped_where_the_env_clips_them_or_as_told(
     policy, params = policy_for(env)
     params["params"]["actor"]["linear_2"]["kernel"] *= 5.0  # modes beyond the bounds
     export_policy(policy, params, env, tmp_path / "out", ["stablehlo"], origin=ORIGIN, clipping=clipping, seed=0)
-    assert json.loads((tmp_path / "out/contract.json").read_text())["action"]["clipped"] == clipped
+    assert contract_of(tmp_path / "out")["action"]["clipped"] == clipped
     assert (tmp_path / "out/episode.json").exists() == (env_clips or not clipped)
     with np.load(tmp_path / "out/observations.npz") as file:
         largest = np.abs(file["environment/expected/action"]).max()
@@ -516,25 +469,23 @@ class Unsteady(PureHostEnv):
 def test_an_environment_that_does_not_say_whether_it_clips_is_no_reason_to_clip(
     clipping: Any, clipped: bool, tmp_path: Path
 ) -> None:
-    if not HERE:
-        pytest.skip("no format can be written here")
+    skip_without_formats()
     env = Unsteady(Toy(BOX, clips=True), 4)
     policy, params = policy_for(env.env)
     report = export_policy(policy, params, env, tmp_path / "out", HERE[:1], origin=ORIGIN, clipping=clipping)
     assert "not known" in report["clipping"]
-    assert json.loads((tmp_path / "out" / "contract.json").read_text())["action"]["clipped"] is clipped
+    assert contract_of(tmp_path / "out")["action"]["clipped"] is clipped
 
 
 @pytest.mark.slow
 def test_a_policy_trained_outside_jax_is_exported(tmp_path: Path) -> None:
-    if not HERE:
-        pytest.skip("no format can be written here")
+    skip_without_formats()
     config = tiny(env="gymnasium:Pendulum-v1", env_cfg={}, exp_name="outside", iterations=1)
     run = train(parse_config(config), run_dir=tmp_path / "run").run_dir
     report = export_run(run, tmp_path / "out", HERE[:1])
     assert report["rows"]["environment"] == 16 * 128
     assert report["clipping"] == "to the action space, as the environment does"
-    contract = json.loads((tmp_path / "out" / "contract.json").read_text())
+    contract = contract_of(tmp_path / "out")
     assert contract["env"]["id"] == "gymnasium:Pendulum-v1"
     assert contract["env"]["max_episode_steps"] == 200
     (obs,) = contract["observation"]
@@ -566,60 +517,53 @@ def test_an_episode_without_an_end_is_none() -> None:
     assert reference_episode(policy, Toy(BOX), params, seed=0) is None
 
 
+SCRIPTS = [
+    pytest.param("deploy_torch.py", "onnxruntime", marks=needs_torch),
+    pytest.param("deploy_torch.py --torchscript", "onnxruntime", marks=needs_torch),
+    pytest.param("deploy_onnx.py", "torch", marks=needs_onnx),
+]
+"""Scripts, and the runtime that each does without."""
+
+
+def deployed(exported: Path, script: str, *blocked: str) -> str:
+    """Return what an example prints in a process without jax, ejax, interop and these."""
+    name, *options = script.split()
+    done = run_without(
+        ("jax", "ejax", "flax", "interop", *blocked),
+        f"""import runpy
+sys.argv = [{name!r}, {str(exported)!r}, *{options!r}]
+sys.path.insert(0, "examples")
+runpy.run_path("examples/" + {name!r}, run_name="__main__")""",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow_cases("deploy_torch.py-onnxruntime")
-@pytest.mark.parametrize(
-    ("script", "hidden"),
-    [
-        pytest.param("deploy_torch.py", "onnxruntime", marks=needs_torch),
-        pytest.param("deploy_torch.py --torchscript", "onnxruntime", marks=needs_torch),
-        pytest.param("deploy_onnx.py", "torch", marks=needs_onnx),
-    ],
-)
+@pytest.mark.parametrize(("script", "hidden"), SCRIPTS)
 def test_a_deployed_policy_has_the_return_that_ejax_measured(
     measured: dict[str, Any], exported: Path, script: str, hidden: str
 ) -> None:
     """To 1e-4: over 20 steps an action that is off by 1e-6 turns a joint by up to 20·0.3·1e-6 rad. That moves the tool,
     1.2 m away, by 7e-6 m, and the reward of each step by up to 0.1·5 times that."""
-    name, *options = script.split()
-    code = f"""
-import runpy, sys
-sys.modules.update(dict.fromkeys(("jax", "ejax", "flax", "interop", {hidden!r})))  # importing them raises
-sys.argv = [{name!r}, {str(exported)!r}, *{options!r}]
-sys.path.insert(0, "examples")
-runpy.run_path("examples/" + {name!r}, run_name="__main__")
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    found = deployed(exported, script, hidden)
     pattern = r"return (\S+)  length (\d+)  success (\w+)  distance_to_goal (\S+)$"
-    here, there = (re.search(who + pattern, done.stdout, re.MULTILINE) for who in ("^", "^by JAX "))
-    assert here and there, done.stdout
-    for found, tolerance in ((here, 1e-4), (there, 1e-5)):  # the latter is printed, no more
-        assert float(found[1]) == pytest.approx(measured["eval/avg_reward"], abs=tolerance)
-        assert int(found[2]) == measured["eval/avg_length"]
-        assert (found[3] == "True") == bool(measured["eval/success_rate"])
-        assert float(found[4]) == pytest.approx(measured["eval/metrics/distance_to_goal"], abs=tolerance)
+    here, there = (re.search(who + pattern, found, re.MULTILINE) for who in ("^", "^by JAX "))
+    assert here and there, found
+    for each, tolerance in ((here, 1e-4), (there, 1e-5)):  # the latter is printed, no more
+        assert float(each[1]) == pytest.approx(measured["eval/avg_reward"], abs=tolerance)
+        assert int(each[2]) == measured["eval/avg_length"]
+        assert (each[3] == "True") == bool(measured["eval/success_rate"])
+        assert float(each[4]) == pytest.approx(measured["eval/metrics/distance_to_goal"], abs=tolerance)
 
 
 @pytest.mark.slow_cases("torch.py")
-@pytest.mark.parametrize(
-    ("script", "hidden"),
-    [
-        pytest.param("deploy_torch.py", "onnxruntime", marks=needs_torch),
-        pytest.param("deploy_onnx.py", "torch", marks=needs_onnx),
-    ],
-)
+@pytest.mark.parametrize(("script", "hidden"), [SCRIPTS[0], SCRIPTS[2]])
 def test_a_deployed_policy_needs_no_more_than_its_runtime(exported: Path, script: str, hidden: str) -> None:
-    code = f"""
-import runpy, sys
-sys.modules.update(dict.fromkeys(("jax", "ejax", "flax", "interop", "mujoco", "gymnasium", "pydantic", {hidden!r})))
-sys.argv = [{script!r}, {str(exported)!r}]
-sys.path.insert(0, "examples")
-runpy.run_path("examples/" + {script!r}, run_name="__main__")
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "mujoco is not installed" in done.stdout, done.stderr
-    found = re.search(r"(\d+) observations, largest difference from JAX's actions (\S+)$", done.stdout.strip())
-    assert found and int(found[1]) == 256 and float(found[2]) < 1e-4, done.stdout
+    printed = deployed(exported, script, hidden, "mujoco", "gymnasium", "pydantic")
+    assert "mujoco is not installed" in printed
+    found = re.search(r"(\d+) observations, largest difference from JAX's actions (\S+)$", printed.strip())
+    assert found and int(found[1]) == 256 and float(found[2]) < 1e-4, printed
 
 
 @needs_onnx

@@ -1,6 +1,5 @@
 """Exports and EmbodiChain's files as teachers: they act as the policies that they were made of."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from exports import copy_of, save_run
 from memory_runs import make_run
 from tiny import NETWORK, tiny
 
 from ejax.config import ConfigError, parse_config
 from ejax.play.saved_policy import load_policy
 from ejax.policies.calls import apply_policy, first_memory
-from ejax.store.run_dir import create_run_directory, open_run_directory
+from ejax.store.run_dir import open_run_directory
 from ejax.training.build import build
 from ejax.training.environments import build_env, sample_obs
 from interop.checkpoints.exported import read_export
@@ -54,19 +54,19 @@ def student(teacher: Path, **cfg: Any) -> Any:
     return raw
 
 
-def test_an_export_for_other_observations_or_a_changed_one_is_refused(exported: tuple[Path, Path]) -> None:
+def test_an_export_for_other_observations_or_a_changed_one_is_refused(
+    exported: tuple[Path, Path], tmp_path: Path
+) -> None:
     export = exported[1]
     build(parse_config(student(export)))
     raw = student(export)
     raw["env"] = {"id": "PlanarReachRL"}
     with pytest.raises(ConfigError, match=r"reads 'obs' \[14\]; the observation has obs"):
         build(parse_config(raw))
-    spec = export / "policy.json"
-    text = spec.read_text()
-    spec.write_text(json.dumps({**json.loads(text), "log_std_range": [-9.0, 9.0]}))
+    changed = copy_of(export, tmp_path / "changed")
+    (changed / "policy.json").write_text((export / "policy.json").read_text().replace("-5.0", "-9.0"))
     with pytest.raises(ConfigError, match=r"changed since the export: policy\.json"):
-        build(parse_config(student(export)))
-    spec.write_text(text)
+        build(parse_config(student(changed)))
 
 
 @pytest.mark.slow
@@ -74,10 +74,8 @@ def test_embodichains_file_is_a_teacher_of_the_networks_that_it_is_said_to_have(
     raw = tiny(tmp_path)
     raw["policy"] |= {"actor_obs_normalization": False, "log_std_range": [-13.8, 13.8]}
     config = parse_config(raw)
-    directory = create_run_directory(config, tmp_path / "run")
     state = build(config).state
-    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
-    directory.save(state, meta, keep=1)
+    save_run(config, tmp_path / "run", state)
     file = export_pt(tmp_path / "run", tmp_path / "teacher.pt")
     small = {"type": "mlp", "network_cfg": {"hidden_sizes": [4]}}
     other = student(file, teacher_policy=raw["policy"])

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from exports import needs, save_run
 from tiny import NETWORK, tiny
 
 from ejax.config import parse_config
@@ -24,22 +25,17 @@ from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.play.saved_policy import load_policy
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.rollout import reset, step
-from ejax.store.run_dir import create_run_directory, open_run_directory
-from ejax.training.build import build
+from ejax.store.run_dir import open_run_directory
 from ejax.training.environments import build_env
 from interop import standalone_verify
 from interop.artefacts import cases
-from interop.artefacts.formats import FORMATS
 from interop.artefacts.leapp_bundle import input_terms, load_bundle, write_bundle
 from interop.export import export_run
 from interop.verify import verify
 
 onnx = pytest.importorskip("onnx", reason="needs onnx: pip install -e '.[export]'")
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
-needs_export = pytest.mark.skipif(
-    bool(FORMATS["onnx"].missing(to_write=True)),
-    reason="needs torch and onnx: pip install -e '.[export]'",
-)
+needs_export = needs("onnx")
 VERSIONS = {"ejax": "0"}
 MEMORIES = {"mlp": None, "gru": {"type": "gru", "hidden_size": 5}}
 
@@ -51,9 +47,7 @@ def exported(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     memory = {} if request.param == "mlp" else {"memory": MEMORIES[request.param]}
     raw["policy"] |= {"actor": NETWORK | memory, "critic": NETWORK | memory, "actor_obs_normalization": True}
     config = parse_config(raw)
-    directory = create_run_directory(config, folder / "run")
-    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
-    directory.save(build(config).state, meta, keep=1)
+    save_run(config, folder / "run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cases, "_NUM_CONSECUTIVE", 40)
         patch.setattr(cases, "_NUM_STEPS", 4)
@@ -202,6 +196,14 @@ def test_a_bundle_answers_as_the_policy(tmp_path: Path) -> None:
     np.testing.assert_array_equal(after, memory + 1.0)
 
 
+def refresh(folder: Path) -> None:
+    """Write what lies beside the model again, as whoever forges it would."""
+    from interop.artefacts.leapp_bundle import _beside_model
+
+    for name, content in _beside_model(folder, None, VERSIONS).items():
+        (folder / name).write_bytes(content)
+
+
 def replaced(old: str, new: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         text = (folder / "leapp.yaml").read_text()
@@ -247,9 +249,9 @@ def with_weights_in(file: str) -> Callable[[Path], None]:
         tensor.data_location = onnx.TensorProto.EXTERNAL
         entry = tensor.external_data.add()
         entry.key, entry.value = "location", file.format(folder)
-        (folder / "leapp.onnx").write_bytes(model.SerializeToString())
-        digests = {"sha256sum": hashlib.sha256, "md5sum": hashlib.md5}
-        new = {key: make((folder / "leapp.onnx").read_bytes()).hexdigest() for key, make in digests.items()}
+        content = model.SerializeToString()
+        (folder / "leapp.onnx").write_bytes(content)
+        new = {f"{kind}sum": hashlib.new(kind, content).hexdigest() for kind in ("sha256", "md5")}
         described(lambda x: x["models"]["policy"]["parameters"].update(new), default_flow_style=None, width=120)(folder)
 
     return change
@@ -261,12 +263,7 @@ def with_operator(domain: str, kind: str) -> Callable[[Path], None]:
         model.opset_import.append(helper.make_opsetid(domain, 1))
         model.graph.node[1].domain, model.graph.node[1].op_type = domain, kind
         (folder / "leapp.onnx").write_bytes(model.SerializeToString())
-        contract = json.loads((folder / "contract.json").read_text())
-        assert contract
-        from interop.artefacts.leapp_bundle import _beside_model
-
-        for name, content in _beside_model(folder, None, VERSIONS).items():
-            (folder / name).write_bytes(content)
+        refresh(folder)
 
     return change
 

@@ -10,6 +10,7 @@ from typing import Any
 import chex
 import numpy as np
 import pytest
+from exports import HERE, ROOT, case_of, certificate, contract_of, needs
 from memory_runs import MEMORIES, make_run
 
 pytest.importorskip("torch")
@@ -19,7 +20,6 @@ import torch
 from ejax.config import parse_config
 from ejax.training.build import build
 from interop.artefacts.cases import CONSECUTIVE
-from interop.artefacts.formats import FORMATS
 from interop.artefacts.parity import compare, load_cases
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 from interop.embodichain import export_pt
@@ -28,9 +28,6 @@ from interop.policy import deployed, load_policy, load_state_dict, make_policy
 from interop.serving.policies import load_served
 from interop.twin.kinds import load_spec
 from interop.verify import verify
-
-ROOT = Path(__file__).parents[2]
-HERE = [name for name, form in FORMATS.items() if not form.missing(to_write=True)]
 
 
 @pytest.fixture(
@@ -47,26 +44,21 @@ def exported(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[st
 
 def test_every_format_remembers_as_jax_does_over_a_thousand_steps(exported: Any) -> None:
     _, _, directory = exported
-    report = json.loads((directory / "parity.json").read_text())
+    report = certificate(directory)
     assert report["rows"][CONSECUTIVE] == 1000
     for facts in report["artefacts"].values():
         errors = facts["cases"][CONSECUTIVE]
         assert set(errors) == {"action", "mean", "log_std", "next_memory"}
         assert max(each["of_allowed"] for each in errors.values()) <= 1.0
-    cases = {case.name: case for case in load_cases(directory / "observations.npz")}
-    starts = ~cases[CONSECUTIVE].observation["memory"].any(axis=1)
+    starts = ~case_of(directory, CONSECUTIVE).observation["memory"].any(axis=1)
     assert 50 < starts.sum() < 200  # episodes of eleven steps
-
-
-def test_what_was_exported_verifies_again(exported: Any) -> None:
-    _, _, directory = exported
     assert all("problem" not in facts for facts in verify(directory).values())
 
 
 def test_a_policy_that_forgets_or_never_forgets_is_a_mismatch(exported: Any) -> None:
     _, _, directory = exported
     spec = load_spec(directory / "policy.json")
-    case = next(case for case in load_cases(directory / "observations.npz") if case.name == CONSECUTIVE)
+    case = case_of(directory, CONSECUTIVE)
     twin = deployed(spec, load_state_dict(directory / "policy.pt"))
 
     def run(leaves: list[Any], spoil: float = 1.0) -> list[Any]:
@@ -82,7 +74,7 @@ def test_a_policy_that_forgets_or_never_forgets_is_a_mismatch(exported: Any) -> 
 
 def test_the_contract_says_what_to_feed_back_and_how_to_reset(exported: Any) -> None:
     kind, _, directory = exported
-    contract = json.loads((directory / "contract.json").read_text())
+    contract = contract_of(directory)
     size = {"gru": 10, "lstm": 10, "history": 3 * contract["observation"][0]["shape"][1] + 1}[kind]
     memory = contract["observation"][-1]
     assert (memory["name"], memory["shape"], memory["reset"], memory["next"]) == (
@@ -91,13 +83,11 @@ def test_the_contract_says_what_to_feed_back_and_how_to_reset(exported: Any) -> 
     assert contract["outputs"][-1]["shape"] == ["batch", size]
 
 
-@pytest.mark.parametrize("module", ["policy", "onnx_policy"])
+@pytest.mark.parametrize("module", ["policy", pytest.param("onnx_policy", marks=needs("onnx"))])
 def test_a_loaded_policy_remembers_by_itself_until_it_is_reset(module: str, exported: Any) -> None:
     _, _, directory = exported
-    if not (directory / "policy.onnx").exists() and module == "onnx_policy":
-        pytest.skip("needs onnx: pip install -e '.[export]'")
     load_policy = importlib.import_module(f"interop.{module}").load_policy
-    case = next(case for case in load_cases(directory / "observations.npz") if case.name == CONSECUTIVE)
+    case = case_of(directory, CONSECUTIVE)
     policy = load_policy(directory)
     steps = case.observation["obs"][:30]
     starts = ~case.observation["memory"].any(axis=1)
@@ -116,10 +106,9 @@ def test_a_loaded_policy_remembers_by_itself_until_it_is_reset(module: str, expo
         policy.act(np.stack([steps[0]] * 3))
 
 
+@needs("onnx")
 def test_a_run_and_its_export_are_served_alike(exported: Any) -> None:
     _, run, directory = exported
-    if not (directory / "policy.onnx").exists():
-        pytest.skip("needs onnx: pip install -e '.[export]'")
     served = load_served(directory), load_served(run)
     memories = [policy.first_memory for policy in served]
     for obs in next(case for case in load_cases(directory / "observations.npz")).observation["obs"][:10]:

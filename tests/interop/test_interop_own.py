@@ -1,7 +1,6 @@
 """Exports of policies of one's own, which have no twin in torch: StableHLO, and ONNX by jax2onnx."""
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import own_policies
 import pytest
+from exports import certificate, needs, save_run
 from flax import struct
 from own_policies import HIDDEN, OBS
 from tiny import tiny
@@ -23,8 +23,7 @@ from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.play.saved_policy import load_policy
 from ejax.policies.calls import apply_policy
 from ejax.schema.trust import trust
-from ejax.store.run_dir import create_run_directory, open_run_directory
-from ejax.training.build import build
+from ejax.store.run_dir import open_run_directory
 from ejax.training.environments import build_env
 from interop.artefacts import cases
 from interop.artefacts.formats import FORMATS, Trained
@@ -36,7 +35,7 @@ from interop.verify import main as verify_main
 
 KEY = jax.random.key(0)
 ROWS = jax.random.normal(KEY, (5, OBS))
-needs_stablehlo = pytest.mark.skipif(bool(FORMATS["stablehlo"].missing(to_write=True)), reason="needs flatbuffers")
+needs_stablehlo = needs("stablehlo")
 needs_jax2onnx = pytest.mark.skipif(
     bool(FORMATS["onnx"].missing(to_write=True, twin=False)), reason="needs jax2onnx: pip install -e '.[jax2onnx]'"
 )
@@ -51,10 +50,7 @@ def run(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     trust("own_policies:make")
     raw = tiny(tmp_path) | {"policy": {"name": "own_policies:make", "cfg": {"framework": framework, "kind": kind}}}
     config = parse_config(raw)
-    directory = create_run_directory(config, tmp_path / "run")
-    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
-    directory.save(build(config).state, meta, keep=1)
-    return directory.path
+    return save_run(config, tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -64,7 +60,7 @@ def test_a_run_is_exported_verified_and_acts_as_it_did(run: Path, capsys: pytest
     assert main([str(run), "--to", str(to)]) == 0
     assert "interop.export: pt is left out: the policy has no torch twin" in capsys.readouterr().err
     assert verify_main([str(to)]) == 0
-    report = json.loads((to / "parity.json").read_text())
+    report = certificate(to)
     assert "stablehlo" in report["artefacts"] and {"pt", "safetensors"} <= report["left_out"].keys()
     assert {"contract.json", "episode.json", "observations.npz", "policy.json"} <= report["sha256"].keys()
     directory, config = open_run_directory(run)

@@ -190,41 +190,6 @@ def test_embeddings_are_those_of_sentence_transformers() -> None:
     np.testing.assert_allclose(embed_sentences(SENTENCES), wanted, atol=1e-4)
 
 
-@with_minilm
-def test_sentences_of_one_meaning_are_near() -> None:
-    embedding = embed_sentences(SENTENCES[:5])
-    near = embedding @ embedding.T
-    assert near[3, 4] > 0.7 > 0.2 > near[0, 3]
-
-
-@with_minilm
-def test_ids_are_those_that_tokenizers_once_gave(loaded: tuple[Any, Params, WordPiece]) -> None:
-    """``tokenizers.Tokenizer.from_file("tokenizer.json").encode(sentence).ids`` of tokenizers 0.23.3."""
-    golden = {
-        SENTENCES[0]: [101, 2404, 1996, 2417, 14291, 1999, 1996, 2187, 4224, 102],
-        SENTENCES[5]: [
-            101,
-            6187,
-            12436,
-            1029,
-            15743,
-            7668,
-            1517,
-            1574,
-            2629,
-            1012,
-            4002,
-            1010,
-            1092,
-            17076,
-            15687,
-            102,
-        ],
-    }
-    for text, ids in golden.items():
-        assert loaded[2].ids(text) == ids
-
-
 STATE = {"layer.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
 
 
@@ -243,11 +208,6 @@ def test_halves_become_float32(tmp_path: Path) -> None:
     assert {x.dtype for x in load_weights(tmp_path / "w.pt").values()} == {np.dtype(np.float32)}
 
 
-class _Harmful:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return print, ("run",)
-
-
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
@@ -256,7 +216,7 @@ class _Harmful:
         ({"a": torch.tensor([float("nan")])}, "with NaN or infinity at 'a'"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
         ([torch.ones(1)], "holds a list"),
-        ({"a": _Harmful()}, "holds more than tensors and plain data, and is not read"),
+        ({"a": Path("a")}, "holds more than tensors and plain data, and is not read"),
     ],
 )
 def test_what_is_no_state_dict_is_refused(tmp_path: Path, payload: Any, message: str) -> None:

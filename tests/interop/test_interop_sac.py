@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toy_policies import ORIGIN
 
 from ejax.algorithms.sac import ALGORITHM, SACConfig, sac_step
 from ejax.collectors.replay_buffer import Transition
@@ -141,9 +142,7 @@ def test_the_actor_is_exported_as_an_mlp_of_the_same_actions(tmp_path: Path) -> 
     envs = reset(env, jax.random.key(0), 64)
     params = policy.init(jax.random.key(1), envs.obs)
     params = update_normalizer(policy, params, jax.tree.map(lambda x: x[None], envs.obs))
-    origin = {"checkpoint": "step_0", "global_step": 0, "env": {"id": "PointMassRL", "cfg": {}}}
-    report = export_policy(policy, params, env, tmp_path / "export", ["pt"], origin=origin)
-    assert set(report["artefacts"]) == {"pt"}
+    export_policy(policy, params, env, tmp_path / "export", ["pt"], origin=ORIGIN)
 
     obs = np.asarray(flatten_observation(envs.obs), np.float64)
     actor, statistics = params["params"]["actor"], params["normalizer"]["actor_obs_normalizer"]

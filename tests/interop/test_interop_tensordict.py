@@ -22,6 +22,9 @@ from interop.tensordict import (
     rollout_to_tensordict,
 )
 
+torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+tensordict = pytest.importorskip("tensordict")
+
 LAYOUTS = ("head", "pr122", "seed")
 DTYPES = ("float32", "float16", "bfloat16", "bool", "int8", "uint8", "int16", "int32", "uint16", "uint32")
 OBS_SHAPES = (
@@ -98,35 +101,23 @@ def assert_same(a: Any, b: Any) -> None:
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), where
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=30)
-@given(rollouts, st.sampled_from(LAYOUTS))
-def test_a_dict_and_back_changes_no_bit(made: Any, layout: Any) -> None:
-    rollout, last_obs = made
-    back, last = rollout_from_dict(rollout_to_dict(rollout, layout, last_obs=last_obs), layout)
-    assert_same(back, rollout)
-    if layout != "seed":
-        assert_same(last, last_obs)
-
-
 @settings(deadline=None, max_examples=30)
 @given(rollouts, st.sampled_from(LAYOUTS), st.booleans())
-def test_a_tensordict_and_back_changes_no_bit(made: Any, layout: Any, copy: Any) -> None:
-    pytest.importorskip("torch", reason="TensorDict is torch's")
+def test_a_tensordict_or_a_dict_and_back_changes_no_bit(made: Any, layout: Any, copy: Any) -> None:
     rollout, last_obs = made
     td = rollout_to_tensordict(rollout, layout, last_obs=last_obs, copy=copy)
     num_steps, num_envs = rollout.reward.shape
     batch = {"head": (num_envs, num_steps + 1), "pr122": (num_envs, num_steps), "seed": (num_steps, num_envs)}
     assert td.batch_size == batch[layout]
-    back, last = rollout_from_tensordict(td, layout, copy=copy)
-    assert_same(back, rollout)
-    if layout != "seed":
-        assert_same(last, last_obs)
+    data = rollout_to_dict(rollout, layout, last_obs=last_obs)
+    for back, last in (rollout_from_tensordict(td, layout, copy=copy), rollout_from_dict(data, layout)):
+        assert_same(back, rollout)
+        if layout != "seed":
+            assert_same(last, last_obs)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_dict_and_a_tensordict_hold_the_same(layout: str) -> None:
-    pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout(kind="normal")
     data = rollout_to_dict(rollout, layout, last_obs=last_obs)
     td = rollout_to_tensordict(rollout, layout, last_obs=last_obs).to_dict()
@@ -201,7 +192,6 @@ def test_action_moments_of_embodichain_become_the_distribution() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_advantages_have_each_layouts_names_and_come_back(layout: Any) -> None:
-    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout()
     steps = (rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated)
     advantage, target = gae(*steps, gamma=0.9, gae_lambda=0.8)
@@ -249,7 +239,6 @@ def test_a_critics_own_observation_stands_beside_the_actors() -> None:
 
 
 def test_copies_leave_the_jax_arrays_alone() -> None:
-    pytest.importorskip("torch", reason="TensorDict is torch's")
     for layout in LAYOUTS:
         rollout, last_obs = make_rollout(kind="normal")
         before = jax.tree.map(lambda x: np.array(x), (rollout, last_obs))
@@ -265,7 +254,6 @@ def test_copies_leave_the_jax_arrays_alone() -> None:
 
 
 def test_without_copy_memory_is_shared() -> None:
-    pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout(num_steps=16, num_envs=16, shapes=(32,))
     seed = rollout_to_tensordict(rollout, "seed", copy=False)
     pr122 = rollout_to_tensordict(rollout, "pr122", last_obs=last_obs, copy=False)
@@ -277,7 +265,6 @@ def test_without_copy_memory_is_shared() -> None:
 
 
 def test_arrays_on_several_devices_are_gathered() -> None:
-    pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, _ = make_rollout(num_envs=4)
     mesh = jax.make_mesh((4,), ("envs",), axis_types=(jax.sharding.AxisType.Auto,))
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "envs"))
@@ -287,6 +274,16 @@ def test_arrays_on_several_devices_are_gathered() -> None:
 
 def test_mistakes_are_named() -> None:
     rollout, last_obs = make_rollout()
+    wide = jax.tree.map(lambda x: np.asarray(x, np.float64), last_obs)
+    unlike = rollout.replace(extras={"step": jnp.float32(3.0)})
+    for wrong, layout, last, message in (
+        (unlike, "head", last_obs, r"extras\['step'\] has shape \[\] .*, but reward has \[3, 2\]"),
+        (rollout, "head", last_obs["goal"], "last_obs is not like obs"),
+        (rollout, "pr122", wide, r"like one of obs: float32\[2, 2\], got float64\[2, 2\]"),
+        (jax.tree.map(lambda x: x[:0], rollout), "head", last_obs, r"with T >= 1, got \[0, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rollout_to_dict(wrong, layout, last_obs=last)
     with pytest.raises(ValueError, match="no layout 'ned'; there is head, pr122, seed"):
         rollout_to_dict(rollout, "ned")
     for layout in ("head", "pr122"):
@@ -313,7 +310,6 @@ def test_mistakes_are_named() -> None:
 def test_fields_of_different_batches_are_refused(
     layout: str, field: str, change: Callable[..., Any], message: str
 ) -> None:
-    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout()
     data = rollout_to_dict(rollout, layout, last_obs=last_obs)
     data[field] = change(data[field])
@@ -324,23 +320,8 @@ def test_fields_of_different_batches_are_refused(
         rollout_from_tensordict(tensors, layout)
 
 
-def test_what_is_not_of_the_rollouts_batch_is_not_written() -> None:
-    rollout, last_obs = make_rollout()
-    with pytest.raises(ValueError, match=r"extras\['step'\] has shape \[\] in \[T, N, ...\], but reward has \[3, 2\]"):
-        rollout_to_dict(rollout.replace(extras={"step": jnp.float32(3.0)}), "head", last_obs=last_obs)
-    with pytest.raises(ValueError, match="last_obs is not like obs"):
-        rollout_to_dict(rollout, "head", last_obs=last_obs["goal"])
-    wide = jax.tree.map(lambda x: np.asarray(x, np.float64), last_obs)
-    with pytest.raises(ValueError, match=r"like one of obs: float32\[2, 2\], got float64\[2, 2\]"):
-        rollout_to_dict(rollout, "pr122", last_obs=wide)
-    empty = jax.tree.map(lambda x: x[:0], rollout)
-    with pytest.raises(ValueError, match=r"with T >= 1, got \[0, 2\]"):
-        rollout_to_dict(empty, "head", last_obs=last_obs)
-
-
 @pytest.mark.parametrize("copy", [True, False])
 def test_tensors_of_any_strides_and_with_gradients_come_over_as_they_are(copy: bool) -> None:
-    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout()
     td = rollout_to_tensordict(rollout, "seed", last_obs=last_obs)
     numbers = torch.randn(3, 2, 2, dtype=torch.complex64).conj().imag  # its sign is kept apart
@@ -355,7 +336,6 @@ def test_tensors_of_any_strides_and_with_gradients_come_over_as_they_are(copy: b
 
 
 def test_integers_of_64_bits_are_not_cut_silently() -> None:
-    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout()
     td = rollout_to_tensordict(rollout, "seed", last_obs=last_obs)
     for dtype, number in ((torch.int64, -(2**31)), (torch.uint64, 2**32 - 1)):
@@ -370,14 +350,12 @@ def test_integers_of_64_bits_are_not_cut_silently() -> None:
 
 
 def test_numpy_arrays_of_bfloat16_become_tensors() -> None:
-    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = jax.tree.map(np.asarray, make_rollout(dtype="bfloat16"))
     td = rollout_to_tensordict(rollout, "head", last_obs=last_obs)
     assert td["obs", "goal"].dtype == torch.bfloat16
 
 
 def test_arrays_in_an_observation_count_as_tensors() -> None:
-    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     array = jnp.arange(4.0)
     tree = {"b": array, "a": {"numpy": np.full((4, 2), 2.0, np.float32)}, "name": "no array"}
     flat = torch.tensor([[2.0, 2.0, i] for i in range(4)])
@@ -391,7 +369,6 @@ def test_arrays_in_an_observation_count_as_tensors() -> None:
 
 
 def test_an_observation_is_flattened_with_sorted_keys() -> None:
-    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     tree = {"b": torch.ones(2, 1), "a": {"z": torch.full((2, 2, 2), 2.0), "y": torch.full((2, 1), 3.0)}}
     expected = torch.tensor([[3.0, 2.0, 2.0, 2.0, 2.0, 1.0]] * 2)
     for obs in (tree, dict_to_tensordict(tree, "cpu")):
@@ -401,7 +378,6 @@ def test_an_observation_is_flattened_with_sorted_keys() -> None:
 
 
 def test_observations_become_tensordicts_as_in_embodichain() -> None:
-    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     td = dict_to_tensordict({"robot": {"qpos": torch.zeros(4, 3)}}, "cpu")
     assert td["robot", "qpos"].shape == (4, 3)
     assert td.device == torch.device("cpu")
@@ -415,7 +391,6 @@ def test_observations_become_tensordicts_as_in_embodichain() -> None:
 
 
 def test_the_pull_requests_observations_are_under_one_outer_key() -> None:
-    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     qpos = torch.zeros(4, 3)
     plain = dict_to_tensordict({"robot": {"qpos": qpos}}, "cpu")  # its batch size is []
     for obs in ({"robot": {"qpos": qpos}}, plain, {"robot": plain["robot"]}):
@@ -431,8 +406,6 @@ def test_the_pull_requests_observations_are_under_one_outer_key() -> None:
 
 def odd_fields() -> dict[str, Any]:
     """Make what no field of a rollout, and no array of an observation, can be, by kind."""
-    torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
-    tensordict = pytest.importorskip("tensordict")
     sparse = torch.eye(2).to_sparse()
     return {
         "sparse": sparse,
@@ -463,9 +436,6 @@ def test_fields_that_are_no_dense_numbers_are_named(layout: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_arrays_of_an_observation_that_are_no_dense_numbers_are_refused() -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
-    from tensordict import TensorDict
-
     good = torch.zeros(2, 3)
     for kind in ("sparse", "nested", "meta", "complex", "objects"):
         obs = {"good": good, "odd": {"field": odd_fields()[kind]}}
@@ -475,6 +445,6 @@ def test_arrays_of_an_observation_that_are_no_dense_numbers_are_refused() -> Non
     with pytest.raises(
         ValueError, match=r"must be dense, of real numbers; it holds a sparse_coo tensor float32\[2, 2\]"
     ):
-        flatten_dict_observation(TensorDict({"good": good, "odd": odd_fields()["sparse"]}, batch_size=[2]))
+        flatten_dict_observation(tensordict.TensorDict({"good": good, "odd": odd_fields()["sparse"]}, batch_size=[2]))
     passed_over = {"good": good, "text": odd_fields()["NonTensorData"]}
     assert flatten_dict_observation(passed_over).shape == (2, 3)

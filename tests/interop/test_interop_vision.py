@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from exports import (
+    HERE,
+    ROOT,
+    case_of,
+    certificate,
+    contract_of,
+    needs,
+    one_batch_size,
+    save_run,
+    skip_without_formats,
+)
 
 from ejax.config import load_config, parse_config
 from ejax.distributions import action_spec
@@ -20,31 +29,16 @@ from ejax.envs.host.pure_host import PureHostEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import NetworkConfig
 from ejax.policies.vision import VisionPolicy
-from ejax.store.run_dir import create_run_directory
 from ejax.training.environments import build_env
 from ejax.training.policies import make_policy
 from ejax.types import Timestep
-from interop import onnx_policy
 from interop.artefacts.cases import observe, steps_to_observe
 from interop.artefacts.formats import FORMATS
-from interop.artefacts.parity import ParityError, load_cases
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params, tensors
 from interop.export import export_policy, export_run
 from interop.exporters.record import spec_of
-from interop.standalone_verify import sha256
 from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
-from interop.verify import verify
-
-ROOT = Path(__file__).parents[2]
-HERE = [name for name in FORMATS if not FORMATS[name].missing(to_write=True)]
-
-
-def needs(name: str) -> Any:
-    """Skips where that format cannot be written."""
-    missing = " ".join(FORMATS[name].missing(to_write=True))
-    return pytest.mark.skipif(bool(missing), reason=f"{name} needs pip install {missing}")
-
 
 needs_torch = needs("pt")
 HIDDEN = (0, 1, 3)
@@ -175,31 +169,13 @@ def test_keys_shapes_and_order_are_those_of_torch() -> None:
     assert next(key for key, _ in shapes if key.startswith("critic")) == "critic.0.weight"
 
 
-def test_a_weight_is_that_of_torchs_convolution() -> None:
-    """y[o, i, j] = b[o] + Σ_crs w[o, c, r, s] · x[c, 2i + r − 1, 2j + s − 1], zeros outside, as loops."""
-    policy, params = make(Scene(shapes=(("image", (5, 6, 3)),)))
-    image = np.random.default_rng(1).integers(256, size=(5, 6, 3), dtype=np.uint8)
-    state_dict = state_dict_from_params(policy, params)
-    weight, bias = (state_dict[f"encoder_image.0.{part}"] for part in ("weight", "bias"))
-    padded = np.zeros((3, 5 + 3, 6 + 3))
-    padded[:, 1:6, 1:7] = image.transpose(2, 0, 1) / 127.5 - 1.0
-    expected = np.zeros((3, 3, 4))
-    for i, j, o in np.ndindex(expected.shape):
-        expected[i, j, o] = bias[o] + (weight[o] * padded[:, 2 * i : 2 * i + 4, 2 * j : 2 * j + 4]).sum()
-    _, seen = jax.jit(functools.partial(policy.apply, capture_intermediates=True))(
-        params, {"image": image, "n": np.zeros(7)}
-    )
-    (found,) = seen["intermediates"]["encoder_image"]["conv_0"]["__call__"]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("key", "wrong", "message"),
     [
         (
             "encoder_image.1.weight",
             np.zeros((6, 5, 3, 3)),
-            r"encoder_image\.1\.weight is .*needs float32\[6, 4, 3, 3\]",
+            r"needs float32\[6, 4, 3, 3\]",
         ),
         ("encoder_image.0.weight", None, r"lacks encoder_image\.0\.weight"),
         ("encoder_lamp.0.bias", np.zeros(4), r"has encoder_lamp\.0\.bias, which the policy lacks"),
@@ -207,13 +183,10 @@ def test_a_weight_is_that_of_torchs_convolution() -> None:
 )
 def test_weights_that_do_not_fit_are_named(key: str, wrong: Any, message: str) -> None:
     policy, params = made("two")
-    state_dict = state_dict_from_params(policy, params)
-    if wrong is None:
-        del state_dict[key]
-    else:
-        state_dict[key] = np.asarray(wrong, np.float32)
+    changes = {} if wrong is None else {key: np.asarray(wrong, np.float32)}
+    kept = {name: x for name, x in state_dict_from_params(policy, params).items() if name != key}
     with pytest.raises(ValueError, match=message):
-        params_from_state_dict(policy, state_dict)
+        params_from_state_dict(policy, kept | changes)
 
 
 def test_adams_state_there_and_back_is_the_same_bits() -> None:
@@ -271,58 +244,23 @@ def test_the_twin_answers_as_jax(name: str) -> None:
 @pytest.fixture(scope="module")
 def twin() -> Any:
     """Make a twin with hidden entries, two cameras and a normalizer."""
-    if "pt" not in HERE:
-        pytest.skip("needs torch: pip install -e '.[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     from interop.policy import make_policy
 
     policy, params = made("two")
     return make_policy(spec_of(policy, TWO), state_dict_from_params(policy, params))
 
 
-@pytest.fixture(scope="module")
-def torch_obs(twin: Any) -> Any:
-    import torch
-
-    return jax.tree.map(lambda x: torch.tensor(np.asarray(x)), observations(POLICIES["two"][0]))
-
-
-def test_the_actor_acts_without_what_is_hidden_from_it(twin: Any, torch_obs: Any) -> None:
-    q, v = torch_obs["robot"]["q"], torch_obs["robot"]["v"]
-    robot_alone = {"image": torch_obs["image"], "wrist": torch_obs["wrist"], "robot": {"q": q[:, :1], "v": v}}
-    expected = twin.act(torch_obs).numpy()
-    np.testing.assert_allclose(twin.act(robot_alone).numpy(), expected, rtol=1e-5, atol=1e-6)
-    moved = {**torch_obs, "cube": torch_obs["cube"] + 1.0}
-    np.testing.assert_array_equal(twin.act(moved).numpy(), expected)
-    assert (twin.value(moved) != twin.value(torch_obs)).all()  # the critic knows
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda image: image.float() / 255.0, r"torch\.float32 .*uint8"),
-        (lambda image: image[:, :14], r"\[6, 14, 20, 3\]"),
-        (lambda image: image.permute(0, 3, 1, 2), r"\[6, 3, 16, 20\]"),
-    ],
-    ids=["floats", "size", "channels first"],
-)
-def test_a_wrong_image_is_an_error_that_says_so(twin: Any, torch_obs: Any, change: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        twin.act({**torch_obs, "image": change(torch_obs["image"])})
-
-
-def test_one_observation_without_a_batch_gives_one_action(twin: Any, torch_obs: Any) -> None:
-    one = jax.tree.map(lambda x: x[0].numpy(), torch_obs)
-    action = twin.act(one)
-    assert isinstance(action, np.ndarray)
-    np.testing.assert_allclose(action, twin.act(torch_obs)[0], rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"of one batch, got .*image \[16, 20, 3\], robot\.q"):
-        twin.act({**torch_obs, "image": one["image"]})
-
-
-def test_numbers_of_another_width_are_an_error_that_says_so(twin: Any, torch_obs: Any) -> None:
-    wrong = {**torch_obs, "robot": {**torch_obs["robot"], "q": torch_obs["robot"]["v"]}}
-    with pytest.raises(ValueError, match=r"'robot\.q' has 3 numbers, .* made for 2 or, .* does not read, 1"):
-        twin.act(wrong)
+def test_the_actor_acts_without_what_is_hidden_from_it(twin: Any) -> None:
+    obs = jax.tree.map(np.asarray, observations(TWO))
+    alone = {"image": obs["image"], "wrist": obs["wrist"], "robot": {**obs["robot"], "q": obs["robot"]["q"][:, :1]}}
+    expected = twin.act(obs)
+    np.testing.assert_allclose(twin.act(alone), expected, rtol=1e-5, atol=1e-6)
+    moved = {**obs, "cube": obs["cube"] + 1.0}
+    np.testing.assert_array_equal(twin.act(moved), expected)
+    assert (twin.value(moved) != twin.value(obs)).all()  # the critic knows
+    one = jax.tree.map(lambda x: x[0], obs)
+    np.testing.assert_allclose(twin.act(one), expected[0], rtol=1e-5, atol=1e-6)
 
 
 def test_an_image_that_is_no_bytes_is_not_exported() -> None:
@@ -344,12 +282,11 @@ ORIGIN = {"checkpoint": "none", "global_step": 0, "env": {"id": "Scene", "cfg": 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export every format that can be written here."""
-    if not HERE:
-        pytest.skip("no format can be written here: pip install -e '.[export]'")
+    skip_without_formats()
     policy, params = make(ENV, **EXPORTED)
     directory = tmp_path_factory.mktemp("vision") / "exported"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+        one_batch_size(patch)
         patch.setattr("interop.artefacts.cases._IMAGE_BYTES", 64 * 10 * 13 * 3)
         export_policy(policy, params, ENV, directory, HERE, origin=ORIGIN)
     return directory
@@ -357,7 +294,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_every_format_answers_as_jax(exported: Path) -> None:
-    report = json.loads((exported / "parity.json").read_text())
+    report = certificate(exported)
     rows = {"environment": 64, "edges": 64, "zeros": 1, "huge": 64, "not_a_number": 64, "noise": 64}
     assert report["rows"] == rows
     assert report["clipping"] == "to the action space, as the environment does"
@@ -380,7 +317,7 @@ def test_it_is_checked_on_1024_small_pictures_and_on_fewer_large_ones() -> None:
 
 @pytest.mark.slow
 def test_the_contract_asks_for_what_the_actor_reads_and_no_more(exported: Path) -> None:
-    contract = json.loads((exported / "contract.json").read_text())
+    contract = contract_of(exported)
     image, q, v = contract["observation"]
     assert (image["name"], image["dtype"], image["shape"]) == ("image", "uint8", ["batch", 10, 13, 3])
     assert (q["name"], q["shape"], q["entries"]) == ("robot.q", ["batch", 1], [0])
@@ -389,20 +326,23 @@ def test_the_contract_asks_for_what_the_actor_reads_and_no_more(exported: Path) 
 
 
 @pytest.mark.slow
-@needs("onnx")
-def test_onnx_runtime_sees_as_the_contract_or_the_environment_gives_it(exported: Path) -> None:
-    policy = onnx_policy.load_policy(exported)
-    case = next(case for case in load_cases(exported / "observations.npz") if case.name == "environment")
+@pytest.mark.parametrize("module", [pytest.param("onnx_policy", marks=needs("onnx")), "policy"])
+def test_a_loaded_policy_sees_as_the_contract_or_the_environment_gives_it(module: str, exported: Path) -> None:
+    policy = pytest.importorskip(f"interop.{module}").load_policy(exported)
+    case = case_of(exported, "environment")
     q, expected = case.observation["robot.q"], case.expected["action"]
     np.testing.assert_allclose(policy.act(case.observation), expected, atol=1e-5)
     whole = {**case.observation, "robot.q": np.concatenate([q, q + 1.0], axis=1).astype(np.float64)}
     np.testing.assert_allclose(policy.act(whole), expected, atol=1e-5)
     np.testing.assert_allclose(policy.act({name: x[0] for name, x in whole.items()}), expected[0], atol=1e-5)
+    image = case.observation["image"]
     for change, message in (
-        ({"image": case.observation["image"] / 255.0}, r"'image' is float64 .* made for uint8 .* do not scale"),
+        ({"image": image / 255.0}, r"'image' is .*float64 .*uint8 .*do not scale"),
+        ({"image": image[:, :7]}, r"\[64, 7, 13, 3\]"),
+        ({"image": image.transpose(0, 3, 1, 2)}, r"\[64, 3, 10, 13\]"),
         ({"robot.q": np.zeros((64, 3))}, r"'robot\.q' has 3 numbers, .* made for 2 or, .* does not read, 1"),
-        ({"robot.q": q[:5]}, r"must be of one batch, got image .*, robot\.q \[5, 1\]"),
-        ({"robot.v": np.full((64, 3), "0")}, r"'robot\.v' must be an array of numbers"),
+        ({"robot.q": q[:5]}, r"of one batch, got image .*, robot\.q \[5, 1\]"),
+        ({"robot.v": np.full((64, 3), "0")}, r"'robot\.v' must be .*array of numbers"),
     ):
         with pytest.raises(ValueError, match=message):
             policy.act({**case.observation, **change})
@@ -416,70 +356,24 @@ def mean_of(image: jax.Array, q: jax.Array, v: jax.Array) -> jax.Array:
     return policy.apply(params, {"image": image, "cube": jnp.zeros((len(q), 2)), "robot": robot})[0].mean
 
 
+WRONG: dict[str, Any] = {
+    "x/128 - 1": lambda x: x * (127.5 / 128.0),
+    "blue first": lambda x: x[..., ::-1],
+    "shifted": lambda x: np.roll(x, 1, axis=1),
+    "one pixel by one": lambda x: x + np.eye(1, x[0].size, 77, dtype=x.dtype).reshape(1, *x.shape[1:]),
+    "a hundredth of a grey level": lambda x: x + np.float32(0.01),
+    "half precision": lambda x: ((x / 127.5 - 1.0).astype(np.float16).astype(np.float32) + 1.0) * 127.5,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("wrong", "passes"),
-    [
-        (lambda x: x, True),
-        (lambda x: x * (127.5 / 128.0), False),
-        (lambda x: x[..., ::-1], False),
-        (lambda x: np.roll(x, 1, axis=1), False),
-        (lambda x: x + np.eye(1, x[0].size, 77, dtype=x.dtype).reshape(1, *x.shape[1:]), False),
-        (lambda x: x + np.float32(0.01), False),
-        (lambda x: ((x / 127.5 - 1.0).astype(np.float16).astype(np.float32) + 1.0) * 127.5, False),
-    ],
-    ids=[
-        "right",
-        "x/128 - 1",
-        "blue first",
-        "shifted",
-        "one pixel by one",
-        "a hundredth of a grey level",
-        "half precision",
-    ],
-)
-def test_what_treats_images_otherwise_is_a_mismatch(exported: Path, wrong: Any, passes: bool) -> None:
-    case = next(case for case in load_cases(exported / "observations.npz") if case.name == "environment")
+@pytest.mark.parametrize("wrong", [None, *WRONG])
+def test_what_treats_images_otherwise_is_a_mismatch(exported: Path, wrong: str | None) -> None:
+    case = case_of(exported, "environment")
     image, q, v = (x[:64] for x in case.observation.values())
-    error = np.abs(mean_of(wrong(image.astype(np.float32)), q, v) - case.expected["mean"][:64])
-    assert (error <= case.allowed["mean"][:64]).all() == passes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("safetensors", marks=needs("safetensors")),
-        pytest.param("onnx", marks=needs("onnx")),
-    ],
-)
-def test_one_changed_weight_of_a_convolution_is_found(exported: Path, tmp_path: Path, name: str) -> None:
-    directory = tmp_path / "tampered"
-    shutil.copytree(exported, directory)
-    file = directory / FORMATS[name].file
-    if name == "safetensors":
-        from safetensors.numpy import load_file, save_file
-
-        weights = load_file(file)
-        weights["encoder_image.1.weight"][0, 0, 0, 0] += 1e-3
-        save_file(weights, file)
-    else:
-        import onnx
-
-        model = onnx.load(file)
-        weight = next(x for x in model.graph.initializer if list(x.dims) == [6, 4, 3, 3])
-        values = onnx.numpy_helper.to_array(weight).copy()
-        values[0, 0, 0, 0] += 1e-3
-        weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
-        onnx.save(model, file)
-    report = json.loads((directory / "parity.json").read_text())
-    report["sha256"][file.name] = sha256(file)
-    for other in report["artefacts"].keys() - {name}:
-        (directory / FORMATS[other].file).unlink()
-        del report["sha256"][FORMATS[other].file], report["artefacts"][other]
-    (directory / "parity.json").write_text(json.dumps(report))
-    with pytest.raises(ParityError, match=f"{name}: .* times what is allowed"):
-        verify(directory)
+    image = image.astype(np.float32)
+    error = np.abs(mean_of(image if wrong is None else WRONG[wrong](image), q, v) - case.expected["mean"][:64])
+    assert (error <= case.allowed["mean"][:64]).all() == (wrong is None)
 
 
 @pytest.mark.slow
@@ -504,8 +398,7 @@ def test_an_environment_outside_jax_shows_the_same_images() -> None:
 
 @pytest.mark.slow
 def test_a_policy_of_images_alone_ignores_its_normalizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not HERE:
-        pytest.skip("no format can be written here: pip install -e '.[export]'")
+    skip_without_formats()
     env, _ = POLICIES["alone"]
     policy, params = make(env, actor_obs_normalization=True)
     image = np.asarray(observations(env)["image"])
@@ -522,8 +415,7 @@ def test_a_run_with_drawn_pictures_and_chunks_of_actions_is_exported(
     need not be found out whether the environment clips them; and no episode is played."""
     monkeypatch.setattr("interop.artefacts.cases._IMAGE_BYTES", 128 * 10 * 12 * 3)
     monkeypatch.setattr("interop.export.reference_episode", lambda *_: None)
-    if not HERE:
-        pytest.skip("no format can be written here: pip install -e '.[export]'")
+    skip_without_formats()
     pictures = ["env.cfg.width=12", "env.cfg.height=10", "policy.cfg.channels=[4,4,4]"]
     cloning = load_config(ROOT / "configs/push_cube/bc_images.yaml", pictures).to_dict()
     network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}}
@@ -536,14 +428,12 @@ def test_a_run_with_drawn_pictures_and_chunks_of_actions_is_exported(
             "algorithm": {"name": "ppo", "cfg": {"batch_size": 4}},
         }
     )
-    directory = create_run_directory(config, tmp_path / "run")
     env = build_env(config)
     params = random_params(make_policy(config.policy, env), env)
-    meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None, "last_eval_metrics": {}}
-    directory.save({"train": {"params": params}}, {**meta, "config": config.to_dict()}, keep=1)
+    save_run(config, tmp_path / "run", {"train": {"params": params}})
     report = export_run(tmp_path / "run", tmp_path / "out", HERE[:1])
     assert report["rows"]["environment"] == 128
-    contract = json.loads((tmp_path / "out" / "contract.json").read_text())
+    contract = contract_of(tmp_path / "out")
     image, state = contract["observation"]
     assert image["shape"] == ["batch", 10, 12, 3]
     assert (len(state["features"]), state["features"][8]) == (9, {"name": "tool centre point z", "unit": "m"})

@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
+import importlib
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from exports import (
+    HERE,
+    ROOT,
+    certificate,
+    contract_of,
+    copy_of,
+    needs,
+    one_batch_size,
+    rewrite,
+    skip_without_formats,
+    verify_without,
+)
 
 from ejax.evaluation import evaluate
 from ejax.numerics.text import as_bytes
@@ -31,20 +42,10 @@ from interop.artefacts.texts import adversarial_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy
 from interop.exporters.record import exporter_of, spec_of
-from interop.standalone_verify import measure, sha256
+from interop.standalone_verify import measure, open_session
 from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
 from interop.twin.text import Tokenizer
 from interop.verify import verify
-
-ROOT = Path(__file__).parents[2]
-HERE = [name for name in FORMATS if not FORMATS[name].missing(to_write=True)]
-
-
-def needs(name: str) -> Any:
-    """Skips where that format cannot be written."""
-    missing = " ".join(FORMATS[name].missing(to_write=True))
-    return pytest.mark.skipif(bool(missing), reason=f"{name} needs pip install {missing}")
-
 
 K, A = 2, 3
 TEXTS = ("put the red cube left", "put the blue cube right", "Move the red one!")
@@ -156,26 +157,20 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @functools.cache
 def export(name: str, folder: Path) -> Path:
-    formats = FORMATS_OF.get(name, HERE)
-    if not formats:
-        pytest.skip("no format can be written here: pip install -e '.[export]'")
+    skip_without_formats()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interop.standalone_verify.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+        one_batch_size(patch)
         patch.setattr("interop.artefacts.cases._IMAGE_BYTES", 32 * 9 * 8 * 3)
         patch.setattr("interop.artefacts.adversaries._NUM_ROWS_WITH_IMAGES", 32)
         patch.setattr("interop.exporters.vla._NUM_ROWS", 32)
         env, (policy, params) = ENVS.get(name, Talk()), made(name)
-        export_policy(policy, params, env, folder / f"exported-{name}", formats, origin=ORIGIN)
+        export_policy(policy, params, env, folder / f"exported-{name}", FORMATS_OF.get(name, HERE), origin=ORIGIN)
     return folder / f"exported-{name}"
 
 
 @pytest.fixture(scope="module")
 def keypoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export("keypoints", tmp_path_factory.getbasetemp())
-
-
-def certificate(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / "parity.json").read_text())
 
 
 @pytest.mark.slow
@@ -185,6 +180,8 @@ def test_every_format_answers_as_jax_does_with_adapters_beside_the_weights(expor
     flow = load_spec(exported / "policy.json").head == "flow"
     assert set(report["rows"]) == cases | ({"sampled"} if flow else set())
     assert report["clipping"] == "to the action space, as the environment does"
+    training = "float32" if flow else "bfloat16"  # whose products are exported in float32
+    assert report["torch_dtype"] == {"training": training, "proof": "float32"}
     for facts in report["artefacts"].values():
         assert 0.0 <= facts["of_allowed"] <= 1.0
         assert facts["cases"]["environment"]["action"]["max_abs"] < 1e-5
@@ -192,26 +189,14 @@ def test_every_format_answers_as_jax_does_with_adapters_beside_the_weights(expor
 
 @pytest.mark.slow
 def test_verify_passes_again_without_jax_and_runs_every_format_but_stablehlo(keypoints: Path) -> None:
-    code = f"""
-import sys
-sys.modules.update(dict.fromkeys(("jax", "ejax", "flax")))  # importing them raises
-from interop.verify import main
-sys.exit(main([{str(keypoints)!r}, "--trust"]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = verify_without(("jax", "ejax", "flax"), keypoints, "--trust")
     assert done.returncode == (3 if HERE == ["stablehlo"] else 0), done.stderr
     assert done.stdout.count("skipped") == HERE.count("stablehlo")
 
 
 @pytest.mark.slow
-def test_products_of_bfloat16_are_exported_in_float32_and_the_certificate_says_so(tmp_path_factory: Any) -> None:
-    report = certificate(export("gaussian", tmp_path_factory.getbasetemp()))
-    assert report["torch_dtype"] == {"training": "bfloat16", "proof": "float32"}
-
-
-@pytest.mark.slow
 def test_the_contract_tells_of_the_text_the_noise_and_the_chunk(keypoints: Path) -> None:
-    contract = json.loads((keypoints / "contract.json").read_text())
+    contract = contract_of(keypoints)
     image, state, tokens, noise = contract["observation"]
     assert (image["name"], image["dtype"], image["shape"]) == ("image", "uint8", ["batch", 9, 8, 3])
     assert (state["name"], state["shape"], state["high"]) == ("state", ["batch", 4], [9.0] * 4)
@@ -279,35 +264,23 @@ def test_what_is_no_tokenizer_is_refused(change: Any, message: str) -> None:
         Tokenizer.from_json(json.dumps(raw))
 
 
-def changed(exported: Path, to: Path, name: str, content: str) -> Path:
-    """Copy with another file, under its new hash."""
-    shutil.copytree(exported, to)
-    (to / name).write_text(content)
-    report = certificate(to)
-    report["sha256"][name] = sha256(to / name)
-    (to / "parity.json").write_text(json.dumps(report))
-    return to
-
-
 @pytest.mark.slow
 def test_another_tokenizer_is_found_even_under_a_new_hash(keypoints: Path, tmp_path: Path) -> None:
-    raw = json.loads((keypoints / "tokenizer.json").read_text())
-    raw["vocabulary"] = raw["vocabulary"][::-1]
+    words = json.loads((keypoints / "tokenizer.json").read_text())["vocabulary"][::-1]
+    folder = copy_of(keypoints, tmp_path / "changed")
+    rewrite(folder, "tokenizer.json", lambda x: x.update(vocabulary=words))
     with pytest.raises(ParityError, match="the tokenizer makes"):
-        verify(changed(keypoints, tmp_path / "swapped", "tokenizer.json", json.dumps(raw)))
-    raw["vocabulary"] = raw["vocabulary"][1:]
+        verify(folder)
+    rewrite(folder, "tokenizer.json", lambda x: x.update(vocabulary=words[1:]))
     with pytest.raises(ValueError, match="they are of two policies"):
-        verify(changed(keypoints, tmp_path / "shorter", "tokenizer.json", json.dumps(raw)))
+        verify(folder)
+    rewrite(folder, "tokenizer.json", lambda x: x.update(vocabulary=words[::-1]))
+    rewrite(folder, "texts.json", lambda x: x.update(texts=[]))
     with pytest.raises(ValueError, match="holds no text"):
-        verify(changed(keypoints, tmp_path / "untold", "texts.json", '{"texts": []}'))
-
-
-@pytest.mark.slow
-def test_a_missing_tokenizer_is_found(keypoints: Path, tmp_path: Path) -> None:
-    shutil.copytree(keypoints, tmp_path / "copy")
-    (tmp_path / "copy" / "tokenizer.json").unlink()
+        verify(folder)
+    (folder / "tokenizer.json").unlink()
     with pytest.raises(ParityError, match=r"missing or changed since the export: tokenizer\.json"):
-        verify(tmp_path / "copy")
+        verify(folder)
 
 
 @pytest.mark.slow
@@ -402,11 +375,8 @@ def test_equal_noise_gives_equal_bits_and_zeros_are_what_is_left_out() -> None:
 
 
 def load_by(runtime: str, directory: Path) -> Any:
-    if runtime == "torch":
-        from interop.policy import load_policy
-    else:
-        from interop.onnx_policy import load_policy
-    return load_policy(directory)
+    module = {"torch": "interop.policy", "onnx": "interop.onnx_policy"}[runtime]
+    return importlib.import_module(module).load_policy(directory)
 
 
 RUNTIMES = [pytest.param("torch", marks=needs("pt")), pytest.param("onnx", marks=needs("onnx"))]
@@ -414,28 +384,22 @@ RUNTIMES = [pytest.param("torch", marks=needs("pt")), pytest.param("onnx", marks
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_wrong_observation_is_an_error_that_says_so(keypoints: Path, runtime: str) -> None:
+    policy, good = load_by(runtime, keypoints), spoken(observations(Talk()))
+    for change, message in (
         ({"image": None}, r"lacks 'image': it has .*; the policy reads image, state, instruction"),
         ({"instruction": None}, r"lacks 'instruction'"),
         ({"instruction": ["red"]}, r"must be one str, strs in the shape \[5\]"),
-        ({"image": np.zeros((5, 9, 8, 3), np.float32)}, r"'image' is .*float32 .*made for uint8 .*do not scale"),
-        ({"image": np.zeros((5, 8, 9, 3), np.uint8)}, r"\[5, 8, 9, 3\], but the policy was made for .*\[9, 8, 3\]"),
-        ({"state": np.zeros((5, 3), np.float32)}, r"'state' is \[5, 3\], the policy was made for 4 numbers"),
-        ({"state": np.zeros((4, 4), np.float32)}, r"must be of one batch, got image \[5, 9, 8, 3\], state \[4, 4\]"),
+        ({"image": np.zeros((5, 9, 8, 3), np.float32)}, r"'image' is .*float32 .*uint8"),
+        ({"image": np.zeros((5, 8, 9, 3), np.uint8)}, r"\[5, 8, 9, 3\]"),
+        ({"state": np.zeros((5, 3), np.float32)}, r"'state' has 3 numbers"),
+        ({"state": np.zeros((4, 4), np.float32)}, r"of one batch, got image \[5, 9, 8, 3\], state \[4, 4\]"),
         ({"noise": np.zeros((5, 3), np.float32)}, r"noise is \[5, 3\], must be \[5, 6\]"),
-    ],
-    ids=["no image", "no text", "one text of five", "floats", "turned", "width", "batch", "noise"],
-)
-def test_a_wrong_observation_is_an_error_that_says_so(
-    keypoints: Path, runtime: str, change: dict[str, Any], message: str
-) -> None:
-    obs = {**spoken(observations(Talk())), **change}
-    noise = obs.pop("noise", None)
-    obs = {name: x for name, x in obs.items() if x is not None}
-    with pytest.raises(ValueError, match=message):
-        load_by(runtime, keypoints).act(obs, noise)
+    ):
+        obs = {name: x for name, x in {**good, **change}.items() if x is not None}
+        noise = obs.pop("noise", None)
+        with pytest.raises(ValueError, match=message):
+            policy.act(obs, noise)
 
 
 @pytest.mark.slow
@@ -453,14 +417,10 @@ def test_a_served_policy_reads_openpis_prompt_and_answers_a_chunk(keypoints: Pat
 @pytest.mark.slow
 @needs("onnx")
 def test_onnx_runtime_gives_equal_bits_for_equal_noise_and_takes_none(keypoints: Path) -> None:
-    import onnxruntime
-
     policy, obs = load_by("onnx", keypoints), spoken(observations(Talk()))
     noise = np.random.default_rng(5).normal(size=(5, K * A)).astype(np.float32)
     np.testing.assert_array_equal(policy.act(obs, noise), policy.act(obs, noise))
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(keypoints / "policy.onnx", options, providers=["CPUExecutionProvider"])
+    session = open_session(keypoints / "policy.onnx")
     tokens = policy.tokenizer.tokens(obs["instruction"], (5,))
     (action,) = session.run(["action"], {"image": obs["image"], "state": obs["state"], "tokens": tokens})
     np.testing.assert_array_equal(action, policy.act(obs))
@@ -487,9 +447,7 @@ def test_a_policy_that_was_always_told_the_same_needs_no_text() -> None:
     obs = observations(env)
     expected = jax.jit(lambda params, obs: policy.apply(params, obs)[0].mode())(params, obs)
     np.testing.assert_allclose(loaded.act(obs), expected, atol=2e-5)
-    assert (
-        np.abs(loaded.act({**obs, "instruction": "put blue"}) - expected).max() > 1e-4
-    )  # it can be message other things
+    assert np.abs(loaded.act({**obs, "instruction": "put blue"}) - expected).max() > 1e-4  # it can be told other things
 
 
 def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
@@ -591,9 +549,9 @@ serve(Path({str(keypoints)!r}), {runtime!r}, sys.stdin.buffer, sys.stdout.buffer
     spec = json.loads((keypoints / "policy.json").read_text())
     with deploy_vla.controller(keypoints, runtime, [sys.executable, "-c", code]) as ask:
         records = deploy_vla.play(Talk(), ask, spec, episodes=3, seed=7)
-        message = deploy_vla.play(Talk(), ask, spec, episodes=3, seed=7, say=TEXTS[2])
+        told = deploy_vla.play(Talk(), ask, spec, episodes=3, seed=7, say=TEXTS[2])
     there = evaluate(policy, Talk(), params, jax.random.key(7), num_envs=3, num_episodes=3)
     np.testing.assert_allclose([record["return"] for record in records], there["return"], atol=1e-4)
     assert {record["instruction"] for record in records} <= set(TEXTS)
     assert [record["length"] for record in records] == [4, 4, 4]
-    assert not np.allclose([record["return"] for record in message], there["return"], atol=1e-3)
+    assert not np.allclose([record["return"] for record in told], there["return"], atol=1e-3)
