@@ -416,8 +416,8 @@ def test_a_run_with_drawn_pictures_and_chunks_of_actions_is_exported(
     monkeypatch.setattr("interop.artefacts.cases._IMAGE_BYTES", 128 * 10 * 12 * 3)
     monkeypatch.setattr("interop.export.reference_episode", lambda *_: None)
     skip_without_formats()
-    pictures = ["env.cfg.width=12", "env.cfg.height=10", "policy.cfg.channels=[4,4,4]"]
-    cloning = load_config(ROOT / "configs/push_cube/bc_images.yaml", pictures).to_dict()
+    cloning = load_config(ROOT / "configs/push_cube/bc_images.yaml", ["policy.cfg.channels=[4,4,4]"]).to_dict()
+    cloning["env"]["wrappers"][1]["RenderedEnv"] |= {"width": 12, "height": 10}
     network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}}
     trainer = {"exp_name": "seen", "num_envs": 2, "buffer_size": 4, "iterations": 1, "console": False}
     config = parse_config(
