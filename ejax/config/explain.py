@@ -6,12 +6,11 @@ from pydantic import ValidationError
 
 from ejax.algorithms.lookup import find_algorithm
 from ejax.config.annotations import quotes
-from ejax.config.schema import allowed_keys
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.problems import ConfigError, Problem, join_by_key
-from ejax.schema.registry import is_import_path
+from ejax.schema.registry import import_entry, is_import_path
 from ejax.schema.sections import unknown_key
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # a model's and a dataclass's
@@ -75,4 +74,12 @@ def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:
     name = str(algorithm.get("name") if isinstance(algorithm, dict) else None)
     if section == "algorithm.cfg" and is_import_path("algorithm", name):
         return list(find_algorithm(name).Config.model_fields), []
-    return allowed_keys(section, name.lower())
+    return keys_of(section, name.lower())
+
+
+def keys_of(section: str, algorithm: str) -> tuple[list[str], list[str]]:
+    """Return ``ejax.config.schema.allowed_keys``, whose schema of all configs only a refusal needs."""
+    keys: tuple[list[str], list[str]] = import_entry({"keys": "ejax.config.schema:allowed_keys"}, "keys")(
+        section, algorithm
+    )
+    return keys

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 from ejax.config.embodichain import spellings
 from ejax.config.embodichain.draft import OVERRIDE, Draft
 from ejax.config.environment import action_problems, class_problems, env_problems, event_problems
-from ejax.config.explain import explain
+from ejax.config.explain import explain, keys_of
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig, TrainerConfig
 from ejax.config.run_config import RunConfig
-from ejax.config.schema import allowed_keys
 from ejax.config.shipped import FOLDER, find_config
 from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
@@ -130,7 +129,7 @@ def require_sections(draft: Draft) -> None:
     """Refuse a number or a list where a section belongs, and continue with an empty one."""
     for key in ("trainer", "policy", "algorithm"):
         if draft.has(key) and not isinstance(draft.get(key), dict):
-            keys = ", ".join(allowed_keys(key, "")[0])
+            keys = ", ".join(keys_of(key, "")[0])
             draft.problem(key, f"got {short_repr(draft.get(key))}; must be a section with the keys {keys}")
             draft.put(key, {})
             draft.no_sections.append(key)
@@ -333,7 +332,7 @@ def _merge(data: dict[str, Any], over: Any) -> dict[str, Any]:
 
 def note_manager_form(draft: Draft) -> None:
     """Take over the notices of a gym config's file, if there is one."""
-    if "env.cfg.gym_config" in draft.spelled or isinstance(draft.get("data.gym_config"), dict):
+    if "env.cfg.gym_config" in draft.spelled or isinstance(draft.get("data.engine.gym_config"), dict):
         import_entry(_GYM_CONFIG, "note")(draft)
 
 

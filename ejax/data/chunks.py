@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.data.checks import check_count
 from ejax.data.task import LOSS_MASK, nest
 
 SamplingMode = Literal["episode", "segment", "boundary"]
@@ -187,14 +188,6 @@ def check_request(batch_size: Any, chunk_size: Any, mode: Any, num_frames: int) 
 def check_mode(mode: Any) -> None:
     if mode not in MODES:
         raise ValueError(f"no sampling_mode {mode!r}; there is {', '.join(MODES)}")
-
-
-def check_count(name: str, value: Any, allowed: str = "an int") -> None:
-    """Raise TypeError or ValueError unless ``value`` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be {allowed}, got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def _distance(stop: NDArray[np.bool_]) -> NDArray[np.int64]:

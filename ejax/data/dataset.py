@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ejax.data.chunks import Draw, SamplingMode, SequenceSpecCfg, check_count, check_mode, check_request
-from ejax.data.samplers import ChunkSizeSampler, check_seed, make_rng
+from ejax.data.checks import check_count, check_seed
+from ejax.data.chunks import Draw, SamplingMode, SequenceSpecCfg, check_mode, check_request
+from ejax.data.samplers import ChunkSizeSampler, make_rng
 from ejax.data.task import flatten, nest
 
 Chunks: TypeAlias = dict[str, Any]

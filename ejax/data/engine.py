@@ -22,7 +22,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ejax.data.chunks import Draw, check_count
+from ejax.data.checks import check_count
+from ejax.data.chunks import Draw
 from ejax.data.control import EngineState, LifecycleEvent, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.engine_config import OnlineDataEngineCfg

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
-from ejax.data.chunks import check_count
-from ejax.data.samplers import check_seed
-from ejax.data.task import DemonstrationTask, EpisodeSpec
+from ejax.data.checks import check_count, check_seed
 from ejax.schema.configclass import ConfigClass, MayChange, Range
 from ejax.schema.tables import tables_beside
+
+if TYPE_CHECKING:
+    from ejax.data.task import DemonstrationTask, EpisodeSpec
 
 RefillPolicy = Literal["sample_threshold", "manual"]
 Count: TypeAlias = Annotated[int, Range(ge=1)]
@@ -35,7 +36,7 @@ class OnlineDataEngineCfg(ConfigClass):
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
-    task: str | Callable[..., DemonstrationTask] | None = None
+    task: str | Callable[..., Any] | None = None
     """Called in the worker as ``task(**task_cfg)``. Given as ``"package.module:Name"``, only the worker imports it."""
     task_cfg: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Arguments of ``task``."""
@@ -82,7 +83,7 @@ class OnlineDataEngineCfg(ConfigClass):
 
     @classmethod
     def from_embodichain(
-        cls, fields: Mapping[str, Any], task: str | Callable[..., DemonstrationTask] | None = None, **options: Any
+        cls, fields: Mapping[str, Any], task: "str | Callable[..., DemonstrationTask] | None" = None, **options: Any
     ) -> Self:
         """Make the options that EmbodiChain 0.3.2's class of this name has; ``task`` in place of its ``gym_config``.
 
@@ -99,7 +100,7 @@ class OnlineDataEngineCfg(ConfigClass):
         return cls(task, **used, **options)
 
     @property
-    def demonstrator(self) -> tuple[str | Callable[..., DemonstrationTask], dict[str, Any]]:
+    def demonstrator(self) -> "tuple[str | Callable[..., DemonstrationTask], dict[str, Any]]":
         """Return what the worker calls, and with which arguments."""
         if self.task is not None:
             return self.task, dict(self.task_cfg)
@@ -113,7 +114,7 @@ class OnlineDataEngineCfg(ConfigClass):
         name = task if isinstance(task, str) else f"{task.__module__}:{getattr(task, '__qualname__', repr(task))}"
         return self.replace(task=name, task_cfg={}, gym_config={}, action_config={})
 
-    def check_widths(self, spec: EpisodeSpec) -> None:
+    def check_widths(self, spec: "EpisodeSpec") -> None:
         """Raise ValueError if episodes have not the widths given."""
         for name, path in _WIDTHS.items():
             given, shape = getattr(self, name), spec.frames.get(path, (None, ""))[0]

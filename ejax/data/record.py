@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from ejax.data.chunks import check_count
+from ejax.data.checks import check_count, check_seed
 from ejax.data.engine import OnlineDataEngine
 from ejax.data.engine_config import FROM_GYM_CONFIG
 from ejax.data.lerobot.format import Images, policy_names
 from ejax.data.lerobot.write import EpisodeWriter
-from ejax.data.samplers import attempt_seeds, check_seed
+from ejax.data.samplers import attempt_seeds
 from ejax.data.task import DemonstrationTask, Episode, TimedTask, attempts, flatten
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.messages import noting

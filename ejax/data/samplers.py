@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ejax.data.chunks import check_count
+from ejax.data.checks import check_count, check_seed
 
 
 class ChunkSizeSampler(ABC):
@@ -114,13 +114,6 @@ def attempt_seeds(seed: int) -> Iterator[tuple[int, int]]:
     first = int(make_rng(seed).integers(2**31))
     for attempt in itertools.count():
         yield attempt, (first + attempt) % 2**31  # consecutive: no two attempts of a run share a seed
-
-
-def check_seed(seed: Any) -> int:
-    """Return ``seed`` if it is an int of at least 0; else raise ValueError."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise ValueError(f"seed must be an int of at least 0, got {seed!r}")
-    return int(seed)
 
 
 def _check_range(low: int | None, high: int | None) -> None:

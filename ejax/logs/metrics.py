@@ -26,7 +26,6 @@ from typing import Any, TypeAlias
 
 from ejax.config import RunConfig
 from ejax.logs.best import Best
-from ejax.logs.console import make_console
 from ejax.logs.metric_log import MetricLog, keep_up_to, write_note, write_session
 from ejax.runtime.streams import note_losses
 from ejax.schema.plain_files import read_text
@@ -93,6 +92,8 @@ class MetricWriter:
                 stack.push(lambda kind, *_: _finish_wandb(run, kind))
             self._view = None
             if trainer.console and not quiet:
+                from ejax.logs.console import make_console  # brings the views and their tables
+
                 self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step)
                 stack.callback(self._view.close)
             if not quiet:

@@ -10,15 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ejax.algorithms.step import RunState
-from ejax.collectors import HostStep
 from ejax.config import RunConfig
 from ejax.logs.latest import duration, number
 from ejax.schema.messages import explain
 from ejax.training.cadence import Cadence
 from ejax.types import Env, HostEnv, Params, Policy
+
+if TYPE_CHECKING:
+    from ejax.collectors import HostStep
 
 
 @dataclass(kw_only=True)
@@ -113,7 +115,7 @@ class Callback(Protocol):
         """Run once, when all is compiled and before the first update."""
         return
 
-    def on_step(self, step: HostStep) -> None:
+    def on_step(self, step: "HostStep") -> None:
         """Run after each step of environments outside the program; of those inside, never.
 
         With several groups of environments, or ``collector.mode: async``, another thread calls it, one at a time.
@@ -184,6 +186,6 @@ class Callbacks:
         left = sorted(states.keys() - self._named.keys())
         return [f"the checkpoint has the state of callback {name}, which this call does not have" for name in left]
 
-    def step_listeners(self) -> list[Callable[[HostStep], None]]:
+    def step_listeners(self) -> list[Callable[["HostStep"], None]]:
         """List the ``on_step`` of those that have one: collectors make nothing for nobody."""
         return [each.on_step for each in self if getattr(type(each), "on_step", None) is not Callback.on_step]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,13 @@ import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from ejax.algorithms.step import RunState, repeat_step
-from ejax.collectors import HostStep
 from ejax.collectors.replay_buffer import put_back, take_out
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on, shard, sharded, sharded_somewhere
 from ejax.training import programs
 from ejax.types import Array, Key, Metrics
+
+if TYPE_CHECKING:
+    from ejax.collectors import HostStep
 
 ShouldStop = Callable[[], bool]
 """True once a signal wants the run to end."""
@@ -64,7 +66,7 @@ class Stepper(AbstractContextManager[Any], Protocol[State]):
         """List the parameters' versions that made each rollout since ``start``; None: always the newest."""
         return None
 
-    def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
+    def watch_steps(self, listeners: Sequence[Callable[["HostStep"], None]]) -> None:
         """Call these after each step of environments outside the program; inside there is none to see."""
         return
 

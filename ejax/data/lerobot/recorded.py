@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.data.checks import check_seed
 from ejax.data.chunks import DataUnavailableError, Draw, SamplingMode, Windows, padding
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.lerobot.read import EpisodeReader
-from ejax.data.samplers import check_seed, make_rng
+from ejax.data.samplers import make_rng
 
 
 class RecordedEpisodes(ChunkSource):
