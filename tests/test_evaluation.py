@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from toy_tasks import Formula, Line, told
 
-from ejax.distributions import Normal
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
-from ejax.types import Env, Params, Timestep
+from ejax.types import Env, Timestep
 
 KEY = jax.random.key(0)
 
@@ -29,62 +29,37 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class Lengths(Line):
     """Half of the episodes last one step, half ``long`` and succeed. Reward 1 for a positive action."""
 
     long: int = 9
     informs: bool = True
-
-    @property
-    def observation_space(self) -> gymnasium.Space:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
-
-    @property
-    def action_space(self) -> gymnasium.Space:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
 
     @property
     def max_episode_steps(self) -> int:
         return self.long
 
-    def reset(self, key: jax.Array) -> tuple[Episode, jax.Array]:
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         horizon = jnp.where(jax.random.bernoulli(key), self.long, 1)
         return Episode(horizon, jnp.zeros((), jnp.int32)), jnp.zeros(1)
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Timestep]:
         del key
         state = replace(state, steps=state.steps + 1)
+        info = {"success": state.horizon > 1, "metrics": {"steps": state.steps, "vector": jnp.zeros(3)}}
         ended = state.steps >= state.horizon
-        info = {
-            "success": state.horizon > 1,
-            "metrics": {"steps": state.steps, "vector": jnp.zeros(3)},
-        }
-        timestep = Timestep(
-            obs=jnp.zeros(1),
-            reward=(action[0] > 0).astype(jnp.float32),
-            terminated=ended,
-            truncated=jnp.zeros((), bool),
-            info=info if self.informs else {},
-        )
-        return state, timestep
+        return state, told(jnp.zeros(1), action[0] > 0, ended, **(info if self.informs else {}))
 
 
-@dataclass(frozen=True)
-class Positive:
-    """Its mean is positive, its samples are mostly not."""
-
-    def init(self, key: jax.Array, obs: jax.Array) -> dict[str, Any]:
-        del key, obs
-        return {"params": {}}
-
-    def apply(self, params: Params, obs: jax.Array) -> tuple[Normal, Any]:
-        del params
-        mean = jnp.full_like(obs, 1e-3)
-        return Normal(mean, jnp.full_like(mean, 3.0)), obs[..., 0]
+POSITIVE = Formula(lambda obs: jnp.full_like(obs, 1e-3), log_std=3.0)
+"""Its mean is positive, its samples are mostly not."""
+POISONED = Formula(lambda obs: jnp.where(obs == 1.0, jnp.nan, 1e-3), log_std=3.0)
+"""Its action is NaN where the observation is 1."""
 
 
 def play(env: Env = Lengths(), *, key: jax.Array = KEY, num_envs: int = 8, num_episodes: int = 400) -> Any:
-    return evaluate(Positive(), env, {"params": {}}, key, num_envs=num_envs, num_episodes=num_episodes)
+    return evaluate(POSITIVE, env, {}, key, num_envs=num_envs, num_episodes=num_episodes)
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +77,7 @@ def test_every_episode_asked_for_is_there_and_complete(episodes: Any) -> None:
 def test_short_episodes_are_not_favoured() -> None:
     # fair coins: half of all episodes are long, but of those of 400 slots that finish first hardly any
     assert (play(num_envs=400)["length"] == 9.0).mean() == pytest.approx(0.5, abs=4 * 0.5 / 20)
-    params = {"params": {}}
-    first = evaluate(Positive(), Lengths(), params, KEY, num_envs=400, num_episodes=400, choice="first_finished")
+    first = evaluate(POSITIVE, Lengths(), {}, KEY, num_envs=400, num_episodes=400, choice="first_finished")
     assert (first["length"] == 9.0).mean() < 0.1
 
 
@@ -199,30 +173,17 @@ class Liar(Lengths):
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Timestep]:
         del action, key
         state = replace(state, steps=state.steps + 1)
-        timestep = Timestep(
-            obs=self.observe(state),
-            reward=1.0 + self.poison(state, "reward"),
-            terminated=state.steps >= 4,
-            truncated=jnp.zeros((), bool),
-            info={"success": jnp.ones((), bool), "metrics": {"kind": jnp.minimum(state.kind, len(self.breaks))}},
-        )
-        return state, timestep
-
-
-class Poisoned(Positive):
-    """Its action is NaN where the observation is 1."""
-
-    def apply(self, params: Params, obs: jax.Array) -> tuple[Any, Any]:
-        distribution, value = super().apply(params, obs)
-        return replace(distribution, mean=jnp.where(obs == 1.0, jnp.nan, distribution.mean)), value
+        kind = jnp.minimum(state.kind, len(self.breaks))
+        reward, success = 1.0 + self.poison(state, "reward"), jnp.ones((), bool)
+        return state, told(self.observe(state), reward, state.steps >= 4, success=success, metrics={"kind": kind})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", ["fixed", "first_finished"])
 def test_an_episode_that_was_not_finite_throughout_is_no_success_whatever_the_env_says(choice: str) -> None:
     env, count = Liar(breaks=tuple(BREAKS)), 200
-    played = evaluate(Poisoned(), env, {"params": {}}, KEY, num_envs=4, num_episodes=count, choice=choice)
-    host = evaluate_host(Poisoned(), PureHostEnv(env, 4), {"params": {}}, 0, num_episodes=count, choice=choice)
+    played = evaluate(POISONED, env, {}, KEY, num_envs=4, num_episodes=count, choice=choice)
+    host = evaluate_host(POISONED, PureHostEnv(env, 4), {}, 0, num_episodes=count, choice=choice)
     for each in (played, host):
         kind = np.asarray(each["metrics/kind"])
         assert set(kind) == set(range(len(BREAKS) + 1))  # each has happened, and none
@@ -244,14 +205,14 @@ def test_an_episode_that_never_ends_counts_too(monkeypatch: pytest.MonkeyPatch) 
             state, timestep = super().step(state, action, key)
             return state, replace(timestep, terminated=jnp.zeros((), bool))
 
-    played = evaluate(Positive(), Endless(), {"params": {}}, KEY, num_envs=12, num_episodes=36)
+    played = evaluate(POSITIVE, Endless(), {}, KEY, num_envs=12, num_episodes=36)
     assert np.isnan(played["length"]).sum() == 24  # none has ended, so that no other is begun
     assert set(played["length"][~np.isnan(played["length"])].tolist()) == {8.0}
     metrics = summarize(played)
     assert 0 < metrics["eval/nonfinite_episodes"] <= 12
     assert metrics["eval/avg_length"] == 8.0 and metrics["eval/unfinished_episodes"] == 36
     assert re.search("no episode ended within 8 steps.*time limit", unfinished_note(metrics, 36))
-    host = evaluate_host(Positive(), PureHostEnv(Endless(), 12), {"params": {}}, 0, num_episodes=36)
+    host = evaluate_host(POSITIVE, PureHostEnv(Endless(), 12), {}, 0, num_episodes=36)
     assert summarize(host)["eval/avg_length"] == 8.0 and summarize(host)["eval/unfinished_episodes"] == 36
 
 
@@ -268,10 +229,10 @@ def test_success_that_an_end_does_not_state_is_none_where_others_state_it() -> N
             return timestep
 
     env = Forgetful(Lengths(), 2)
-    played = evaluate_host(Positive(), env, {"params": {}}, 0, num_episodes=2)
+    played = evaluate_host(POSITIVE, env, {}, 0, num_episodes=2)
     assert sorted(played["success"]) == [0.0, 1.0]
     env.forgotten = slice(None)
-    assert "success" not in evaluate_host(Positive(), env, {"params": {}}, 0, num_episodes=2)
+    assert "success" not in evaluate_host(POSITIVE, env, {}, 0, num_episodes=2)
 
 
 @pytest.mark.slow
@@ -279,7 +240,7 @@ def test_a_quarantined_episode_counts_as_a_failure(tmp_path: Path) -> None:
     """Left out it would be a way to success: to break where it gets difficult."""
     make = lambda: PureHostEnv(Liar(breaks=(("obs", 4, NAN),)), 4)  # noqa: E731
     env = GuardedEnv(make(), make, recipe={"id": "liar"}, folder=tmp_path)
-    played = evaluate_host(Positive(), env, {"params": {}}, 0, num_episodes=24)
+    played = evaluate_host(POSITIVE, env, {}, 0, num_episodes=24)
     assert 0 < played["nonfinite"].sum() == env.num_quarantined < 24
     np.testing.assert_array_equal(played["success"], 1.0 - played["nonfinite"])
     assert len(played["return"]) == 24 and np.isfinite(played["return"]).all()

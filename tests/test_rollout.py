@@ -1,7 +1,7 @@
 """Stepping with automatic resets, and rollouts: a counter environment shows exactly what happened."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from toy_tasks import Line, told
 
 from ejax.distributions import Normal
 from ejax.rollout import EnvCarry, _collect, _steps_at_once, reset, starts_of, step, unroll
@@ -21,18 +22,12 @@ KEY = jax.random.key(0)
 
 
 @dataclass(frozen=True)
-class Counter:
+class Counter(Line):
     """State and observation: [episode's tag, steps taken]. Action 0 goes on, 1 terminates; cut off after ``limit``."""
 
     limit: int = 3
-
-    @property
-    def observation_space(self) -> gymnasium.Space:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (2,))
-
-    @property
-    def action_space(self) -> gymnasium.Space:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
 
     @property
     def max_episode_steps(self) -> int:
@@ -45,13 +40,9 @@ class Counter:
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Timestep]:
         del key
         state = state + jnp.array([0.0, 1.0])
-        return state, Timestep(
-            obs=state,
-            reward=state[1],
-            terminated=action[0] > 0.5,
-            truncated=state[1] >= self.limit,
-            info={"success": action[0] > 0.5},
-        )
+        terminated = action[0] > 0.5
+        timestep = told(state, state[1], terminated, success=terminated)
+        return state, replace(timestep, truncated=state[1] >= self.limit)
 
 
 class LongCounter(Counter):

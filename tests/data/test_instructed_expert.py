@@ -3,17 +3,15 @@
 import os
 from pathlib import Path
 
-import chex
 import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ejax.data import Episode, Failure
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.record import record
-from ejax.data.task import check_episode, flatten
+from ejax.data.task import flatten
 from ejax.envs.tasks.instructed_place import SCENE
 from ejax.envs.tasks.place_instructions import COLOURS, MEANING, ZONES
 from ejax.experts.instructed_place import make_task
@@ -34,23 +32,6 @@ def task() -> ScriptedTask:
 @pytest.fixture(scope="module")
 def attempts(task: ScriptedTask) -> Attempts:
     return task.attempt(SEED)
-
-
-@pytest.fixture(scope="module")
-def outcomes(task: ScriptedTask) -> list[Episode | Failure]:
-    return task.generate(SEED)
-
-
-@pytest.mark.slow
-def test_the_expert_succeeds_with_and_without_noise(
-    task: ScriptedTask, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates = [attempts.success.mean(), *(task.attempt(seed).success.mean() for seed in (11, 12))]
-    assert np.mean(rates) >= 0.97
-    monkeypatch.setattr(task, "_noise", 0.0)
-    quiet = task.attempt(SEED)
-    assert quiet.success.mean() >= 0.99 and quiet.length.max() < 80
-    np.testing.assert_array_equal(quiet.action, quiet.intended)
 
 
 @pytest.mark.slow
@@ -76,34 +57,6 @@ def test_the_expert_goes_by_the_scene_and_not_by_the_words(task: ScriptedTask, a
     scene = obs["scene"].copy()
     scene[:, TARGET_CUBE] = 1 - scene[:, TARGET_CUBE]
     assert np.all(np.any(expert.act({**obs, "scene": scene}, start, variation)[0] != action, axis=1))
-
-
-@pytest.mark.slow
-def test_a_frame_has_every_part_of_the_observation_under_its_name(
-    task: ScriptedTask, attempts: Attempts, outcomes: list[Episode | Failure]
-) -> None:
-    spec, space = task.spec(), task.env.observation_space
-    parts = {path: entry for path, entry in spec.frames.items() if path.startswith("obs/")}
-    assert {path: (shape, np.dtype(dtype)) for path, (shape, dtype) in parts.items()} == {
-        f"obs/{name}": (part.shape, part.dtype)
-        for name, part in space.spaces.items()  # type: ignore[attr-defined]
-    }
-    for row, outcome in enumerate(outcomes):
-        assert isinstance(outcome, Episode) == bool(attempts.success[row])
-        if isinstance(outcome, Episode):
-            check_episode(outcome, spec, 80)
-            for name, part in attempts.obs.items():
-                np.testing.assert_array_equal(outcome.frames[f"obs/{name}"], part[: attempts.length[row], row])
-
-
-@pytest.mark.slow
-def test_replaying_the_actions_gives_what_was_recorded(task: ScriptedTask, attempts: Attempts) -> None:
-    state, obs = task.start(SEED)
-    keys = jax.random.split(jax.random.key(0), NUM_ENVS)
-    for t, action in enumerate(attempts.action[:20]):
-        chex.assert_trees_all_equal(obs, jax.tree.map(lambda x, t=t: x[t], attempts.obs))
-        state, timestep = task._step(state, action, keys)
-        obs = timestep.obs
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import tiny
+from toy_tasks import Formula
 
 from ejax.config import ConfigError, parse_config
-from ejax.distributions import Normal
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.randomization.physics import PHYSICS
@@ -102,25 +102,16 @@ class Soft(Hard):
     model = DROP.format(0.2)
 
 
-class Idle:
-    """A policy that does nothing with its actuators."""
-
-    def __init__(self, num_actuators: int = 1) -> None:
-        self.num_actuators = num_actuators
-
-    def init(self, key: Any, obs: Any) -> Any:
-        raise NotImplementedError
-
-    def apply(self, params: Any, obs: Any, **given: Any) -> Any:
-        zeros = jnp.zeros((*obs.shape[:-1], self.num_actuators))
-        return Normal(zeros, zeros), zeros[..., 0]
+def idle(num_actuators: int = 1) -> Formula:
+    """Make a policy that does nothing with its actuators."""
+    return Formula(lambda obs: jnp.zeros((*obs.shape[:-1], num_actuators)))
 
 
 def test_the_first_difference_of_two_floors_is_the_contact_in_the_step_of_the_impact() -> None:
-    found = find_difference(Idle(), {}, Hard(), Soft(), jax.random.key(0), num_envs=2, tolerance=0.01)
+    found = find_difference(idle(), {}, Hard(), Soft(), jax.random.key(0), num_envs=2, tolerance=0.01)
     assert found and (found["term"], found["step"]) == ("contact pad", 10)
     assert "state drop velocity [m/s]" in found["beside"] and found["touching"] == [["ball–world"], ["ball–world"]]
-    assert find_difference(Idle(), {}, Hard(), Hard(), jax.random.key(0), num_envs=2, tolerance=0.01) is None
+    assert find_difference(idle(), {}, Hard(), Hard(), jax.random.key(0), num_envs=2, tolerance=0.01) is None
 
 
 class Swing(Hard):
@@ -139,7 +130,7 @@ class Swing(Hard):
 def test_a_pendulum_swings_alike_by_mjx_up_to_rounding() -> None:
     pytest.importorskip("mujoco.mjx")
     engines = Swing(physics="mujoco"), Swing(physics="mjx")
-    assert find_difference(Idle(), {}, *engines, jax.random.key(0), num_envs=1, tolerance=1e-4) is None
+    assert find_difference(idle(), {}, *engines, jax.random.key(0), num_envs=1, tolerance=1e-4) is None
 
 
 # --- Intervals --------------------------------------------------------------------------------------------
@@ -195,7 +186,7 @@ def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tm
     monkeypatch.setattr(
         "ejax.play.comparison.opened_policy", lambda *_, **__: contextlib.nullcontext((None, config, tmp_path))
     )
-    monkeypatch.setattr("ejax.play.comparison.load_policy", lambda *_: (Idle(2), {}))
+    monkeypatch.setattr("ejax.play.comparison.load_policy", lambda *_: (idle(2), {}))
     words = ["RUN", "--engine", "c", "--episodes", "2"]
     assert main([*words, "--mass", "1.5", "--json", str(tmp_path / "a.json")]) == 0
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,9 @@ import pytest
 from flax import struct
 from numpy.typing import NDArray
 from tiny import EPISODE, tiny
+from toy_tasks import Formula, Line, told
 
 from ejax.config import parse_config
-from ejax.distributions import Normal
 from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco import viewer
@@ -28,7 +28,7 @@ from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main
-from ejax.play.player import PlayStats, film_host, play_episodes, take_until
+from ejax.play.player import PlayStats, StepRecord, film_host, play_episodes, take_until
 from ejax.play.saved_policy import filmed
 from ejax.play.show import HeldCommand, Viewer, make_blows, play_run, replace_parts
 from ejax.run import train
@@ -44,13 +44,8 @@ class Place:
     lives: Array
 
 
-@dataclass(frozen=True)
-class Drift:
+class Drift(Line):
     """A number that drifts by itself and by the action; an episode lasts as long as its draw says."""
-
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-    max_episode_steps = 9
 
     def reset(self, key: Key) -> tuple[Place, Array]:
         state = Place(jax.random.normal(key), jax.random.randint(key, (), 2, 6))
@@ -58,30 +53,23 @@ class Drift:
 
     def step(self, state: Place, action: Array, key: Key) -> tuple[Place, Timestep]:
         state = Place(state.x + action[0] + 0.1 * jax.random.normal(key), state.lives - 1)
-        ended, success = state.lives <= 0, state.x > 0
-        info = {"success": success, "metrics": {"x": state.x}}
-        return state, Timestep(
-            obs=state.x[None], reward=state.x, terminated=ended, truncated=jnp.zeros((), bool), info=info
-        )
+        return state, told(state.x[None], state.x, state.lives <= 0, success=state.x > 0, metrics={"x": state.x})
 
 
-class Halving:
-    """Takes half of what it sees away."""
+HALVING = Formula(lambda obs: -0.5 * obs)
+"""Takes half of what it sees away."""
 
-    def init(self, key: Key, obs: Any) -> Any:
-        raise NotImplementedError
 
-    def apply(self, params: Any, obs: Array) -> tuple[Normal, Array]:
-        del params
-        return Normal(-0.5 * obs, jnp.zeros_like(obs)), obs[..., 0]
+def playing(**options: Any) -> Iterator[StepRecord]:
+    return play_episodes(HALVING, Drift(), {}, SEED, **options)
 
 
 @pytest.mark.slow
 def test_the_episodes_are_those_of_an_evaluation_in_one_slot() -> None:
     lines: list[str] = []
     stats = PlayStats(lines.append)
-    frames = list(take_until(play_episodes(Halving(), Drift(), {}, SEED), stats, num_episodes=4))
-    episodes = evaluate(Halving(), Drift(), {}, KEY, num_envs=1, num_episodes=4)
+    frames = list(take_until(playing(), stats, num_episodes=4))
+    episodes = evaluate(HALVING, Drift(), {}, KEY, num_envs=1, num_episodes=4)
     expected = {name: float(x) for name, x in summarize(episodes).items()}
     assert {name: value for name, value in stats.summary().items() if name != "episodes"} == pytest.approx(expected)
     assert len(lines) == 4 and all("length=" in line and "success=" in line for line in lines)
@@ -90,29 +78,19 @@ def test_the_episodes_are_those_of_an_evaluation_in_one_slot() -> None:
 
 def test_seconds_end_it_in_the_middle_of_an_episode() -> None:
     stats = PlayStats(print)
-    assert len(list(take_until(play_episodes(Halving(), Drift(), {}, SEED), stats, num_actions=1))) == 2
+    assert len(list(take_until(playing(), stats, num_actions=1))) == 2
     (cut,) = stats.summary().keys() - {"episodes"}
     assert stats.summary() == {"episodes": 0, cut: stats.text} and "step 1, " in stats.text and "return" in stats.text
 
 
 def test_samples_are_not_the_mode() -> None:
-    last = [
-        list(take_until(play_episodes(Halving(), Drift(), {}, SEED, samples=samples), PlayStats(print), num_actions=1))[
-            -1
-        ].x
-        for samples in (False, True)
-    ]
-    assert last[0] != last[1]
+    mode, sample = (list(take_until(playing(samples=x), PlayStats(print), num_actions=1))[-1].x for x in (False, True))
+    assert mode != sample
 
 
 def test_every_action_of_a_chunk_is_seen() -> None:
-    class Twice(Halving):
-        def apply(self, params: Any, obs: Array) -> tuple[Normal, Array]:
-            distribution, value = super().apply(params, obs)
-            mean = jnp.concatenate([distribution.mode()] * 2, axis=-1)
-            return Normal(mean, jnp.zeros_like(mean)), value
-
-    steps = play_episodes(Twice(), ActionChunk(Drift(), 2), {}, SEED)
+    twice = Formula(lambda obs: jnp.concatenate([-0.5 * obs] * 2, axis=-1))
+    steps = play_episodes(twice, ActionChunk(Drift(), 2), {}, SEED)
     start, decision = next(steps), next(steps)
     (before,), (first, second) = start.frames, decision.frames
     assert [int(each.lives) for each in (first, second)] == [int(before.lives) - 1, int(before.lives) - 2]
@@ -120,13 +98,9 @@ def test_every_action_of_a_chunk_is_seen() -> None:
 
 
 def test_a_patch_changes_the_state_that_is_stepped() -> None:
-    def lift(state: Place) -> Place:
-        return replace(state, x=state.x + 100.0)
-
-    steps = play_episodes(Halving(), Drift(), {}, SEED, patch=lift)
+    steps = playing(patch=lambda state: replace(state, x=state.x + 100.0))
     next(steps)
-    step = next(steps)
-    assert step.frames[0].x > 90.0
+    assert next(steps).frames[0].x > 90.0
 
 
 def test_a_command_holds_against_drawn_ones_until_a_key_changes_it() -> None:
@@ -351,13 +325,13 @@ def test_gymnasiums_environments_are_played_in_their_own_pictures() -> None:
     env = glowing()
     assert isinstance(env, RenderableHostEnv) and isinstance(env, HostEnv) and env.frames_per_second == 10.0
     stats = PlayStats(print)
-    frames = list(take_until(play_episodes(Halving(), env, {}, seed=0), stats, num_episodes=2))
+    frames = list(take_until(play_episodes(HALVING, env, {}, seed=0), stats, num_episodes=2))
     assert frames[0].shape == (4, 4, 3) and [int(each[0, 0, 0]) for each in frames[:2]] == [0, 10]
     assert stats.summary()["episodes"] == 2 and len(frames) == 1 + 2 * float(str(stats.summary()["eval/avg_length"]))
 
 
 def test_rows_are_filmed_until_the_last_episode_has_ended() -> None:
-    frames = list(film_host(Halving(), glowing(4), {}, seed=0))
+    frames = list(film_host(HALVING, glowing(4), {}, seed=0))
     assert frames[0].shape == (8, 8, 3) and 2 <= len(frames) <= 4
     assert frames[-1].max() == 10 * (len(frames) - 1)
 

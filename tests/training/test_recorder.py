@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 from several_processes import Shown
 from tiny import EPISODE, EVALUATED, STEPS, tiny
+from toy_tasks import Formula, Line, told
 
 from ejax.config import ConfigError, parse_config
 from ejax.config.models import CameraConfig
-from ejax.distributions import Normal
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import render
 from ejax.envs.tasks.push_cube import PushCubeRL
@@ -50,20 +49,11 @@ DRAWN: list[tuple[float, CameraView | None]] = []
 
 
 @dataclass(frozen=True)
-class Lamp:
+class Lamp(Line):
     """Shines as brightly as its time; goes out after ``length`` steps. ``pause``: seconds that a picture takes."""
 
     length: int = 4
     pause: float = 0.0
-    control_period = 0.1
-
-    @property
-    def observation_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
-
-    @property
-    def action_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-1.0, 1.0, (1,))
 
     @property
     def max_episode_steps(self) -> int:
@@ -76,8 +66,7 @@ class Lamp:
     def step(self, state: Array, action: Array, key: Key) -> tuple[Array, Timestep]:
         del key
         state = jnp.stack([state[0] + 1.0, action[0]])
-        done = state[0] >= self.length
-        return state, Timestep(obs=state[:1], reward=jnp.zeros(()), terminated=done, truncated=done, info={})
+        return state, told(state[:1], 0.0, state[0] >= self.length)
 
     def render(
         self, state: Array, width: int = 640, height: int = 480, camera: CameraView | None = None
@@ -87,15 +76,8 @@ class Lamp:
         return np.full((height, width, 3), int(state[0]), np.uint8)
 
 
-class Steady:
-    """Acts around 3 at any observation."""
-
-    def init(self, key: Key, obs: Any) -> Any:
-        raise NotImplementedError
-
-    def apply(self, params: Any, obs: Array) -> tuple[Normal, Array]:
-        del params
-        return Normal(jnp.full_like(obs, 3.0), jnp.zeros_like(obs)), obs[..., 0]
+STEADY = Formula(lambda obs: jnp.full_like(obs, 3.0))
+"""Acts around 3 at any observation."""
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +87,7 @@ def forget() -> None:
 
 def make_recorder(folder: Path, env: Any = None, **camera: Any) -> VideoRecorder:
     envs: dict[Phase, Env] = {"train": env or Lamp(), "eval": env or Lamp()}
-    return VideoRecorder(Steady(), envs, (CameraConfig(resolution=(8, 8), **camera),), folder)
+    return VideoRecorder(STEADY, envs, (CameraConfig(resolution=(8, 8), **camera),), folder)
 
 
 def record(recorder: VideoRecorder, count: int = 1) -> list[str]:
@@ -247,9 +229,9 @@ def test_videos_have_no_effects(tmp_path: Path) -> None:
 
 def test_training_is_recorded_with_samples_and_evaluation_with_the_mode() -> None:
     shapes = {"num_envs": 2}
-    states, _ = record_episodes(Steady(), Lamp(), {}, jax.random.key(0), **shapes)
+    states, _ = record_episodes(STEADY, Lamp(), {}, jax.random.key(0), **shapes)
     np.testing.assert_array_equal(states[..., 1], 3.0)
-    sampled, _ = record_episodes(Steady(), Lamp(), {}, jax.random.key(0), **shapes, samples=True)
+    sampled, _ = record_episodes(STEADY, Lamp(), {}, jax.random.key(0), **shapes, samples=True)
     assert len(np.unique(sampled[..., 1])) == sampled[..., 1].size
     assert abs(float(sampled[..., 1].mean()) - 3.0) < 1.0  # 16 samples of deviation 1: 4 standard errors
 
@@ -327,7 +309,7 @@ def test_a_camera_sees_from_where_it_stands() -> None:
 
 
 def test_without_cameras_nothing_is_made(tmp_path: Path) -> None:
-    with VideoRecorder(Steady(), {}, (), tmp_path) as recorder:
+    with VideoRecorder(STEADY, {}, (), tmp_path) as recorder:
         recorder.record({}, jax.random.key(0), 0)
         assert recorder.reports() == []
     assert not list(tmp_path.iterdir())
