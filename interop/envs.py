@@ -356,7 +356,7 @@ def _facts_of(info: Mapping[str, Any], num_envs: int) -> tuple[dict[str, NDArray
     """``success``, ``metrics/<name>`` and ``rewards/<name>`` of ``info`` as [N, ...] float32, copied; and the
     names of those that cannot be."""
     named = {"success": info["success"]} if "success" in info else {}
-    for group in ("metrics", "rewards"):
+    for group in ("metrics", "rewards", "terms"):
         part = info.get(group)
         named |= {f"{group}/{name}": x for name, x in part.items()} if isinstance(part, Mapping) else {}
     rows = {name: x for name, x in named.items() if isinstance(x, torch.Tensor) and x.shape[:1] == (num_envs,)}

@@ -230,10 +230,11 @@ def finish(
 
 
 def step_metrics(info: dict[str, Any], valid: Array | None) -> Metrics:
-    """Average what the env reports at each step, ``rewards/<term>`` and ``metrics/<name>``, over the rollout."""
+    """Average what the env reports at each step over the rollout: ``rewards/<term>``, weighted, ``terms/<term>`` before
+    its weight, and ``metrics/<name>``."""
     return {
         f"{group}/{name}": x.mean(where=valid)
-        for group in ("rewards", "metrics")
+        for group in ("rewards", "terms", "metrics")
         for name, x in info.get(group, {}).items()
         if x.ndim == 2  # [T, N]: one number for each env
     }

@@ -126,14 +126,14 @@ def _info(info: Any) -> Iterator[Problem]:
         return
     if "success" in info:
         yield from _scalar("step: info.success", info["success"], np.bool_)
-    for part in ("metrics", "rewards"):
+    for part in ("metrics", "rewards", "terms"):
         given = info.get(part, {})
         if not isinstance(given, Mapping):
             yield Problem(f"step: info.{part}", f"got {_shown(given)}; must be a dict of arrays by name")
             continue
         for name, x in given.items():
-            if not hasattr(x, "dtype") or (part == "rewards" and x.shape):
-                wanted = "a scalar array" if part == "rewards" else "an array, of which scalars are logged"
+            if not hasattr(x, "dtype") or (part != "metrics" and x.shape):
+                wanted = "an array, of which scalars are logged" if part == "metrics" else "a scalar array"
                 yield Problem(f"step: info.{part}.{name}", f"got {_shown(x)}; must be {wanted}")
 
 

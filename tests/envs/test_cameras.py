@@ -46,7 +46,7 @@ def functor(name: str, uid: str = "cam", **params: Any) -> dict[str, Any]:
 def pose_of(extrinsics: dict[str, Any], config: dict[str, Any] = CART_POLE, **fields: Any) -> NDArray[np.float32]:
     """[4, 4], in the arena."""
     env = EmbodiedEnv(seeing(config, camera(extrinsics, **fields)), physics="mujoco")
-    return np.asarray(env.world(env._start()).camera_pose("cam"))
+    return np.asarray(env.world(env.start(jax.random.key(0))).camera_pose("cam"))
 
 
 def row(tree: Any, index: int) -> Any:

@@ -131,15 +131,16 @@ def test_every_arm_of_the_family_stands_and_holds_its_pose(model: str) -> None:
 # --- steps ------------------------------------------------------------------------------------------------
 
 
-def test_the_reward_is_the_weighted_sum_of_unweighted_terms() -> None:
+def test_the_reward_is_the_sum_of_weighted_terms() -> None:
     state, _ = RESET(KEY)
     for i in range(2):
         state, timestep = STEP(state, jnp.full(8, 0.5 * i), KEY)
-    terms = timestep.info["rewards"]
+    terms, rewards = timestep.info["terms"], timestep.info["rewards"]
     assert float(terms["smoothness"]) == pytest.approx(-np.sqrt(8 * 0.25))
     weights = {"reaching": 0.03, "goal": 0.8, "smoothness": 0.01, "success": 10.0}
-    assert float(timestep.reward) == pytest.approx(sum(weights[name] * float(terms[name]) for name in weights))
-    assert set(timestep.info) == {"success", "fail", "elapsed_steps", "metrics", "rewards"}
+    assert rewards == {name: pytest.approx(weight * float(terms[name])) for name, weight in weights.items()}
+    assert float(timestep.reward) == pytest.approx(sum(map(float, rewards.values())))
+    assert set(timestep.info) == {"success", "fail", "elapsed_steps", "metrics", "rewards", "terms"}
     assert int(timestep.info["elapsed_steps"]) == 2
 
 
@@ -154,7 +155,7 @@ def test_smoothness_is_zero_in_the_first_step_only_and_forgets_other_episodes() 
     values = []
     for i in range(4):
         carry, timestep = jitted_step(env, carry, jnp.full((2, 8), float(i)), KEY)
-        values.append(float(timestep.info["rewards"]["smoothness"][0]))
+        values.append(float(timestep.info["terms"]["smoothness"][0]))
     np.testing.assert_allclose(values, [0.0, -np.sqrt(8.0), 0.0, -np.sqrt(8.0)], rtol=1e-6)
 
 
@@ -170,7 +171,7 @@ def test_success_terminates_with_the_goal_at_the_cube() -> None:
     cube = state.physics.qpos[8:11]
     near = state.kept["goal_pose"].at[:3, 3].set(cube + jnp.array([0.09, 0.0, 0.0]))
     _, there = STEP(replace(state, kept={"goal_pose": near}), jnp.zeros(8), KEY)
-    assert there.terminated and there.info["success"] and there.info["rewards"]["success"] == 1.0
+    assert there.terminated and there.info["success"] and there.info["terms"]["success"] == 1.0
     assert float(there.info["metrics"]["distance_to_goal"]) == pytest.approx(0.09, abs=1e-3)
     _, away = STEP(state, jnp.zeros(8), KEY)
     assert not away.terminated and not away.truncated
@@ -203,7 +204,7 @@ def test_cart_pole_ends() -> None:
     assert fallen.truncated and fallen.terminated and fallen.info["fail"] and not fallen.info["success"]
     timestep = run_cart(7, 0.2, 0.0)
     expected = 1.0 - timestep.info["metrics"]["distance_to_goal"] / np.pi
-    assert float(timestep.reward) == pytest.approx(expected + 0.005 * timestep.info["rewards"]["velocity_penalty"])
+    assert float(timestep.reward) == pytest.approx(expected + 0.005 * timestep.info["terms"]["velocity_penalty"])
 
 
 def test_an_observation_is_clipped_then_scaled_then_noisy() -> None:

@@ -1,7 +1,6 @@
-"""Twenty steps of every environment on every engine have the bits that ``golden/make_env_steps.py`` recorded.
+"""Twenty steps of every environment on every engine have the numbers that ``golden/make_env_steps.py`` recorded.
 
-On a machine, or with versions, other than those of the record, floating-point numbers only have to be near: see
-``env_steps.differences``. A change that is meant to change numbers records its cases again, and says so.
+A change that is meant to change numbers records its cases again, and says so.
 """
 
 import env_steps

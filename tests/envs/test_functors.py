@@ -42,7 +42,7 @@ def make_world(
     active: tuple[int, ...] | None = None,
 ) -> World:
     """Make the world in a state of one's own; the cube is upright and at rest."""
-    state = ENV._start()
+    state = ENV.start(KEY)
     state = replace(
         state,
         physics=PhysicsState(

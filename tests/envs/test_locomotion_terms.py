@@ -9,7 +9,7 @@ import pytest
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.task.terms import Term
-from ejax.envs.task.terms import observe as observe_terms
+from ejax.envs.task.terms import observe_all as observe_terms
 from ejax.envs.terms.legged import OBSERVATIONS, REWARDS
 from ejax.envs.terms.legged_world import Contacts, LeggedState, LeggedWorld, Motion
 from ejax.envs.terms.registry import TERMS
@@ -56,7 +56,6 @@ VIEW = LeggedState(
     swing_peak=jnp.array([0.05, 0.2, 0.2, 0.2]),
     air_time=jnp.array([0.0, 0.1, 0.6, 0.01]),
     encoder_bias=jnp.full(12, 0.01),
-    terminated=jnp.array(True),
     time=jnp.array(0.75),
     phase_period=0.6,
     soft_limits=jnp.stack([jnp.array(HOME) - 0.1, jnp.array(HOME) + 0.1], axis=1),
@@ -73,8 +72,8 @@ MEAN_BENT = (4 * 0.3**2 + 4 * 0.2**2) / 12
 FAST = replace(BENT, command=jnp.array([1.2, 0.9, 0.0]))
 
 
-def world_of(legged: LeggedState) -> LeggedWorld:
-    return LeggedWorld(asset="", control_period=0.02, state=None, legged=legged)
+def world_of(legged: LeggedState, fail: bool = True) -> LeggedWorld:
+    return LeggedWorld(asset="", control_period=0.02, state=None, legged=legged, info={"fail": jnp.array(fail)})
 
 
 def observe(view: LeggedState, names: tuple[str, ...]) -> Any:
@@ -109,7 +108,6 @@ def observe(view: LeggedState, names: tuple[str, ...]) -> Any:
         ("joint_acc_l2", VIEW, {}, 12 * 4.0),
         ("action_rate_l2", VIEW, {}, 12 * 0.25**2),
         ("is_terminated", VIEW, {}, 1.0),
-        ("is_terminated", replace(VIEW, terminated=jnp.array(False)), {}, 0.0),
         ("feet_air_time", VIEW, {"threshold_min": 0.05, "threshold_max": 0.5, **ON}, 1.0),
         ("feet_air_time", STOPPED, {"threshold_min": 0.05, "threshold_max": 0.5, **ON}, 0.0),
         # 0.75 s are 1.5 periods: phases 0.5, 0.0, 0.7, 0.1, so that feet 0, 1 and 3 should touch; 1 does not
@@ -130,6 +128,10 @@ def observe(view: LeggedState, names: tuple[str, ...]) -> Any:
 )
 def test_a_reward_is_its_formula(name: str, view: LeggedState, params: dict[str, Any], expected: float) -> None:
     np.testing.assert_allclose(TERMS["rewards"][name](world_of(view), **params), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_a_failure_counts_as_terminated() -> None:
+    assert TERMS["rewards"]["is_terminated"](world_of(VIEW, fail=False)) == 0.0
 
 
 def test_every_reward_has_a_test() -> None:

@@ -308,7 +308,7 @@ def test_what_cannot_be_a_task_is_refused_when_it_is_made(changes: dict[str, Any
     ("changes", "message"),
     [
         ({"weights": {"naer": 1.0}}, r"weights names no term 'naer'; there is near, effort\. Did you mean 'near'\?"),
-        ({"rewards": lambda self, world, before: {"a": world.qpos}}, r"every term must be a scalar, got a \(2,\)"),
+        ({"rewards": lambda self, world, before: {"a": world.qpos}}, r"must be a scalar; a has shape \(2,\)"),
         ({"rewards": lambda self, world, before: {}}, "rewards gave no terms"),
         ({"fails": lambda self, world: world.time}, r"fails must be true or false, got float32\[\]"),
         ({"control": lambda self, world, action: action[:1]}, r"control gave shape \(1,\); .* take \(2,\)"),

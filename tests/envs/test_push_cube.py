@@ -1,5 +1,7 @@
 """PushCubeRL: kinematics, reward, endings, and that the task can be done."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.terms.registry import register_functor
+from ejax.schema.problems import ConfigError
 from ejax.types import Array, Timestep
 
 KEY = jax.random.key(0)
@@ -215,3 +219,46 @@ def test_reset_and_step_have_one_structure() -> None:
     assert data_equivalence(jax.tree.map(jnp.shape, state), jax.tree.map(jnp.shape, next_state))
     assert [x.dtype for x in jax.tree.leaves(state)] == [x.dtype for x in jax.tree.leaves(next_state)]
     assert timestep.obs.shape == obs.shape and timestep.final_obs is None
+
+
+APART = {"source_entity_cfg": {"uid": "cube"}, "target_entity_cfg": {"uid": "goal"}}
+REWARDS = {
+    "reaching_reward": {"weight": 0.2},
+    "near": {"func": "distance_between_objects", "weight": 0.5, "params": APART},
+}
+
+
+def test_a_config_changes_weights_and_adds_terms() -> None:
+    changed = PushCubeRL(physics="mujoco", rewards=REWARDS)
+    state, _ = ENV.reset(KEY)
+    before, after = (jax.jit(env.step)(state, jnp.full(6, 0.3), KEY)[1].info for env in (ENV, changed))
+    assert after["terms"] == {**before["terms"], "near": after["terms"]["near"]}
+    reaching, near = 0.2 * after["terms"]["reaching_reward"], 0.5 * after["terms"]["near"]
+    assert after["rewards"] == {**before["rewards"], "reaching_reward": reaching, "near": near}
+
+
+def test_a_term_of_ones_own_sees_the_action_that_was_done() -> None:
+    @register_functor("rewards", "small_action", override=True)
+    def small_action(world: Any, obs: Any, action: Any, info: Any) -> Array:
+        return -jnp.sum(action**2)
+
+    env = PushCubeRL(physics="mujoco", rewards={"small": {"func": "small_action"}})
+    _, timestep = env.step(env.reset(KEY)[0], jnp.full(6, 0.5), KEY)
+    assert timestep.info["rewards"]["small"] == -1.5
+
+
+@pytest.mark.parametrize(
+    ("rewards", "text"),
+    [
+        ({"reaching_rewerd": {"weight": 0.2}}, r"rewards\.reaching_rewerd: .*Did you mean 'reaching_reward'\?"),
+        ({"reaching_reward": {"wait": 0.2}}, r"rewards\.reaching_reward\.wait: unknown key; allowed: weight"),
+        ({"reaching_reward": "much"}, r"rewards\.reaching_reward\.weight: got 'much'; must be a number"),
+        ({"reaching_reward": {"func": "success_reward"}}, r"rewards\.reaching_reward: is a term of the task already"),
+        ({"new": {"func": "sucess_reward"}}, r"rewards\.new\.func: .*Did you mean 'success_reward'\?"),
+        ({"new": {"func": "joint_limit_penalty"}}, r"rewards\.new: .*only a gym config has control parts"),
+        (["reaching_reward"], r"rewards: got .*; must be a mapping"),
+    ],
+)
+def test_what_rewards_cannot_be_is_refused_by_its_key(rewards: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        PushCubeRL(physics="mujoco", rewards=rewards)

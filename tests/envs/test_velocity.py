@@ -211,7 +211,7 @@ def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
         ({"push": {"up": [0, 1]}}, "push has no 'up'; there is interval, x, y"),
         ({"terrain": {"kind": "steep"}}, "terrain.kind must be 'flat' or 'rough'"),
         ({"terrain": {"hight": 0.1}}, "hight"),
-        ({"max_episode_steps": 0}, "max_episode_steps must be >= 1"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be > 0"),
         ({"physics": "bullet"}, "physics must be"),
     ],
     ids=str,

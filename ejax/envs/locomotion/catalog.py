@@ -1,6 +1,6 @@
 """The robots and their tasks: a TOML file for each, ``envs/assets/robots/{robot}.toml``.
 
-It has the fields of ``LeggedRobot`` and, under ``task``, those of ``VelocityTask``; ``false`` stands for None. Numbers
+It has the fields of ``LeggedRobot`` and, under ``task``, those of ``VelocityTask``; ``false`` means None. Numbers
 of joints are one for all, or by regular expression, of which the last that fits counts. ``task.like`` names the robot
 whose task fills the gaps of this one; a reward of weight 0 is left out. In place of ``drives`` there may be ``motors``:
 

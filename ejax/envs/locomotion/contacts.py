@@ -19,7 +19,7 @@ from ejax.types import Array
 @struct.dataclass(kw_only=True)
 class FootTimers:
     touching: Array  # [F] bool, in the last physics step that was sensed
-    air_time: Array  # [F], s, of a flight that goes on; 0 on the ground
+    air_time: Array  # [F], s, of a flight that continues; 0 on the ground
 
 
 def start_timers(num_feet: int) -> FootTimers:
@@ -27,7 +27,7 @@ def start_timers(num_feet: int) -> FootTimers:
 
 
 def no_contacts(robot: LeggedRobot) -> Contacts:
-    """Give the contacts of a robot in the air, which an episode starts with."""
+    """Make the contacts of a robot in the air, which an episode starts with."""
     num_feet = len(robot.feet)
     none, zero = jnp.zeros(num_feet, bool), jnp.zeros(())
     lengths = {"force": (num_feet, 3), "flight": num_feet, "unwanted_force": len(robot.unwanted)}

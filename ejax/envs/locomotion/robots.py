@@ -17,7 +17,7 @@ from ejax.schema.plain_files import package_folder
 Vector: TypeAlias = tuple[float, float, float]
 
 FILE = "file:"
-"""Before the path of a model that is no package's and not ours."""
+"""Before the path of a model that belongs neither to a package nor to ejax."""
 _ASSETS = Path(__file__).parents[1] / "assets"
 
 
@@ -79,7 +79,7 @@ class LeggedRobot:
     unwanted: tuple[str, ...] = ()  # Regular expressions: for each part that shall not touch the ground, its geoms
     self_contacts: tuple[tuple[str, str], ...] = ()
     """Pairs of regular expressions: geoms of the robot that can touch each other. No others do."""
-    imu: Imu | None = None  # None: what is observed is the base's velocity
+    imu: Imu | None = None  # None: the base's velocity is observed
     shapes: tuple[Shape, ...] = ()
     soft_limit_factor: float = 1.0  # The part of a joint's range, about its middle, that costs nothing
 

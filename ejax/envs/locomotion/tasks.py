@@ -68,7 +68,7 @@ class VelocityTask:
     sim_steps_per_control: int = 4
 
     def terms(self, control_period: float) -> tuple[Term, ...]:
-        """Give all terms: rewards weighted for a control step, s; those of the observations ``policy`` and ``critic``,
+        """List all terms: rewards weighted for a control step, s; those of the observations ``policy`` and ``critic``,
         by their path; ends."""
         rewards = [
             Term(

@@ -23,17 +23,14 @@ from ejax.envs.locomotion.tasks import Push, VelocityTask, change_task
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
-from ejax.envs.task.step import conclude
-from ejax.envs.task.terms import Term, observe, weigh
+from ejax.envs.task.terms import Term, observe_all
 from ejax.envs.task.world import World
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.commands import Command
 from ejax.envs.terms.legged import describe_terms
-from ejax.envs.terms.legged_world import Contacts, LeggedState, LeggedWorld, Motion
-from ejax.numerics.finite import all_finite
-from ejax.schema.frozen import freeze
+from ejax.envs.terms.legged_world import LeggedState, LeggedWorld
 from ejax.schema.plain_files import expanded
-from ejax.types import Array, Key, Timestep
+from ejax.types import Array, Key
 
 
 @struct.dataclass(kw_only=True)
@@ -56,10 +53,9 @@ class VelocityRL(PhysicsTask):
 
         r = Δt·Σ weight·term        q* = q⁰ + scale·clip(a, ±1) − encoder bias
 
-    A step: the drives pull to q* for one control step → a push, if one is due → contacts → the next command →
-    observation, fall, reward. ``info["rewards"]`` are weighted and sum up to the reward. The observation has two parts,
-    ``policy`` with noise and ``critic`` without, with contacts beside. Terminated: ``VelocityTask.terminations``.
-    Truncated: the time limit, or a rough field's edge. There is no success.
+    The drives pull to q* for one control step; then a push comes, if one is due, and the next command. The observation
+    has two parts, ``policy`` with noise and ``critic`` without, with contacts too. Terminated:
+    ``VelocityTask.terminations``. Truncated: the time limit, or a rough field's edge. There is no success.
 
     Differs from EmbodiChain: rewards are for the command that was acted on, for Go1 as for G1; the encoders' bias is
     drawn for each episode; sensors of contact lag one physics step; commands stay at the curriculum's first stage.
@@ -75,11 +71,13 @@ class VelocityRL(PhysicsTask):
     """
 
     clips_actions = True
+    positive = ("max_episode_steps",)
+    reward_field = ""  # ``rewards`` changes the robot's own task, whose terms are functors all
     robot: str = "quadruped"
     model: str | None = None
     max_episode_steps: int = 1000
     command: Mapping[str, Any] = FrozenDict()
-    rewards: Mapping[str, Any] = FrozenDict()  # type: ignore[assignment]  # terms by name, which ``total`` computes
+    rewards: Mapping[str, Any] = FrozenDict()
     noise: Mapping[str, Any] = FrozenDict()
     encoder_bias: float | None = None
     push: Mapping[str, Any] | None = FrozenDict()
@@ -88,23 +86,18 @@ class VelocityRL(PhysicsTask):
     sim_steps_per_control: int | None = None
     functor_events: Mapping[str, Any] = FrozenDict()
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         if self.robot not in robot_names():
             raise ValueError(f"VelocityRL: robot must be one of {', '.join(robot_names())}, got {self.robot!r}")
         if not isinstance(self.model, str | None):
             raise ValueError(f"VelocityRL: model must be the path of a file, got {self.model!r}")
-        if self.max_episode_steps < 1:
-            raise ValueError(f"VelocityRL: max_episode_steps must be >= 1, got {self.max_episode_steps}")
-        for name in ("command", "rewards", "noise", "push", "terrain"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, freeze(dict(getattr(self, name))))
         try:
             source, _ = self.task.robot.source, self.ground
             # a package's file is known to fit: it is not compiled before it is needed
             _ = self.legged if source is None or source.startswith(FILE) else robot_file(source)
         except (ModuleNotFoundError, TypeError, ValueError) as error:
             raise ValueError(f"VelocityRL: {error}") from error
-        super().__post_init__()
+        super().check_fields()
 
     @property
     def task(self) -> VelocityTask:
@@ -145,26 +138,21 @@ class VelocityRL(PhysicsTask):
     def acted(self) -> tuple[Feature, ...]:
         return tuple(Feature(f"{joint} position change / action scale", "rad") for joint in self.task.robot.joints)
 
-    def reset(self, key: Key) -> tuple[VelocityState, dict[str, Array]]:
+    def start(self, key: Key) -> VelocityState:
         task, robot, bias = self.task, self.task.robot, self.task.encoder_bias
-        key_place, key_command, key_push, key_bias, key_noise = jax.random.split(key, 5)
-        physics = self._start(key_place)
-        state = VelocityState(
-            physics=physics,
+        key_place, key_command, key_push, key_bias = jax.random.split(key, 4)
+        num_joints, num_feet = len(robot.joints), len(robot.feet)
+        return VelocityState(
+            physics=self._start_physics(key_place),
             command=task.command.draw(key_command, self.control_period),
-            action=jnp.zeros(len(robot.joints)),
-            joint_vel=jnp.zeros(len(robot.joints)),
-            encoder_bias=jax.random.uniform(key_bias, (len(robot.joints),), minval=-bias, maxval=bias),
-            feet=start_timers(len(robot.feet)),
-            swing_peak=jnp.zeros(len(robot.feet)),
+            action=jnp.zeros(num_joints),
+            joint_vel=jnp.zeros(num_joints),
+            encoder_bias=jax.random.uniform(key_bias, (num_joints,), minval=-bias, maxval=bias),
+            feet=start_timers(num_feet),
+            swing_peak=jnp.zeros(num_feet),
             push_in=self._draw_push_time(key_push),
             episode_step=jnp.zeros((), jnp.int32),
         )
-        state = self.begin(key, self.world(state)).state
-        motion = observe_motion(robot, self.legged, state.physics)
-        state = replace(state, command=task.command.steer(state.command, heading(motion)))
-        legged = self._legged_state(state, state, motion, no_contacts(robot), jnp.zeros(len(robot.joints)))
-        return state, self._see(replace(self.world(state), legged=legged), key_noise)
 
     def world(self, state: VelocityState) -> LeggedWorld:
         return LeggedWorld(asset=self.asset, control_period=self.control_period, state=state, markers_of=self.markers)
@@ -174,50 +162,82 @@ class VelocityRL(PhysicsTask):
         scale = jnp.asarray(robot.drives.action_scale)
         return jnp.asarray(robot.home) + scale * action - world.state.encoder_bias
 
-    def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
-        """Make one control step: the parts of ``ejax.envs.task.step``, but rewards come before the next command. So
-        XLA rounds as it did: in the shared order seeded trainings get other bits."""
-        task, robot, before = self.task, self.task.robot, state
-        if action.shape != (shape := self.action_space.shape):
-            raise ValueError(f"VelocityRL.step takes an action of shape {shape}, got {action.shape}")
-        key_push, key_command, key_noise = jax.random.split(key, 3)
-        action = self.limited(action)
-        target = self.control(self.world(state), action)
+    def act(self, world: LeggedWorld, action: Array) -> LeggedWorld:
+        action, state = self.limited(action), world.state
+        target = self.control(world, action)
         physics, readings = self.simulation.step_sensing(state.physics, target)
-        state = replace(state, physics=physics, action=action, episode_step=state.episode_step + 1)
-        state = self.happen(key, self.world(self._push(state, key_push))).state
-        # readings are of before the push, which acts on velocities after the physics
-        feet, contacts = follow_contacts(state.feet, self.legged, readings, task.timestep)
+        feet, contacts = follow_contacts(state.feet, self.legged, readings, self.task.timestep)
+        state = replace(state, physics=physics, action=action, feet=feet)
+        return replace(world, state=state, executed=action, contacts=contacts, target=target)
+
+    def update(self, key: Key, world: LeggedWorld, before: LeggedWorld) -> LeggedWorld:
+        """Push the robot if it is time, and draw the next command if it is."""
+        key_push, key_command = jax.random.split(key)
+        state = self._push(world.state, key_push)
+        command = self.task.command.after(state.command, key_command, self.control_period)
+        return replace(world, state=replace(state, command=command))
+
+    def sense(self, world: LeggedWorld, key: Key) -> LeggedWorld:
+        task, robot, state = self.task, self.task.robot, world.state
         motion = observe_motion(robot, self.legged, state.physics)
-        # the peak is kept until its landing has been paid for, then starts again
+        command = task.command.steer(state.command, heading(motion))
+        contacts = no_contacts(robot) if world.contacts is None else world.contacts
         height = motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos)
+        # the peak is kept until its landing has been paid for, then starts again
         peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
-        state = replace(state, feet=feet, swing_peak=peak)
-        legged = self._legged_state(state, before, motion, contacts, drive_torque(robot, motion, target))
-        rewards = weigh(self.of("rewards"), replace(self.world(state), legged=legged))
-        command = task.command.after(state.command, key_command, self.control_period)
-        state = replace(
-            state,
-            command=task.command.steer(command, heading(motion)),
-            joint_vel=motion.joint_vel,
-            swing_peak=jnp.where(contacts.landed, 0.0, peak),
+        # at an episode's start there is nothing before
+        before = state if world.before is None else world.before.state
+        target = motion.joint_pos if world.target is None else world.target
+        seen = LeggedState(
+            joints=robot.joints,
+            home=robot.home,
+            motion=motion,
+            contacts=contacts,
+            command=before.command.velocity,
+            action=state.action,
+            last_action=before.action,
+            joint_acc=(motion.joint_vel - before.joint_vel) / self.control_period,
+            joint_torque=drive_torque(robot, motion, target),
+            foot_height=height,
+            swing_peak=peak,
+            air_time=state.feet.air_time,
+            encoder_bias=state.encoder_bias,
+            time=state.episode_step * self.control_period,
+            phase_period=task.phase_period,
+            soft_limits=jnp.asarray(_soft_limits(task, self.legged)),
+            link_masses=jnp.asarray(link_masses(self.legged)),
         )
-        obs = self._see(replace(self.world(state), legged=legged), key_noise)
+        # a policy sees the next command; rewards pay for the one that it acted on
+        shown = replace(world, legged=replace(seen, command=command.velocity))
+        terms = self.of("observations")
+        obs = {
+            group: observe_all([each for each in terms if each.path == (group,)], shown, noise)
+            for group, noise in (("policy", key), ("critic", None))
+        }
+        swing_peak = jnp.where(contacts.landed, 0.0, peak)
+        state = replace(state, command=command, joint_vel=motion.joint_vel, swing_peak=swing_peak)
+        return replace(world, state=state, obs=obs, legged=seen)
+
+    def leaves(self, world: LeggedWorld) -> Array | None:
+        if self.ground.kind == "flat":
+            return None
         # beyond the field there is no ground to walk on
-        out_of_field = (self.ground.kind == "rough") & (jnp.abs(motion.position[:2]).max() > self.ground.half_size)
-        return state, Timestep(
-            obs=obs,
-            reward=sum(rewards.values(), jnp.zeros(())),
-            terminated=legged.terminated,
-            truncated=(state.episode_step >= self.max_episode_steps) | out_of_field | ~all_finite(state),
-            info={"metrics": _metrics(legged), "rewards": rewards},
-        )
+        return jnp.abs(world.legged.motion.position[:2]).max() > self.ground.half_size
+
+    def metrics(self, world: LeggedWorld) -> dict[str, Array]:
+        legged = world.legged
+        error = legged.command - jnp.append(legged.motion.lin_vel_b[:2], legged.motion.ang_vel_b[2])
+        return {
+            "linear_velocity_error": jnp.linalg.norm(error[:2]),
+            "yaw_rate_error": jnp.abs(error[2]),
+            "base_height": legged.motion.position[2],
+        }
 
     def caption(self, state: VelocityState) -> str:
         forward, left, turn = (float(x) for x in state.command.velocity)
         return f"command: {forward:+.1f} m/s forward, {left:+.1f} m/s left, {turn:+.1f} rad/s"
 
-    def _start(self, key: Key) -> PhysicsState:
+    def _start_physics(self, key: Key) -> PhysicsState:
         task, robot, ground = self.task, self.task.robot, self.ground
         key_xy, key_z, key_yaw = jax.random.split(key, 3)
         # spread over half the field, so that rows meet different ground and stay clear of its edge
@@ -251,39 +271,6 @@ class VelocityRL(PhysicsTask):
         # drawn every step and selected: rows are due at different times
         return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
 
-    def _legged_state(
-        self, state: VelocityState, before: VelocityState, motion: Motion, contacts: Contacts, torque: Array
-    ) -> LeggedState:
-        task = self.task
-        seen = LeggedState(joints=task.robot.joints, home=task.robot.home, motion=motion, contacts=contacts)
-        world = replace(self.world(state), legged=seen)
-        fell = conclude(term(world) for term in self.of("terminations")).fail
-        return replace(
-            seen,
-            terminated=jnp.zeros((), bool) if fell is None else fell,
-            command=before.command.velocity,
-            action=state.action,
-            last_action=before.action,
-            joint_acc=(motion.joint_vel - before.joint_vel) / self.control_period,
-            joint_torque=torque,
-            foot_height=motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos),
-            swing_peak=state.swing_peak,
-            air_time=state.feet.air_time,
-            encoder_bias=state.encoder_bias,
-            time=state.episode_step * self.control_period,
-            phase_period=task.phase_period,
-            soft_limits=jnp.asarray(_soft_limits(task, self.legged)),
-            link_masses=jnp.asarray(link_masses(self.legged)),
-        )
-
-    def _see(self, world: LeggedWorld, key: Key) -> dict[str, Array]:
-        world = replace(world, legged=replace(world.legged, command=world.state.command.velocity))
-        terms = self.of("observations")
-        return {
-            group: observe([each for each in terms if each.path == (group,)], world, noise)
-            for group, noise in (("policy", key), ("critic", None))
-        }
-
 
 @functools.lru_cache(maxsize=32)
 def _changed_task(env: VelocityRL) -> VelocityTask:
@@ -292,7 +279,7 @@ def _changed_task(env: VelocityRL) -> VelocityTask:
     # an empty mapping changes nothing: a task without pushes stays without
     if env.push is not None and not env.push:
         task = replace(task, push=own.push)
-    # a file of one's own has its collision shapes itself
+    # a user's file has its own collision shapes
     if env.model is not None:
         path = Path(expanded(env.model)).absolute()
         task = replace(task, robot=replace(task.robot, source=f"{FILE}{path}", shapes=()))
@@ -311,12 +298,3 @@ def _soft_limits(task: VelocityTask, legged: LeggedModel) -> NDArray[np.float32]
     limits = np.array([legged.model.joint(name).range for name in task.robot.joints])
     middle, half = limits.mean(axis=1), (limits[:, 1] - limits[:, 0]) / 2.0 * task.robot.soft_limit_factor
     return np.stack([middle - half, middle + half], axis=1).astype(np.float32)
-
-
-def _metrics(legged: LeggedState) -> dict[str, Array]:
-    error = legged.command - jnp.append(legged.motion.lin_vel_b[:2], legged.motion.ang_vel_b[2])
-    return {
-        "linear_velocity_error": jnp.linalg.norm(error[:2]),
-        "yaw_rate_error": jnp.abs(error[2]),
-        "base_height": legged.motion.position[2],
-    }

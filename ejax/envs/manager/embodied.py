@@ -20,17 +20,16 @@ from ejax.envs.task.scene import Scene
 from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.states import SceneState
 from ejax.envs.task.step import Outcome, conclude
-from ejax.envs.task.terms import Term, as_world, compute, fire
+from ejax.envs.task.terms import Added, Term, as_world, fire, observe, total
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.events import PhysicsEvent
-from ejax.envs.terms.task_events import EVENTS, try_call
+from ejax.envs.terms.of_tasks import EVENTS, try_call
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.types import Array, Key
 
 Obs: TypeAlias = dict[str, Any]
 Flat: TypeAlias = dict[tuple[str, ...], Array]  # path of a part of an observation -> its numbers
-_NOISE = 0x5EED0000
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class EmbodiedEnv(PhysicsTask):
 
     One step: action terms set the drives' targets → physics → interval events → observation → success, failure, metrics
     → reward. The observation nests ``robot/qpos``, ``robot/qvel``, ``robot/qf``, the values of ``observations``, and
-    ``sensor/<uid>/color`` of each camera, uint8 [H, W, 3]. ``info["rewards"]`` holds the terms without their weights.
+    ``sensor/<uid>/color`` of each camera, uint8 [H, W, 3].
 
     Differs from EmbodiChain: nothing resets itself, ``interval_step`` counts an episode's steps, and no event reaches
     another environment. ``startup`` events draw the same for all environments, except for physics, which each draws at
@@ -70,7 +69,7 @@ class EmbodiedEnv(PhysicsTask):
     default_limit: ClassVar[int | None] = None
     """Steps of an episode where the gym config does not limit them. None: EmbodiChain's."""
     first_event = 0
-    _events = ()  # the config's reader takes them, whose robot may have another name
+    added = Added()  # the config's reader takes ``functor_events``, since its robot may have another name
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -103,10 +102,6 @@ class EmbodiedEnv(PhysicsTask):
         high = np.concatenate([term.high for term in self.spec.actions]).astype(np.float32)
         return gymnasium.spaces.Box(low, high, low.shape, np.float32)
 
-    def reset(self, key: Key) -> tuple[SceneState, Obs]:
-        world = self.sense(self.begin(key, self.world(self._start())), key)
-        return world.state, world.obs
-
     def key_at_start(self, event: Term, key: Key) -> Key:
         # each row draws the physics of its startup for itself
         return key if isinstance(event.func, PhysicsEvent) else super().key_at_start(event, key)
@@ -120,9 +115,6 @@ class EmbodiedEnv(PhysicsTask):
 
     def outcome(self, world: SceneWorld) -> Outcome:
         return conclude(term(world) for term in self.of("terminations"))
-
-    def total(self, world: SceneWorld, before: SceneWorld, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
-        return compute(self.of("rewards"), world, outcome.reward)
 
     def extras(self, world: SceneWorld) -> dict[str, Array]:
         return {"fail": world.info["fail"], "elapsed_steps": world.state.episode_step}
@@ -148,7 +140,9 @@ class EmbodiedEnv(PhysicsTask):
             start += term.width
         return world
 
-    def _start(self) -> SceneState:
+    def start(self, key: Key) -> SceneState:
+        """Put everything where the config does; events draw what differs from it."""
+        del key
         spec = self.spec
         start = spec.scene.initial_state()
         # as the events of any mode write them, so that the state has the same leaves from the first step on
@@ -177,9 +171,7 @@ class EmbodiedEnv(PhysicsTask):
     def sense(self, world: SceneWorld, key: Key) -> SceneWorld:
         obs, history = flatten_dict(self._sensors(world)), {}
         for number, term in enumerate(self.of("observations")):
-            # apart from the events' keys, which are folded from the same one by their places
-            key_noise = jax.random.fold_in(key, _NOISE + number) if term.shaping.noise else None
-            obs = _put(obs, term, world, key_noise)
+            obs = _put(obs, term, number, world, key)
             if term.shaping.history_length > 1:
                 # a start's state has none yet: its first numbers take the place of those before
                 obs[term.path] = term.shaping.remember(obs[term.path], world.state.history.get(term.name))
@@ -209,7 +201,7 @@ def _as_numbers(leaf: Array) -> Array:
     return leaf if leaf.dtype == jnp.uint8 else leaf.reshape(-1).astype(jnp.float32)
 
 
-def _put(obs: Flat, term: Term, world: SceneWorld, key: Key | None = None) -> Flat:
+def _put(obs: Flat, term: Term, number: int, world: SceneWorld, key: Key | None = None) -> Flat:
     path, modifies = term.path, term.mode == "modify"
     there, name = ", ".join(sorted("/".join(each) for each in obs)), "/".join(path)
     if modifies and path not in obs:
@@ -217,8 +209,7 @@ def _put(obs: Flat, term: Term, world: SceneWorld, key: Key | None = None) -> Fl
     # neither the same name, nor a part of one, nor one with parts
     if not modifies and any(path[: len(each)] == each[: len(path)] for each in obs):
         raise ValueError(f"cannot add observation '{name}': it is there already ({there}); use mode modify")
-    value = jnp.asarray(term(world, obs[path] if modifies else unflatten_dict(obs)))
-    return {**obs, path: term.shaping.shape(value, key)}
+    return {**obs, path: observe(term, number, world, obs[path] if modifies else unflatten_dict(obs), key)}
 
 
 def _as_space(obs: Any) -> Any:
@@ -250,7 +241,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
         if "geom_size" in change.writes:
             report.refuse(key, "pictures show the sizes of the config; leave out this event, or sensor")
     report.raise_if_refused(SOURCE)
-    state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
+    state, key = jax.eval_shape(lambda: (env.start(jax.random.key(0)), jax.random.key(0)))
     for event in env.of("events"):
         try_call(report, event.key, lambda s, k, e=event: fire([e], world(s), e.mode, lambda *_: k).state, state, key)
     action = jax.ShapeDtypeStruct(env.action_space.shape, jnp.float32)
@@ -258,11 +249,11 @@ def _try_functors(env: EmbodiedEnv) -> None:
     obs: Flat = try_call(report, "sensor", lambda state: flatten_dict(env._sensors(world(state))), state) or {}
     for each in env.of("observations"):
         # after a refusal the next one is tried on what there was, so that all are reported together
-        put = try_call(report, each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
+        put = try_call(report, each.key, lambda obs, state, each=each: _put(obs, each, 0, world(state)), obs, state)
         obs = put or obs
     for end in env.of("terminations"):
         try_call(report, end.key, lambda state, end=end: vars(end(world(state))), state)
     info, nested = dict.fromkeys(("success", "fail"), jax.ShapeDtypeStruct((), bool)), unflatten_dict(obs)
     for term in env.of("rewards"):
-        try_call(report, term.key, lambda o, s, i, t=term: compute([t], world(s, obs=o, info=i)), nested, state, info)
+        try_call(report, term.key, lambda o, s, i, t=term: total([t], world(s, obs=o, info=i)), nested, state, info)
     report.raise_if_refused(SOURCE)

@@ -18,9 +18,9 @@ from ejax.envs.task.sensor_cameras import SensorCamera
 from ejax.envs.task.terms import Term
 from ejax.envs.terms.actions import ActionTerm
 from ejax.envs.terms.observations import OF_CAMERAS
+from ejax.envs.terms.of_tasks import EVENTS, MODES
 from ejax.envs.terms.reading import read_specs
 from ejax.envs.terms.registry import TERMS
-from ejax.envs.terms.task_events import EVENTS, MODES
 from ejax.envs.terms.terminations import FIRST_FORM, SCENE_ONLY
 from ejax.envs.terms.vocabulary import IGNORED, OTHER_TASKS, TASKS_ELSEWHERE
 from ejax.envs.user_code import describe_error

@@ -23,7 +23,7 @@ Entity: TypeAlias = Mapping[str, str]
 Kind: TypeAlias = Literal["body", "joint", "site", "geom", "sensor"]
 
 ROBOT = "robot"
-"""The ``uid`` of everything that drives move; a gym config's robot has a uid of its own beside it."""
+"""The ``uid`` of everything that drives move; a gym config's robot has another uid too."""
 FREE, BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 
@@ -58,7 +58,7 @@ def matching_names(what: str, patterns: Any, names: Mapping[str, int]) -> list[s
 
 
 def per_joint(joints: tuple[str, ...], values: Mapping[str, float]) -> tuple[float, ...]:
-    """Give each joint the number of the last regular expression that fits, or 0. Raises ValueError: one fits no
+    """Assign to each joint the number of the last regular expression that fits, or 0. Raises ValueError: one fits no
     joint."""
     for pattern in values:
         if not any(re.fullmatch(pattern, joint) for joint in joints):

@@ -22,9 +22,9 @@ _UNIT = re.compile(r"(?P<name>.*\S)\s*\[(?P<unit>[^\[\]]+)\]")
 
 
 def find_model(given: str, module: str) -> str:
-    """Give MJCF as text as it is, and a file as its absolute path. Raises ValueError: no model, or no such file."""
+    """Return MJCF as text unchanged, and a file as its absolute path. Raises ValueError: no model, or no such file."""
     if not given:
-        raise ValueError("there is no model; write model = 'robot.xml', a file beside the class's, or MJCF as text")
+        raise ValueError("there is no model; write model = 'robot.xml', a file next to the class's, or MJCF as text")
     if given.lstrip().startswith("<"):
         return given
     given = expanded(given)
@@ -104,7 +104,7 @@ def describe_actuator(model: mujoco.MjModel, i: int) -> Feature:
     length = LENGTHS.get(kind)
     fixed = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
     what, unit, scale = "control", "1", 1.0
-    # the three forms that MJCF's motor, position and velocity compile to; what is none of them has no unit to name
+    # the three forms that MJCF's motor, position and velocity compile to; other forms have no unit to name
     if length and fixed and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE:
         what, unit = ("torque", "N m") if length == "rad" else ("force", "N")
         scale = float(gain[0] * gear[0])
@@ -116,7 +116,7 @@ def describe_actuator(model: mujoco.MjModel, i: int) -> Feature:
 
 
 def actuator_name(model: mujoco.MjModel, i: int) -> str:
-    """Give an actuator's name; without one its joint's."""
+    """Return an actuator's name, or that of its joint where it has none."""
     if name := model.actuator(i).name:
         return name
     if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT:

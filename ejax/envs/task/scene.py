@@ -98,7 +98,7 @@ class Scene:
         return look_up("control part", name, dict(self.parts))
 
     def check_tool(self, part: str | None) -> None:
-        """Raise ValueError at a part without a tool centre point; None stands for the one that has it."""
+        """Raise ValueError at a part without a tool centre point; None means the one that has it."""
         if part is not None:
             self.part(part)
         if self.tool_part is None or part not in (None, self.tool_part):

@@ -1,11 +1,11 @@
-"""The order of a step (``Task.step``), of every task but ``VelocityRL``, which gives its reason.
+"""The order of a step (``Task.step``), of every task.
 
     1  act          the action becomes the control of drives or actuators, and moves the physics for one control period
     2  update       what else happens then: kept numbers, markers, pushes, the next command
     3  happen       interval events that are due
     4  sense        the observation of the world after it
     5  outcome      success, failure, an early end; of a world that is not finite neither success nor failure
-    6  total        Σ weight·term, of the world before and after
+    6  total        base reward + Σ weight·term, of the world before and after
     7  end          terminated: success or failure; truncated: an early end, the time limit, a world that is not finite
 
 Differs from mjlab: interval events come before the ends, so that a fall by a push ends its own step.
@@ -33,6 +33,11 @@ class Snapshot:
     """The observation of ``state``, where terms are computed from it; computed again, its last bits may be others."""
     info: Mapping[str, Array] = struct.field(default_factory=dict)
     """``success`` and ``fail`` of this step, where rewards are computed."""
+
+    @property
+    def action(self) -> Any:
+        """[A]: the last one, as the state has it, zeros at the start; where it has none, as it was done."""
+        return vars(self.state).get("action", self.executed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ Kind: TypeAlias = Literal["rewards", "observations", "actions", "events", "termi
 """Named as the sections of a gym config's ``env``."""
 KeyOf: TypeAlias = Callable[[int, "Term"], Key]
 """The key of an event, by its place and itself."""
+_NOISE = 0x5EED0000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +47,15 @@ class Shaping:
     history_length: int = 1
     """Control steps whose numbers are observed together, the last one's at the end; 1: the present ones alone."""
 
-    def limit(self, values: Array) -> Array:
-        if self.clip is not None:
-            values = jnp.clip(values, *self.clip)
-        return values if self.scale is None else jnp.asarray(self.scale) * values
-
     def shape(self, values: Array, key: Key | None) -> Array:
         """Clip, scale and disturb the numbers. Without a key there is no noise."""
-        values = self.limit(values)
-        if not self.noise or key is None:
-            return values
-        return values + self.noise * jax.random.uniform(key, values.shape, minval=-1.0, maxval=1.0)
+        if self.clip is not None:
+            values = jnp.clip(values, *self.clip)
+        if self.scale is not None:
+            values = jnp.asarray(self.scale) * values
+        if key is not None:
+            values = values + self.noise * jax.random.uniform(key, values.shape, minval=-1.0, maxval=1.0)
+        return values
 
     def remember(self, values: Array, kept: Array | None) -> Array:
         """Add the shaped numbers to those of the steps before, [history_length, ...]; without such they count for all
@@ -67,7 +66,7 @@ class Shaping:
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """One function with its parameters, and what its kind needs besides."""
+    """One function with its parameters, and what its kind needs in addition."""
 
     name: str
     func: Callable[..., Any]
@@ -87,38 +86,63 @@ class Term:
         return self.func(*given, **self.params)
 
 
-def weigh(terms: Iterable[Term], world: Any) -> dict[str, Array]:
-    """Compute the weighted terms of a reward, by name."""
-    return unique(((term.name, term.weight * term(world)) for term in terms), "terms")
+class Added(NamedTuple):
+    """Terms that a config adds to a task's own."""
+
+    events: tuple[Term, ...] = ()
+    rewards: tuple[Term, ...] = ()
+    weights: Mapping[str, float] = FrozenDict()
+    """Of the reward's terms, where a config changes them."""
 
 
-def compute(terms: Iterable[Term], world: Any, start: Array | None = None) -> tuple[Array, dict[str, Array]]:
-    """Add up the terms of a reward, in their order: r = start + Σ weight·term, start by default 0. Return it, float32,
-    and the terms by name, without their weights. Raises ValueError: one is not a scalar."""
-    total = jnp.zeros(()) if start is None else start
-    values: dict[str, Array] = {}
-    for term in terms:
-        value = jnp.asarray(term(world), jnp.float32)
-        if value.shape:
-            raise ValueError(f"reward {term.name} must be a scalar, got shape {value.shape}")
-        share = term.weight * value
+def total(
+    terms: Iterable[Term],
+    world: Any,
+    *,
+    own: Mapping[str, Array] = FrozenDict(),
+    weights: Mapping[str, float] = FrozenDict(),
+    start: Array | None = None,
+) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+    """Add up a reward: r = start + Σ weight·term, first of a task's ``own`` terms, then of ``terms``, in their order.
+
+    Args:
+        own: name -> scalar, computed by the task itself.
+        weights: of own terms, else 1; those of ``terms`` have theirs, unless one is given here.
+        start: by default 0.
+
+    Returns:
+        The reward, the weighted terms by name, and the terms as they are; float32.
+    Raises:
+        ValueError: two terms of one name, or one that is not a scalar.
+    """
+    terms = tuple(terms)
+    given = unique((*own.items(), *((term.name, term(world)) for term in terms)), "terms of the reward")
+    raw = {name: jnp.asarray(x, jnp.float32) for name, x in given.items()}
+    if odd := [f"{name} has shape {x.shape}" for name, x in raw.items() if x.shape]:
+        raise ValueError(f"every term of the reward must be a scalar; {', '.join(odd)}")
+    weights = {**{term.name: term.weight for term in terms}, **weights}
+    replacing = {term.name for term in terms if term.mode == "replace"}
+    reward, weighted = jnp.zeros(()) if start is None else start, {}
+    for name, x in raw.items():
+        weighted[name] = weights.get(name, 1.0) * x
         # as EmbodiChain does: what came before a replacing term is forgotten, not subtracted
-        total = share if term.mode == "replace" else total + share
-        values[term.name] = value
-    return total, values
+        reward = weighted[name] if name in replacing else reward + weighted[name]
+    return reward, weighted, raw
 
 
-def observe(terms: Iterable[Term], world: Any, key: Key | None = None) -> Array:
-    """Join the terms of an observation into one vector, float32. Without a key there is no noise."""
-    values, half_widths = [], []
-    for term in terms:
-        values.append(term.shaping.limit(jnp.asarray(term(world, {})).reshape(-1).astype(jnp.float32)))
-        half_widths.append(jnp.full(len(values[-1]), term.shaping.noise))
-    joined = jnp.concatenate(values)
-    if key is None:
-        return joined
-    # one draw for all: a term's noise does not depend on the order in which terms are computed
-    return joined + jnp.concatenate(half_widths) * jax.random.uniform(key, joined.shape, minval=-1.0, maxval=1.0)
+def observe(term: Term, number: int, world: Any, obs: Any, key: Key | None = None) -> Array:
+    """Compute one term of an observation, shaped. ``number``: its place among them, by which its noise is drawn;
+    without a key there is none."""
+    values = jnp.asarray(term(world, obs))
+    # apart from the events' keys, which are folded from the same one by their places
+    noise_key = jax.random.fold_in(key, _NOISE + number) if key is not None and term.shaping.noise else None
+    return term.shaping.shape(values, noise_key)
+
+
+def observe_all(terms: Sequence[Term], world: Any, key: Key | None = None) -> Array:
+    """Join the terms of an observation into one vector, float32."""
+    parts = (observe(term, number, world, {}, key) for number, term in enumerate(terms))
+    return jnp.concatenate([part.reshape(-1).astype(jnp.float32) for part in parts])
 
 
 def fire(events: Sequence[Term], world: Any, mode: str, key_of: KeyOf) -> Any:
@@ -141,7 +165,7 @@ def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
     """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params). ``action`` is as the policy gave
     it."""
     signature = inspect.signature(func)
-    # readers of a config check parameters by the signature: the three that are given are no parameters
+    # readers of a config check parameters by the signature: the three that are given are not parameters
     world, *rest = signature.parameters.values()
 
     @functools.wraps(func)

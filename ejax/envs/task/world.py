@@ -69,7 +69,7 @@ class World(Snapshot):
     keyframe: str | int | None = struct.field(pytree_node=False, default=None)
     """Start of an MJCF's episodes. None: its reference pose."""
 
-    if not TYPE_CHECKING:  # a type checker shall go on finding misspelt names
+    if not TYPE_CHECKING:  # a type checker must still find misspelt names
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(
@@ -95,11 +95,6 @@ class World(Snapshot):
     def qvel(self) -> Array:
         """[nv], m/s, rad/s; of a gym config [active joints]."""
         return self.physics.qvel
-
-    @property
-    def action(self) -> Array:
-        """[A]: the last one, as ``state.action`` has it; zeros at the start."""
-        return self.state.action
 
     @property
     def time(self) -> Array:

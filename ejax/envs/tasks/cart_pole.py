@@ -42,8 +42,7 @@ class CartPoleRL(PhysicsTask):
     drives pull to that target for one control step of 0.04 s. Actions are not clipped. Truncated: |θ| > π/2, or the
     time limit. Success, judged in the last step only, and then terminated: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s.
 
-    Differs from EmbodiChain: the term of the velocity in ``info["rewards"]`` is weighted; the start, always at (−0.2 m,
-    0.07 rad) there, is within ± ``reset_range`` of it, uniform.
+    Differs from EmbodiChain: the start, always at (−0.2 m, 0.07 rad) there, is within ± ``reset_range`` of it, uniform.
     """
 
     asset = "cart_pole.xml"
@@ -65,6 +64,7 @@ class CartPoleRL(PhysicsTask):
     reset_range: float = 0.0
     physics: Engine = "auto"
     sim_steps_per_control: int = 4
+    rewards: Mapping[str, Any] = FrozenDict()
     functor_events: Mapping[str, Any] = FrozenDict()
 
     @property
@@ -95,9 +95,13 @@ class CartPoleRL(PhysicsTask):
     def leaves(self, world: World) -> Array:
         return _pole(world)[0] > jnp.pi / 2.0
 
-    def rewards(self, world: World, before: World) -> dict[str, Array]:
+    def reward_terms(self, world: World, before: World) -> dict[str, Array]:
         angle, velocity = _pole(world)
-        return {"upright": 1.0 - angle / jnp.pi, "velocity_penalty": -self.velocity_penalty_weight * velocity}
+        return {"upright": 1.0 - angle / jnp.pi, "velocity_penalty": -velocity}
+
+    @property
+    def own_weights(self) -> dict[str, float]:
+        return {"upright": 1.0, "velocity_penalty": self.velocity_penalty_weight}
 
     def metrics(self, world: World) -> dict[str, Array]:
         return {"distance_to_goal": _pole(world)[0]}

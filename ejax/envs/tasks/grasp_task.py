@@ -127,6 +127,7 @@ class GraspTask(PhysicsTask):
     physics: Engine = "auto"
     sim_steps_per_control: int = 4
     cube_turn: float = 0.2
+    rewards: Mapping[str, Any] = FrozenDict()
     functor_events: Mapping[str, Any] = FrozenDict()
     acted = ACTION
     clips_actions = True
@@ -155,16 +156,16 @@ class GraspTask(PhysicsTask):
         return {"distance_to_goal": self.distance(world.state)}
 
     def potential(self, state: Any) -> dict[str, Array]:
-        """Φ's terms, weighted: near to the tool; lifted by ``LIFT``, or once; lifted and near to the goal."""
+        """Compute Φ's terms: near to the tool; lifted by ``LIFT``, or once; lifted and near to the goal."""
         cube, goal, was_lifted = self.target(state)
         reached = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(self.tool_position(state) - cube))
         # once lifted counts as lifted: setting the cube down must not cost what lifting earned
         height = jnp.where(was_lifted, 1.0, jnp.clip(height_of(cube) / LIFT, 0.0, 1.0))
         placed = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(cube - goal))
         return {
-            "reaching": self.reaching_weight * reached,
-            "lifting": self.lifting_weight * height,
-            "placing": self.placing_weight * was_lifted * placed,
+            "reaching": reached,
+            "lifting": height,
+            "placing": was_lifted * placed,
         }
 
     def tool_position(self, state: Any) -> Array:
@@ -190,12 +191,17 @@ class GraspTask(PhysicsTask):
     def leaves(self, world: World) -> Array:
         return (self.cubes(world.state)[..., 2] < CUBE_FELL).any()
 
-    def rewards(self, world: World, before: World) -> dict[str, Array]:
+    def reward_terms(self, world: World, before: World) -> dict[str, Array]:
         former = self.potential(before.state)
         return {name: after - former[name] for name, after in self.potential(world.state).items()} | {
-            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * world.executed[:3]),
-            "success": self.success_weight * world.info["success"],
+            "action_penalty": -jnp.linalg.norm(self.action_scale * world.executed[:3]),
+            "success": world.info["success"],
         }
+
+    @property
+    def own_weights(self) -> dict[str, float]:
+        names = ("reaching", "lifting", "placing", "action_penalty", "success")
+        return {name: getattr(self, f"{name}_weight") for name in names}
 
 
 def describe_numbers(names: tuple[str, ...]) -> tuple[Feature, ...]:

@@ -220,7 +220,7 @@ def _draw_cubes(key: Key) -> Array:
     """[2, 3], m: places at least ``CUBE_DISTANCE`` apart, or (1 in 7,000) the second in a corner."""
     key_first, key_second = jax.random.split(key)
     first = draw_place(key_first, *CUBE_AREA)
-    # all at once and the first that fits: a loop would ask the host after each on a GPU
+    # all together and the first that fits: a loop would ask the host after each on a GPU
     tries = jax.vmap(lambda key: draw_place(key, *CUBE_AREA))(jax.random.split(key_second, _NUM_TRIES))
     centre, bound = (jnp.asarray(each) for each in CUBE_AREA)
     corner = jnp.append(jnp.where(first[:2] < centre, centre + bound, centre - bound), HALF_EDGE)

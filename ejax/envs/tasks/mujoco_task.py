@@ -1,4 +1,4 @@
-"""MuJoCo tasks of one's own in one class, which becomes a frozen dataclass where it is defined: annotated names are its
+"""A user's MuJoCo task in one class, which becomes a frozen dataclass where it is defined: annotated names are its
 arguments, ``env.cfg`` in a config. See docs/tutorials/own_task.md."""
 
 import functools
@@ -16,7 +16,7 @@ import numpy as np
 from flax.core import FrozenDict
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.mujoco.engine import Engine, PhysicsState, check_physics, load_model
+from ejax.envs.mujoco.engine import Engine, PhysicsState, load_model
 from ejax.envs.mujoco.models import settings_changed
 from ejax.envs.task.entities import home_of, look_up
 from ejax.envs.task.mjcf import (
@@ -30,12 +30,12 @@ from ejax.envs.task.mjcf import (
 )
 from ejax.envs.task.states import TaskState
 from ejax.envs.task.step import Outcome
+from ejax.envs.task.terms import Added
 from ejax.envs.task.world import World
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.user_code import describe_error
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.messages import did_you_mean
-from ejax.schema.paths import unique
 from ejax.types import Array, Key
 
 _NEAR = 0.8  # From here on a name reads like a misspelt one; helpers that do are given a leading underscore
@@ -53,19 +53,20 @@ class MuJoCoTask(PhysicsTask):
     ``world`` at that moment, and some ``before``, as it was before the step. They are traced: no ``if``.
 
     Class attributes:
-        model: an MJCF file, looked for beside the class's own and from the working directory; or MJCF as text.
+        model: an MJCF file, looked for next to the class's file and from the working directory; or MJCF as text.
         keyframe: where episodes start from, by name or number: joints, controls that sensors are read under, mocap
             bodies. Empty: the keyframe ``home``, or the first, or the model's reference pose.
-        actions: the policy's numbers, ``"name [unit]"``, for a ``control`` of one's own. Empty: the actuators.
-        terms: ``ejax.envs.task.terms.Term``s beside the methods: rewards, terminations, events.
+        actions: the policy's numbers, ``"name [unit]"``, for a custom ``control``. Empty: the actuators.
+        terms: ``ejax.envs.task.terms.Term``s in addition to the methods: rewards, terminations, events.
 
     Args:
         episode_length: control steps.
         control_period: s, a multiple of the MJCF's timestep.
         start_noise: rad and m, ± that is added to hinges and slides at the start, uniform, within their ranges; not to
             joints under an equality or a tendon's limits, which it would break.
-        ends_on_success: False: an episode goes on, and counts as a success if it is one at its last step.
-        weights: term of ``rewards`` -> its weight, else 1. Those given as an argument change the class's own by name.
+        ends_on_success: False: an episode continues, and counts as a success if it is one at its last step.
+        weights: term of ``rewards`` -> its weight, else 1; or a new term, {func, weight, params}, as in a gym config.
+            Those given as an argument change the class's own by name.
         randomization: the task's events, in training and evaluation; ``trainer.events`` adds to them and replaces them.
 
     Raises:
@@ -81,11 +82,14 @@ class MuJoCoTask(PhysicsTask):
     control_period: float = 0.02
     start_noise: float = 0.01
     ends_on_success: bool = True
-    weights: Mapping[str, float] = FrozenDict()
+    weights: Mapping[str, Any] = FrozenDict()
     randomization: Mapping[str, Any] = FrozenDict()
     physics: Engine = "auto"
     functor_events: Mapping[str, Any] = FrozenDict()
     clips_actions = True
+    reward_field = "weights"
+    positive = ("episode_length", "control_period")
+    not_negative = ("start_noise",)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -103,19 +107,12 @@ class MuJoCoTask(PhysicsTask):
         _refuse_misspelt(cls)
         dataclass(frozen=True, kw_only=True)(cls)
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         kind = type(self).__name__
-        for name in ("episode_length", "control_period"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{kind}: {name} must be > 0, got {getattr(self, name)}")
-        if not self.start_noise >= 0.0:
-            raise ValueError(f"{kind}: start_noise must be >= 0, got {self.start_noise}")
-        for each in fields(self):
-            if isinstance(getattr(self, each.name), dict | list | FrozenDict):
-                object.__setattr__(self, each.name, freeze(getattr(self, each.name)))
         # by name over the class's own: a config changes one weight without repeating the others
         object.__setattr__(self, "weights", freeze({**getattr(type(self), "weights", {}), **self.weights}))
-        if wrong := {name: x for name, x in self.weights.items() if not isinstance(x, int | float)}:
+        numbers = {name: x for name, x in self.weights.items() if not isinstance(x, Mapping)}
+        if wrong := {name: x for name, x in numbers.items() if not isinstance(x, int | float)}:
             raise ValueError(f"{kind}: weights must be numbers, got {thaw(wrong)}")
         try:
             model = load_model(self.asset)
@@ -123,16 +120,15 @@ class MuJoCoTask(PhysicsTask):
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from error
         # after the model: the number of substeps follows from its timestep
-        check_physics(self.physics, self.num_substeps)
+        super().check_fields()
         check_actuators(kind, model, len(self.actions), self._has_control)
         try:
             _ = self._observed
         except Exception as error:  # any error here is the subclass's own
             raise ValueError(f"{kind}: {describe_error(error)}") from error
-        self.take_events()
 
     def observe(self, world: World) -> Mapping[str, Array] | Array:
-        """Give the policy's observation: numbers by name, ``"tip to goal [m]"``, which become one vector in this order,
+        """Compute the observation: numbers by name, ``"tip to goal [m]"``, which become one vector in this order,
         or an array [F] without a description. Default: all joints' positions and velocities."""
         return {**world.joint_positions(), **world.joint_velocities()}
 
@@ -141,8 +137,13 @@ class MuJoCoTask(PhysicsTask):
         del key
         return world
 
+    def rewards(self, world: World, before: World) -> Mapping[str, Array]:
+        """Compute the terms of the reward: scalars by name. Default: none."""
+        del world, before
+        return {}
+
     def control(self, world: World, action: Array) -> Array:
-        """Give the actuators' control [nu] for one control step; ``action`` [A] is within ±1."""
+        """Compute the actuators' control [nu] for one control step; ``action`` [A] is within ±1."""
         low, high = jnp.asarray(world.model.actuator_ctrlrange.T, action.dtype)
         return 0.5 * (low + high) + 0.5 * (high - low) * action
 
@@ -203,7 +204,7 @@ class MuJoCoTask(PhysicsTask):
     @functools.cached_property
     def _observed(self) -> tuple[tuple[int, ...], tuple[Feature, ...] | None]:
         """Shape of the observation and the names of its numbers, None where it has none. Nothing is computed."""
-        # names are no arrays, so they leave the trace by a list
+        # names are not arrays, so they leave the trace by a list
         seen: list[tuple[Feature, ...] | None] = []
 
         def first() -> Array:
@@ -271,21 +272,25 @@ class MuJoCoTask(PhysicsTask):
         outcome = super().outcome(world)
         return replace(outcome, metrics={name: jnp.asarray(x, jnp.float32) for name, x in outcome.metrics.items()})
 
-    def total(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
-        kind, own = type(self).__name__, self.of("rewards")
-        weights = {**{term.name: term.weight for term in own}, **self.weights}
-        given = unique(
-            (*self.rewards(world, before).items(), *((each.name, each(world)) for each in own)), "terms of the reward"
-        )
-        terms = {name: jnp.asarray(x, jnp.float32) for name, x in given.items()}
-        if not terms:
+    def reward_terms(self, world: World, before: World) -> Mapping[str, Array]:
+        return self.rewards(world, before)
+
+    reward_names = None
+
+    @property
+    def added(self) -> Added:
+        # numbers need no table of functors
+        if self.functor_events or any(isinstance(x, Mapping) for x in self.weights.values()):
+            return super().added
+        return Added(weights=self.weights)
+
+    def total(self, world: World, outcome: Outcome) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+        kind, (reward, weighted, raw) = type(self).__name__, super().total(world, outcome)
+        if not raw:
             raise ValueError(f"{kind}.rewards gave no terms")
-        if odd := [f"{name} {x.shape}" for name, x in terms.items() if x.shape]:
-            raise ValueError(f"{kind}.rewards: every term must be a scalar, got {', '.join(odd)}")
-        for name in weights:
-            look_up("term", name, terms, f"{kind}: weights names ")
-        values = {name: weights.get(name, 1.0) * x for name, x in terms.items()}
-        return sum(values.values(), jnp.zeros(())), values
+        for name in self.weights:
+            look_up("term", name, raw, f"{kind}: weights names ")
+        return reward, weighted, raw
 
 
 def _refuse_misspelt(cls: type) -> None:

@@ -38,7 +38,7 @@ class PhysicsTask(Task):
 
     @property
     def asset(self) -> str:
-        """Give the model, as in ``ejax.envs.mujoco.engine.Physics``."""
+        """Return the model, as in ``ejax.envs.mujoco.engine.Physics``."""
         raise NotImplementedError
 
     def check_fields(self) -> None:
@@ -50,7 +50,7 @@ class PhysicsTask(Task):
             object.__setattr__(self, name, _as_position(f"{type(self).__name__}: {name}", value, like))
 
     def control(self, world: World, action: Array) -> Array:
-        """Give the actuators' control [nu] for one control step."""
+        """Compute the actuators' control [nu] for one control step."""
         raise NotImplementedError
 
     def advance(self, world: World, action: Array) -> Any:

@@ -1,4 +1,4 @@
-"""A UR10 with a two-finger gripper picks up a cube and sets it down in a goal zone. A task of ejax's own."""
+"""A UR10 with a two-finger gripper picks up a cube and sets it down in a goal zone. EmbodiChain has no such task."""
 
 from dataclasses import dataclass
 

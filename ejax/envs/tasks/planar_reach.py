@@ -10,7 +10,7 @@ from flax import struct
 from flax.core import FrozenDict
 
 from ejax.envs.description import Feature, features
-from ejax.envs.task.step import Outcome, Snapshot
+from ejax.envs.task.step import Snapshot
 from ejax.envs.tasks.task import Task, clip_with_gradient
 from ejax.types import Array, Key
 
@@ -51,6 +51,7 @@ class PlanarReachRL(Task):
     """rad per step at full action"""
     success_threshold: float = 0.05
     """m"""
+    rewards: Mapping[str, Any] = FrozenDict()
     functor_events: Mapping[str, Any] = FrozenDict()
 
     def check_fields(self) -> None:
@@ -89,8 +90,8 @@ class PlanarReachRL(Task):
     def succeeds(self, world: Snapshot) -> Array:
         return self.distance(world.state) < self.success_threshold
 
-    def total(self, world: Snapshot, before: Snapshot, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
-        return -self._squared_distance(world.state), {}  # there are no terms
+    def base_reward(self, world: Snapshot) -> Array:
+        return -self._squared_distance(world.state)
 
     def metrics(self, world: Snapshot) -> dict[str, Array]:
         return {"final_distance": self.distance(world.state)}

@@ -12,7 +12,7 @@ from flax import struct
 from flax.core import FrozenDict
 
 from ejax.envs.description import EnvDescription, Feature, features
-from ejax.envs.task.step import Outcome, Snapshot
+from ejax.envs.task.step import Snapshot
 from ejax.envs.tasks.task import Task, clip_with_gradient
 from ejax.numerics.platforms import by_platform
 from ejax.types import Array, Key
@@ -66,6 +66,7 @@ class PointMassRL(Task):
     success_bonus: float = 0.0
     obstacle_radius_range: tuple[float, float] = (0.08, 0.15)
     obstacle_min_goal_distance: float = 0.25
+    rewards: Mapping[str, Any] = FrozenDict()
     functor_events: Mapping[str, Any] = FrozenDict()
 
     def check_fields(self) -> None:
@@ -122,17 +123,16 @@ class PointMassRL(Task):
     def succeeds(self, world: Snapshot) -> Array:
         return self.distance(world.state) < self.success_threshold
 
-    def total(self, world: Snapshot, before: Snapshot, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
+    def base_reward(self, world: Snapshot) -> Array:
         state, distance = world.state, self.distance(world.state)
-        reward = (
+        return (
             -distance
             + 0.5 * jnp.exp(-jnp.square(distance) / (2.0 * 0.05**2))
             - 2.0 * jnp.sum(jnp.square(_penetration(state)))
             - 0.01 * jnp.sum(jnp.square(state.velocity))
-            - 0.001 * jnp.sum(jnp.square(world.executed - before.state.last_action))
+            - 0.001 * jnp.sum(jnp.square(world.executed - world.before.state.last_action))
             + self.success_bonus * self.succeeds(world)
         )
-        return reward, {}  # there are no terms
 
     def metrics(self, world: Snapshot) -> dict[str, Array]:
         state = world.state
@@ -168,7 +168,7 @@ class PointMassRL(Task):
 
             return jax.lax.while_loop(unfinished, one_more, (start, jnp.zeros((), jnp.int32)))[0]
 
-        # a GPU would ask the host after each draw whether to go on; what is far enough away stays as it is
+        # a GPU would ask the host after each draw whether to continue; obstacles that are far enough away stay
         start = jnp.broadcast_to(goal, (2, 2))
         all_draws = partial(jax.lax.fori_loop, 0, self._num_draws, draw)
         obstacle = by_platform(cpu=while_too_close, gpu=all_draws)(start)

@@ -73,6 +73,7 @@ class PushCubeRL(PhysicsTask):
     cube_position_range: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     goal_position_range: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     joint_limits: float = 0.5
+    rewards: Mapping[str, Any] = FrozenDict()
     functor_events: Mapping[str, Any] = FrozenDict()
 
     def start(self, key: Key) -> PushCubeState:
@@ -97,18 +98,27 @@ class PushCubeRL(PhysicsTask):
     def metrics(self, world: World) -> dict[str, Array]:
         return {"distance_to_goal": _distance(world)}
 
-    def rewards(self, world: World, before: World) -> dict[str, Array]:
-        """EmbodiChain's terms. ``progress``: how much nearer the cube came to the goal, m."""
+    def reward_terms(self, world: World, before: World) -> dict[str, Array]:
+        """Compute EmbodiChain's terms. ``progress``: how much nearer the cube came to the goal, m."""
         tool, cube, goal = world.obs[6:9], world.obs[9:12], world.obs[12:15]
         direction = (goal - cube) / (jnp.linalg.norm(goal - cube) + 1e-6)  # at the goal itself it would be 0/0
         push = cube - 0.015 * direction + jnp.array([0.0, 0.0, 0.015])
         progress = _distance(before) - _distance(world)
         place_weight = jnp.where(progress >= 0.0, self.place_weight, self.place_penalty_weight)
         return {
-            "reaching_reward": self.reaching_weight * (1.0 - jnp.tanh(5.0 * jnp.linalg.norm(tool - push))),
+            "reaching_reward": 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(tool - push)),
             "place_reward": place_weight * jnp.tanh(10.0 * progress),
-            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self._delta(world.executed)),
-            "success_bonus": self.success_weight * world.info["success"],
+            "action_penalty": -jnp.linalg.norm(self._delta(world.executed)),
+            "success_bonus": world.info["success"],
+        }
+
+    @property
+    def own_weights(self) -> dict[str, float]:
+        return {
+            "reaching_reward": self.reaching_weight,
+            "place_reward": 1.0,  # its two weights depend on the cube's way
+            "action_penalty": self.action_penalty_weight,
+            "success_bonus": self.success_weight,
         }
 
     def _delta(self, action: Array) -> Array:

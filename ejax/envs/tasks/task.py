@@ -3,9 +3,9 @@
 
 import operator
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import gymnasium
 import jax
@@ -15,7 +15,7 @@ from flax.core import FrozenDict
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.task.step import Outcome, Snapshot, conclude
-from ejax.envs.task.terms import Kind, Term, fire, weigh
+from ejax.envs.task.terms import Added, Kind, Term, fire, total
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze_fields, thaw
 from ejax.schema.paths import unique
@@ -25,7 +25,7 @@ from ejax.types import Array, Key, PyTree, Timestep
 class Task:
     """A task with ``episode_step`` in its state: control steps done, int32. Hooks are called in
     ``ejax.envs.task.step``'s order. Terminated: success or failure. Truncated: after ``max_episode_steps``, where
-    ``leaves`` is true, or when something is not finite, which is no success either."""
+    ``leaves`` is true, or when something is not finite, which is not a success either."""
 
     observed: ClassVar[tuple[Feature, ...]] = ()
     """The numbers of an observation that is one vector."""
@@ -41,9 +41,12 @@ class Task:
     """Fields that must be above 0."""
     not_negative: ClassVar[tuple[str, ...]] = ()
     terms: Any = ()
-    """``Term``s beside the methods below: rewards, terminations and events of ``ejax.envs.terms``."""
+    """``Term``s in addition to the methods below: rewards, terminations and events of ``ejax.envs.terms``."""
     functor_events: Any = FrozenDict()
     """A field that a task need not have: functors of ``trainer.events``, name: {func, mode, interval_step, params}."""
+    reward_field: ClassVar[str] = "rewards"
+    """The field, of a task that has it, by which a config changes the reward: name of one of ``reward_terms`` ->
+    {weight}, or a new name -> {func, weight, mode, params}, as in a gym config."""
     first_event: ClassVar[int] = 0x5EE70000
     """Folded into a key, with an event's place: apart from the keys that ``start`` and ``update`` may split it into."""
     has_model: ClassVar[bool] = False
@@ -53,9 +56,21 @@ class Task:
     episode_length: int
     """A field that a task need not have: see ``max_episode_steps``."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # the hook's former name, which the field would hide without a word
+        if cls.reward_field == "rewards" and callable(vars(cls).get("rewards")):
+            text = "is the field by which a config changes the reward; name the method reward_terms, without weights"
+            raise TypeError(f"{cls.__name__}.rewards {text}")
+
     def __post_init__(self) -> None:
+        # a file gives dicts and lists, which have no hash, as a static argument needs
+        freeze_fields(self, *(name for name, value in vars(self).items() if isinstance(value, dict | list)))
         self.check_fields()
-        self.take_events()
+        if self.added.events or self.added.rewards:
+            from ejax.envs.terms.of_tasks import try_added
+
+            try_added(self)
 
     def check_fields(self) -> None:
         """Check the fields, before anything is traced. Raises ValueError."""
@@ -65,25 +80,17 @@ class Task:
                 if not fits(getattr(self, name), 0):
                     raise ValueError(f"{kind}: {name} must be {bound}, got {getattr(self, name)}")
         # a config gives strings: nothing else checks what a Literal allows
-        for name, hint in get_type_hints(type(self)).items():
-            if get_origin(hint) is Literal and getattr(self, name) not in (allowed := get_args(hint)):
+        for each in fields(self):  # type: ignore[arg-type]  # every task is a dataclass
+            if get_origin(each.type) is Literal and getattr(self, each.name) not in (allowed := get_args(each.type)):
                 listed = " or ".join(filter(None, [", ".join(map(repr, allowed[:-1])), repr(allowed[-1])]))
-                raise ValueError(f"{kind}: {name} must be {listed}, got {getattr(self, name)!r}")
-
-    def take_events(self) -> None:
-        """Freeze ``functor_events``, and try each. Raises ConfigError: all that they refuse, with their keys."""
-        if self.functor_events:
-            from ejax.envs.terms.task_events import try_events  # all functors, which few tasks need
-
-            freeze_fields(self, "functor_events")
-            try_events(self, self._events)
+                raise ValueError(f"{kind}: {each.name} must be {listed}, got {getattr(self, each.name)!r}")
 
     def start(self, key: Key) -> Any:
-        """Give the state that an episode starts at."""
+        """Draw the state that an episode starts in."""
         raise NotImplementedError
 
     def advance(self, world: Any, action: Array) -> Any:
-        """Give the state one control step later; ``episode_step`` is counted elsewhere."""
+        """Compute the state one control step later; ``episode_step`` is counted elsewhere."""
         raise NotImplementedError
 
     def update(self, key: Key, world: Any, before: Any) -> Any:
@@ -92,7 +99,7 @@ class Task:
         return world
 
     def observe(self, world: Any) -> Any:
-        """Give the observation."""
+        """Compute the observation."""
         raise NotImplementedError
 
     def fails(self, world: Any) -> Array:
@@ -115,28 +122,46 @@ class Task:
         del world
         return {}
 
-    def rewards(self, world: Any, before: Any) -> Mapping[str, Array]:
-        """Give weighted terms of the reward: scalars by name, logged as ``rewards/<name>``. Default: none."""
+    def base_reward(self, world: Any) -> Array | None:
+        """Compute the part of the reward that has no terms. Default: 0."""
+        del world
+        return None
+
+    def reward_terms(self, world: Any, before: Any) -> Mapping[str, Array]:
+        """Compute the task's terms of the reward, each before its weight: scalars by name. Default: none."""
         del world, before
         return {}
 
-    def total(self, world: Any, before: Any, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
-        """Give the reward and its terms. Default: their sum."""
-        own, more = self.rewards(world, before), weigh(self.of("rewards"), world)
-        terms = unique((*own.items(), *more.items()), "terms of the reward")
-        return sum(terms.values(), jnp.zeros(())), terms
+    @property
+    def own_weights(self) -> Mapping[str, float]:
+        """Name of each of ``reward_terms`` -> its weight."""
+        return {}
+
+    def total(self, world: Any, outcome: Outcome) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+        """Compute the reward, its weighted terms, logged as ``rewards/<name>``, and the terms before their weights,
+        logged as ``terms/<name>``."""
+        own, weights = self.reward_terms(world, world.before), {**self.own_weights, **self.added.weights}
+        return total(self.of("rewards"), world, own=own, weights=weights, start=outcome.reward)
 
     def of(self, kind: Kind) -> tuple[Term, ...]:
-        """Give the terms of a kind, in their order."""
-        return tuple(each for each in self.terms if each.kind == kind) + (self._events if kind == "events" else ())
+        """List the terms of a kind, in their order, those of a config last."""
+        added = {"events": self.added.events, "rewards": self.added.rewards}.get(kind, ())
+        return tuple(each for each in self.terms if each.kind == kind) + added
 
     @property
-    def _events(self) -> tuple[Term, ...]:
-        if not self.functor_events:
-            return ()
-        from ejax.envs.terms.task_events import read_events
+    def reward_names(self) -> tuple[str, ...] | None:
+        """The reward's terms. None: known only where ``reward_terms`` is traced."""
+        return (*self.own_weights, *(each.name for each in self.terms if each.kind == "rewards"))
 
-        return read_events(self.functor_events)
+    @property
+    def added(self) -> Added:
+        """The terms that a config adds, and the weights that it changes. Raises ConfigError: an entry is wrong."""
+        rewards = vars(self).get(self.reward_field) or FrozenDict()
+        if not (self.functor_events or rewards):
+            return Added()
+        from ejax.envs.terms.of_tasks import read_added  # it has all functors, which few tasks need
+
+        return read_added(self.functor_events, rewards, self.reward_field, self.reward_names)
 
     def begin(self, key: Key, world: Any) -> Any:
         """Apply the events of an episode's start: ``startup``, then ``reset``."""
@@ -200,12 +225,12 @@ class Task:
         return gymnasium.spaces.Box(-bound, bound, (len(self.acted),), np.float32)
 
     def reset(self, key: Key) -> tuple[Any, PyTree]:
-        world = self.begin(key, self.world(self.start(key)))
-        return world.state, self.observe(world)
+        world = self.sense(self.begin(key, self.world(self.start(key))), key)
+        return world.state, world.obs
 
     def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
         """Make one control step of one environment by the hooks. Raises ValueError: an action that is not [A].
-        ``info`` has ``rewards``, and ``success`` and ``metrics`` of a task with such."""
+        ``info`` has ``rewards`` and ``terms``, and ``success`` and ``metrics`` of a task with such."""
         if action.shape != (shape := self.action_space.shape):
             raise ValueError(f"{type(self).__name__}.step takes an action of shape {shape}, got {action.shape}")
         # what a term compares with: the world that the action was chosen in
@@ -225,8 +250,8 @@ class Task:
         info: dict[str, Any] = {} if success is None else {"success": success}
         # rewards may pay for an end, so ends are known before them
         world = replace(world, info={**info, "fail": fail})
-        reward, rewards = self.total(world, before, outcome)
-        info |= {"rewards": rewards, **({"metrics": outcome.metrics} if outcome.metrics else {})}
+        reward, rewards, terms = self.total(world, outcome)
+        info |= {"rewards": rewards, "terms": terms, **({"metrics": outcome.metrics} if outcome.metrics else {})}
         info = unique((*info.items(), *self.extras(world).items()), "entries of info")
 
         terminated = fail if self.ends_on_failure else jnp.zeros((), bool)
@@ -248,7 +273,7 @@ class Task:
         return replace(world, state=self.advance(world, action), executed=action)
 
     def sense(self, world: Any, key: Key) -> Any:
-        """Give the world with its observation, with noise in tasks that have it."""
+        """Return the world with its observation, with noise in tasks that have it."""
         del key
         return replace(world, obs=self.observe(world))
 
@@ -257,9 +282,15 @@ class Task:
         fail, success = as_truth(f"{kind}.fails", self.fails(world)), None
         if type(self).succeeds is not Task.succeeds:
             success = as_truth(f"{kind}.succeeds", self.succeeds(world))
-            # what fails and succeeds at once has failed
+            # what fails and succeeds together has failed
             success = success if type(self).fails is Task.fails else success & ~fail
-        own = Outcome(success=success, fail=fail, truncated=self.leaves(world), metrics=dict(self.metrics(world)))
+        own = Outcome(
+            success=success,
+            fail=fail,
+            truncated=self.leaves(world),
+            reward=self.base_reward(world),
+            metrics=dict(self.metrics(world)),
+        )
         return conclude((own, *(term(world) for term in self.of("terminations"))))
 
     def extras(self, world: Any) -> dict[str, Array]:

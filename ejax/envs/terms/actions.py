@@ -178,7 +178,7 @@ def with_targets(state: SceneState, joints: Joints, wanted: Array) -> SceneState
 
 
 def check_scale(scale: Scale, width: int, name: str = "scale") -> None:
-    """Raise ValueError at what is neither a number nor one for each number of the action."""
+    """Raise ValueError unless ``scale`` is a number, or one for each number of the action."""
     values = scale if isinstance(scale, list | tuple) else [scale]
     wrong = [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]
     if wrong or len(values) not in (1, width):

@@ -35,7 +35,7 @@ class PhysicsEvent:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        # a config's parameters are checked by this: world and key, then what ``change`` takes beside the model
+        # a config's parameters are checked by this: world and key, then the arguments of ``change`` after the model
         given = list(inspect.signature(PhysicsEvent.__call__).parameters.values())[1:3]
         return inspect.Signature([*given, *list(inspect.signature(self.change).parameters.values())[1:]])
 
@@ -68,7 +68,7 @@ def randomize_rigid_object_pose(
     pose = _draw(key, start, position_range, rotation_range, relative_position, relative_rotation)
     body = world.model.body(uid)
     refuse_constrained(world.model, slice(body.dofadr[0], body.dofadr[0] + body.dofnum[0]), "draw another object")
-    # at rest: what is put somewhere does not go on moving
+    # at rest: an object that is put somewhere must not keep moving
     world = world.with_object_pose(uid, pose)
     return world.advance(physics_update_step) if physics_update_step > 0 else world
 
@@ -131,7 +131,7 @@ def _draw(
 ) -> Array:
     key_position, key_rotation = jax.random.split(key)
     position, rotation = reference[:3, 3], reference[:3, :3]
-    # an empty list is no range
+    # an empty list is not a range
     if position_range:
         drawn = _uniform(key_position, position_range)
         position = position + drawn if relative_position else drawn

@@ -111,7 +111,7 @@ def action_rate_l2(world: LeggedWorld) -> Array:
 
 def is_terminated(world: LeggedWorld) -> Array:
     """1 in the step that ends in a failure."""
-    return world.legged.terminated.astype(jnp.float32)
+    return world.info["fail"].astype(jnp.float32)
 
 
 def feet_air_time(
@@ -136,7 +136,7 @@ def unwanted_contacts(world: LeggedWorld, threshold: float) -> Array:
 def foot_gait(
     world: LeggedWorld, period: float, offset: tuple[float, ...], threshold: float, command_threshold: float
 ) -> Array:
-    """Give the part of feet that touch the ground just when their phase, t/period + offset modulo 1, is below it."""
+    """Compute the share of feet that touch the ground exactly when their phase, t/period + offset mod 1, is below it."""
     expected = (world.legged.time / period + jnp.asarray(offset)) % 1.0 < threshold
     return jnp.mean(world.legged.contacts.found == expected) * _moves(world, command_threshold)
 

@@ -1,15 +1,12 @@
 """The world of a legged robot: all that the terms of ``ejax.envs.terms.legged`` are computed from."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.task.world import World
 from ejax.types import Array
-
-_LATER: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,28 +44,26 @@ class Motion:
 
 @dataclass(frozen=True, kw_only=True)
 class LeggedState:
-    """All that the terms of a velocity task are computed from. The ends come first: while they are found, there are
-    motion and contacts only."""
+    """All that the terms of a velocity task are computed from."""
 
     joints: tuple[str, ...]  # In the policy's order
     home: tuple[float, ...]  # rad: the positions that actions are added to
     motion: Motion
     contacts: Contacts
-    command: Array = _LATER
+    command: Array
     """[3]: that of the observation that was acted on, for rewards; the next one, for observations."""
-    action: Array = _LATER  # [A]
-    last_action: Array = _LATER  # likewise
-    joint_acc: Array = _LATER  # [A], rad/s²
-    joint_torque: Array = _LATER  # [A], N·m: what the drives pull with after the step
-    foot_height: Array = _LATER  # [F], m above the ground
-    swing_peak: Array = _LATER  # [F], m: the greatest height of a flight, up to and including its landing
-    air_time: Array = _LATER  # [F], s
-    encoder_bias: Array = _LATER  # [A], rad: measured minus true joint positions
-    terminated: Array = _LATER  # bool
-    time: Array = _LATER  # s since the episode's start
-    phase_period: float = _LATER  # s, of the gait that is observed
-    soft_limits: Array = _LATER  # [A, 2], rad
-    link_masses: Array = _LATER  # [L], kg
+    action: Array  # [A]
+    last_action: Array  # likewise
+    joint_acc: Array  # [A], rad/s²
+    joint_torque: Array  # [A], N·m: what the drives pull with after the step
+    foot_height: Array  # [F], m above the ground
+    swing_peak: Array  # [F], m: the greatest height of a flight, up to and including its landing
+    air_time: Array  # [F], s
+    encoder_bias: Array  # [A], rad: measured minus true joint positions
+    time: Array  # s since the episode's start
+    phase_period: float  # s, of the gait that is observed
+    soft_limits: Array  # [A, 2], rad
+    link_masses: Array  # [L], kg
 
     @property
     def offset(self) -> Array:
@@ -80,4 +75,8 @@ class LeggedState:
 class LeggedWorld(World):
     """One moment of a task with a legged robot."""
 
-    legged: LeggedState = struct.field(pytree_node=False, default=_LATER)
+    contacts: Contacts | None = struct.field(pytree_node=False, default=None)
+    """Those of the last control step. None: at an episode's start."""
+    target: Array | None = struct.field(pytree_node=False, default=None)
+    """[A], rad: the positions that the drives pulled to, likewise."""
+    legged: LeggedState = struct.field(pytree_node=False, default=None)

@@ -14,7 +14,7 @@ from ejax.schema.frozen import freeze
 from ejax.schema.sections import Section
 
 _GIVEN: dict[Kind, int] = {"events": 2, "observations": 2, "rewards": 1, "actions": 2, "terminations": 1}
-"""Arguments that a functor gets beside its parameters."""
+"""Arguments that a functor gets before its parameters."""
 _MODES: dict[Kind, tuple[str, ...]] = {
     "events": ("reset", "startup", "interval"),
     "observations": ("modify", "add"),
@@ -44,7 +44,7 @@ def _read_term(name: str, section: Section, kind: Kind, modes: tuple[str, ...], 
     if kind == "events":
         fields["interval_step"] = section.integer("interval_step", 10, at_least=1)
     section.ignore_all(IGNORED.get(f"env.{kind}", {}))
-    # a wrong contract is reported by itself: a missing func besides would mislead
+    # a wrong contract is reported alone: a missing func as well would mislead
     func = None if section.report.refuses(section.key("contract")) else _find(section, kind, func_name)
     if func is None:
         params.skip("its functor is not there")

@@ -127,11 +127,11 @@ def parallel_gripper(
         if command is not None and name not in needed:
             which = "use_joint_limits" if limited else f"command_mode {command_mode}"
             raise ValueError(f"{name} is not read with {which}; leave it out")
-    # EmbodiChain's second finger mimics the first; here it is a joint of its own that gets the same command
+    # EmbodiChain's second finger mimics the first; here it is a separate joint that gets the same command
     leaders = dict(scene.followers)
     joints = tuple(joint for joint in scene.part(part_name) if joint not in leaders)
     if not joints:
-        raise ValueError(f"control part '{part_name}' has no joints of its own: they follow others")
+        raise ValueError(f"control part '{part_name}' has no joints but followers of others")
     low, high = (
         scene.limits[list(joints)].T if limited else [_command(scene, joints, name, commands[name]) for name in needed]
     )
