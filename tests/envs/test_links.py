@@ -98,7 +98,7 @@ def test_a_users_file_has_the_drives_feet_and_contacts_of_the_robot(name: str, t
             '<body><joint name="finger"/><geom size="1"/></body></worldbody>',
             "has joints that no drive of h1_2 moves: finger",
         ),
-        ('<geom type="sphere"', '<geom contype="0" conaffinity="0" type="sphere"', "it has none that is no mesh"),
+        ('<geom type="sphere"', '<geom contype="0" conaffinity="0" type="sphere"', "it has none but meshes"),
         ('name="left_knee_link"', 'name="left_kne_link"', r"no collision geom is like 'left_\(shin"),
         ("<worldbody>", "<world>", "MuJoCo does not read"),
         ('range="-2 2"', "", "has joints that are not hinges with a range: left_hip_yaw_joint, left_hip_pitch_joint"),

@@ -168,7 +168,7 @@ def _add_sensors(root: ET.Element, robot: LeggedRobot, geoms: list[str]) -> dict
 def _like(pattern: str, geoms: list[str]) -> list[str]:
     if found := [name for name in geoms if re.fullmatch(pattern, name)]:
         return found
-    has = f"it has {', '.join(geoms)}" if geoms else "it has meshes only"
+    has = f"it has {', '.join(geoms)}" if geoms else "it has none but meshes"
     raise ValueError(f"model: no collision geom is like '{pattern}'; {has}")
 
 

@@ -136,7 +136,7 @@ def unwanted_contacts(world: LeggedWorld, threshold: float) -> Array:
 def foot_gait(
     world: LeggedWorld, period: float, offset: tuple[float, ...], threshold: float, command_threshold: float
 ) -> Array:
-    """Compute the share of feet that touch the ground exactly when their phase, t/period + offset mod 1, is below it."""
+    """Compute the share of feet that touch the ground just when their phase, t/period + offset mod 1, is below it."""
     expected = (world.legged.time / period + jnp.asarray(offset)) % 1.0 < threshold
     return jnp.mean(world.legged.contacts.found == expected) * _moves(world, command_threshold)
 
