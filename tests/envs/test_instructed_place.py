@@ -35,7 +35,6 @@ from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.numerics.text import as_text
-from ejax.schema.registry import resolve
 from ejax.types import CameraView
 
 KEY = jax.random.key(0)
@@ -265,38 +264,6 @@ def test_weights_shape_the_reward_of_the_cube_that_is_meant() -> None:
     assert bool(after.was_lifted[0]) and not timestep.terminated
     np.testing.assert_allclose(timestep.reward, potential(after) - potential(state), atol=1e-5)
     assert abs(float(timestep.reward)) > 0.05
-
-
-@pytest.mark.slow
-def test_time_is_up_after_episode_length_steps() -> None:
-    state = ENV.reset(KEY)[0]
-    states = jax.tree.map(lambda x: jnp.stack([x] * len(CASES)), state)  # as many as above: one program
-    states = replace(states, episode_step=jnp.arange(len(CASES), dtype=jnp.int32) + 74)
-    _, timestep = STEP(states, jnp.zeros((len(CASES), 4)))
-    assert timestep.truncated.tolist() == [False] * 5 + [True] * 2 and not timestep.terminated.any()
-
-
-def test_wrong_fields_are_named() -> None:
-    with pytest.raises(ValueError, match="episode_length must be > 0, got 0"):
-        InstructedPlaceRL(episode_length=0)
-    for name in ("wordings", "pairs"):
-        with pytest.raises(ValueError, match=f"{name} must be 'train', 'held_out' or 'all', got 'test'"):
-            InstructedPlaceRL(**{name: "test"})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="instruction must be 'right' or 'shuffled', got 'wrong'"):
-        InstructedPlaceRL(instruction="wrong")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"zone_offset must be in \[0, 0.04\] m, got 0.1"):
-        InstructedPlaceRL(zone_offset=0.1)
-    with pytest.raises(ValueError, match=r"InstructedPlaceRL: cube_turn must be in \[0, 0.3\] rad, got 1"):
-        InstructedPlaceRL(cube_turn=1)
-    with pytest.raises(ValueError, match="must be 'auto', 'mujoco', 'mjx' or 'warp', got 'bullet'"):
-        InstructedPlaceRL(physics="bullet")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"action of shape \(4,\), got \(6,\)"):
-        ENV.step(ENV.reset(KEY)[0], jnp.zeros(6), KEY)
-
-
-def test_it_is_registered_and_hashable() -> None:
-    env = resolve("env", "instructedplacerl")(pairs="all")
-    assert env == InstructedPlaceRL(pairs="all") and hash(env) != hash(InstructedPlaceRL())
 
 
 @pytest.mark.slow

@@ -228,29 +228,6 @@ def test_success_is_a_lifted_cube_at_rest_and_released_at_the_goal(state: dict[s
     assert float(timestep.info["rewards"]["success"]) == 10.0 * expected
 
 
-def test_time_is_up_after_episode_length_steps() -> None:
-    state = RESET(KEY)[0].replace(episode_step=jnp.int32(98))
-    state, timestep = STEP(state, jnp.zeros(4), KEY)
-    assert not timestep.truncated and not timestep.terminated
-    state, timestep = STEP(state, jnp.zeros(4), KEY)
-    assert timestep.truncated and not timestep.terminated
-
-
-def test_wrong_fields_are_named() -> None:
-    with pytest.raises(ValueError, match="action_scale must be > 0, got 0"):
-        PickPlaceRL(action_scale=0)
-    with pytest.raises(ValueError, match="goal_position takes two numbers"):
-        PickPlaceRL(goal_position=(0.1, 0.2, 0.3))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="leaves the tool's workspace"):
-        PickPlaceRL(cube_position=(-0.9, 0.0))
-    with pytest.raises(ValueError, match=r"cube_turn must be in \[0, 0.3\] rad, got 1"):
-        PickPlaceRL(cube_turn=1)
-    with pytest.raises(ValueError, match="must be 'auto', 'mujoco', 'mjx' or 'warp', got 'bullet'"):
-        PickPlaceRL(physics="bullet")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"action of shape \(4,\), got \(6,\)"):
-        ENV.step(RESET(KEY)[0], jnp.zeros(6), KEY)
-
-
 def test_it_is_registered_and_hashable() -> None:
     env = resolve("env", "PickPlaceRL")(goal_position_range=[0.0, 0.0])  # a list, as from a file
     assert hash(env) == hash(PickPlaceRL(goal_position_range=(0.0, 0.0))) and env.goal_position_range == (0.0, 0.0)

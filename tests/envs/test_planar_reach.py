@@ -157,23 +157,3 @@ def test_apg_passes_embodichains_bar() -> None:
     (state, _), skipped = jax.jit(lambda s, k: jax.lax.scan(one, s, k))((state, carry), jax.random.split(KEY, 300))
     assert skipped.sum() == 0.0
     assert mean_min_distance(policy, state.params) < 0.25 * before
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"max_episode_steps": 0}, "max_episode_steps must be > 0, got 0"),
-        ({"link_length": (1.0, 0.0)}, r"link_length must be two lengths > 0, got \(1.0, 0.0\)"),
-        ({"action_scale": 0.0}, "action_scale must be > 0"),
-        ({"success_threshold": -0.1}, "success_threshold must be >= 0"),
-    ],
-)
-def test_wrong_settings_are_refused_by_name(given: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        PlanarReachRL(**given)
-
-
-@pytest.mark.slow
-def test_an_action_of_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(2,\), got \(3,\)"):
-        ENV.step(at((0.0, 0.0)), jnp.zeros(3), KEY)

@@ -136,27 +136,6 @@ def test_the_gradient_passes_on_the_bounds_and_ends_beyond_them(one: Any) -> Non
     assert not slope(jnp.array([1.001, -1.001])).any()
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"max_episode_steps": 0}, "max_episode_steps must be > 0, got 0"),
-        ({"obstacle_radius_range": (0.2, 0.1)}, "obstacle_radius_range"),
-        ({"obstacle_radius_range": (0.0, 0.1)}, "obstacle_radius_range"),
-        ({"success_bonus": -1.0}, "success_bonus"),
-        ({"mass": 0.0}, "mass"),
-        ({"dt": 0.0}, "dt"),
-    ],
-)
-def test_wrong_settings_are_refused_by_name(given: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        PointMassRL(**given)
-
-
-def test_an_action_of_another_shape_is_refused(one: Any) -> None:
-    with pytest.raises(ValueError, match=r"\(2,\), got \(3,\)"):
-        ENV.step(one, jnp.zeros(3), KEY)
-
-
 @pytest.mark.slow
 def test_obstacles_are_drawn_alike_on_a_gpu(request: pytest.FixtureRequest) -> None:
     env, keys = PointMassRL(obstacle_min_goal_distance=0.6), jax.random.split(jax.random.key(5), 200)  # many draws fail

@@ -127,13 +127,6 @@ def test_a_trunk_on_the_ground_ends_the_episode() -> None:
     assert not act(start())[1].terminated
 
 
-def test_the_time_limit_truncates() -> None:
-    state = replace(start(), episode_step=jnp.array(999, jnp.int32))
-    _, timestep = act(state)
-    assert timestep.truncated
-    assert not timestep.terminated
-
-
 def test_a_broken_robot_is_truncated() -> None:
     _, timestep = act(with_base(start(), qvel=[np.nan]))
     assert timestep.truncated
@@ -234,16 +227,3 @@ def test_whole_numbers_of_a_config_are_numbers() -> None:
     command = VelocityRL(command={"standing": 0, "lin_vel_x": [1, 1]}).task.command
     assert (command.standing, command.lin_vel_x) == (0.0, (1.0, 1.0))
     assert isinstance(command.standing, float)
-
-
-def test_it_describes_every_number() -> None:
-    described = ENV.description
-    assert {path: len(each) for path, each in described.observation.items()} == {"policy": 48, "critic": 72}
-    assert described.action is not None and len(described.action) == 12
-    assert described.control_period == 0.02
-
-
-@pytest.mark.slow
-def test_an_action_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"action of shape \(12,\), got \(3,\)"):
-        ENV.step(start(), jnp.zeros(3), KEY)

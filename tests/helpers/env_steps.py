@@ -257,8 +257,8 @@ def _on_engines() -> dict[str, Case]:
         "pick_place": Case(env="PickPlaceRL", cfg={"episode_length": 8, "success_threshold": 0.37}),
         "instructed_place": Case(env="InstructedPlaceRL", cfg=_INSTRUCTED),
         "own task": Case(env="own_mujoco_task:DeskLamp", cfg={"episode_length": 8}),
-        "gym config cart_pole": Case(env="EmbodiedEnv", cfg={"gym_config": _gym_config("cart_pole")}),
-        "gym config push_cube": Case(env="EmbodiedEnv", cfg={"gym_config": _gym_config("push_cube")}),
+        "gym config cart_pole": Case(env="EmbodiedEnv", cfg={"gym_config": gym_config("cart_pole")}),
+        "gym config push_cube": Case(env="EmbodiedEnv", cfg={"gym_config": gym_config("push_cube")}),
         "quadruped": Case(env="VelocityRL", cfg={"robot": "quadruped", "max_episode_steps": 8}),
     }
     quick = ("mujoco", "cart_pole@mjx")
@@ -290,7 +290,7 @@ def _robots() -> dict[str, Case]:
 
 def _gym_configs() -> dict[str, Case]:
     """Gym configs that use most functors."""
-    seeing = copy.deepcopy(_gym_config("cart_pole"))
+    seeing = copy.deepcopy(gym_config("cart_pole"))
     seeing["sensor"] = [
         {
             "sensor_type": "Camera",
@@ -313,7 +313,7 @@ def _gym_configs() -> dict[str, Case]:
         **{func: ("push_cube", {"part_name": "arm"}) for func in ("EefPoseTerm", "EefPoseAction")},
     }
     for func, (name, params) in actions.items():
-        config = copy.deepcopy(_gym_config(name))
+        config = copy.deepcopy(gym_config(name))
         config["env"]["actions"] = {"one": {"func": func, "params": params}}
         cases[f"gym config with {func}"] = Case(env="EmbodiedEnv", cfg={"gym_config": config})
     return {f"{name}@mujoco": replace(case, engine="mujoco", num_envs=2) for name, case in cases.items()}
@@ -327,7 +327,7 @@ _JOINT_ACTIONS = (
 
 
 def _many_terms() -> dict[str, Any]:
-    config = copy.deepcopy(_gym_config("push_cube"))
+    config = copy.deepcopy(gym_config("push_cube"))
     cube, goal = {"uid": "cube"}, {"target_pose_key": "goal_pose"}
     config["env"]["observations"] |= {
         "cube_vel": _seen("get_rigid_object_velocity", "object/cube_vel", entity_cfg=cube),
@@ -355,7 +355,7 @@ def _many_terms() -> dict[str, Any]:
 
 
 def _poses_and_gripper() -> dict[str, Any]:
-    config = copy.deepcopy(_gym_config("push_cube"))
+    config = copy.deepcopy(gym_config("push_cube"))
     arm = {"contract": "eef_pose.relative@1", "params": {"part_name": "arm"}}
     hand = {"contract": "gripper.parallel@1", "params": {"part_name": "hand", "use_joint_limits": True}}
     config["env"]["actions"] = {"arm": arm, "hand": hand}
@@ -370,7 +370,7 @@ def _weighed(func: str, weight: float, **params: Any) -> dict[str, Any]:
     return {"func": func, "mode": "add", "weight": weight, "params": params}
 
 
-def _gym_config(name: str) -> dict[str, Any]:
+def gym_config(name: str) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((_TESTS / "gym_configs" / f"{name}.json").read_text())
     return config | {"max_episode_steps": 8}
 

@@ -1,0 +1,139 @@
+"""Every registered environment keeps the contract of ``ejax.types.Env`` and describes itself.
+
+A task's own file tests its formula, its ends and that it can be done.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from itertools import chain
+from typing import Any
+
+import env_steps
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ejax import check_env
+from ejax.envs.description import WHOLE, describe
+from ejax.envs.wrappers.wrapper import innermost
+from ejax.schema.frozen import thaw
+from ejax.schema.registry import ENVS, resolve
+
+KEY = jax.random.key(0)
+CART_POLE = {"env": "CartPoleRL", "env_cfg": {"max_episode_steps": 3, "physics": "mujoco"}}
+MADE: dict[str, dict[str, Any]] = {
+    "PointMassRL": {"max_episode_steps": 3},
+    "PlanarReachRL": {"max_episode_steps": 3},
+    "CartPoleRL": {"max_episode_steps": 3, "physics": "mujoco"},
+    "PushCubeRL": {"episode_length": 3, "physics": "mujoco"},
+    "PickPlaceRL": {"episode_length": 3, "physics": "mujoco"},
+    "InstructedPlaceRL": {"episode_length": 3, "physics": "mujoco"},
+    "VelocityRL": {"max_episode_steps": 3, "physics": "mujoco"},
+    "EmbodiedEnv": {"gym_config": env_steps.gym_config("cart_pole") | {"max_episode_steps": 3}, "physics": "mujoco"},
+    "RenderedEnv": {**CART_POLE, "renderer": "raycast", "width": 6, "height": 4},
+    "AsymmetricEnv": {**CART_POLE, "observation_indices": [1, 0]},
+}
+SLOW = ("VelocityRL", "RenderedEnv")
+PLAYED = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MADE]
+TASKS = [name for name, cfg in MADE.items() if not {"gym_config", "env"} & cfg.keys()]
+
+
+def make(name: str) -> Any:
+    return resolve("env", name)(**MADE[name])
+
+
+def test_every_registered_environment_is_here() -> None:
+    assert MADE.keys() == {name for name, place in ENVS.items() if str(place).startswith("ejax.")}
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_an_episode_is_in_its_spaces_and_ends_by_its_limit(name: str) -> None:
+    env = make(name)
+    step = jax.jit(env.step)
+    state, obs = env.reset(KEY)
+    action = jnp.zeros(env.action_space.shape)
+    for i in range(3):
+        assert env.observation_space.contains(jax.tree.map(np.asarray, obs))
+        after, timestep = step(state, action, KEY)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+        assert (bool(timestep.terminated), bool(timestep.truncated)) == (False, i == 2)
+        assert timestep.final_obs is None
+        state, obs = after, timestep.obs
+    rewards, terms = timestep.info["rewards"], timestep.info["terms"]
+    assert rewards.keys() == terms.keys()
+    for each, weight in getattr(innermost(env), "own_weights", {}).items():
+        np.testing.assert_allclose(rewards[each], weight * terms[each], rtol=1e-6)
+    if rewards and name != "EmbodiedEnv":  # whose base reward comes in addition
+        np.testing.assert_allclose(sum(rewards.values()), timestep.reward, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MADE if name not in SLOW])
+def test_it_passes_the_check_of_environments(name: str) -> None:
+    assert "random actions" in check_env(make(name), num_steps=4)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_action_of_another_shape_is_refused(name: str) -> None:
+    env = make(name)
+    state, _ = jax.eval_shape(env.reset, KEY)
+    with pytest.raises(ValueError, match=r"step takes an action of shape \(\d+,\), got \(99,\)"):
+        jax.eval_shape(env.step, state, jnp.zeros(99), KEY)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_describes_every_number(name: str) -> None:
+    env = make(name)
+    description = describe(env)
+    assert description.action is not None
+    parts = getattr(env.observation_space, "spaces", {WHOLE: env.observation_space})
+    widths = {path: part.shape[0] for path, part in parts.items() if path not in description.text}
+    assert {path: len(part) for path, part in description.observation.items()} == widths
+    assert len(description.action) == env.action_space.shape[0]
+    for part in description.observation.values():  # two groups of one observation may share a number
+        named = [feature.name for feature in (*part, *description.action)]
+        assert len(set(named)) == len(named)
+    assert all(each.unit for each in (*chain.from_iterable(description.observation.values()), *description.action))
+    assert description.parameters == thaw(asdict(env))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_a_static_argument(name: str) -> None:
+    assert hash(make(name)) == hash(resolve("env", name.lower())(**MADE[name]))
+    limit = {field: 4 for field in ("max_episode_steps", "episode_length") if field in MADE[name]}
+    assert replace(make(name), **limit) != make(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "cfg", "text"),
+    [
+        *((name, {limit: 0}, f"{limit} must be > 0, got 0") for name in TASKS for limit in MADE[name] if "ep" in limit),
+        *((name, {"physics": "bullet"}, "'bullet'") for name in TASKS if "physics" in MADE[name]),
+        ("PointMassRL", {"obstacle_radius_range": (0.2, 0.1)}, "obstacle_radius_range"),
+        ("PointMassRL", {"obstacle_radius_range": (0.0, 0.1)}, "obstacle_radius_range"),
+        ("PointMassRL", {"success_bonus": -1.0}, "success_bonus"),
+        ("PointMassRL", {"mass": 0.0}, "mass"),
+        ("PointMassRL", {"dt": 0.0}, "dt"),
+        ("PlanarReachRL", {"link_length": (1.0, 0.0)}, r"link_length must be two lengths > 0, got \(1.0, 0.0\)"),
+        ("PlanarReachRL", {"action_scale": 0.0}, "action_scale must be > 0"),
+        ("PlanarReachRL", {"success_threshold": -0.1}, "success_threshold must be >= 0"),
+        ("CartPoleRL", {"reset_range": -1.0}, "reset_range must be >= 0, got -1"),
+        ("PushCubeRL", {"obs_mode": "rgb"}, "obs_mode must be 'state', got 'rgb'"),
+        ("PushCubeRL", {"goal_position": (1.0, 2.0)}, "goal_position takes positions of three numbers"),
+        ("PushCubeRL", {"cube_position_range": ((0.0, 0.0, 0.0),)}, "takes two positions, low and high"),
+        ("PushCubeRL", {"goal_position_range": ((0.0, 0.0), (0.0, 0.0))}, "positions of three numbers"),
+        ("PickPlaceRL", {"action_scale": 0}, "action_scale must be > 0, got 0"),
+        ("PickPlaceRL", {"goal_position": (0.1, 0.2, 0.3)}, "goal_position takes two numbers"),
+        ("PickPlaceRL", {"cube_position": (-0.9, 0.0)}, "leaves the tool's workspace"),
+        ("PickPlaceRL", {"cube_turn": 1}, r"cube_turn must be in \[0, 0.3\] rad, got 1"),
+        ("InstructedPlaceRL", {"wordings": "test"}, "wordings must be 'train', 'held_out' or 'all', got 'test'"),
+        ("InstructedPlaceRL", {"pairs": "test"}, "pairs must be 'train', 'held_out' or 'all', got 'test'"),
+        ("InstructedPlaceRL", {"instruction": "wrong"}, "must be 'right' or 'shuffled', got 'wrong'"),
+        ("InstructedPlaceRL", {"zone_offset": 0.1}, r"zone_offset must be in \[0, 0.04\] m, got 0.1"),
+        ("InstructedPlaceRL", {"cube_turn": 1}, r"InstructedPlaceRL: cube_turn must be in \[0, 0.3\] rad, got 1"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_its_name(name: str, cfg: Mapping[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        resolve("env", name)(**cfg)
