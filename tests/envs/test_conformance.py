@@ -18,10 +18,9 @@ from ejax import check_env
 from ejax.envs.description import WHOLE, describe
 from ejax.envs.wrappers.wrapper import innermost
 from ejax.schema.frozen import thaw
-from ejax.schema.registry import ENVS, resolve
+from ejax.schema.registry import ENVS, WRAPPERS, resolve
 
 KEY = jax.random.key(0)
-CART_POLE = {"env": "CartPoleRL", "env_cfg": {"max_episode_steps": 3, "physics": "mujoco"}}
 MADE: dict[str, dict[str, Any]] = {
     "PointMassRL": {"max_episode_steps": 3},
     "PlanarReachRL": {"max_episode_steps": 3},
@@ -31,20 +30,28 @@ MADE: dict[str, dict[str, Any]] = {
     "InstructedPlaceRL": {"episode_length": 3, "physics": "mujoco"},
     "VelocityRL": {"max_episode_steps": 3, "physics": "mujoco"},
     "EmbodiedEnv": {"gym_config": env_steps.gym_config("cart_pole") | {"max_episode_steps": 3}, "physics": "mujoco"},
-    "RenderedEnv": {**CART_POLE, "renderer": "raycast", "width": 6, "height": 4},
-    "AsymmetricEnv": {**CART_POLE, "observation_indices": [1, 0]},
 }
+WRAPPED: dict[str, dict[str, Any]] = {
+    "RenderedEnv": {"renderer": "raycast", "width": 6, "height": 4},
+    "AsymmetricEnv": {"observation_indices": [1, 0]},
+    "ActionChunk": {"size": 1},
+    "RandomizedEnv": {"events": {"noise": {"func": "add_action_noise", "mode": "reset", "params": {"noise": 0.1}}}},
+}
+"""Wrappers, here around CartPoleRL."""
 SLOW = ("VelocityRL", "RenderedEnv")
-PLAYED = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MADE]
-TASKS = [name for name, cfg in MADE.items() if not {"gym_config", "env"} & cfg.keys()]
+PLAYED = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in (*MADE, *WRAPPED)]
+TASKS = [name for name in MADE if name != "EmbodiedEnv"]
 
 
 def make(name: str) -> Any:
+    if name in WRAPPED:
+        return resolve("wrapper", name)(make("CartPoleRL"), **WRAPPED[name])
     return resolve("env", name)(**MADE[name])
 
 
-def test_every_registered_environment_is_here() -> None:
-    assert MADE.keys() == {name for name, place in ENVS.items() if str(place).startswith("ejax.")}
+@pytest.mark.parametrize(("table", "here"), [(ENVS, MADE), (WRAPPERS, WRAPPED)], ids=["tasks", "wrappers"])
+def test_every_registered_environment_is_here(table: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    assert here.keys() == {name for name, place in table.items() if str(place).startswith("ejax.")}
 
 
 @pytest.mark.parametrize("name", PLAYED)
@@ -69,7 +76,7 @@ def test_an_episode_is_in_its_spaces_and_ends_by_its_limit(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MADE if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in (*MADE, *WRAPPED) if name not in SLOW])
 def test_it_passes_the_check_of_environments(name: str) -> None:
     assert "random actions" in check_env(make(name), num_steps=4)
 
