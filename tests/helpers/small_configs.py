@@ -25,6 +25,11 @@ def make(*overrides: str, **sections: Any) -> RunConfig:
     return parse_config({**copy.deepcopy(BASE), **sections}, overrides)
 
 
+def of(given: Any) -> RunConfig:
+    """Make a config of a row of a table: overrides in a list, or sections."""
+    return make(*given) if isinstance(given, list) else make(**given)
+
+
 def trainer(**keys: Any) -> dict[str, Any]:
     return {**BASE["trainer"], **keys}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ejax.schema.messages import explain, noting
+from ejax.schema.messages import MAX_VALUE_CHARS, explain, noting, short_repr, shorten
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,3 +71,10 @@ def test_what_goes_wrong_afterwards_is_a_note_of_the_first_error() -> None:
 def test_every_command_describes_its_errors_so(package: str) -> None:
     printed = re.compile(r"print\(\s*f\"[^\"]*: \{error\}")
     assert not [path for path in (ROOT / package).rglob("*.py") if printed.search(path.read_text())]
+
+
+def test_long_and_odd_texts_are_cut_and_escaped() -> None:
+    assert len(short_repr("x" * 10**6)) <= MAX_VALUE_CHARS
+    cut = shorten("a" * 500 + "end", 100)
+    assert cut.startswith("aaa") and cut.endswith("end") and "(503 characters)" in cut
+    assert shorten("\x1b[31m \ud800") == "\\x1b[31m \\ud800"
