@@ -1,7 +1,6 @@
 """Train one run by a config; ``ejax.trainer`` does so with objects."""
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 from ejax.config import ConfigError, Problem, RunConfig
@@ -11,9 +10,9 @@ from ejax.schema.lazy_names import lazy_names
 from ejax.training.callbacks import Callback, RunResult, TrainingRun
 from ejax.training.environments import UserObjects
 from ejax.training.loop import Loop
-from ejax.training.multiprocess import FollowerSink, rescue
 from ejax.training.open_run import open_run
-from ejax.training.sink import OnLog, RunSink
+from ejax.training.reporter import OnLog
+from ejax.training.sink import RunSink
 from ejax.training.start import Origin
 
 __all__ = ["Callback", "OnLog", "RunResult", "TrainingRun", "train"]
@@ -57,7 +56,7 @@ def train(
         raise ConfigError([Problem("population", text)])
     with open_run(config, Origin(resume, run_dir, fork)) as run:
         run.build(objects)
-        sink = RunSink(run, callbacks, on_log) if is_main_process() else FollowerSink(run)
+        sink = RunSink(run, callbacks, on_log) if is_main_process() else RunSink(run, writes=False)
         if owns_process():
-            run.watchdog.rescue = partial(rescue, sink, run.group)  # only a command line may end the process
+            run.watchdog.rescue = sink.rescue  # only a command line may end the process
         return Loop(run, sink).run()

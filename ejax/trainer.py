@@ -13,7 +13,7 @@ from ejax.config.load import parse_untrusted
 from ejax.training.callbacks import Callback, RunResult
 from ejax.training.environments import UserObjects
 from ejax.training.from_objects import Events, config_of, section_of
-from ejax.training.sink import OnLog
+from ejax.training.reporter import OnLog
 from ejax.types import Policy
 
 

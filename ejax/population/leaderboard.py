@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 
 from ejax.config.models import TrainerConfig
 from ejax.config.population import Member
-from ejax.population.step import FITNESS
-from ejax.schema.frozen import thaw
-from ejax.schema.plain_files import to_json
-from ejax.schema.writing import by_product, replace_file
 from ejax.training.saver import Progress
 
 
@@ -42,19 +38,9 @@ class PopulationResult:
     last_eval_metrics: dict[str, float]
     """Summaries over the members."""
 
-    @classmethod
-    def of(cls, progress: Sequence[Progress], alive: Sequence[bool], **facts: Any) -> "PopulationResult":
-        return cls(
-            alive=tuple(alive),
-            skipped_updates=tuple(each.skipped_updates for each in progress),
-            best_eval_values=tuple(each.best_eval_value for each in progress),
-            best_eval_steps=tuple(each.best_eval_step for each in progress),
-            **facts,
-        )
-
 
 def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Give median and interquartile mean over each tag's finite values [M], as ``<tag>/median`` and ``<tag>/iqm``.
+    """Return median and interquartile mean over each tag's finite values [M], as ``<tag>/median`` and ``<tag>/iqm``.
 
     The latter leaves out ⌊M/4⌋ members at either end (Agarwal et al. 2021). ``best``: ``max`` or ``min`` for
     ``<tag>/best``.
@@ -73,7 +59,7 @@ def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | 
 
 
 def best_member(trainer: TrainerConfig, progress: Sequence[Progress], rewards: Sequence[float]) -> int | None:
-    """Give the member with the best evaluation, of equal ones that of the higher reward.
+    """Return the member with the best evaluation, of equal ones that of the higher reward.
 
     Without evaluations: the one of the highest of ``rewards``, in training (NaN: not known). None: nothing is known.
     """
@@ -84,31 +70,3 @@ def best_member(trainer: TrainerConfig, progress: Sequence[Progress], rewards: S
         return max(bests, key=lambda i: (sign * bests[i].value, own[i], -i))  # equal ones: the first
     known = [i for i, reward in enumerate(rewards) if math.isfinite(reward)]
     return max(known, key=lambda i: (rewards[i], -i), default=None)
-
-
-def write_summary(
-    folder: Path,
-    trainer: TrainerConfig,
-    members: Sequence[Member],
-    progress: Sequence[Progress],
-    *,
-    step: int,
-    rewards: Sequence[float],
-    alive: Sequence[bool],
-    values: Mapping[str, Sequence[Any]],
-) -> int | None:
-    """Write ``population.json`` and give the best member. ``values``: those that move, of each member now."""
-    best = best_member(trainer, progress, rewards)
-    rows = []
-    for i, (member, own) in enumerate(zip(members, progress, strict=True)):
-        row: dict[str, Any] = {"member": i, "seed": member.seed}
-        row |= {key: thaw(value) for key, value in member.values.items()}
-        row |= {f"{key} now": each[i] for key, each in values.items()}
-        if own.best is not None:
-            row |= {"best_eval_value": own.best_eval_value, "best_eval_step": own.best_eval_step}
-        row |= {"last_eval": own.last_eval_metrics, FITNESS: rewards[i] if math.isfinite(rewards[i]) else None}
-        rows.append(row | {"alive": bool(alive[i]), "skipped_updates": own.skipped_updates})
-    facts = {"best": best, "metric": trainer.best_eval_metric, "step": step, "members": rows}
-    with by_product(f"{folder / 'population.json'}, with the best member"):
-        replace_file(folder / "population.json", to_json(facts, indent=2), folder)
-    return best

@@ -1,19 +1,21 @@
 """The training of a population: one program makes every member's updates, in the loop of a run by itself."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from ejax.config import ConfigError, Problem, RunConfig, bind
+from ejax.population.lanes import MemberLanes
 from ejax.population.leaderboard import PopulationResult
 from ejax.population.members import build_population
-from ejax.population.sink import PopulationSink
 from ejax.runtime.sharding import process_count
 from ejax.schema.frozen import with_value
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.loop import Loop
 from ejax.training.open_run import open_run
+from ejax.training.sink import RunSink
 from ejax.training.start import Origin
 
 
@@ -46,4 +48,4 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
             run.directory.previous[:] = [run.location.checkpoint]
         parts = replace(built.parts, stepper=cast(Any, built.stepper), notes=built.notes)
         run.begin(parts, built.configs[0], state, meta)
-        return Loop(run, PopulationSink(run, built)).run()
+        return Loop(run, RunSink(run, members=partial(MemberLanes, run, built))).run()

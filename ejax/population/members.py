@@ -17,7 +17,7 @@ from ejax.config.population import OPTIONS, SEPARATELY, ExploitConfig, Member
 from ejax.numerics.traced_options import unjit_for_traced
 from ejax.population.step import (
     Exploit,
-    Lanes,
+    Placement,
     PopulationState,
     Values,
     make_population_step,
@@ -71,7 +71,7 @@ def build_population(config: RunConfig) -> PopulationParts:
     devices = devices[: max((n for n in range(1, len(devices) + 1) if len(members) % n == 0), default=1)]
     shared = len(devices) > 1  # as many devices as divide the members
     # a CPU is busy with one member
-    lanes = Lanes(together=platform != "cpu", mesh=members_mesh(devices) if shared else None)
+    placement = Placement(together=platform != "cpu", mesh=members_mesh(devices) if shared else None)
 
     state, notes = _first_state(members, configs, parts)
     make_step = partial(_member_step, configs[0], parts)
@@ -79,13 +79,13 @@ def build_population(config: RunConfig) -> PopulationParts:
     record, options = config.algorithm.record, configs[0].algorithm.cfg
     step = make_population_step(
         make_step,
-        lanes=lanes,
+        placement=placement,
         stops_at_nonfinite=record.stops_at_nonfinite(options),
         exploit=_exploit(config, configs[0]),
     )
     if shared:
         notes += (f"{len(devices)} devices, {len(members) // len(devices)} members on each",)
-    trainer, mesh = config.trainer, lanes.mesh
+    trainer, mesh = config.trainer, placement.mesh
     keys = jnp.stack([jax.random.key(member.seed) for member in members])
     env = cast(Env, evaluation_env(configs[0], parts.env))
     return PopulationParts(
@@ -93,7 +93,9 @@ def build_population(config: RunConfig) -> PopulationParts:
         configs,
         parts,
         DeviceStepper(step, keys, max_updates(trainer), layout=None if mesh is None else _layout(mesh), fold=own_keys),
-        DeviceEvaluator(parts.policy, env, trainer, each=lanes.each, place=None if mesh is None else by_members(mesh)),
+        DeviceEvaluator(
+            parts.policy, env, trainer, each=placement.each, place=None if mesh is None else by_members(mesh)
+        ),
         state,
         (*parts.notes, *notes),
     )
@@ -197,7 +199,3 @@ def _bounds(model: Any, key: str) -> tuple[float, float]:
 
 take = jax.jit(lambda tree, index: jax.tree.map(lambda x: x[index], tree))
 """One member's part of what has a first axis [M]."""
-
-
-def member_state(state: PopulationState, index: int) -> RunState:
-    return cast(RunState, take(state.members, index))

@@ -44,6 +44,10 @@ class PopulationState:
     alive: Array
     """[M] bool: False from the update on that made a member's parameters non-finite."""
 
+    @property
+    def train(self) -> TrainState:
+        return self.members.train
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exploit:
@@ -58,7 +62,7 @@ class Exploit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lanes:
+class Placement:
     """The members' places on the hardware."""
 
     together: bool
@@ -81,7 +85,7 @@ def with_values(options: Any, values: Values) -> Any:
 
 
 def make_population_step(
-    make_step: Callable[[Values], Step], *, lanes: Lanes, stops_at_nonfinite: bool, exploit: Exploit | None
+    make_step: Callable[[Values], Step], *, placement: Placement, stops_at_nonfinite: bool, exploit: Exploit | None
 ) -> Callable[[PopulationState, Key], tuple[PopulationState, Metrics]]:
     """Make one update of every member, ``(state, keys [M]) -> (state, metrics [M])``.
 
@@ -111,7 +115,7 @@ def make_population_step(
     def step(state: PopulationState, keys: Key) -> tuple[PopulationState, Metrics]:
         # mapped over members like all else, so that it needs their axis
         updates = jnp.broadcast_to(state.update, state.alive.shape)
-        members, alive, metrics = lanes.each(one)(state.members, state.values, state.alive, updates, keys)
+        members, alive, metrics = placement.each(one)(state.members, state.values, state.alive, updates, keys)
         state = replace(state, update=state.update + 1, members=members, alive=alive)
         metrics = {**metrics, "population/alive": alive.astype(jnp.float32)}
         if exploit is None:

@@ -101,7 +101,10 @@ class TrainingRun:
         self.stopped = True
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Add numbers to the next line of the log, such as ``{"own/height_m": 0.3}``."""
+        """Add numbers to the next line of the log, such as ``{"own/height_m": 0.3}``.
+
+        One under a tag that ejax logs itself, such as ``train/loss``, is logged as ``own/train/loss``.
+        """
         self.extra |= metrics
 
 

@@ -40,7 +40,8 @@ class VideoRecorder(Callback):
     """Makes the videos of one run, one at a time, in ``folder``, and draws each phase's environment of ``envs``: after
     each evaluation; of a run without evaluations, at each checkpoint.
 
-    A context manager: leaving it waits for the video under way, unless an exception ended the run.
+    A context manager: leaving it waits for the video under way, unless an exception ended the run. ``draws`` False: it
+    only takes part in copying the parameters for another process, which records them.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class VideoRecorder(Callback):
         cameras: tuple[CameraConfig, ...],
         folder: Path,
         device: jax.Device | None = None,
+        *,
+        draws: bool = True,
     ) -> None:
         self._device = device or jax.devices()[0]
         self._policy, self._envs, self._cameras, self._folder = policy, envs, cameras, folder
-        self._thread = ThreadPoolExecutor(1, "ejax-recorder") if cameras else None
+        self._thread = ThreadPoolExecutor(1, "ejax-recorder") if cameras and draws else None
         self._video: Future[list[Path]] | None = None
         self._broken_off = threading.Event()
         self._reports: list[str] = []
@@ -63,14 +66,14 @@ class VideoRecorder(Callback):
     def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
         self._record_run(run, run.cadence.video_number(run.update))
 
-    def on_save(self, run: TrainingRun, path: Path) -> None:
+    def on_save(self, run: TrainingRun, path: Path | None) -> None:
         if not run.config.trainer.enable_eval:
             self._record_run(run, run.update)
 
     def _record_run(self, run: TrainingRun, number: int) -> None:
-        if self._thread is None:
+        if not self._cameras:
             return
-        # learners may have the parameters on several devices
+        # learners may have the parameters on several devices, or across processes, of which all take part
         params = own_copy(run.state.train.params, self._device)
         self.record(params, jax.random.key(run.config.trainer.eval_seed), number)
 

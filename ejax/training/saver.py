@@ -14,14 +14,14 @@ from ejax.config.models import TrainerConfig
 from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.process_exit import hard_exit
-from ejax.runtime.stopwatch import Stopwatch
 from ejax.store.checkpoint import rewrite_meta
 from ejax.store.run_dir import RunDirectory
 from ejax.store.schedule_file import write_schedule
 from ejax.training.callbacks import Callback, TrainingRun
-from ejax.training.steppers import Stepper
+from ejax.training.open_run import OpenRun
 
-Verdict = Literal["best", "not the best", "given up", "failed"]
+BestDecision = Literal["best", "not the best", "given up", "failed"]
+"""What became of an evaluation."""
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Progress(Callback):
             return None
         return Best(self.best_eval_value, self.best_eval_step, self.best_eval_reward)
 
-    def judge(self, trainer: TrainerConfig, metrics: Mapping[str, float], update: int, step: int) -> bool:
-        """Take in an evaluation; True if it is the best so far."""
+    def update_best(self, trainer: TrainerConfig, metrics: Mapping[str, float], update: int, step: int) -> bool:
+        """Take in an evaluation; return whether it is the best so far."""
         tag, mode = trainer.best_eval_metric, trainer.best_eval_mode
         is_best = improves(metrics, self.best, tag=tag, mode=mode)
         if is_best:
@@ -70,106 +70,77 @@ class Progress(Callback):
         return is_best
 
     def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        """Decide if it is the best; ``Saver`` saves it, once it is in the log."""
-        self.judge(run.config.trainer, metrics, run.update, run.step)
+        """Decide whether it is the best, which is saved once it is in the log."""
+        self.update_best(run.config.trainer, metrics, run.update, run.step)
 
 
-class Saver(Callback):
-    """Saves the states of one run, each update at most once.
+@dataclass(frozen=True)
+class Lane:
+    """Folder, log and counters of a run by itself, or of one member of a population."""
+
+    config: RunConfig
+    directory: RunDirectory
+    writer: MetricWriter
+    progress: Progress
+
+
+class Saver:
+    """Saves the states of one lane, each update at most once.
 
     Args:
-        first: the run's state when it was started or resumed, and its update.
-        rows: env steps of one update.
-        more: gives what else the meta of a checkpoint has.
-        saved: called with the path of each checkpoint that an event of the run has made.
-        judged: called with the verdict on each evaluation, before the best is saved: other processes write their parts
-            before this one can complete it.
+        run: whose state the lane is, or has a part of.
+        more: returns what else the meta of a checkpoint has; called before anything is written.
+        writes: False in all processes but the first: they write their parts of the arrays.
     """
 
-    complete: tuple[Any, int]
-    """The last complete state and its update: what ``rescue`` saves."""
     latest: Path | None = None
-    best: Path | None
 
     def __init__(
-        self,
-        config: RunConfig,
-        directory: RunDirectory,
-        writer: MetricWriter,
-        progress: Progress,
-        clock: Stopwatch,
-        first: tuple[Any, int],
-        rows: int,
-        *,
-        stepper: Stepper[Any] | None = None,
-        num_devices: int = 1,
-        more: Callable[[], Mapping[str, Any]] = dict,
-        saved: Callable[[Path], None] = lambda path: None,
-        judged: Callable[[Verdict], None] = lambda verdict: None,
+        self, lane: Lane, run: OpenRun, more: Callable[[], Mapping[str, Any]] = dict, *, writes: bool = True
     ) -> None:
-        self._config, self._directory, self._writer, self._progress = config, directory, writer, progress
-        self._clock, self._rows, self._stepper, self._num_devices = clock, rows, stepper, num_devices
-        self._more, self._saved, self._judged = more, saved, judged
-        self.complete, self._first_update = first, first[1]
-        self.best = next(iter(directory.best()), None)
+        self._lane, self._run, self._more, self._writes = lane, run, more, writes
+        self.complete: tuple[Any, int] = run.state, run.update
+        """The last complete state and its update: what ``rescue`` saves."""
+        self.best = next(iter(lane.directory.best()), None)
         self._last_saved: int | None = None
         self._schedule_sha256: str | None = None
-        self._held: tuple[Any, dict[str, Any]] | None = None
         self._lock = threading.RLock()  # the watchdog's thread saves too, in a rescue
 
     def save(self, state: Any, update: int, *, evaluation_due: bool = False) -> bool:
         """Save a periodic checkpoint, unless this update has one: then False.
 
-        ``evaluation_due``: a run that goes on from here evaluates.
+        ``evaluation_due``: a run that continues from it evaluates first.
         """
         if update == self._last_saved:
             return False
-        with self._clock.of("save"), self._lock:
-            self._write_schedule(update)
-            meta = self._meta(update) | {"evaluation_due": evaluation_due}
-            self.latest = self._directory.save(state, meta, keep=self._config.trainer.keep_checkpoints)
+        directory, keep = self._lane.directory, self._lane.config.trainer.keep_checkpoints
+        with self._run.clock.of("save"), self._lock:
+            if self._writes:
+                self._write_schedule(update)
+                meta = self.meta(update) | {"evaluation_due": evaluation_due}
+                self.latest = directory.save(state, meta, keep=keep)
+                self._lane.writer.note(f"saved {self.latest}")
+            else:
+                directory.save_share(state, update * self._run.cadence.rows)
             self._last_saved = update
-            self._writer.note(f"saved {self.latest}")
         return True
 
-    def save_best(self, state: Any, update: int) -> Path:
-        """Save the best checkpoint in place of the former one, and give its path."""
-        with self._clock.of("save"), self._lock:
-            self._write_schedule(update)
-            self.best = self._directory.save_best(state, self._meta(update))
-            return self.best
+    def save_best(self, state: Any, update: int, meta: dict[str, Any] | None = None) -> Path | None:
+        """Save the best checkpoint in place of the former one; ``meta``: of the time when it became the best."""
+        directory = self._lane.directory
+        with self._run.clock.of("save"), self._lock:
+            if self._writes:
+                self._write_schedule(update)
+                self.best = directory.save_best(state, meta or self.meta(update))
+            else:
+                directory.save_share(state, update * self._run.cadence.rows, best=True)
+        return self.best
 
-    def hold_best(self, state: Any, update: int) -> None:
-        """``save_best``, written with ``write_held``: for who goes on from another checkpoint, which is not older."""
-        self._held = state, self._meta(update)  # the meta of now: later evaluations are not this state's
-
-    def write_held(self) -> None:
-        """Write what ``hold_best`` was given last, unless it is written."""
-        if self._held is not None:
-            with self._clock.of("save"):
-                self.best = self._directory.save_best(*self._held)
-            self._held = None
-
-    def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        del metrics
-        if run.cadence.saves(run.update):
-            self.save_now(run)
-
-    def save_now(self, run: TrainingRun) -> None:
-        """Save a run where it is."""
-        if self.save(run.state, run.update, evaluation_due=run.evaluation_due) and self.latest is not None:
-            self._saved(self.latest)
-
-    def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        del metrics
-        best = self._progress.best
-        is_best = best is not None and best.step == run.step
-        self._judged("best" if is_best else "not the best")
-        if is_best:
-            self._saved(self.save_best(run.state, run.update))
-        if run.update == self._last_saved and self.latest is not None:
-            with self._lock:  # from here on a run that goes on from that checkpoint need not evaluate
-                rewrite_meta(self.latest, self._meta(run.update))
+    def evaluated(self, update: int) -> None:
+        """Note the evaluation in the checkpoint of ``update``, if it has one: a run that continues from it has it."""
+        if update == self._last_saved and self.latest is not None:
+            with self._lock:
+                rewrite_meta(self.latest, self.meta(update))
 
     def rescue(self, reason: str, requested: bool) -> NoReturn:
         """Save what is complete and end the process while the main thread is stuck in an environment.
@@ -189,22 +160,24 @@ class Saver(Callback):
             finally:
                 hard_exit(code)
 
-    def _write_schedule(self, update: int) -> None:
-        """Before the checkpoint: a run that goes on from it needs the versions of the rollouts before it."""
-        versions = None if self._stepper is None else self._stepper.versions()
-        if versions is not None:
-            written = versions[: update - self._first_update]  # the collector may be ahead of the updates
-            self._schedule_sha256 = write_schedule(self._directory.path, self._first_update, written)
-
-    def _meta(self, update: int) -> dict[str, Any]:
+    def meta(self, update: int) -> dict[str, Any]:
+        """Return the meta of a checkpoint of now."""
+        more = self._more()
         return {
-            "global_step": update * self._rows,
+            "global_step": update * self._run.cadence.rows,
             "num_updates": update,
-            **asdict(self._progress),
+            **asdict(self._lane.progress),
             "evaluation_due": False,
-            "log": self._writer.logged(),
+            "log": self._lane.writer.logged(),
             "schedule_sha256": self._schedule_sha256,
-            "num_devices": self._num_devices,
-            "config": self._config.to_dict(),
-            **self._more(),
+            "num_devices": self._run.parts.num_devices,
+            "config": self._lane.config.to_dict(),
+            **more,
         }
+
+    def _write_schedule(self, update: int) -> None:
+        """Before the checkpoint: a run that continues from it needs the versions of the rollouts before it."""
+        versions, first = self._run.parts.stepper.versions(), self._run.update
+        if versions is not None:
+            written = versions[: update - first]  # the collector may be ahead of the updates
+            self._schedule_sha256 = write_schedule(self._lane.directory.path, first, written)

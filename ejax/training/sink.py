@@ -1,87 +1,117 @@
-"""Sink of one run: evaluate, and hand each event to the callbacks, ejax's own and the caller's."""
+"""Sink of a run or of a population: evaluate, save, and hand each event to the callbacks, ejax's and the caller's.
+
+Of several processes all have one, and the first's writes: they advance, stop and save at the same updates, by its word
+where it alone knows what comes next.
+"""
 
 import math
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, Protocol, cast
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from numpy.typing import NDArray
 
-from ejax.algorithms.step import RunState
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.evaluation import unfinished_note
 from ejax.logs.metrics import MetricWriter
-from ejax.logs.usage import TIME, memory_in_use, times
+from ejax.logs.usage import TIME
+from ejax.runtime.process_exit import hard_exit
+from ejax.runtime.processes import Group, RescueCall, report_failure
 from ejax.runtime.sharding import own_copy, process_count
-from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.schema.messages import noting
-from ejax.schema.paths import unique
-from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
-from ejax.training.evaluators import make_evaluator, require_measured
+from ejax.training.evaluators import Evaluator, make_evaluator, require_measured
 from ejax.training.fresh import BROKEN_OFF, best_or_last, fresh_seeds, params_of, play_best_and_last, write_fresh
 from ejax.training.loop import Dispatch, Sink
 from ejax.training.open_run import OpenRun
 from ejax.training.recorder import VideoRecorder, cameras_of
-from ejax.training.saver import Progress, Saver, Verdict
-from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
+from ejax.training.reporter import MetricReporter, OnLog
+from ejax.training.saver import BestDecision, Lane, Progress, Saver
+from ejax.training.skipped import SkippedUpdates
 from ejax.training.steppers import ShouldStop
-from ejax.types import Metrics, Params, Phase
-
-OnLog: TypeAlias = Callable[[int, dict[str, float]], object]
+from ejax.types import Metrics, Params, Phase, PyTree
 
 
-class RunSink(Sink[RunState, RunResult]):
-    """The events of one run. Used once.
+class Members(Callback, Protocol):
+    """The lanes of a population; a callback whose metrics are [M], of all members."""
+
+    lanes: Sequence[Lane]
+    savers: Sequence[Saver]
+    """Of each member's best state, and of its last."""
+    evaluator: Evaluator
+
+    def take(self, tree: PyTree, index: int) -> PyTree:
+        """Return one member's part of what has a first axis [M]."""
+        ...
+
+    def meta(self) -> Mapping[str, Any]:
+        """Return what the meta of a checkpoint of all has of the members."""
+        ...
+
+    def result(self, run: TrainingRun, facts: Mapping[str, Any]) -> Any:
+        """Return the result of the training, with those ``facts`` that a run has too."""
+        ...
+
+
+class RunSink(Sink[Any, Any]):
+    """The events of one run, which has one lane, or of a population's members. Used once.
 
     Args:
         callbacks: of the caller; each event comes to them before it is logged and saved.
+        members: makes the lanes of a population from the log of all. None: the run is one lane.
+        writes: False in all processes but the first: they write their parts of checkpoints, and come together for
+            evaluations and videos, which need parameters that lie across processes.
     """
 
-    def __init__(self, start: OpenRun, callbacks: Iterable[Callback] = (), on_log: OnLog | None = None) -> None:
+    def __init__(
+        self,
+        start: OpenRun,
+        callbacks: Iterable[Callback] = (),
+        on_log: OnLog | None = None,
+        *,
+        members: Callable[[MetricWriter], Members] | None = None,
+        writes: bool = True,
+    ) -> None:
         config, parts, directory = start.config, start.parts, start.directory
-        self._start, self._trainer, self._parts = start, config.trainer, parts
-        self._config, self._directory, self._clock = config, directory, start.clock
-        self._writer = writer = start.open_log()
-        (self._device,) = parts.state.update.devices()
+        self._start, self._trainer, self._parts, self._writes = start, config.trainer, parts, writes
+        self._directory, self._clock = directory, start.clock
+        self._writer = writer = start.open_log() if writes else cast(MetricWriter, _Unwritten())
+        self._device = next(iter(parts.state.update.devices()))
         self._run = TrainingRun(
             config, directory.path, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
         )
         self._callbacks = Callbacks(callbacks)
         self._progress, messages = Progress.of(start.meta, self._trainer)
-        self.saver = Saver(
-            config,
-            directory,
-            writer,
-            self._progress,
-            start.clock,
-            (start.state, start.update),
-            start.cadence.rows,
-            stepper=parts.stepper,
-            num_devices=parts.num_devices,
-            more=self._callbacks.meta,
-            saved=self._saved,
-            judged=self._judged,
-        )
-        self._evaluator = make_evaluator(config, parts, directory.path / "quarantine" / "eval")
-        envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env, parts.eval_env)}
-        folder = directory.path / "videos"
-        self._recorder = VideoRecorder(parts.policy, envs, cameras_of(self._trainer), folder, self._device)
-        skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
+        self._members = None if members is None else members(writer)
+        more = self._callbacks.meta if self._members is None else self._members.meta
+        lane = Lane(config, directory, writer, self._progress)
+        self.saver = Saver(lane, start, more, writes=writes)
+        self._savers = [self.saver] if self._members is None else self._members.savers
         self._reporter = MetricReporter(writer, self._progress, start.clock, self._device, on_log)
         # in the order of their calls: numbers that the caller adds are logged before the state is saved
-        self._all: list[Callback] = [
-            SkippedUpdates(self._progress, directory, skips=skips),
-            self._progress,
-            *self._callbacks,
-            self._reporter,
-            self.saver,
-            self._recorder,
-        ]
+        self._all: list[Callback] = []
+        self._evaluator: Evaluator | None = None
+        cameras = cameras_of(self._trainer)
+        if self._members is not None:
+            self._all, self._evaluator, cameras = [self._members], self._members.evaluator, ()
+            known = [each.progress.last_evaluated for each in self._members.lanes]
+            self._progress.last_evaluated = max((update for update in known if update is not None), default=None)
+        elif writes:
+            skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
+            counter = SkippedUpdates(self._progress, directory, skips=skips)
+            self._all = [counter, self._progress, *self._callbacks, self._reporter]
+            self._evaluator = make_evaluator(config, parts, directory.path / "quarantine" / "eval")
+        envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env, parts.eval_env)}
+        self._recorder = VideoRecorder(
+            parts.policy, envs, cameras, directory.path / "videos", self._device, draws=writes
+        )
         for text in [*messages, *self._callbacks.load(start.meta.get("callbacks", {}))]:
             writer.alarm(text)
         if listeners := self._callbacks.step_listeners():
@@ -94,11 +124,11 @@ class RunSink(Sink[RunState, RunResult]):
     def note(self, text: str) -> None:
         self._writer.note(text)
 
-    def compile(self, state: RunState) -> None:
-        if self._trainer.enable_eval:
+    def compile(self, state: Any) -> None:
+        if self._trainer.enable_eval and self._evaluator is not None:
             self._evaluator.compile(state.train.params)
 
-    def start(self, state: RunState, seconds: float) -> None:
+    def start(self, state: Any, seconds: float) -> None:
         first, profile = self._start.update, self._trainer.profile
         self._run.state = state
         self.saver.complete = state, first
@@ -112,11 +142,11 @@ class RunSink(Sink[RunState, RunResult]):
         if self._start.evaluation_due:
             self._evaluate_now()
 
-    def reached(self, state: RunState, update: int) -> Callable[[], Metrics] | None:
+    def reached(self, state: Any, update: int) -> Callable[[], Metrics] | None:
         self.saver.complete = state, update  # a rescue saves this one while an environment hangs
         return self._begin_evaluation(state) if self._run.cadence.evaluates(update) else None
 
-    def finish(self, dispatch: Dispatch[RunState], metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:
+    def finish(self, dispatch: Dispatch[Any], metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:
         """Log, save, and only then see what the evaluation gave."""
         run, trainer = self._run, self._trainer
         run.state, run.steps_per_s = dispatch.state, steps_per_s
@@ -124,62 +154,102 @@ class RunSink(Sink[RunState, RunResult]):
         for i in range(dispatch.count):
             run.update = dispatch.update - dispatch.count + i + 1
             run.evaluation_due = run.update == dispatch.update and (dispatch.evaluation is not None or at_end)
-            self._updated({name: float(x[i]) for name, x in metrics.items()})
+            self._updated({name: self._value(x[i]) for name, x in metrics.items()})
         if dispatch.evaluation is not None:
             self._record_evaluation(dispatch.evaluation)
         self._show_messages()
 
-    def _updated(self, metrics: dict[str, float]) -> None:
+    def _value(self, x: Any) -> Any:
+        return float(x) if self._members is None else np.asarray(x)
+
+    def _updated(self, metrics: dict[str, Any]) -> None:
         run = self._run
         for name in [name for name in metrics if name.startswith(TIME)]:
-            self._clock.add(name.removeprefix(TIME).removesuffix("_s"), metrics.pop(name))
+            self._clock.add(name.removeprefix(TIME).removesuffix("_s"), float(metrics.pop(name)))
         collected = {tag: x for tag, x in metrics.items() if not tag.startswith("train/")}
         for each in self._all:
             each.on_rollout(run, collected)
         for each in self._all:
             each.on_update(run, metrics)
+        if run.cadence.saves(run.update):
+            self._save()
 
-    def _saved(self, path: Path) -> None:
-        for each in self._all:
-            each.on_save(self._run, path)
+    def _save(self) -> None:
+        run = self._run
+        if self.saver.save(run.state, run.update, evaluation_due=run.evaluation_due):
+            self._saved(self.saver.latest)
 
-    def _judged(self, verdict: Verdict) -> None:
+    def _saved(self, path: Path | None) -> None:
+        for each in self._all if path is not None else ():
+            each.on_save(self._run, cast(Path, path))
+        self._recorder.on_save(self._run, path)
+
+    def _on_best_decided(self, decision: BestDecision) -> None:
+        """Tell the other processes, before this one completes the best checkpoint with their parts."""
         if self._start.group is not None:
-            self._start.group.gather(verdict, "evaluate")
+            self._start.group.gather(decision, "evaluate")
 
-    def _begin_evaluation(self, state: RunState) -> Callable[[], Metrics]:
-        """Begin where the evaluation is compiled for: learners may have the parameters on several devices."""
-        return self._evaluator.begin(own_copy(state.train.params, self._device))
+    def _own_params(self, params: Params) -> Params:
+        """Copy them to where they are evaluated: learners may have them on several devices."""
+        return own_copy(params, self._device) if self._members is None else params
+
+    def _begin_evaluation(self, state: Any) -> Callable[[], Metrics]:
+        params = self._own_params(state.train.params)
+        return dict if self._evaluator is None else self._evaluator.begin(params)  # the first process evaluates alone
 
     def _evaluate_now(self) -> None:
         self._record_evaluation(self._begin_evaluation(self._run.state))
 
     def _record_evaluation(self, evaluation: Callable[[], Metrics]) -> None:
         run = self._run
+        if not self._writes:
+            self._follow_evaluation()
+            return
         try:
             metrics = self._results(evaluation)
             if metrics is None:
-                self._judged("given up")
+                self._on_best_decided("given up")
                 return
             require_measured(self._trainer.best_eval_metric, metrics)
-            if text := unfinished_note(metrics, self._trainer.num_eval_episodes):
+            if self._members is None and (text := unfinished_note(metrics, self._trainer.num_eval_episodes)):
                 self._writer.alarm(text)
         except Exception as error:  # of any kind: what was trained until here is kept
             run.evaluation_due = True
             with noting(error, "saving the run"):
-                self._judged("failed")  # other processes save with this one, and then see it fail
-                self.saver.save_now(run)
+                self._on_best_decided("failed")  # other processes save with this one, and then see it fail
+                self._save()
             raise
         run.evaluation_due = False  # only now: a kill before this makes the evaluation again
+        self._progress.last_evaluated = run.update
         for each in self._all:
             each.on_evaluation(run, metrics)
+        best = self._progress.best
+        is_best = best is not None and best.step == run.step
+        self._on_best_decided("best" if is_best else "not the best")
+        if is_best:
+            self._saved(self.saver.save_best(run.state, run.update))
+        self.saver.evaluated(run.update)
+        self._recorder.on_evaluation(run, metrics)
 
-    def _results(self, evaluation: Callable[[], Metrics]) -> dict[str, float] | None:
+    def _follow_evaluation(self) -> None:
+        """Do what the first process's decision on an evaluation asks of the others."""
+        run = self._run
+        # an evaluation may take its time: failures and deaths end the wait
+        decision: BestDecision = cast(Group, self._start.group).gather(None, "evaluate", timeout_s=math.inf)[0]
+        if decision == "failed":
+            self._save()
+        elif decision != "given up":
+            self._progress.last_evaluated = run.update
+            if decision == "best":
+                self.saver.save_best(run.state, run.update)
+            self._recorder.on_evaluation(run, {})
+
+    def _results(self, evaluation: Callable[[], Metrics]) -> dict[str, Any] | None:
         """Wait for the metrics of an evaluation. None: the run is to stop, and an environment does not return."""
         pauses = self._trainer.collector.pause_in_evaluation
         try:
             with self._parts.stepper.paused() if pauses else nullcontext(), self._clock.of("evaluate"):
-                return {name: float(x) for name, x in jax.device_get(evaluation()).items()}
+                return {name: self._value(x) for name, x in jax.device_get(evaluation()).items()}
         except EnvAbandoned as abandoned:
             self.note(f"no evaluation: {abandoned}")
             return None
@@ -188,129 +258,128 @@ class RunSink(Sink[RunState, RunResult]):
         for text in [*self._recorder.reports(), *self._parts.stepper.reports()]:
             self.note(text)
 
-    def _evaluate_fresh(self, should_stop: ShouldStop) -> dict[str, dict[str, Any]]:
-        trainer, last = self._trainer, self.saver.latest
-        if not fresh_seeds(trainer) or last is None:
-            return {}
+    def _of_lanes(self, tree: PyTree) -> list[PyTree]:
+        """Return each lane's part of an array, a state or metrics."""
+        if self._members is None:
+            return [tree]
+        return [self._members.take(tree, i) for i in range(len(self._savers))]
+
+    def _evaluate_fresh(self, should_stop: ShouldStop) -> list[dict[str, dict[str, Any]]]:
+        """Play each lane's best checkpoint and its last in fresh episodes, and return the facts; empty: none."""
+        trainer, evaluator = self._trainer, self._evaluator
+        lasts = [each.latest for each in self._savers if each.latest is not None]
+        if not fresh_seeds(trainer) or evaluator is None or len(lasts) < len(self._savers):
+            return []
         if process_count() > 1:  # all of them would have to read a checkpoint
             self.note("several processes play no fresh episodes; python -m ejax.evaluate RUN --seed S does")
-            return {}
-        params = own_copy(self._run.state.train.params, self._device)
-        best = best_or_last(self.saver.best, last, self._writer.alarm)
+            return []
+        params = self._own_params(self._run.state.train.params)
+        savers = zip(self._savers, lasts, strict=True)
+        bests = [best_or_last(saver.best, last, self._writer.alarm) for saver, last in savers]
+        kept = [params_of(*each) for each in zip(bests, lasts, self._of_lanes(params), strict=True)]
+        # members' are stacked, so that one program plays all
+        best = kept[0] if self._members is None else jax.tree.map(lambda *own: jnp.stack(own), *kept)
 
-        def play(params: Params, seed: int) -> dict[str, float] | None:
-            return None if should_stop() else self._results(self._evaluator.begin(params, seed))
+        def play(params: Params, seed: int) -> dict[str, Any] | None:
+            return None if should_stop() else self._results(evaluator.begin(params, seed))
 
-        found = play_best_and_last(trainer, params_of(best, last, params), params, play)
+        found = play_best_and_last(trainer, best, params, play)
         if found is None:
             self.note(BROKEN_OFF)
-            return {}
-        folder, checkpoints = self._directory.path, {"best": best, "last": last}
-        return {which: write_fresh(folder, which, path, trainer, found[which]) for which, path in checkpoints.items()}
+            return []
+        folders = [path.parents[1] for path in lasts]  # RUN/checkpoints/NAME
+        rows = {which: self._of_lanes(metrics) for which, metrics in found.items()}
+        return [
+            {
+                which: write_fresh(folder, which, path, trainer, {tag: float(x) for tag, x in rows[which][i].items()})
+                for which, path in (("best", bests[i]), ("last", lasts[i]))
+            }
+            for i, folder in enumerate(folders)
+        ]
 
-    def end(self, state: RunState, update: int, steps_per_s: float, should_stop: ShouldStop) -> RunResult:
-        """Save and evaluate for the last time, where the loop has not; give the facts of the run."""
+    def end(self, state: Any, update: int, steps_per_s: float, should_stop: ShouldStop) -> Any:
+        """Save and evaluate for the last time, where the loop has not; return the facts of the run."""
         run, progress, finished = self._run, self._progress, update >= self._trainer.num_updates
-        run.state, run.update = state, update
+        run.state, run.update, run.steps_per_s = state, update, steps_per_s
         run.evaluation_due = finished and self._trainer.enable_eval and progress.last_evaluated != update
         if not finished:
             self._recorder.break_off()
-        self.saver.save_now(run)
+        self._save()
         if run.evaluation_due:
             self._evaluate_now()
-        fresh = self._evaluate_fresh(should_stop) if finished else {}  # of an unfinished run they would be played again
+        for saver, own in zip(self._savers, self._of_lanes(state), strict=True):
+            saver.save(own, update)  # a member can be continued by itself; a run by itself is saved already
+        fresh = self._evaluate_fresh(should_stop) if finished else []  # of an unfinished run they would come again
         if not finished:
             self.note(
-                f"stopped at {run.step} {self._config.step_name}; "
+                f"stopped at {run.step} {run.config.step_name}{'' if self._members is None else ' of each member'}; "
                 f"go on with python -m ejax.train --run {self._directory.path} --resume latest"
             )
         self._reporter.seconds()  # of what came after the last line of the log
+        facts: dict[str, Any] = {
+            "run_dir": self._directory.path,
+            "global_step": run.step,
+            "num_updates": update,
+            "elapsed_time_sec": time.monotonic() - self._start.started,
+            "finished": finished,
+            "latest_checkpoint_path": self.saver.latest,
+        }
+        if self._members is not None:
+            return self._members.result(run, facts | {"training_fps": steps_per_s * len(self._savers)})
         result = RunResult(
             policy=self._parts.policy,
             params=state.train.params,
-            run_dir=self._directory.path,
-            global_step=run.step,
-            num_updates=update,
-            elapsed_time_sec=time.monotonic() - self._start.started,
+            **facts,
             training_fps=steps_per_s,
-            finished=finished,
             skipped_updates=progress.skipped_updates,
             best_eval_value=progress.best_eval_value,
-            latest_checkpoint_path=self.saver.latest,
             best_checkpoint_path=self.saver.best,
             last_train_metrics=self._reporter.last,
             last_eval_metrics=progress.last_eval_metrics,
             train_history=self._reporter.train_history,
             eval_history=self._reporter.eval_history,
-            fresh_eval_metrics=fresh,
+            fresh_eval_metrics=fresh[0] if fresh else {},
             seconds=self._reporter.total.take(),
         )
         for each in self._all:
             each.on_end(run, result)
         return result
 
+    def rescue(self, reason: str, requested: bool) -> NoReturn:
+        """End this process while its main thread is stuck in an environment.
+
+        The first process saves, and the others write their parts of that checkpoint; another that is stuck reports it.
+        """
+        if self._writes:
+            if self._start.group is not None:
+                self._start.group.call_for_rescue()  # before saving, which waits for the others' parts
+            self.saver.rescue(reason, requested)
+        report_failure(reason)
+        print(f"ejax: {reason}", file=sys.stderr)
+        hard_exit(1)
+
     def __enter__(self) -> "RunSink":
         self._open = ExitStack()
-        self._open.enter_context(self._evaluator)
+        if self._evaluator is not None:
+            self._open.enter_context(self._evaluator)
         self._open.enter_context(self._recorder)
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
-        if error[0] is None:
+    def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
+        if (
+            isinstance(error, RescueCall) and not self._writes
+        ):  # the first process hangs, and saves with this one's part
+            with noting(error, "saving"):
+                self.saver.save(*self.saver.complete)
+        self._open.__exit__(kind, error, where)
+        if error is None:
             self._show_messages()  # the last video is finished now
 
 
-class SkippedUpdates(Callback):
-    """Count updates that were not applied. ``skips`` False: the first update that is not finite ends the run."""
+class _Unwritten:
+    """In place of a log, in processes that have none."""
 
-    def __init__(self, progress: Progress, directory: RunDirectory, *, skips: bool) -> None:
-        self._progress, self._directory, self._skips = progress, directory, skips
+    def note(self, message: str) -> None:
+        return
 
-    def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        if not self._skips:
-            refuse_nonfinite(run.update, metrics, next(iter(self._directory.periodic()), None))
-        self._progress.skipped_updates += skipped_fraction(metrics)
-        for text in skip_notes(run.update, metrics):
-            run.note(text)
-
-
-class MetricReporter(Callback):
-    """Log updates and evaluations. ``clock`` holds the loop's seconds; ``device`` is the one whose memory is logged."""
-
-    def __init__(
-        self, writer: MetricWriter, progress: Progress, clock: Stopwatch, device: jax.Device, on_log: OnLog | None
-    ) -> None:
-        self._writer, self._progress, self._clock, self._device = writer, progress, clock, device
-        self._on_log, self.total = on_log, Stopwatch()
-        self.last: dict[str, float] = {}
-        self.train_history: list[dict[str, float]] = []
-        self.eval_history: list[dict[str, float]] = []
-
-    def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        if not run.cadence.logs(run.update):  # between two lines only callbacks see the metrics
-            return
-        shown = {tag: x for tag, x in metrics.items() if not math.isnan(x)} | {"charts/SPS": run.steps_per_s}
-        shown |= times(self.seconds()) | memory_in_use(self._device)
-        self._log(run, shown)
-        self.last = shown
-        self.train_history.append({"global_step": run.step, **shown})
-
-    def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        self._log(run, dict(metrics))
-        self.eval_history.append({"global_step": run.step, **metrics})
-
-    def seconds(self) -> dict[str, float]:
-        """Take the seconds since the last call, by activity, and add them to ``total``."""
-        seconds = self._clock.take() | ENGINE.take()
-        for name, value in seconds.items():
-            self.total.add(name, value)
-        return seconds
-
-    def _log(self, run: TrainingRun, metrics: dict[str, float]) -> None:
-        metrics = unique((*metrics.items(), *run.extra.items()), "metrics")
-        run.extra = {}  # numbers of the caller are in one line only
-        with self._clock.of("log"):
-            self._writer.write(run.step, metrics, self._progress.best)
-        if self._on_log is not None and self._on_log(run.step, dict(metrics)) is False:
-            run.stop()
+    alarm = note

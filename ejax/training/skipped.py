@@ -4,6 +4,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from ejax.store.run_dir import RunDirectory
+from ejax.training.callbacks import Callback, TrainingRun
+from ejax.training.saver import Progress
+
 _NAMES = {"loss": "loss", "grad_norm": "gradient"}
 _CRITICS = {"value_loss": "critic's loss", "value_grad_norm": "critic's gradient"}
 _REMEDY = "lower algorithm.cfg.optimizer.learning_rate, look for rewards and observations that are not finite"
@@ -50,3 +54,17 @@ def mostly_skipped_text(skipped: float, updates: int) -> str:
         f"{skipped:.0f} of {updates} updates were skipped, because loss, gradient or step were not finite (or the "
         f"gradient above max_grad_norm_before_clip): this run has hardly learned; {_REMEDY}, and train again"
     )
+
+
+class SkippedUpdates(Callback):
+    """Count updates that were not applied. ``skips`` False: the first update that is not finite ends the run."""
+
+    def __init__(self, progress: Progress, directory: RunDirectory, *, skips: bool) -> None:
+        self._progress, self._directory, self._skips = progress, directory, skips
+
+    def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
+        if not self._skips:
+            refuse_nonfinite(run.update, metrics, next(iter(self._directory.periodic()), None))
+        self._progress.skipped_updates += skipped_fraction(metrics)
+        for text in skip_notes(run.update, metrics):
+            run.note(text)

@@ -28,7 +28,7 @@ from ejax.population.step import (
     FITNESS,
     PARENT,
     Exploit,
-    Lanes,
+    Placement,
     PopulationState,
     Values,
     exploited,
@@ -163,16 +163,16 @@ def toy_state(rates: list[float]) -> PopulationState:
     )
 
 
-ONE_BY_ONE = Lanes(together=False)
+ONE_BY_ONE = Placement(together=False)
 FOUR = members_mesh(jax.devices())
 RATES = [0.1, 0.2, 0.3, 0.4]
 EXPLOIT = Exploit(every=3, count=1, perturb=(0.5, 2.0), bounds={"rate": (0.0, 0.4)}, make_optimizer=toy_optimizer)
 
 
 def toy_run(
-    rates: list[float], num_updates: int, lanes: Lanes = ONE_BY_ONE, exploit: Exploit | None = None
+    rates: list[float], num_updates: int, placement: Placement = ONE_BY_ONE, exploit: Exploit | None = None
 ) -> tuple[PopulationState, Metrics]:
-    step = make_population_step(toy_step, lanes=lanes, stops_at_nonfinite=True, exploit=exploit)
+    step = make_population_step(toy_step, placement=placement, stops_at_nonfinite=True, exploit=exploit)
     keys = jnp.stack([jax.random.key(seed) for seed in range(len(rates))])
     return repeat_step(step, num_updates, fold=own_keys)(toy_state(rates), keys, jnp.int32(num_updates))
 
@@ -207,7 +207,7 @@ def test_on_several_devices_members_are_the_same() -> None:
 
 def test_side_by_side_members_are_the_same_within_rounding() -> None:
     alone, _ = toy_run(RATES, 4, exploit=EXPLOIT)
-    for lanes in (Lanes(together=True), Lanes(together=True, mesh=FOUR)):
+    for lanes in (Placement(together=True), Placement(together=True, mesh=FOUR)):
         together, _ = toy_run(RATES, 4, lanes, EXPLOIT)
         np.testing.assert_allclose(weights(together), weights(alone), rtol=1e-6)
         assert equal(together.values, alone.values)
@@ -497,7 +497,7 @@ def test_members_are_not_written_through_a_link(name: str, tmp_path: Path) -> No
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_side_by_side_as_on_a_gpu_members_have_nearly_the_numbers_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "ejax.population.members.Lanes", lambda *, together, mesh: Lanes(together=not together, mesh=mesh)
+        "ejax.population.members.Placement", lambda *, together, mesh: Placement(together=not together, mesh=mesh)
     )
     first, second, alone = after_updates(population({RATE: [1e-3, 3e-3]}))
     difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), first.params, alone.params)
