@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
-from ejax.logs.latest import number
+from ejax.schema.messages import number
 from ejax.schema.plain_files import read_bytes
 from ejax.schema.writing import append_file, append_whole
 

@@ -1,5 +1,6 @@
 """Values and texts in messages: short and printable, however long or odd what they come from is."""
 
+import datetime
 import difflib
 import traceback
 from collections.abc import Iterable, Iterator
@@ -73,3 +74,12 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     by_fold = {candidate.casefold(): candidate for candidate in candidates}
     near = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=cutoff)
     return f". Did you mean '{by_fold[near[0]]}'?" if near else ""
+
+
+def number(value: float) -> str:
+    """Write a number with four digits, or as a whole one."""
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
-from ejax.logs.latest import duration, number
-from ejax.schema.messages import explain
+from ejax.schema.messages import duration, explain, number
 from ejax.training.cadence import Cadence
 from ejax.types import Env, HostEnv, Params, Policy
 
@@ -55,7 +54,7 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """Show curves and facts in a notebook."""
-        from ejax.logs.notebook import result_html  # draws curves
+        from ejax.logs.console import result_html  # draws curves
 
         facts = {
             "run": str(self.run_dir),

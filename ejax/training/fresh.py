@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 from ejax.config.models import TrainerConfig
 from ejax.evaluation import UNFINISHED_EPISODES
 from ejax.logs.json_records import FactsError, read_facts
-from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
+from ejax.schema.messages import number
 from ejax.schema.plain_files import to_json
 from ejax.schema.writing import by_product, replace_file
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint

@@ -18,8 +18,7 @@ from tiny import tiny
 
 from ejax.config import parse_config
 from ejax.logs.best import Best
-from ejax.logs.console import LiveView, PlainView, make_console, summary
-from ejax.logs.latest import Latest
+from ejax.logs.console import Latest, LiveView, PlainView, make_console, summary
 from ejax.logs.metrics import MetricWriter
 from ejax.schema.frozen import with_value
 
@@ -210,7 +209,7 @@ def test_plain_lines_have_the_form_of_embodichain(tmp_path: Path, capsys: pytest
 def test_plain_train_lines_give_the_share_done_and_the_time_left_and_stay_within_160_characters() -> None:
     file, many = io.StringIO(), {f"train/a_rather_long_name_{i}": float(i + 1) for i in range(20)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ejax.logs.latest.time.monotonic", lambda: now)
+        patch.setattr("ejax.logs.console.time.monotonic", lambda: now)
         now = 0.0
         view = PlainView(file, Latest("probe", total_steps=1000), clock=lambda: now)
         for step in (100, 200):
@@ -263,7 +262,7 @@ def test_output_that_is_no_terminal_is_plain_even_when_colour_is_forced(
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_live_view_shows_progress_losses_evaluation_and_best_within_the_width(width: int) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=width, height=50, color_system=None)
-    view = LiveView(terminal, "probe", total_steps=100)
+    view = LiveView(terminal, Latest("probe", total_steps=100))
     view.write(50, TRAIN, None)
     view.write(50, {"eval/avg_reward": 3.25, "eval/success_rate": 0.75}, Best(value=4.5, step=25))
     view.note("[saved]")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tiny import EVALUATED, STEPS, tiny
 
-from ejax.logs.latest import number
 from ejax.population.lineage import Exploited, lineage, read_exploits, value_texts, values_at, write_exploit
 from ejax.report.__main__ import main as report
+from ejax.schema.messages import number
 from ejax.train import main as train
 
 RATE = "algorithm.cfg.optimizer.learning_rate"
