@@ -14,15 +14,17 @@ from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from damages import same, what_is_left
 from host_tasks import Drift, Linear, Sleepy, Wrapped, nap
+from refusals import refusals, refused
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.collectors import AsyncCollector, HostCollector, Schedule, Share
-from ejax.config import ConfigError, RunConfig, parse_config
+from ejax.config import RunConfig, parse_config
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.optim import make_optimizer
 from ejax.run import RunResult, train
@@ -35,12 +37,12 @@ T, N = 5, 4
 PPO = PPOConfig(batch_size=10, n_epochs=2)
 OPTIMIZER = make_optimizer(PPO.optimizer)
 POLICY = Linear()
+PARAMS = POLICY.init(jax.random.key(1), None)
 ONE_OLD = Schedule(max_staleness=1)
 
 
 def start_state(policy: Linear) -> TrainState:
-    params = policy.init(jax.random.key(1), None)
-    return make_train_state(params, OPTIMIZER)
+    return make_train_state(policy.init(jax.random.key(1), None), OPTIMIZER)
 
 
 def update(state: TrainState, rollout: Any, index: int, policy: Linear) -> TrainState:
@@ -79,35 +81,32 @@ def learn_beside(running: AsyncCollector, updates: int, policy: Linear, naps: fl
 # The schedule
 
 
-def test_a_fixed_schedule_has_one_version_for_each_rollout() -> None:
-    schedule = Schedule(max_staleness=2)
-    assert [schedule.version(k, first=0, newest=9) for k in range(5)] == [0, 0, 0, 1, 2]
-    assert schedule.version(5, first=0, newest=2) is None  # it waits
-    assert schedule.version(5, first=4, newest=4) == 4  # after a resume there is nothing older
+@pytest.mark.parametrize(
+    ("schedule", "asked", "versions"),
+    [
+        (Schedule(max_staleness=2), [(k, 0, 9) for k in range(5)], [0, 0, 0, 1, 2]),
+        (Schedule(max_staleness=2), [(5, 0, 2), (5, 4, 4)], [None, 4]),  # it waits; after a resume nothing is older
+        (Schedule(max_staleness=2, free=True), [(3, 0, 3), (3, 0, 1), (4, 0, 1)], [3, 1, None]),
+        (Schedule(max_staleness=2, recorded=(0, 0, 2)), [(0, 0, 5), (1, 0, 5), (2, 0, 5), (2, 0, 1)], [0, 0, 2, None]),
+    ],
+    ids=["fixed", "fixed at its ends", "free", "recorded"],
+)
+def test_a_schedule_has_a_version_for_each_rollout(schedule: Schedule, asked: list[Any], versions: list[Any]) -> None:
+    assert [schedule.version(k, first=first, newest=newest) for k, first, newest in asked] == versions
 
 
-def test_a_free_schedule_takes_the_newest_within_the_bound() -> None:
-    schedule = Schedule(max_staleness=2, free=True)
-    assert schedule.version(3, first=0, newest=3) == 3
-    assert schedule.version(3, first=0, newest=1) == 1
-    assert schedule.version(4, first=0, newest=1) is None
-
-
-def test_a_recorded_schedule_is_used_as_it_is_to_its_end() -> None:
-    schedule = Schedule(max_staleness=2, recorded=(0, 0, 2))
-    assert [schedule.version(k, first=0, newest=5) for k in range(3)] == [0, 0, 2]
-    assert schedule.version(2, first=0, newest=1) is None
+def test_a_recorded_schedule_ends() -> None:
     with pytest.raises(IndexError, match="ends with rollout 2; no 3"):
-        schedule.version(3, first=0, newest=5)
+        Schedule(max_staleness=2, recorded=(0, 0, 2)).version(3, first=0, newest=5)
 
 
-def test_impossible_schedules_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_staleness must be at least 0, got -1"):
-        Schedule(max_staleness=-1)
-    with pytest.raises(ValueError, match=r"recorded\[1\] is version 2: rollout 1 can have 0 to 1"):
-        Schedule(recorded=(0, 2))
-    with pytest.raises(ValueError, match=r"recorded\[3\] is version 0: rollout 3 can have 1 to 3 with max_staleness 2"):
-        Schedule(max_staleness=2, recorded=(0, 0, 0, 0))
+@refusals(
+    ({"max_staleness": -1}, "max_staleness", "got -1"),
+    ({"recorded": (0, 2)}, "recorded[1]", "rollout 1 can have 0 to 1"),
+    ({"max_staleness": 2, "recorded": (0, 0, 0, 0)}, "recorded[3]", "rollout 3 can have 1 to 3"),
+)
+def test_impossible_schedules_are_refused(given: dict[str, Any], key: str, word: str) -> None:
+    refused(Schedule, **given, key=key, word=word)
 
 
 # What it computes
@@ -180,7 +179,7 @@ def test_actor_and_learner_on_different_devices() -> None:
 def test_the_learner_may_donate_what_it_published() -> None:
     """D5: what is published is a copy."""
     donate = jax.jit(lambda params: jax.tree.map(lambda x: x + 1.0, params), donate_argnums=0)
-    params = Linear().init(jax.random.key(1), None)
+    params = jax.tree.map(jnp.copy, PARAMS)
     with background(Schedule(1), wrap=Sleepy) as running:
         running.start(params)
         for index in range(6):
@@ -196,7 +195,7 @@ def test_the_collector_waits_for_the_learner_and_loses_nothing() -> None:
     """D6, D19, D36: bounded, in order, each once."""
     running = background(Schedule(2, free=True))
     with running:
-        running.start(Linear().init(jax.random.key(1), None))
+        running.start(PARAMS)
         deadline = time.monotonic() + 30
         while running.stats.queued < 3 and time.monotonic() < deadline:
             time.sleep(1e-3)
@@ -213,10 +212,9 @@ def test_the_collector_waits_for_the_learner_and_loses_nothing() -> None:
 
 def test_versions_are_published_one_by_one() -> None:
     with background() as running:
-        params = Linear().init(jax.random.key(1), None)
-        running.start(params)
+        running.start(PARAMS)
         with pytest.raises(ValueError, match="version 3 published after 0; versions come one by one"):
-            running.publish(params, 3)
+            running.publish(PARAMS, 3)
 
 
 # Errors, stops, pauses
@@ -232,7 +230,7 @@ def test_an_exception_ends_the_training_with_its_traceback_and_no_wait() -> None
     """D33: the rollout that is complete is still delivered."""
     running = background(wrap=Breaks)
     with pytest.raises(RuntimeError, match="the gripper is stuck") as caught, running:
-        running.start(Linear().init(jax.random.key(1), None))
+        running.start(PARAMS)
         assert running.collect() is not None
         running.collect()
     text = "".join(traceback.format_exception(caught.value))
@@ -244,7 +242,7 @@ def test_an_exception_ends_the_training_with_its_traceback_and_no_wait() -> None
 def test_closing_stops_inside_a_rollout_and_leaves_no_thread() -> None:
     """D34, D35"""
     running = background(num_steps=100_000, times={"stop_timeout_s": 300.0})
-    running.start(Linear().init(jax.random.key(1), None))
+    running.start(PARAMS)
     while running.collector.workers[0].num_steps < 3:
         time.sleep(1e-3)
     running.close()
@@ -270,8 +268,7 @@ def test_a_step_that_hangs_is_named_and_nobody_waits_for_it(groups: int) -> None
     running = background(wrap=Hangs, groups=groups, times={"env_timeout_s": 1.0, "stop_timeout_s": 0.2})
     where = r"at rollout 0, step 3 of 5, group \d: Hangs"
     with pytest.raises(TimeoutError, match=f"nothing happened for 1 s {where}") as caught, running:
-        running.collector.compile(params := Linear().init(jax.random.key(1), None))  # which may take more than 1 s
-        running.start(params)
+        running.start(PARAMS)
         running.collect()
     assert "while closing the collector: not stopped within 0 s" in caught.value.__notes__[0]
     assert not any(group.closed for group in running.collector.groups)  # a thread is still inside
@@ -287,7 +284,7 @@ def test_no_environment_steps_while_paused(groups: int) -> None:
     envs = running.collector.groups
     steps = lambda: [env.num_steps for env in envs if isinstance(env, Sleepy)]  # noqa: E731
     with running:
-        running.start(Linear().init(jax.random.key(1), None))
+        running.start(PARAMS)
         for _ in range(5):
             before = sum(steps())
             while sum(steps()) < before + 5:
@@ -303,14 +300,14 @@ def test_a_learner_wakes_when_the_rollout_is_there(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("ejax.collectors.background._POLL_S", 600.0)
     began = time.monotonic()
     with background(wrap=Sleepy) as running:
-        running.start(Linear().init(jax.random.key(1), None))
+        running.start(PARAMS)
         assert running.collect() is not None
     assert time.monotonic() - began < 300.0
 
 
 def test_an_interrupted_learner_does_not_wait() -> None:
     with background(wrap=Sleepy, num_steps=1000) as running:
-        running.start(Linear().init(jax.random.key(1), None))
+        running.start(PARAMS)
         assert running.collect(lambda: True) is None
 
 
@@ -320,7 +317,7 @@ def test_a_collector_that_is_not_started_says_so() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_timings_end_with_everything_statsed_for(seed: int) -> None:
+def test_random_timings_end_with_everything_accounted_for(seed: int) -> None:
     """D31: publish, collect, pause and close at random moments, with steps that fail."""
     rng = random.Random(seed)
 
@@ -338,15 +335,14 @@ def test_random_timings_end_with_everything_statsed_for(seed: int) -> None:
     version = 0
     try:
         with running:
-            params = Linear().init(jax.random.key(1), None)
-            running.start(params)
+            running.start(PARAMS)
             for _ in range(rng.randint(0, 15)):
                 if rng.random() < 0.3:
                     with running.paused():
                         pass
                 assert running.collect() is not None
                 version += 1
-                running.publish(params, version)
+                running.publish(PARAMS, version)
     except OSError:
         pass
     stats = running.stats
@@ -453,37 +449,24 @@ def test_several_learner_devices_agree_with_one(tmp_path: Path) -> None:
     chex.assert_trees_all_close(one.train, two.train, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "text"),
-    [
-        (["trainer.collector.replay_schedule=nowhere.json"], "'nowhere.json' is no schedule.json for this run"),
-        (
-            ["trainer.collector.actor_devices=[cpu:9]"],
-            r"actor_devices: got 'cpu:9', but the devices of jax here are cpu:0",
-        ),
-        (["trainer.collector.learner_devices=[cpu:0,cpu:1,cpu:2]"], "3 devices for num_envs 4, which they must divide"),
-        (
-            ["algorithm={name: apg, cfg: {}}", "trainer.buffer_size=16"],
-            "apg needs an environment inside its program; with host environments: ppo",
-        ),
-        (
-            [
-                "algorithm={name: grpo, cfg: {batch_size: 16}}",
-                "policy.name=actor_only",
-                "policy.critic=null",
-                "trainer.collector.num_groups=2",
-            ],
-            "got 2 groups of 2 envs; group_size 4 must divide",
-        ),
-    ],
+COLLECTOR = "trainer.collector"
+APG = ["algorithm={name: apg, cfg: {}}", "trainer.buffer_size=16"]
+GRPO = ["algorithm={name: grpo, cfg: {batch_size: 16}}", "policy.name=actor_only", "policy.critic=null"]
+
+
+@refusals(
+    ([f"{COLLECTOR}.replay_schedule=nowhere.json"], f"{COLLECTOR}.replay_schedule", "'nowhere.json'"),
+    ([f"{COLLECTOR}.actor_devices=[cpu:9]"], f"{COLLECTOR}.actor_devices", "'cpu:9'"),
+    ([f"{COLLECTOR}.learner_devices=[cpu:0,cpu:1,cpu:2]"], f"{COLLECTOR}.learner_devices", "3 devices"),
+    (APG, "algorithm.name", "with host environments: ppo"),
+    ([*GRPO, f"{COLLECTOR}.num_groups=2"], f"{COLLECTOR}.num_groups", "group_size 4 must divide"),
 )
-def test_parts_that_do_not_go_together_are_refused(overrides: list[str], text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=text):
-        build(parse_config(config(tmp_path, "async"), overrides))
+def test_parts_that_do_not_go_together_are_refused(given: list[str], key: str, word: str, tmp_path: Path) -> None:
+    refused(lambda: build(parse_config(config(tmp_path, "async"), given)), key=key, word=word)
 
 
 def test_a_recorded_schedule_that_ends_before_the_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "schedule.json").write_text('{"versions": [0, 0, 1]}')
-    overrides = ["trainer.iterations=4", f"trainer.collector.replay_schedule={tmp_path}/schedule.json"]
-    with pytest.raises(ConfigError, match=r"replay_schedule: .*3 rollouts, and the run 4 updates"):
-        build(parse_config(config(tmp_path, "async"), overrides))
+    given = ["trainer.iterations=4", f"{COLLECTOR}.replay_schedule={tmp_path}/schedule.json"]
+    made = parse_config(config(tmp_path, "async"), given)
+    refused(build, made, key=f"{COLLECTOR}.replay_schedule", word="3 rollouts")
