@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete, MultiDiscrete
 from helpers.host_tasks import Drift, Linear
+from helpers.refusals import refused
 from helpers.tiny import NETWORK, NUM_ENVS, NUM_STEPS
 from helpers.tiny import PPO as OPTIONS
 
@@ -178,21 +179,13 @@ def test_a_policy_made_for_another_space_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_what_cannot_be_is_refused() -> None:
     algorithm = PPO({"batch_size": 16}, POLICY)
-    with pytest.raises(ValueError, match="no rollout to learn from; call collect_rollout first"):
-        algorithm.update()
-    with pytest.raises(ValueError, match="how many environments there are is not known; call initialize_buffer first"):
-        algorithm.collect_rollout(obs=None, **LOOP)
-    with pytest.raises(ConfigError, match=r"batch_size: got 16, but a rollout has 4 rows"):
-        algorithm.initialize_buffer(2, 2)
+    refused(algorithm.update, word="call collect_rollout first")
+    refused(algorithm.collect_rollout, obs=None, **LOOP, word="call initialize_buffer first")
+    refused(algorithm.initialize_buffer, 2, 2, key="algorithm.cfg.batch_size", word="got 16, but a rollout has 4 rows")
     algorithm.initialize_buffer(NUM_STEPS, NUM_ENVS, obs_dim=2, action_dim=1)
-    with pytest.raises(ValueError, match=r"rollouts are \(8, 4\) steps and environments, got \(9, 4\)"):
-        algorithm.collect_rollout(ENV, POLICY, None, NUM_STEPS + 1)
-    with pytest.raises(ValueError, match="got another policy, Linear; give the one that the algorithm trains"):
-        algorithm.collect_rollout(ENV, Linear(), None, NUM_STEPS)
-    with pytest.raises(NotImplementedError, match=r"BCConfig does not learn from rollouts; Trainer\("):
-        build_algo("bc", {}, POLICY).collect_rollout(obs=None, **LOOP)
-    for name in ("sac", "flash_sac"):
-        with pytest.raises(NotImplementedError, match=r"does not learn from rollouts; Trainer\("):
+    refused(algorithm.collect_rollout, ENV, POLICY, None, NUM_STEPS + 1, key="(8, 4)", word="got (9, 4)")
+    refused(algorithm.collect_rollout, ENV, Linear(), None, NUM_STEPS, word="got another policy, Linear")
+    for name in ("bc", "sac", "flash_sac"):
+        with pytest.raises(NotImplementedError, match=r"Config does not learn from rollouts; Trainer\("):
             build_algo(name, {}, POLICY).collect_rollout(obs=None, **LOOP)
-    with pytest.raises(ValueError, match=r"device: got cuda; leave it out: a run has Trainer\(\.\.\., device"):
-        build_algo("ppo", {}, POLICY, "cuda")  # type: ignore[arg-type]
+    refused(build_algo, "ppo", {}, POLICY, "cuda", key="device", word="Trainer(..., device")
