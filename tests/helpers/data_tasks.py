@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ejax.data import Episode, EpisodeSpec, Failure, OnlineDataEngine
+from ejax.data import Episode, EpisodeSpec, Failure
 
 
 class SimulationError(Exception):
@@ -174,12 +174,3 @@ class Importing(Toy):
     def generate(self, seed: int) -> Any:
         Path(self.folder, "modules").write_text("\n".join(sorted(sys.modules)))
         return super().generate(seed)
-
-
-def draw_in_a_child(engine: OnlineDataEngine, queue: Any) -> None:
-    """Consume as a forked or spawned process."""
-    queue.put((engine.sample_batch(20, 5)["episode_step"][:, 0].tolist(), engine.state.name))
-    try:
-        engine.stop()
-    except RuntimeError as error:
-        queue.put(str(error))
