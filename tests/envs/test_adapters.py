@@ -1,8 +1,11 @@
 """Environments of other libraries: the library's own numbers, and who ended an episode."""
 
-import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial, reduce
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -10,36 +13,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import tiny
 
-from ejax.algorithms.ppo import PPOConfig, ppo_update
-from ejax.distributions import action_spec
-from ejax.envs.adapters import brax, gymnax, library
+from ejax.config import parse_config
+from ejax.envs.adapters import brax, envpool, gymnax, library
 from ejax.envs.mujoco.choice import how_to_install
-from ejax.optim import make_optimizer
-from ejax.policies.actor_critic import ActorCritic
-from ejax.policies.mlp import NetworkConfig
-from ejax.rollout import reset, step, unroll
-from ejax.schema.registry import resolve
-from ejax.types import Timestep, make_train_state
+from ejax.rollout import reset, step
+from ejax.run import train
+from ejax.training.environments import make_env
+from ejax.types import Timestep
 
 
-def needs(module: str, extra: str) -> list[Any]:
-    """Skipped without the library; JAX's and Python's strictness is for our code, not for the library's."""
-    missing = importlib.util.find_spec(module) is None
-    return [
-        pytest.mark.skipif(missing, reason=f"{extra} is not installed: pip install -e '.[{extra}]'"),
+def needs(module: str, extra: str) -> Callable[[Any], Any]:
+    """Skip without the library; JAX's and Python's strictness is for our code, not for the library's."""
+    marks = [
+        pytest.mark.skipif(find_spec(module) is None, reason=f"{extra} is not there: pip install -e '.[{extra}]'"),
         pytest.mark.filterwarnings("ignore"),
         pytest.mark.usefixtures("lenient_rank_promotion"),
     ]
-
-
-def marked(marks: list[Any]) -> Any:
-    def decorate(test: Any) -> Any:
-        for mark in marks:
-            test = mark(test)
-        return test
-
-    return decorate
+    return lambda test: reduce(lambda marked, mark: mark(marked), marks, test)
 
 
 @pytest.fixture
@@ -48,21 +40,26 @@ def lenient_rank_promotion() -> Any:
         yield
 
 
-with_gymnax = marked(needs("gymnax", "gymnax"))
-with_brax = marked(needs("brax", "brax"))
-with_playground = marked(needs("mujoco_playground", "playground"))
+with_gymnax = needs("gymnax", "gymnax")
+with_brax = needs("brax", "brax")
+with_playground = needs("mujoco_playground", "playground")
 
 
 # What needs no library
 
 
-@pytest.mark.parametrize("family", ["gymnax", "brax", "playground"])
+@pytest.mark.parametrize("family", ["gymnax", "brax", "playground", "envpool"])
 def test_a_missing_library_says_what_to_install(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_there(name: str) -> None:
         raise ModuleNotFoundError(f"No module named '{name}'", name=name)
 
     monkeypatch.setattr(library.importlib, "import_module", not_there)
-    make = {"gymnax": gymnax.make, "brax": brax.make, "playground": brax.make_playground}[family]
+    make = {
+        "gymnax": gymnax.make,
+        "brax": brax.make,
+        "playground": brax.make_playground,
+        "envpool": partial(envpool.make, num_envs=1),
+    }[family]
     with pytest.raises(ModuleNotFoundError, match=rf"pip install -e '\.\[{family}\]'"):
         make("CartPole-v1")
 
@@ -101,6 +98,30 @@ def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(mo
         brax.make_playground("CartpoleBalance", impl="cpp")
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[warp\]'"):
         brax.make_playground("CartpoleBalance", impl="warp")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "options", "message"),
+    [
+        ("gymnax", "gymnax:CartPol-v1", {}, "gymnax has no environment 'CartPol-v1'; nearest: CartPole-v1"),
+        ("gymnax", "gymnax:CartPole-v1", {"gravty": 1.0}, r"no parameter gravty; it has .*gravity"),
+        ("brax", "brax:inverted_pendlum", {}, "no environment 'inverted_pendlum'; nearest: inverted_pendulum"),
+        ("mujoco_playground", "playground:CartpolBalance", {}, "nearest: CartpoleBalance"),
+        (
+            "mujoco_playground",
+            "playground:CartpoleBalance",
+            {"vision_config": {"foo": 1}},
+            r"has no config entry vision_config\.foo; it has .*ctrl_dt",
+        ),
+        ("envpool", "envpool:CartPole-v9", {}, "envpool has no environment 'CartPole-v9'; nearest: CartPole"),
+        ("envpool", "envpool:CartPole-v1", {"nonsense": 3}, r"refuses the options of 'CartPole-v1'.*nonsense"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_unknown_names_and_options_are_refused(module: str, name: str, options: dict[str, Any], message: str) -> None:
+    pytest.importorskip(module)
+    with pytest.raises(ValueError, match=message):
+        make_env(name, options, num_envs=1)
 
 
 # Gymnax
@@ -178,6 +199,8 @@ def test_gymnax_actions_are_clipped_to_the_bounds() -> None:
     env = gymnax.make("PointRobot-misc")  # ±0.1
     key = jax.random.key(0)
     state, _ = env.reset(key)
+    with pytest.raises(ValueError, match="action of shape"):
+        env.step(state, jnp.zeros(()), key)
     for bound in (0.1, -0.1):
         _, far = env.step(state, jnp.full(2, 50.0 * bound), key)
         _, near = env.step(state, jnp.full(2, bound), key)
@@ -202,17 +225,6 @@ def test_gymnax_environments_of_equal_options_are_equal_and_hash_alike() -> None
     assert a != gymnax.make("CartPole-v1")
 
 
-@with_gymnax
-def test_gymnax_refuses_unknown_names_and_parameters() -> None:
-    with pytest.raises(ValueError, match="gymnax has no environment 'CartPol-v1'; nearest: CartPole-v1"):
-        gymnax.make("CartPol-v1")
-    with pytest.raises(ValueError, match=r"no parameter gravty; it has .*gravity"):
-        gymnax.make("CartPole-v1", gravty=1.0)
-    with pytest.raises(ValueError, match="action of shape"):
-        env = gymnax.make("Pendulum-v1")
-        env.step(env.reset(jax.random.key(0))[0], jnp.zeros(()), jax.random.key(0))
-
-
 @pytest.mark.slow
 @with_gymnax
 def test_gradients_pass_through_a_gymnax_transition_if_asked() -> None:
@@ -227,21 +239,9 @@ def test_gradients_pass_through_a_gymnax_transition_if_asked() -> None:
 
 @pytest.mark.slow
 @with_gymnax
-def test_ppo_updates_on_a_discrete_gymnax_environment() -> None:
-    env = resolve("env", "gymnax:CartPole-v1")()
-    network = NetworkConfig(hidden_sizes=(8,))
-    policy = ActorCritic(action_spec=action_spec(env.action_space), actor=network, critic=network)
-    config = PPOConfig(batch_size=16, n_epochs=2)
-    optimizer = make_optimizer(config.optimizer)
-    carry = reset(env, jax.random.key(0), 4)
-    params = policy.init(jax.random.key(1), carry.obs)
-    state = make_train_state(params, optimizer)
-    rollout, _ = unroll(policy, env, params, carry, jax.random.key(2), num_steps=16)
-    assert rollout.action.shape == (16, 4)
-    assert rollout.action.dtype == jnp.int32
-    after, metrics = ppo_update(state, rollout, jax.random.key(3), policy=policy, optimizer=optimizer, config=config)
-    assert all(jnp.isfinite(x).all() for x in metrics.values())
-    assert not jax.tree.all(jax.tree.map(jnp.array_equal, params, after.params))
+def test_ppo_updates_on_a_discrete_gymnax_environment(tmp_path: Path) -> None:
+    metrics = train(parse_config(tiny(tmp_path, "gymnax:CartPole-v1", iterations=1))).last_train_metrics
+    assert metrics["train/skipped_minibatches"] == 0.0 and metrics["train/grad_norm"] > 0.0
 
 
 # Brax
@@ -274,12 +274,6 @@ def test_brax_dict_observations_stay_dicts_of_vectors() -> None:
 
 
 @with_brax
-def test_brax_refuses_unknown_names() -> None:
-    with pytest.raises(ValueError, match="brax has no environment 'inverted_pendlum'; nearest: inverted_pendulum"):
-        brax.make("inverted_pendlum")
-
-
-@with_brax
 @pytest.mark.slow
 def test_a_fallen_brax_pendulum_terminates_and_starts_again() -> None:
     env = brax.make("inverted_pendulum")
@@ -308,14 +302,6 @@ def test_playground_environments_that_would_be_downloaded_fail_at_once(
     monkeypatch.setattr(mjx_env.subprocess, "Popen", lambda *_, **__: pytest.fail("git was called"))
     with pytest.raises(FileNotFoundError, match="playground:Go1Getup needs the robot models of mujoco_menagerie"):
         brax.make_playground("Go1Getup")
-
-
-@with_playground
-def test_playground_refuses_unknown_names_and_config_entries() -> None:
-    with pytest.raises(ValueError, match="nearest: CartpoleBalance"):
-        brax.make_playground("CartpolBalance")
-    with pytest.raises(ValueError, match=r"has no config entry vision_config\.foo; it has .*ctrl_dt"):
-        brax.make_playground("CartpoleBalance", vision_config={"foo": 1})
 
 
 @with_playground

@@ -5,20 +5,21 @@ import json
 import os
 import threading
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chex
-import gymnasium
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from host_tasks import Drift, Linear, SameArrays, Wrapped
 from ladder import Ladder
+from tiny import tiny
 
 from ejax import replay
 from ejax.collectors import HostCollector
@@ -38,10 +39,19 @@ CALM[:, 0] = 0.25
 RECIPE: dict[str, Any] = {"id": "ladder:Ladder", "cfg": {"fall": 99, "limit": 50, "brittle": 2.0}}
 
 
-def guarded(folder: Path, recipe: dict[str, Any] = RECIPE, **limits: int) -> GuardedEnv:
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Callable[..., GuardedEnv]]:
+    """Yield a maker of guarded ladders whose episodes have begun; all are closed in the end."""
     trust("ladder:Ladder")
-    make = partial(make_env, recipe["id"], recipe["cfg"], num_envs=3)
-    return GuardedEnv(make(), make, recipe=recipe, folder=folder, **limits)
+    with ExitStack() as stack:
+
+        def start(folder: Path = tmp_path, cfg: Any = RECIPE["cfg"], **limits: int) -> GuardedEnv:
+            make = partial(make_env, RECIPE["id"], cfg, num_envs=3)
+            env = stack.enter_context(closing(GuardedEnv(make(), make, recipe=RECIPE, folder=folder, **limits)))
+            env.reset(SEED)
+            return env
+
+        yield start
 
 
 def wild(row: int, value: float) -> np.ndarray:
@@ -50,10 +60,8 @@ def wild(row: int, value: float) -> np.ndarray:
     return action
 
 
-def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(tmp_path: Path) -> None:
-    env, sound = guarded(tmp_path), guarded(tmp_path)
-    env.reset(SEED)
-    sound.reset(SEED)
+def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(guarded: Any, tmp_path: Path) -> None:
+    env, sound = guarded(), guarded()
     before = [env.step(CALM) for _ in range(3)][-1]
     for _ in range(3):
         sound.step(CALM)
@@ -71,30 +79,27 @@ def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(tmp_path: Path) -
         f"python -m ejax.replay {tmp_path / 'step4_row1.npz'}"
     ]
     assert env.reports() == []
-    env.close()
-    sound.close()
 
 
 @pytest.mark.parametrize("way", ["a link", "a file in the way"])
-def test_steps_that_cannot_be_kept_cost_a_line_and_go_through_no_link(way: str, tmp_path: Path) -> None:
+def test_steps_that_cannot_be_kept_cost_a_line_and_go_through_no_link(way: str, guarded: Any, tmp_path: Path) -> None:
     run, theirs = tmp_path / "run", tmp_path / "theirs"
     run.mkdir()
     theirs.mkdir()
     (run / "quarantine").symlink_to(theirs) if way == "a link" else (run / "quarantine").write_text("")
     env = guarded(run / "quarantine" / "eval")
-    env.reset(SEED)
     for action in (CALM, wild(2, 9.0)):
         found = env.step(action)
     assert found.info["valid"].tolist() == [True, True, False] and env.num_quarantined == 1
     not_written, quarantined = env.reports()
     assert str(run / "quarantine") in not_written and "it cannot be replayed" in quarantined
     assert not list(theirs.iterdir())
-    env.close()
 
 
-def test_the_file_plays_again_to_the_recorded_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    env = guarded(tmp_path)
-    env.reset(SEED)
+def test_the_file_plays_again_to_the_recorded_step(
+    guarded: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = guarded()
     for action in [CALM, wild(2, 9.0), CALM, wild(1, 0.5), wild(2, 1.5), wild(2, 1.5)]:
         env.step(action)
     env.close()
@@ -112,10 +117,9 @@ def test_the_file_plays_again_to_the_recorded_step(tmp_path: Path, capsys: pytes
 
 @pytest.mark.usefixtures("nothing_trusted")
 def test_a_file_alone_does_not_start_foreign_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    guarded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    env = guarded(tmp_path)
-    env.reset(SEED)
+    env = guarded()
     env.step(wild(0, 9.0))
     env.close()
     monkeypatch.setattr("ejax.schema.trust._named", set())  # another process
@@ -179,30 +183,23 @@ def test_quarantine_in_modes_that_reset_by_themselves(tmp_path: Path, mode: Auto
     with pytest.raises(ValueError, match="does not seed its episodes one by one"):
         replay.read(tmp_path / "step2_row1.npz")
     assert "cannot be replayed: the environment does not seed rows one by one" in env.reports()[0]
-    env.close()
 
 
-def test_too_many_end_the_training_with_the_name_of_a_file(tmp_path: Path) -> None:
-    env = guarded(tmp_path, max_quarantined=1)
-    env.reset(SEED)
+def test_too_many_end_the_training_with_the_name_of_a_file(guarded: Any) -> None:
+    env = guarded(max_quarantined=1)
     env.step(wild(0, 9.0))
     with pytest.raises(HostEnvError, match=r"in 2 episodes, allowed are 1 \(trainer\.collector.*step2_row2\.npz"):
         env.step(wild(2, 9.0))
-    env.close()
 
 
-def test_two_groups_do_not_overwrite_each_others_files(tmp_path: Path) -> None:
+def test_two_groups_do_not_overwrite_each_others_files(guarded: Any, tmp_path: Path) -> None:
     for _ in range(2):
-        env = guarded(tmp_path)
-        env.reset(SEED)
-        env.step(wild(0, 9.0))
-        env.close()
+        guarded().step(wild(0, 9.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step1_row0.npz", "step1_row0_2.npz"]
 
 
-def test_an_episode_that_began_before_what_is_kept_is_not_played_again(tmp_path: Path) -> None:
-    env = guarded(tmp_path)
-    env.reset(SEED)
+def test_an_episode_that_began_before_what_is_kept_is_not_played_again(guarded: Any, tmp_path: Path) -> None:
+    env = guarded()
     env.adopt(env.reset(SEED))
     env.step(wild(0, 9.0))
     (report,) = env.reports()
@@ -213,19 +210,14 @@ def test_an_episode_that_began_before_what_is_kept_is_not_played_again(tmp_path:
         replay.read(tmp_path / "step1_row0.npz")
 
 
-class Former(gymnasium.Env[Any, Any]):
-    """An environment of gym's first API, but for what ``reset`` takes and returns, and the values of ``step``."""
-
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-    alone, values = False, 5
+class Former(Ladder):
+    """An environment of gym's first API."""
 
     def reset(self, **options: Any) -> Any:
-        obs = np.zeros(2, np.float32)
-        return obs if self.alone else (obs, {})
+        return np.zeros(2, np.float32)
 
     def step(self, action: Any) -> Any:
-        return (np.zeros(2, np.float32), 1.0, False, False, {})[-self.values :]
+        return np.zeros(2, np.float32), 1.0, False, {}
 
 
 class Seedless(Former):
@@ -238,12 +230,9 @@ class Optionless(Former):
         return np.zeros(2, np.float32), {}
 
 
-class Alone(Former):
-    alone = True
-
-
 class FourValues(Former):
-    values = 4
+    def reset(self, **options: Any) -> Any:
+        return np.zeros(2, np.float32), {}
 
 
 @pytest.mark.parametrize(
@@ -251,7 +240,7 @@ class FourValues(Former):
     [
         (Seedless, r"reset\(\).* argument 'seed'"),
         (Optionless, r"reset\(\).* argument 'options'"),
-        (Alone, r"Alone\.reset\(\) returns a ndarray alone"),
+        (Former, r"Former\.reset\(\) returns a ndarray alone"),
         (FourValues, r"FourValues\.step\(\) returns 4 values"),
         (lambda: TimeLimit(FourValues(), 10), r"expected 5, got 4\)"),
     ],
@@ -260,7 +249,7 @@ def test_gyms_former_api_is_named_with_the_form_of_today(make: Any, found: str) 
     env = vectorize(make(), make, 2)
     with pytest.raises(ValueError, match=rf"{found}: .*shimmy"):
         env.reset(SEED[:2])
-        env.step(np.zeros(2, np.int64))
+        env.step(np.zeros((2, 2)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -273,11 +262,9 @@ def test_numbers_that_are_not_finite_are_named(value: float) -> None:
     assert name_nonfinite({"obs": np.ones(3)}) == ""
 
 
-def test_a_start_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
-    env = guarded(tmp_path, {"id": "ladder:Ladder", "cfg": {"first_nan": True}})
+def test_a_start_that_is_not_finite_is_an_error(guarded: Any, tmp_path: Path) -> None:
     with pytest.raises(HostEnvError, match=r"not finite, 3 times in a row, rows \[0, 1, 2\], after 0 steps.* nan"):
-        env.reset(SEED)
-    env.close()
+        guarded(cfg={"first_nan": True})
 
 
 def test_what_was_seen_before_is_kept_though_the_environment_reuses_its_arrays(tmp_path: Path) -> None:
@@ -292,19 +279,16 @@ def test_what_was_seen_before_is_kept_though_the_environment_reuses_its_arrays(t
 # Exceptions
 
 
-def test_an_exception_names_the_environment_and_the_step(tmp_path: Path) -> None:
-    env = guarded(tmp_path)
-    env.reset(SEED)
+def test_an_exception_names_the_environment_and_the_step(guarded: Any) -> None:
+    env = guarded()
     env.step(CALM)
     with pytest.raises(HostEnvError, match=r"'ladder:Ladder' raised at its step 2 \(3 rows\).*the ladder broke") as e:
         env.step(wild(0, 10.0))
     assert isinstance(e.value.__cause__, RuntimeError)
-    env.close()
 
 
-def test_an_environment_that_raised_is_made_anew_as_often_as_allowed(tmp_path: Path) -> None:
-    env = guarded(tmp_path, max_restarts=1)
-    env.reset(SEED)
+def test_an_environment_that_raised_is_made_anew_as_often_as_allowed(guarded: Any) -> None:
+    env = guarded(max_restarts=1)
     before = env.step(CALM)
     told = env.step(wild(0, 10.0))
     assert not told.info["valid"].any() and told.truncated.all() and not told.reward.any()
@@ -314,15 +298,12 @@ def test_an_environment_that_raised_is_made_anew_as_often_as_allowed(tmp_path: P
     assert "recreated, 1 of 1 times" in env.reports()[0]
     with pytest.raises(HostEnvError, match="may be recreated 1 times"):
         env.step(wild(0, 10.0))
-    env.close()
 
 
-def test_one_that_raises_at_once_is_not_made_anew(tmp_path: Path) -> None:
-    env = guarded(tmp_path, max_restarts=5)
-    env.reset(SEED)
+def test_one_that_raises_at_once_is_not_made_anew(guarded: Any) -> None:
+    env = guarded(max_restarts=5)
     with pytest.raises(HostEnvError, match="at its step 1"):
         env.step(wild(0, 10.0))
-    env.close()
 
 
 class Unmakeable(Wrapped):
@@ -345,9 +326,8 @@ def test_one_that_cannot_be_made_again_or_reset_says_so(tmp_path: Path) -> None:
 # In a collector and in a run
 
 
-def test_reports_are_taken_by_another_thread_without_loss(tmp_path: Path) -> None:
-    env = guarded(tmp_path, max_quarantined=1000)
-    env.reset(SEED)
+def test_reports_are_taken_by_another_thread_without_loss(guarded: Any) -> None:
+    env = guarded(max_quarantined=1000)
     told: list[str] = []
     finished = threading.Event()
 
@@ -362,15 +342,6 @@ def test_reports_are_taken_by_another_thread_without_loss(tmp_path: Path) -> Non
     finished.set()
     thread.join()
     assert len(told) + len(env.reports()) == env.num_quarantined >= 60
-    env.close()
-
-
-class Both(Linear):
-    """Two equal actions, around 1."""
-
-    def apply(self, params: Any, obs: Any) -> Any:
-        distribution, value = super().apply(params, 0.0 * obs)
-        return jax.tree.map(lambda x: jnp.concatenate([x, x], axis=-1), distribution), value
 
 
 def test_guarded_environments_are_saved_where_those_inside_can_be(tmp_path: Path) -> None:
@@ -389,21 +360,12 @@ def test_guarded_environments_are_saved_where_those_inside_can_be(tmp_path: Path
 def test_a_run_goes_on_through_nans_and_exceptions_and_counts_them(
     mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    network = {"network_cfg": {"hidden_sizes": [4]}}
-    raw = {
-        "trainer": {
-            "exp_name": "tiny",
-            "num_envs": 4,
-            "buffer_size": 16,
-            "iterations": 6,
-            "output_dir": str(tmp_path),
-            "collector": {"mode": mode, "max_env_restarts": 1000, "num_groups": 2},
-        },
-        "env": {"id": "ladder:Ladder", "cfg": {"fall": 99, "limit": 12, "brittle": 3.0}},
-        "policy": {"name": "actor_critic", "actor": network, "critic": network, "actor_obs_normalization": True},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 2, "skip_nonfinite_updates": False}},
-    }
-    result = train(parse_config(raw))
+    collector = {"mode": mode, "max_env_restarts": 1000, "num_groups": 2}
+    cfg = {"fall": 99, "limit": 12, "brittle": 1.0}
+    ppo = {"skip_nonfinite_updates": False}
+    result = train(
+        parse_config(tiny(tmp_path, "ladder:Ladder", env_cfg=cfg, ppo=ppo, iterations=12, collector=collector, console=True))
+    )
     assert result.finished
     last = result.last_train_metrics
     files = list((result.run_dir / "quarantine").glob("*.npz"))

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Linear
 from ladder import Asked, Ladder
+from tiny import tiny
 
 from ejax.collectors import HostCollector
 from ejax.config import ConfigError, parse_config
@@ -200,14 +201,7 @@ def test_a_chunk_of_a_pure_environment_is_the_same() -> None:
 
 
 def config(env: str, num_envs: int = 4, overrides: tuple[str, ...] = (), **cfg: Any) -> Any:
-    network = {"network_cfg": {"hidden_sizes": [8]}}
-    raw = {
-        "trainer": {"exp_name": "tiny", "num_envs": num_envs, "buffer_size": 8, "iterations": 2, "console": False},
-        "env": {"id": env, "cfg": cfg},
-        "policy": {"name": "actor_critic", "actor": network, "critic": network},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 1}},
-    }
-    return parse_config(raw, list(overrides))
+    return parse_config(tiny(env=env, env_cfg=cfg, num_envs=num_envs), list(overrides))
 
 
 class OwnHost(PureHostEnv):
@@ -363,28 +357,6 @@ class Linear3(Linear):
 
     def apply(self, params: Any, obs: Any) -> Any:
         return super().apply(params, obs[..., :2])
-
-
-@with_envpool
-@pytest.mark.filterwarnings("ignore")
-def test_envpool_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ValueError, match="envpool has no environment 'CartPole-v9'; nearest: CartPole"):
-        make_env("envpool:CartPole-v9", {}, num_envs=1)
-    with pytest.raises(ValueError, match=r"refuses the options of 'CartPole-v1'.*nonsense"):
-        make_env("envpool:CartPole-v1", {"nonsense": 3}, num_envs=1)
-
-
-def test_envpool_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ejax.envs.adapters import library
-
-    def not_there(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named '{name}'", name=name)
-
-    monkeypatch.setattr(library.importlib, "import_module", not_there)
-    from ejax.envs.adapters import envpool
-
-    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[envpool\]'"):
-        envpool.make("CartPole-v1", num_envs=1)
 
 
 @pytest.mark.slow
