@@ -1,5 +1,6 @@
 """Answers of environments outside JAX that are none: refused by name, in every kind of vector."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Wrapped
+from refusals import refusals, refused
 
 from ejax.envs.adapters.gymnasium import GymnasiumVector, make, vectorize
 from ejax.envs.host.calls import HostEnvError
@@ -42,28 +44,26 @@ class Says(gymnasium.Env[Any, Any]):
 
 
 gymnasium.register("Says-v0", Says)  # in workers too
-ODD = [
-    ({"terminated": None}, r"terminated of row 0 is None \(NoneType\); must be True or False"),
-    ({"truncated": 0}, r"truncated of row 0 is 0 \(int\); must be True or False"),
-    ({"terminated": np.array([True])}, r"terminated of row 0 is array\(\[ True\]\) \(ndarray\)"),
-    ({"reward": "1.0"}, r"reward of row 0 is '1\.0' \(str\); must be a number, such as 1\.0"),
-    ({"reward": None}, r"reward of row 0 is None"),
-    ({"reward": 1j}, r"reward of row 0 is 1j \(complex\)"),
-    ({"reward": np.zeros(1)}, r"reward of row 0 is array"),
-    ({"obs": np.zeros(3, np.float32)}, r"observation of row 0 is float32\[3\]; must be numbers \[2\]"),
-    ({"obs": ["0", "1"]}, r"observation of row 0 is <U1\[2\], \['0', '1'\]; must be numbers \[2\]"),
-    ({"obs": np.array([0.0, None])}, r"observation of row 0 is object\[2\], \[0\.0, None\]"),
-    ({"info": {"success": "1.0"}}, r"info\['success'\] of row 0 is '1\.0' \(str\)"),
-]
 
 
-@pytest.mark.parametrize(("says", "message"), ODD, ids=[str(says) for says, _ in ODD])
-def test_an_answer_that_is_none_is_refused_by_row(says: dict[str, Any], message: str) -> None:
-    env = vectorize(Says(says), lambda: Says(says), 2)
+@refusals(
+    ({"terminated": None}, "terminated of row 0", "is None (NoneType); must be True or False"),
+    ({"truncated": 0}, "truncated of row 0", "is 0 (int)"),
+    ({"terminated": np.array([True])}, "terminated of row 0", "is array([ True]) (ndarray)"),
+    ({"reward": "1.0"}, "reward of row 0", "is '1.0' (str); must be a number, such as 1.0"),
+    ({"reward": None}, "reward of row 0", "is None"),
+    ({"reward": 1j}, "reward of row 0", "is 1j (complex)"),
+    ({"reward": np.zeros(1)}, "reward of row 0", "is array"),
+    ({"obs": np.zeros(3, np.float32)}, "observation of row 0", "is float32[3]; must be numbers [2]"),
+    ({"obs": ["0", "1"]}, "observation of row 0", "is <U1[2], ['0', '1']"),
+    ({"obs": np.array([0.0, None])}, "observation of row 0", "is object[2], [0.0, None]"),
+    ({"info": {"success": "1.0"}}, "info['success'] of row 0", "is '1.0' (str)"),
+)
+def test_an_answer_that_is_none_is_refused_by_row(given: dict[str, Any], key: str, word: str) -> None:
+    env = vectorize(Says(given), lambda: Says(given), 2)
     env.reset(SEED)
     env.step(STILL)
-    with pytest.raises(ValueError, match=message):
-        env.step(STILL)
+    refused(env.step, STILL, key=key, word=word)
 
 
 @pytest.mark.parametrize(
@@ -119,26 +119,24 @@ def test_a_vector_environments_arrays_are_looked_at() -> None:
         env.step(STILL)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"reward": np.zeros((2, 1), np.float32)}, r"reward is float32\[2, 1\]; must be numbers \[2\]"),
-        ({"reward": np.array(["1.0", "2.0"])}, r"reward is <U3\[2\], \['1\.0', '2\.0'\]; must be numbers \[2\]"),
-        ({"terminated": np.zeros(2, int)}, r"terminated is int64\[2\]; must be booleans \[2\]"),
-        ({"truncated": False}, r"truncated is bool\[\]; must be booleans \[2\]"),
-        ({"obs": np.zeros((1, 2), np.float32)}, r"obs is float32\[1, 2\]; must be numbers \[2, 2\]"),
-        ({"final_obs": {"a": 1}}, r"final_obs is object\[\], \{'a': 1\}; must be numbers \[2, 2\]"),
-    ],
+@refusals(
+    ({"reward": np.zeros((2, 1), np.float32)}, "reward", "is float32[2, 1]; must be numbers [2]"),
+    ({"reward": np.array(["1.0", "2.0"])}, "reward", "is <U3[2], ['1.0', '2.0']"),
+    ({"terminated": np.zeros(2, int)}, "terminated", "is int64[2]; must be booleans [2]"),
+    ({"truncated": False}, "truncated", "is bool[]"),
+    ({"obs": np.zeros((1, 2), np.float32)}, "obs", "is float32[1, 2]; must be numbers [2, 2]"),
+    ({"final_obs": {"a": 1}}, "final_obs", "is object[], {'a': 1}"),
 )
-def test_an_environment_of_ones_own_is_looked_at_and_named(tmp_path: Any, changes: Any, message: str) -> None:
+def test_an_environment_of_ones_own_is_looked_at_and_named(tmp_path: Any, given: Any, key: str, word: str) -> None:
     class Odd(Wrapped):
         def step(self, action: Any) -> Any:
-            return replace(super().step(action), **changes)
+            return replace(super().step(action), **given)
 
     env = Odd(PureHostEnv(Drift(), 2))
     guard = GuardedEnv(env, lambda: env, recipe={"id": "odd", "cfg": {}}, folder=tmp_path)
     guard.reset(SEED)
-    with pytest.raises(HostEnvError, match=rf"env 'odd' raised at its step 1 \(2 rows\): ValueError\(.{message}"):
+    text = rf"env 'odd' raised at its step 1 \(2 rows\): ValueError\(.{re.escape(f'{key} {word}')}"
+    with pytest.raises(HostEnvError, match=text):
         guard.step(STILL)
 
 

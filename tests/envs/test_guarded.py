@@ -363,9 +363,8 @@ def test_a_run_goes_on_through_nans_and_exceptions_and_counts_them(
     collector = {"mode": mode, "max_env_restarts": 1000, "num_groups": 2}
     cfg = {"fall": 99, "limit": 12, "brittle": 1.0}
     ppo = {"skip_nonfinite_updates": False}
-    result = train(
-        parse_config(tiny(tmp_path, "ladder:Ladder", env_cfg=cfg, ppo=ppo, iterations=12, collector=collector, console=True))
-    )
+    trainer = {"iterations": 12, "collector": collector, "console": True}
+    result = train(parse_config(tiny(tmp_path, "ladder:Ladder", env_cfg=cfg, ppo=ppo, **trainer)))
     assert result.finished
     last = result.last_train_metrics
     files = list((result.run_dir / "quarantine").glob("*.npz"))

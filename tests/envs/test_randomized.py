@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from damages import same, what_is_left
+from refusals import refusals, refused
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
@@ -500,40 +501,34 @@ def test_a_resumed_run_with_everything_random_ends_with_the_same_bits(tmp_path: 
 
 # --- what is refused --------------------------------------------------------------------------------------
 
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"func": "randomize_rigid_object_mas"}, r"func: no event.*Did you mean 'randomize_rigid_object_mass'"),
-    (of("push_articulation_by_setting_velocity"), r"func: no event.*robots have fixed bases here"),
-    ({**MASS, "mode": "interva"}, r"mode: got 'interva'; randomize_rigid_object_mass takes reset, startup, interval"),
-    ({**NOISE, "mode": "interval"}, r"mode: got 'interval'; add_observation_noise takes reset, startup"),
-    ({**MASS, "interval": 3}, r"interval: unknown key"),
-    (of("randomize_rigid_object_mass", entity_cfg=CUBE), r"params\.mass_range: is missing"),
-    (
-        of("randomize_rigid_object_mass", entity_cfg={"uid": "cub"}, mass_range=[1, 2]),
-        r"entity_cfg: .*Did you mean 'cube'",
-    ),
-    (of("randomize_rigid_object_mass", entity_cfg=CUBE, mass_range=[2, 1]), r"mass_range: got .* low <= high"),
-    (of("randomize_rigid_object_mass", entity_cfg=CUBE, mass_range=[-3, 0], relative=True), r"mass_range: allows -1"),
-    (of("randomize_rigid_object_mass", entity_cfg=CUBE, mass_range=[1, 2], operation="mul"), r"operation: got 'mul'"),
-    (
-        of("randomize_rigid_object_inertia", entity_cfg=CUBE, inertia_range=[[1, 1, 1], [1, 1, 3]]),
-        r"none is greater than",
-    ),
-    (of("randomize_articulation_mass", entity_cfg=CUBE, mass_range=[1, 2]), r"no robot 'cube'; there is robot, base"),
-    (of("randomize_articulation_mass", entity_cfg=ROBOT, mass_range=[1, 2], link_names="writs.*"), r"no link 'writs"),
-    (of("randomize_rigid_object_scale", entity_cfg=CUBE, scale_factor_range=[0, 1]), r"scale_factor_range: .* > 0"),
-    (of("randomize_joint_parameters", entity_cfg=ROBOT, friction_range=[1, 2]), r"friction_range: it is 0 in the MJCF"),
-    (of("randomize_drive_gains", entity_cfg=ROBOT), r"gives no range; there is stiffness_range, damping_range"),
-    (of("add_observation_noise"), r"gives neither noise nor bias_range"),
-    (of("add_observation_noise", noise=0.1, part="image"), r"part: got 'image', but there is one array only"),
-    (of("delay_action", steps_range=[-1, 1]), r"steps_range: got .*>= 0"),
-    (of("curriculum", by="luck"), r"by: got 'luck'; allowed: steps, success"),
-]
+OBJECT, LINKS = {"entity_cfg": CUBE}, {"entity_cfg": ROBOT, "mass_range": [1, 2]}
+MOMENTS = [[1, 1, 1], [1, 1, 3]]
 
 
-@pytest.mark.parametrize(("event", "message"), BAD, ids=[f"{i}" for i in range(len(BAD))])
-def test_a_wrong_event_is_refused_by_name(event: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"one.*{message}"):
-        push_cube(one=event)
+@refusals(
+    ({"func": "randomize_rigid_object_mas"}, "func", "Did you mean 'randomize_rigid_object_mass'"),
+    (of("push_articulation_by_setting_velocity"), "func", "robots have fixed bases here"),
+    ({**MASS, "mode": "interva"}, "mode", "takes reset, startup, interval"),
+    ({**NOISE, "mode": "interval"}, "mode", "add_observation_noise takes reset, startup"),
+    ({**MASS, "interval": 3}, "interval", "unknown key"),
+    (of("randomize_rigid_object_mass", **OBJECT), "params.mass_range", "is missing"),
+    (of("randomize_rigid_object_mass", entity_cfg={"uid": "cub"}, mass_range=[1, 2]), "params", "mean 'cube'"),
+    (of("randomize_rigid_object_mass", **OBJECT, mass_range=[2, 1]), "params.mass_range", "low <= high"),
+    (of("randomize_rigid_object_mass", **OBJECT, mass_range=[-3, 0], relative=True), "params.mass_range", "allows -1"),
+    (of("randomize_rigid_object_mass", **OBJECT, mass_range=[1, 2], operation="mul"), "params.operation", "'mul'"),
+    (of("randomize_rigid_object_inertia", **OBJECT, inertia_range=MOMENTS), "params.inertia_range", "none is greater"),
+    (of("randomize_articulation_mass", **OBJECT, mass_range=[1, 2]), "params", "there is robot, base"),
+    (of("randomize_articulation_mass", **LINKS, link_names="writs.*"), "params", "no link 'writs"),
+    (of("randomize_rigid_object_scale", **OBJECT, scale_factor_range=[0, 1]), "params.scale_factor_range", "> 0"),
+    (of("randomize_joint_parameters", entity_cfg=ROBOT, friction_range=[1, 2]), "params.friction_range", "it is 0 in"),
+    (of("randomize_drive_gains", entity_cfg=ROBOT), "params", "there is stiffness_range, damping_range"),
+    (of("add_observation_noise"), "params", "neither noise nor bias_range"),
+    (of("add_observation_noise", noise=0.1, part="image"), "params.part", "one array only"),
+    (of("delay_action", steps_range=[-1, 1]), "params.steps_range", ">= 0"),
+    (of("curriculum", by="luck"), "params.by", "allowed: steps, success"),
+)
+def test_a_wrong_event_is_refused_by_name(given: dict[str, Any], key: str, word: str) -> None:
+    refused(push_cube, one=given, key=f"one.{key}", word=word)
 
 
 def test_events_that_write_the_same_are_refused_together() -> None:
@@ -545,21 +540,14 @@ def test_events_that_write_the_same_are_refused_together() -> None:
         push_cube(one=late, two=late)
 
 
-@pytest.mark.parametrize(
-    ("env", "event", "message"),
-    [
-        (
-            "PushCubeRL",
-            {**MASS, "params": {**MASS["params"], "mass_range": [0, 1]}},
-            r"one\.params\.mass_range: allows 0",
-        ),
-        ("PushCubeRL", {**MASS, "mode": "startu"}, r"one\.mode: .*'startup'"),
-        ("PointMassRL", MASS, r"one\.func: randomize_rigid_object_mass: PointMassRL has no MuJoCo physics"),
-    ],
+@refusals(
+    (("PushCubeRL", {**MASS, "params": {**MASS["params"], "mass_range": [0, 1]}}), "params.mass_range", "allows 0"),
+    (("PushCubeRL", {**MASS, "mode": "startu"}), "mode", "'startup'"),
+    (("PointMassRL", MASS), "func", "PointMassRL has no MuJoCo physics"),
 )
-def test_a_config_refuses_before_anything_is_compiled(env: str, event: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"trainer\.events\.train\.{message}"):
-        parse_config(raw(env=env, train={"one": event}))
+def test_a_config_refuses_before_anything_is_compiled(given: tuple[str, Any], key: str, word: str) -> None:
+    env, event = given
+    refused(parse_config, raw(env=env, train={"one": event}), key=f"trainer.events.train.one.{key}", word=word)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refusals, refused
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.tasks.cart_pole import CartPoleRL
@@ -133,46 +134,32 @@ def test_an_episode_keeps_its_look_and_the_next_has_another() -> None:
     assert (np.abs(moved) <= 0.2).all() and len(np.unique(moved)) == 9
 
 
-@pytest.mark.parametrize(
-    ("randomizer", "message"),
-    [
-        (entry("randomize_indirect_lighting", path="x"), "use randomize_emission_light"),
-        (entry("randomize_lights", "key"), r"Did you mean 'randomize_light'"),
-        (
-            entry("randomize_light", "key", position_range=[[0] * 3] * 2),
-            "position_range is not supported: the lights are",
-        ),
-        (entry("randomize_light", "key", color_range=[0, 1]), "color_range: got .*; must be two lists of 3 numbers"),
-        (entry("randomize_light", "key"), "gives no range"),
-        (entry("randomize_light", color_range=[[0] * 3] * 2), "entity_cfg takes {uid: …}, got None"),
-        (entry("randomize_camera_intrinsics", "wrist", cx_range=[0, 1]), "the one camera is 'camera', got 'wrist'"),
-        (entry("randomize_camera_extrinsics", eye_range=[[0] * 3] * 2), "give camera_eye"),
-        (entry("randomize_visual_material", "cart", roughness_range=[0, 1]), "use base_color_range"),
-        ({**entry("randomize_light", "key"), "mode": "interval"}, "mode must be 'reset', got 'interval'"),
-        (
-            {**entry("randomize_light", "key"), "interval_step": 3},
-            r"one takes .*mode: reset.*got .*interval_step",
-        ),
-    ],
+@refusals(
+    (entry("randomize_indirect_lighting", path="x"), "randomizers.one", "use randomize_emission_light"),
+    (entry("randomize_lights", "key"), "randomizers.one", "Did you mean 'randomize_light'"),
+    (entry("randomize_light", "key", position_range=[[0] * 3] * 2), "position_range", "is not supported: the lights"),
+    (entry("randomize_light", "key", color_range=[0, 1]), "color_range", "must be two lists of 3 numbers"),
+    (entry("randomize_light", "key"), "randomizers.one", "gives no range"),
+    (entry("randomize_light", color_range=[[0] * 3] * 2), "entity_cfg", "takes {uid: …}, got None"),
+    (entry("randomize_camera_intrinsics", "wrist", cx_range=[0, 1]), "uid", "the one camera is 'camera', got 'wrist'"),
+    (entry("randomize_camera_extrinsics", eye_range=[[0] * 3] * 2), "randomizers.one", "give camera_eye"),
+    (entry("randomize_visual_material", "cart", roughness_range=[0, 1]), "randomizers.one", "use base_color_range"),
+    ({**entry("randomize_light", "key"), "mode": "interval"}, "mode", "must be 'reset', got 'interval'"),
+    ({**entry("randomize_light", "key"), "interval_step": 3}, "randomizers.one", "interval_step"),
 )
-def test_randomizers_that_mean_nothing_here_are_refused_by_name(randomizer: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RenderedEnv(CartPoleRL(), renderer="raycast", randomizers={"one": randomizer})
+def test_randomizers_that_mean_nothing_here_are_refused_by_name(given: dict[str, Any], key: str, word: str) -> None:
+    refused(RenderedEnv, CartPoleRL(), renderer="raycast", randomizers={"one": given}, key=key, word=word)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"renderer": "raycast", "effects": True}, "draws no effects"),
-        ({"renderer": "madrona"}, "renderer must be 'mujoco' or 'raycast', got 'madrona'"),
-        ({"wrist": {}}, "drawn by renderer: raycast only"),
-        ({"renderer": "raycast", "wrist": {}}, "CartPoleRL has no tool_position"),
-        ({"randomizers": LOOKS}, r"randomizers \(camera, .*\) need renderer: raycast"),
-    ],
+@refusals(
+    ({"renderer": "raycast", "effects": True}, "renderer", "draws no effects"),
+    ({"renderer": "madrona"}, "renderer", "must be 'mujoco' or 'raycast', got 'madrona'"),
+    ({"wrist": {}}, "wrist", "drawn by renderer: raycast only"),
+    ({"renderer": "raycast", "wrist": {}}, "wrist", "CartPoleRL has no tool_position"),
+    ({"randomizers": LOOKS}, "randomizers (camera, ", "need renderer: raycast"),
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RenderedEnv(CartPoleRL(), **options)
+def test_options_that_do_not_fit_are_refused(given: dict[str, Any], key: str, word: str) -> None:
+    refused(RenderedEnv, CartPoleRL(), **given, key=key, word=word)
 
 
 @pytest.mark.slow

@@ -21,9 +21,11 @@ from ejax.envs.description import caption_of, describe
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.envs.wrappers.asymmetric import AsymmetricEnv
+from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.envs.wrappers.wrapper import EnvWrapper, innermost
 from ejax.play.acting import load
 from ejax.play.saved_policy import evaluate_run
+from ejax.rollout import reset, step
 from ejax.run import train
 from ejax.schema.trust import trust
 from ejax.training.environments import build_env
@@ -129,6 +131,35 @@ def test_a_wrapper_that_forgets_persist_is_refused_where_something_outlasts_an_e
         counts_after(Negated(CountsEpisodes()), 1)
 
 
+# --- AsymmetricEnv -------------------------------------------------------------------------------------------
+
+PARTS = AsymmetricEnv(PointMassRL(), observation_indices=(4, 0))
+
+
+def first_two(env: Any) -> list[Any]:
+    """Return the observations of a reset and of a step."""
+    carry = reset(env, KEY, 3)
+    return [carry.obs, step(env, carry, jnp.full((3, 2), 0.3), KEY)[1].obs]
+
+
+@pytest.mark.slow
+def test_parts_are_numbers_of_the_tasks_own_observation() -> None:
+    for obs, whole in zip(first_two(PARTS), first_two(PointMassRL()), strict=True):
+        np.testing.assert_array_equal(obs["critic"], whole)
+        np.testing.assert_array_equal(obs["policy"], whole[:, [4, 0]])
+    space, named = PARTS.observation_space, describe(PARTS).observation
+    assert {name: part.shape for name, part in space.items()} == {"policy": (2,), "critic": (14,)}
+    assert [feature.name for feature in named["policy"]] == ["goal x", "position x"] and len(named["critic"]) == 14
+
+
+@pytest.mark.slow
+def test_noise_of_the_policys_part_leaves_the_other_as_it_is() -> None:
+    noise = {"camera": {"func": "add_observation_noise", "params": {"part": "policy", "noise": 0.1}}}
+    for seen, true in zip(first_two(RandomizedEnv(PARTS, noise)), first_two(PARTS), strict=True):
+        np.testing.assert_array_equal(seen["critic"], true["critic"])
+        assert not np.isclose(seen["policy"], true["policy"]).any()
+
+
 # --- by config ----------------------------------------------------------------------------------------------
 
 OWN = [{"own_wrappers:Scaled": {"factor": 2.0}}, {"AsymmetricEnv": {"observation_indices": [0, 1, 4, 5]}}]
@@ -207,7 +238,8 @@ def test_an_override_names_a_wrapper_and_its_argument(tmp_path: Path) -> None:
 REFUSED = {
     "unknown": (["AsymetricEnv"], "env.wrappers.0", "Did you mean 'AsymmetricEnv'?"),
     "an unknown option": ([{"AsymmetricEnv": {"indices": [0]}}], "env.wrappers.AsymmetricEnv.indices", "unknown key"),
-    "a wrong value": ([{"AsymmetricEnv": {"observation_indices": [99]}}], "env.wrappers.AsymmetricEnv", "0 to 13"),
+    "a wrong value": ([{"AsymmetricEnv": {"observation_indices": [14]}}], "env.wrappers.AsymmetricEnv", "0 to 13"),
+    "no value": ([{"AsymmetricEnv": {"observation_indices": []}}], "env.wrappers.AsymmetricEnv", "at least one"),
     "a wrong type": ([{"ActionChunk": {"size": "2"}}], "env.wrappers.ActionChunk.size", "must be a valid integer"),
     "twice": (["AsymmetricEnv", "AsymmetricEnv"], "env.wrappers.AsymmetricEnv", "not a vector"),
     "not trusted": (["own_wrappers:Negated"], "env.wrappers.0", "--trust own_wrappers:Negated"),
