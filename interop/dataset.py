@@ -24,7 +24,7 @@ from ejax.data import ChunkSizeSampler, SamplingMode, SequenceSpecCfg
 from ejax.data import OnlineDataset as NumpyDataset
 from ejax.data.dataset import ChunkSource
 
-Transform: TypeAlias = Callable[[TensorDict], TensorDict]
+TensorDictTransform: TypeAlias = Callable[[TensorDict], TensorDict]
 
 
 class OnlineDataset(IterableDataset):
@@ -43,7 +43,7 @@ class OnlineDataset(IterableDataset):
         engine: ChunkSource,
         chunk_size: int | ChunkSizeSampler | None = None,
         batch_size: int | None = None,
-        transform: Transform | None = None,
+        transform: TensorDictTransform | None = None,
         sampling_mode: SamplingMode = "episode",
         *,
         chunk_size_every: int | None = 1,

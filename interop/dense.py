@@ -20,12 +20,12 @@ def is_dense(x: torch.Tensor) -> bool:
 def odd_tensor(x: Any) -> str | None:
     """Explain why ``x``, read from a file, is not a dense tensor of finite numbers that NumPy knows; None if it is."""
     if not isinstance(x, torch.Tensor) or not is_dense(x):
-        return describe(x)
+        return in_words(x)
     if x.numel() * x.element_size() > x.untyped_storage().nbytes():
-        return f"{describe(x)} that the file holds {x.untyped_storage().nbytes()} bytes of"
+        return f"{in_words(x)} that the file holds {x.untyped_storage().nbytes()} bytes of"
     if x.is_floating_point() and x.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        return describe(x)
-    return None if not x.is_floating_point() or bool(x.isfinite().all()) else f"{describe(x)} with NaN or infinity"
+        return in_words(x)
+    return None if not x.is_floating_point() or bool(x.isfinite().all()) else f"{in_words(x)} with NaN or infinity"
 
 
 def as_tensor(x: Any, name: str, device: torch.device) -> torch.Tensor:
@@ -45,7 +45,7 @@ def as_tensor(x: Any, name: str, device: torch.device) -> torch.Tensor:
         kind = np.dtype(np.float64) if array.dtype.kind == "f" and array.itemsize > 8 else array.dtype.newbyteorder("=")
         return torch.tensor(np.array(array, kind, order="C"), device=device)
     if not is_dense(x):
-        raise ValueError(f"'{name}' must be a dense tensor of real numbers, got {describe(x)}")
+        raise ValueError(f"'{name}' must be a dense tensor of real numbers, got {in_words(x)}")
     return x
 
 
@@ -59,7 +59,7 @@ def as_floats(x: torch.Tensor, name: str) -> torch.Tensor:
     return cast
 
 
-def describe(x: Any) -> str:
+def in_words(x: Any) -> str:
     """Describe a value of any kind in a few words, for messages."""
     if isinstance(x, torch.Tensor):
         return _tensor_described(x)

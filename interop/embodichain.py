@@ -49,7 +49,7 @@ from ejax.training.build import build
 from ejax.training.parts import rows_per_update
 
 if TYPE_CHECKING:  # its module needs torch
-    from interop.checkpoints.state import Layout
+    from interop.checkpoints.state import PtLayout
 
 _NOT_DISTRIBUTED = (
     "got true: the run's folder depends on how many devices the training machine has; "
@@ -92,7 +92,7 @@ def export_pt(
     *,
     member: int | None = None,
     checkpoint: str = "latest",
-    layout: "Layout" = "0.3",
+    layout: "PtLayout" = "0.3",
     like: Path | None = None,
 ) -> Path:
     """Write a checkpoint of an ejax run as ``out``, EmbodiChain's file.

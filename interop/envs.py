@@ -38,7 +38,7 @@ from ejax.schema.paths import find
 from ejax.schema.registry import is_import_path, resolve
 from ejax.schema.trust import import_trusted_file
 from ejax.types import HostTimestep, PyTree
-from interop.dense import describe, is_dense
+from interop.dense import in_words, is_dense
 
 FINAL_OBS_KEYS = ("final_obs", "final_observation", "terminal_observation")
 Rows = NDArray[np.bool_]
@@ -314,7 +314,7 @@ def _numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool
     if not isinstance(x, torch.Tensor):
         raise ValueError(f"{name} is a {type(x).__name__}, must be a tensor; for NumPy use the family gymnasium")
     if not is_dense(x):
-        raise ValueError(f"{name} is {describe(x)}; must be a dense tensor of floats, integers or bools")
+        raise ValueError(f"{name} is {in_words(x)}; must be a dense tensor of floats, integers or bools")
     if shape is not None and tuple(x.shape) != shape:
         raise ValueError(f"{name} has shape {list(x.shape)}, must have {list(shape)}")
     if boolean and x.dtype != torch.bool:

@@ -47,10 +47,10 @@ from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import leapp_bundle
-from interop.artefacts.cases import observe
+from interop.artefacts.cases import observe_env
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
-from interop.artefacts.formats import FORMATS, Trained, library_versions
+from interop.artefacts.formats import FORMATS, Trained, installed_versions
 from interop.artefacts.parity import Case, ConversionError, ParityError, save_cases, without_ties
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
@@ -203,7 +203,7 @@ def export_policy(
     spec = replace(spec, clip=form.clip, whole=form.whole, start=form.start, action_shape=shape)
     # the actions that the run itself gives, so that an artefact of others fails
     own = action_form(env.action_space, clips=bool(env_clips) if clipping == "auto" else clips)._replace(dtype=None)
-    seen = observe(exported, env, params, spec)
+    seen = observe_env(exported, env, params, spec)
     cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space, own)
     cases = [case for case in map(without_ties, cases) if len(case.expected["action"])] if own.whole else cases
     documents = exporter.documents(exported, seen)
@@ -289,8 +289,8 @@ def _write(
         written = [name for name in formats if name not in (left_out or {})]
         artefacts = check_artefacts(made, trained.spec, cases, written, trust=True)
         if leapp:
-            leapp_bundle.write_bundle(made, trained.spec, library_versions())
-            artefacts["leapp"] = check_bundle(made, trained.spec, cases, library_versions())
+            leapp_bundle.write_bundle(made, trained.spec, installed_versions())
+            artefacts["leapp"] = check_bundle(made, trained.spec, cases, installed_versions())
         raise_on_problems(artefacts)
         report = {
             "schema_version": SCHEMA_VERSION,
@@ -303,7 +303,7 @@ def _write(
             "artefacts": artefacts,
             **({"left_out": left_out} if left_out else {}),
             "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
-            "versions": {"python": platform.python_version(), "machine": platform.machine(), **library_versions()},
+            "versions": {"python": platform.python_version(), "machine": platform.machine(), **installed_versions()},
         }
         replace_file(made / "parity.json", to_json(report, "null", indent=2))
         if to.exists():

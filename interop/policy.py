@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from interop.dense import as_floats, as_tensor, describe, odd_tensor
+from interop.dense import as_floats, as_tensor, in_words, odd_tensor
 from interop.plain_pt import load_plain
 from interop.standalone_verify import check_plain
 from interop.twin.acting import Twin
@@ -304,7 +304,7 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
     check_plain(path)
     state_dict = load_plain(path).get("policy")
     if not isinstance(state_dict, dict):
-        raise ValueError(f"{path} must hold a state_dict as 'policy', got {describe(state_dict)}")
+        raise ValueError(f"{path} must hold a state_dict as 'policy', got {in_words(state_dict)}")
     return check_state_dict(path, state_dict)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
-Run: TypeAlias = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]
+RunArtefact: TypeAlias = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]
 """An artefact: the inputs [B, ...] in the contract's order in, its outputs [B, ...] out."""
 Interface: TypeAlias = Any
 """A ``Contract``, or a spec of ``interop.twin``. Not ``continuous``: actions are choices, ``sizes`` of a dimension."""
@@ -123,7 +123,7 @@ def verify_onnx(directory: Path) -> dict[str, dict[str, Any]]:
     check_files(directory, report := read_certificate(directory))
     contract, cases = load_contract(directory), load_cases(directory / "observations.npz")
     check_cases(cases, contract, report["rows"])
-    check_episode(directory, contract)
+    check_episode_file(directory, contract)
     listed = [*report["artefacts"], *({"leapp.yaml"} & report["sha256"].keys())]
     artefacts: dict[str, Any] = {x: {"skipped": "not verified: this program runs policy.onnx alone"} for x in listed}
     if "onnx" in artefacts and importlib.util.find_spec("onnxruntime") is None:
@@ -135,7 +135,7 @@ def verify_onnx(directory: Path) -> dict[str, dict[str, Any]]:
     return artefacts
 
 
-def load_onnx(path: Path, interface: Interface) -> Run:
+def load_onnx(path: Path, interface: Interface) -> RunArtefact:
     run = open_session(path).run
     return lambda leaves: run(list(interface.outputs), dict(zip(interface.inputs, leaves, strict=True)))
 
@@ -206,7 +206,7 @@ def load_contract(directory: Path) -> Contract:
     return Contract(*forms, continuous, sizes, start, facts["env"].get("max_episode_steps"))
 
 
-def check_episode(directory: Path, contract: Contract) -> None:
+def check_episode_file(directory: Path, contract: Contract) -> None:
     """Refuse an ``episode.json`` without start, return and length, or longer than the contract's episodes are."""
     file, limit = directory / "episode.json", contract.max_episode_steps
     length = _read_facts(file, _EPISODE_KEYS)["result"]["length"] if file.exists() else 0
@@ -236,7 +236,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def measure(load: Callable[[], Run], cases: list[Case], interface: Interface) -> dict[str, Any]:
+def measure(load: Callable[[], RunArtefact], cases: list[Case], interface: Interface) -> dict[str, Any]:
     """Run an artefact: errors of ``compare`` over all cases, ``cases`` one by one; or ``problem``, a text."""
     try:
         run = load()
@@ -267,7 +267,7 @@ def raise_on_problems(artefacts: Mapping[str, Mapping[str, Any]]) -> None:
         raise ParityError("\n".join(["not the policy that was certified:", *lines]))
 
 
-def compare(run: Run, case: Case, interface: Interface) -> dict[str, dict[str, float]]:
+def compare(run: RunArtefact, case: Case, interface: Interface) -> dict[str, dict[str, float]]:
     """Measure the largest errors of each output over all rows, in one batch and in batches of ``BATCH_SIZES``.
 
     ULP: how many float32 numbers apart. Tiny numbers lie dense, so ``max_row_ulp`` counts in the spacing at max(1, the
@@ -286,7 +286,7 @@ def compare(run: Run, case: Case, interface: Interface) -> dict[str, dict[str, f
     return worst
 
 
-def _answer_consecutively(run: Run, case: Case, interface: Interface) -> list[NDArray[Any]]:
+def _answer_consecutively(run: RunArtefact, case: Case, interface: Interface) -> list[NDArray[Any]]:
     memory, answers = case.observation[MEMORY][:1], []
     for t in range(len(case.expected["action"])):
         memory = memory if case.observation[MEMORY][t].any() else np.zeros_like(memory)  # where an episode starts

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-Layout = Literal["head", "pr122", "seed"]
+RolloutLayout = Literal["head", "pr122", "seed"]
 
 
 def rollout_to_dict(
-    rollout: Rollout, layout: Layout, *, last_obs: PyTree = None, extras: bool = True
+    rollout: Rollout, layout: RolloutLayout, *, last_obs: PyTree = None, extras: bool = True
 ) -> dict[str, Any]:
     """Make a nested dict of NumPy arrays, all of them copies.
 
@@ -61,7 +61,7 @@ def rollout_to_dict(
     return _copied(write(rollout, last_obs, extras, np))
 
 
-def rollout_from_dict(data: Mapping[str, Any], layout: Layout) -> tuple[Rollout, PyTree]:
+def rollout_from_dict(data: Mapping[str, Any], layout: RolloutLayout) -> tuple[Rollout, PyTree]:
     """Make ``(rollout, last_obs)`` as ``rollout_to_dict`` takes them, of NumPy arrays; all of them copies.
 
     Returns:
@@ -78,7 +78,7 @@ def rollout_from_dict(data: Mapping[str, Any], layout: Layout) -> tuple[Rollout,
 
 def rollout_to_tensordict(
     rollout: Rollout,
-    layout: Layout,
+    layout: RolloutLayout,
     *,
     last_obs: PyTree = None,
     extras: bool = True,
@@ -107,7 +107,7 @@ def rollout_to_tensordict(
 
 
 def rollout_from_tensordict(
-    td: "TensorDict | Mapping[str, Any]", layout: Layout, *, copy: bool = True
+    td: "TensorDict | Mapping[str, Any]", layout: RolloutLayout, *, copy: bool = True
 ) -> tuple[Rollout, PyTree]:
     """Convert as ``rollout_from_dict``, to JAX arrays.
 
@@ -166,12 +166,12 @@ def flatten_dict_observation(obs: Any) -> "torch.Tensor":
     """
     import torch
 
-    from interop.dense import describe, is_dense
+    from interop.dense import in_words, is_dense
 
     leaves = [leaf for leaf in named(_tensors_for_arrays(obs)).values() if isinstance(leaf, torch.Tensor)]
     if not leaves:
         raise ValueError("the observation holds no tensor")
-    if odd := [describe(leaf) for leaf in leaves if not is_dense(leaf)]:
+    if odd := [in_words(leaf) for leaf in leaves if not is_dense(leaf)]:
         raise ValueError(f"the observation's tensors must be dense, of real numbers; it holds {', '.join(odd)}")
     _rows(leaves)
     return torch.cat([leaf[:, None].flatten(start_dim=1) for leaf in leaves], dim=-1)
@@ -255,7 +255,7 @@ def _tensors(data: Any, path: str = "") -> Any:
     import torch
     from tensordict import TensorDictBase
 
-    from interop.dense import describe, is_dense
+    from interop.dense import in_words, is_dense
 
     held = isinstance(data, TensorDictBase)  # its tensors stay where they are
     made: dict[str, Any] = {}
@@ -264,7 +264,7 @@ def _tensors(data: Any, path: str = "") -> Any:
             made[name] = _tensors(x, f"{path}{name}.")
         elif isinstance(x, torch.Tensor):
             if not is_dense(x) or x.ndim < 2:
-                raise ValueError(f"'{path}{name}' must be a dense tensor of numbers [., ., ...], got {describe(x)}")
+                raise ValueError(f"'{path}{name}' must be a dense tensor of numbers [., ., ...], got {in_words(x)}")
             made[name] = x if held else x.cpu()
         else:
             made[name] = _to_torch(x if isinstance(x, jax.Array) else _array(x, f"{path}{name}"), "cpu")
@@ -280,12 +280,12 @@ def _tensors_for_arrays(obs: Any, path: str = "obs") -> Any:
     import torch
     from tensordict import TensorDictBase
 
-    from interop.dense import describe, is_dense
+    from interop.dense import in_words, is_dense
 
     if isinstance(obs, Mapping) and not isinstance(obs, TensorDictBase):
         return {name: _tensors_for_arrays(x, f"{path}.{name}") for name, x in obs.items()}
     if isinstance(obs, torch.Tensor) and not is_dense(obs):
-        raise ValueError(f"{path} must be a dense tensor of numbers, got {describe(obs)}")
+        raise ValueError(f"{path} must be a dense tensor of numbers, got {in_words(obs)}")
     if isinstance(obs, np.ndarray) and obs.dtype.kind in "OUSMm":
         raise ValueError(f"{path} must be an array of numbers, got {obs.dtype}{list(obs.shape)}")
     if isinstance(obs, jax.Array | np.ndarray):

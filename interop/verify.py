@@ -26,7 +26,7 @@ from interop.standalone_verify import (
     Case,
     Interface,
     check_cases,
-    check_episode,
+    check_episode_file,
     check_files,
     load_cases,
     load_contract,
@@ -68,7 +68,7 @@ def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]
     check_files(directory, report)
     contract, cases = load_contract(directory), load_cases(directory / "observations.npz")
     check_cases(cases, contract, report["rows"])
-    check_episode(directory, contract)
+    check_episode_file(directory, contract)
     # policies of other libraries have an ONNX graph alone, which the contract describes
     foreign = report["artefacts"].keys() == {"onnx"} and "policy.json" not in report["sha256"]
     spec = contract if foreign else load_spec(directory / "policy.json")

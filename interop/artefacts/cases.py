@@ -121,7 +121,7 @@ def _consecutive(policy: Policy, params: Params, spec: Spec, form: ActionForm, p
     return Case(CONSECUTIVE, {name: observation[name] for name in spec.inputs}, expected, allowed)
 
 
-def observe(policy: Policy, env: Env | HostEnv, params: Params, spec: Spec) -> Arrays:
+def observe_env(policy: Policy, env: Env | HostEnv, params: Params, spec: Spec) -> Arrays:
     """Act in the environment with sampled actions, so that the observations spread as in training.
 
     Returns:
@@ -171,7 +171,7 @@ def leaves_of(obs: Any) -> dict[str, Any]:
     return named(obs) if isinstance(obs, Mapping) else {WHOLE: obs}
 
 
-def nest(leaves: Mapping[str, Any], paths: Paths) -> PyTree:
+def nest_inputs(leaves: Mapping[str, Any], paths: Paths) -> PyTree:
     """Nest arrays by their dotted paths: the inverse of ``leaves_of``. ``paths``: as a spec has them."""
     odd = dict(paths)
     if list(leaves) == [WHOLE] and not odd:
@@ -233,7 +233,7 @@ def _outputs(distribution: Any, obs: PyTree, form: ActionForm | Spec) -> tuple[A
 def _step_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], form: ActionForm, paths: Paths) -> Any:
     remembers = isinstance(policy, PolicyWithMemory)
     obs = {name: x for name, x in leaves.items() if name != MEMORY or not remembers}
-    return deployed_answer(policy, params, nest(obs, paths), form, leaves[MEMORY] if remembers else None)
+    return deployed_answer(policy, params, nest_inputs(obs, paths), form, leaves[MEMORY] if remembers else None)
 
 
 @partial(jax.jit, static_argnames=("policy", "form", "paths"))

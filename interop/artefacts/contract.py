@@ -31,7 +31,7 @@ def make_contract(
     chunk = description.actions_per_decision
     ranges = feature_ranges(seen, env.observation_space, spec)
     observation = [
-        *(_image(name, spec) for name in spec.images),
+        *(_entry(name, spec, meaning=_IMAGE, low=0, high=255) for name in spec.images),
         *(
             _numbers(name, spec, description.observation.get(name), ranges[name])
             | (_text(spec.observation[name]) if name in description.text else {})
@@ -42,7 +42,7 @@ def make_contract(
         observation += _vla_inputs(spec, seen)
         chunk = spec.horizon
     elif spec.memory is not None:
-        observation.append(_memory(spec.memory))
+        observation.append(_memory(spec, spec.memory))
     outputs = [
         {
             "name": name,
@@ -97,6 +97,7 @@ def _action_facts(env: Env | HostEnv, chunk: int) -> dict[str, Any]:
     return {"features": _features(description.action), **chunks, **_action_bounds(space)}
 
 
+_IMAGE = "an image: rows from the top, columns from the left, red, green, blue; taken as it is, not scaled"
 _MEANING = {
     "action": "the most probable action, of the environment's space: send this",
     "mean": "of the normal distribution, before tanh, clipping and rounding",
@@ -107,30 +108,24 @@ _MEANING = {
 }
 
 
-def _image(name: str, spec: Spec) -> dict[str, Any]:
-    return {
-        "name": name,
-        "shape": ["batch", *spec.images[name]],
-        "dtype": "uint8",
-        "meaning": "an image: rows from the top, columns from the left, red, green, blue; taken as it is, not scaled",
-        "low": 0,
-        "high": 255,
-    }
+def _entry(name: str, spec: Spec, **facts: Any) -> dict[str, Any]:
+    """Describe an input by its form, and these facts."""
+    form = {"shape": ["batch", *spec.input_shape(name)], "dtype": spec.input_dtype(name)}
+    return {"name": name, **form, **facts}
 
 
 def _numbers(name: str, spec: Spec, known: Sequence[Feature] | None, limits: Any) -> dict[str, Any]:
-    read = spec.read(name)
-    entry: dict[str, Any] = {
-        "name": name,
-        "shape": ["batch", len(read)],
-        "dtype": "float32",
-        "features": _features(None if known is None else [known[i] for i in read]),
-        "low": limits[0][list(read)].tolist(),
-        "high": limits[1][list(read)].tolist(),
-        "range": "the observation space's bounds; what the policy met in the environment where there are none",
-    }
+    read = list(spec.read(name))
+    entry = _entry(
+        name,
+        spec,
+        features=_features(None if known is None else [known[i] for i in read]),
+        low=limits[0][read].tolist(),
+        high=limits[1][read].tolist(),
+        range="the observation space's bounds; what the policy met in the environment where there are none",
+    )
     if name in spec.unread:
-        entry["entries"] = list(read)
+        entry["entries"] = read
         entry["entries_of"] = (
             f"which of the {spec.observation[name]} numbers in training these are; the policy does not read the others"
         )
@@ -144,23 +139,19 @@ def _text(length: int) -> dict[str, Any]:
     }
 
 
-def _memory(spec: MemorySpec) -> dict[str, Any]:
-    if spec.type == "own":
+def _memory(spec: Spec, memory: MemorySpec) -> dict[str, Any]:
+    if memory.type == "own":
         layout = "the arrays of its own memory, one after the other"
-    elif spec.type == "history":
-        layout = f"the last {spec.length - 1} observations, the last one in the end, and how many there have been"
+    elif memory.type == "history":
+        layout = f"the last {memory.length - 1} observations, the last one in the end, and how many there have been"
     else:
-        state = "h" if spec.type == "gru" else "h, c"
-        layout = f"{state} of each of {spec.depth} layers of {spec.width}, the first layer first"
-    return {
-        "name": MEMORY,
-        "shape": ["batch", spec.size],
-        "dtype": "float32",
-        "meaning": f"what the policy remembers of the episode: {layout}. Zeros at an episode's first step, that is the "
-        f"reset; then the output {NEXT_MEMORY} of the step before",
-        "reset": 0.0,
-        "next": NEXT_MEMORY,
-    }
+        state = "h" if memory.type == "gru" else "h, c"
+        layout = f"{state} of each of {memory.depth} layers of {memory.width}, the first layer first"
+    meaning = (
+        f"what the policy remembers of the episode: {layout}. Zeros at an episode's first step, that is the reset; "
+    )
+    meaning += f"then the output {NEXT_MEMORY} of the step before"
+    return _entry(MEMORY, spec, meaning=meaning, reset=0.0, next=NEXT_MEMORY)
 
 
 def _vla_inputs(spec: VLASpec, seen: Arrays) -> list[dict[str, Any]]:
@@ -175,31 +166,17 @@ def _vla_inputs(spec: VLASpec, seen: Arrays) -> list[dict[str, Any]]:
     }
     if spec.sentences:
         text["sentences"] = list(spec.sentences)
-    entries = [
-        {
-            "name": TOKENS,
-            "shape": ["batch", spec.max_words],
-            "dtype": "int32",
-            "meaning": "the instruction: a number for each of its words by the tokenizer, 1 for an unknown one, then "
-            "zeros; interop.twin.text makes them without jax and torch. length: most bytes of a text in training; "
-            "instruction: the one of a policy that was always given the same; sentences: all that it knows",
-            "low": 0,
-            "high": spec.num_tokens - 1,
-            "text": text,
-        }
-    ]
-    if NOISE in spec.inputs:
-        entries.append(
-            {
-                "name": NOISE,
-                "shape": ["batch", *spec.input_shape(NOISE)],
-                "dtype": "float32",
-                "meaning": "what the flow starts from: zeros for the action that evaluation plays, N(0, 1) for a "
-                "sample. Equal noise gives equal bits in one format and batch; policy.onnx takes zeros by default",
-                "default": 0.0,
-            }
-        )
-    return entries
+    words = (
+        "the instruction: a number for each of its words by the tokenizer, 1 for an unknown one, then zeros; "
+        "interop.twin.text makes them without jax and torch. length: most bytes of a text in training; instruction: "
+        "the one of a policy that was always given the same; sentences: all that it knows"
+    )
+    noise = (
+        "what the flow starts from: zeros for the action that evaluation plays, N(0, 1) for a sample. Equal noise "
+        "gives equal bits in one format and batch; policy.onnx takes zeros by default"
+    )
+    entries = [_entry(TOKENS, spec, meaning=words, low=0, high=spec.num_tokens - 1, text=text)]
+    return entries + ([_entry(NOISE, spec, meaning=noise, default=0.0)] if NOISE in spec.inputs else [])
 
 
 def _chunk(space: gymnasium.Space, chunk: int, period: float | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The files of an export: one ``Format`` each, that writes it and loads it as a function of plain arrays.
+"""The files of an export: one ``ExportFormat`` each, that writes it and loads it as a function of plain arrays.
 
 No jax, except for StableHLO: all others come from the spec and the state_dict.
 
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.artefacts.parity import ParityError, Run
+from interop.artefacts.parity import ParityError, RunArtefact
 from interop.standalone_verify import MAX_ARTEFACT, check_plain, load_onnx, read_bytes
 from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.spec import MEMORY, ProgramSpec
@@ -82,11 +82,11 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """One kind of artefact."""
 
     file: str
-    load: Callable[[Path, Spec], Run]
+    load: Callable[[Path, Spec], RunArtefact]
     write: Callable[[Path, Trained], None]
     needs: tuple[str, ...]
     """Packages needed to load it, under pip's names."""
@@ -105,7 +105,7 @@ class Format:
         return [name for name in needs if importlib.util.find_spec(name) is None]
 
 
-def library_versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """List the installed libraries' versions; ejax's own is the code's, which may be a checkout's."""
     found = {}
     with contextlib.suppress(ImportError):  # a robot has the exported files without it
@@ -128,7 +128,7 @@ def _write_pt(path: Path, trained: Trained) -> None:
     torch.save({"global_step": trained.global_step, "policy": tensors}, path)
 
 
-def _load_pt(path: Path, spec: Spec) -> Run:
+def _load_pt(path: Path, spec: Spec) -> RunArtefact:
     from interop.policy import deployed, load_state_dict
 
     return _run_torch(deployed(spec, load_state_dict(path)))
@@ -143,7 +143,7 @@ def _write_safetensors(path: Path, trained: Trained) -> None:
     path.write_bytes(save(arrays, metadata=metadata))  # ``save_file`` makes a file that its owner alone may read
 
 
-def _load_safetensors(path: Path, spec: Spec) -> Run:
+def _load_safetensors(path: Path, spec: Spec) -> RunArtefact:
     from safetensors.torch import load_file
 
     from interop.policy import check_state_dict, deployed
@@ -158,7 +158,7 @@ def _write_pt2(path: Path, trained: Trained) -> None:
     torch.export.save(trained.program, path)
 
 
-def _load_pt2(path: Path, spec: Spec) -> Run:
+def _load_pt2(path: Path, spec: Spec) -> RunArtefact:
     """Unpickles weights, constants and example inputs, and evaluates sizes as Python: only for trusted files."""
     import torch
 
@@ -175,7 +175,7 @@ def example_leaves(spec: Spec) -> tuple[Any, ...]:
     )
 
 
-def _run_torch(module: Callable[..., Any]) -> Run:
+def _run_torch(module: Callable[..., Any]) -> RunArtefact:
     import torch
 
     def run(leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -202,7 +202,7 @@ def _write_torchscript(path: Path, trained: Trained) -> None:
         torch.jit.trace(trained.twin, example_leaves(trained.spec)).save(path)
 
 
-def _load_torchscript(path: Path, spec: Spec) -> Run:
+def _load_torchscript(path: Path, spec: Spec) -> RunArtefact:
     """Load a program, which can write files as soon as it is loaded (``__setstate__``): only for trusted files."""
     import torch
 
@@ -234,7 +234,7 @@ def _write_stablehlo(path: Path, trained: Trained) -> None:
     path.write_bytes(jax.export.export(jax.jit(trained.function), platforms=("cpu", "cuda"))(*shapes).serialize())
 
 
-def _load_stablehlo(path: Path, spec: Spec) -> Run:
+def _load_stablehlo(path: Path, spec: Spec) -> RunArtefact:
     import jax
     import jax.export
 
@@ -262,14 +262,14 @@ def _refuse_calls_outside(module: str) -> None:
         )
 
 
-FORMATS: dict[str, Format] = {
-    "pt": Format("policy.pt", _load_pt, _write_pt, ("torch",)),
-    "safetensors": Format("policy.safetensors", _load_safetensors, _write_safetensors, ("safetensors", "torch")),
-    "pt2": Format("policy.pt2", _load_pt2, _write_pt2, ("torch",), runs_code=True),
-    "onnx": Format(
+FORMATS: dict[str, ExportFormat] = {
+    "pt": ExportFormat("policy.pt", _load_pt, _write_pt, ("torch",)),
+    "safetensors": ExportFormat("policy.safetensors", _load_safetensors, _write_safetensors, ("safetensors", "torch")),
+    "pt2": ExportFormat("policy.pt2", _load_pt2, _write_pt2, ("torch",), runs_code=True),
+    "onnx": ExportFormat(
         "policy.onnx", load_onnx, _write_onnx, ("onnxruntime",), ("torch", "onnx", "onnxscript"), ("jax2onnx", "onnx")
     ),
-    "torchscript": Format(
+    "torchscript": ExportFormat(
         "policy.torchscript",
         _load_torchscript,
         _write_torchscript,
@@ -277,7 +277,7 @@ FORMATS: dict[str, Format] = {
         runs_code=True,
         deprecated="torch itself deprecates TorchScript, and so does ejax: use pt2 (torch.export), or onnx",
     ),
-    "stablehlo": Format(
+    "stablehlo": ExportFormat(
         "policy.stablehlo", _load_stablehlo, _write_stablehlo, ("jax", "flatbuffers"), converted_with=()
     ),
 }

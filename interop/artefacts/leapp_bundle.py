@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.artefacts.parity import Arrays, ParityError, Run
+from interop.artefacts.parity import Arrays, ParityError, RunArtefact
 from interop.standalone_verify import LEAPP_FILES, MEMORY, NEXT_MEMORY, open_session, parse_json, read_bytes, read_graph
 from interop.twin.spec import PolicySpec
 
@@ -142,7 +142,7 @@ def input_terms(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     return terms
 
 
-def load_bundle(folder: Path, spec: Any, versions: Mapping[str, str]) -> Run:
+def load_bundle(folder: Path, spec: Any, versions: Mapping[str, str]) -> RunArtefact:
     """Load the bundle as a function of the contract's inputs, answered row by row by ONNX Runtime: leapp's own
     InferenceManager would load what ``leapp.yaml`` names. ParityError: as ``check_description``, before that."""
     check_description(folder, spec, versions)

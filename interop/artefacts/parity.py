@@ -31,7 +31,7 @@ from interop.standalone_verify import CONSECUTIVE, largest_magnitude
 from interop.standalone_verify import Arrays as Arrays
 from interop.standalone_verify import Case as Case
 from interop.standalone_verify import ParityError as ParityError
-from interop.standalone_verify import Run as Run
+from interop.standalone_verify import RunArtefact as RunArtefact
 from interop.standalone_verify import compare as compare
 from interop.standalone_verify import load_cases as load_cases
 

@@ -2,17 +2,15 @@
 
 ``problems(payload)`` names each key whose value no version of EmbodiChain writes there: key, expected value, given
 value. Keys that ejax does not read may hold anything, except containers that hold themselves or unfold enormously.
+pydantic would do for the forms, but it lists every wrong value of a hostile file before the first is shown.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
-from interop.dense import describe, odd_tensor
-
-Check: TypeAlias = Callable[[Any, str], Iterator[str]]
-"""``check(value, key)``: the problems of the value."""
+from interop.dense import in_words, odd_tensor
 
 _MAX_VALUES = 10_000_000
 _MAX_DEPTH = 32
@@ -24,63 +22,52 @@ def problems(payload: Mapping[str, Any]) -> Iterator[str]:
     if _extent(payload) is None:
         yield f"its values contain themselves, lie deeper than {_MAX_DEPTH} levels, or unfold to over {_MAX_VALUES:,}"
     elif version is not None and not _is_whole(version, 1, 3):
-        yield f"schema_version {describe(version)} is unknown; there are 1 and 2, and files without one"
+        yield f"schema_version {in_words(version)} is unknown; there are 1 and 2, and files without one"
     else:
-        yield from _PAYLOAD(payload, "")
+        yield from _misfits(_PAYLOAD, payload, "")
 
 
-def _of(wanted: str, holds: Callable[[Any], bool]) -> Check:
-    def check(x: Any, key: str) -> Iterator[str]:
-        if not holds(x):
-            yield f"'{key}' must be {wanted}, got {describe(x)}"
-
-    return check
+class _Rule(NamedTuple):
+    wanted: str
+    holds: Callable[[Any], bool]
+    shown: Callable[[Any], str | None] = in_words
 
 
-def _none_or(check: Check) -> Check:
-    return lambda x, key: iter(()) if x is None else check(x, key)
+def _misfits(form: Any, x: Any, key: str) -> Iterator[str]:
+    """Compare a value with a form.
 
-
-def _record(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Check:
-    """Check a mapping with these keys; others are ignored."""
-
-    def check(x: Any, key: str) -> Iterator[str]:
-        if not isinstance(x, dict):
-            yield f"'{key}' must be a mapping, got {describe(x)}"
-            return
-        for name, its_check in {**required, **optional}.items():
-            where = f"{key}.{name}".lstrip(".")
-            if name in x:
-                yield from its_check(x[name], where)
-            elif name in required:
-                yield f"'{where}' is missing; it has {_names(x)}"
-
-    return check
-
-
-def _mapping_of(key_type: type, each: Check) -> Check:
-    def check(x: Any, key: str) -> Iterator[str]:
-        if not isinstance(x, dict):
-            yield f"'{key}' must be a mapping, got {describe(x)}"
-            return
-        for name, value in x.items():
-            if type(name) is not key_type:
-                yield f"'{key}' must have keys of {key_type.__name__}, got {describe(name)}"
-            else:
-                yield from each(value, f"{key}.{name if len(str(name)) < 100 else describe(name)}")
-
-    return check
-
-
-def _list_of(each: Check, length: int | None = None) -> Check:
-    def check(x: Any, key: str) -> Iterator[str]:
-        if not isinstance(x, list | tuple) or length not in (None, len(x)):
-            yield f"'{key}' must be a list{'' if length is None else f' of {length}'}, got {describe(x)}"
+    Args:
+        form: a ``_Rule``; ``(None, form)``, which may be None; ``[form]``, a list of any length, or of the length of
+            several forms; ``{str: form}``, a mapping of such keys; or ``{name: form}``, a mapping with these names,
+            those with a ? optional, and any others.
+    """
+    if isinstance(form, _Rule):
+        if not form.holds(x):
+            yield f"'{key}' must be {form.wanted}, got {form.shown(x)}"
+    elif isinstance(form, tuple):
+        yield from () if x is None else _misfits(form[1], x, key)
+    elif isinstance(form, list):
+        if not isinstance(x, list | tuple) or len(form) not in (1, len(x)):
+            yield f"'{key}' must be a list{f' of {len(form)}' if len(form) > 1 else ''}, got {in_words(x)}"
             return
         for i, value in enumerate(x):
-            yield from each(value, f"{key}.{i}")
-
-    return check
+            yield from _misfits(form[i % len(form)], value, f"{key}.{i}")
+    elif not isinstance(x, dict):
+        yield f"'{key}' must be a mapping, got {in_words(x)}"
+    elif isinstance(kind := next(iter(form)), type):
+        for name, value in x.items():
+            if type(name) is not kind:
+                yield f"'{key}' must have keys of {kind.__name__}, got {in_words(name)}"
+            else:
+                yield from _misfits(form[kind], value, f"{key}.{name if len(str(name)) < 100 else in_words(name)}")
+    else:
+        for name, each in form.items():
+            plain = name.removesuffix("?")
+            where = f"{key}.{plain}".lstrip(".")
+            if plain in x:
+                yield from _misfits(each, x[plain], where)
+            elif plain == name:
+                yield f"'{where}' is missing; it has {_names(x)}"
 
 
 def _is_whole(x: Any, low: int, end: int) -> bool:
@@ -112,64 +99,45 @@ def _is_std_range(x: Any) -> bool:
     return isinstance(x, list | tuple) and len(x) == 2 and all(map(_is_number, x)) and 0 < x[0] <= x[1]
 
 
-def _tensor(x: Any, key: str) -> Iterator[str]:
-    if odd := odd_tensor(x):
-        yield f"'{key}' must be a dense tensor of finite numbers, got {odd}"
-
-
-def _passes(x: Any, key: str) -> Iterator[str]:
-    del x, key
-    yield from ()
-
-
-_COUNT = _of("an integer >= 0 of 31 bits", lambda x: _is_whole(x, 0, 2**31))
-_NUMBER = _of("a finite number", _is_number)
-_BOOL = _of("true or false", lambda x: type(x) is bool)
-_TEXT = _of("text", lambda x: type(x) is str)
-_PLAIN = _of("plain data: numbers, text, lists, mappings", _is_plain)
-_STATE_DICT = _mapping_of(str, _tensor)
-_PARAM_GROUP = _record(
-    {"lr": _NUMBER, "params": _list_of(_COUNT)},
-    {
-        "betas": _list_of(_NUMBER, 2),
-        **dict.fromkeys(("eps", "weight_decay"), _NUMBER),
-        **dict.fromkeys(("amsgrad", "maximize", "decoupled_weight_decay"), _BOOL),
-    },
-)
-_PARAM_STATE = _record(
-    {},
-    {"step": _of("a whole number >= 0", _is_step), "exp_avg": _tensor, "exp_avg_sq": _tensor},
-)
-_METADATA = _record(
-    {},
-    {
-        "algorithm_config": _mapping_of(str, _PLAIN),
-        "modules": _list_of(_list_of(_TEXT, 3)),
-        "policy_attributes": _record(
-            {}, {"action_std_range": _none_or(_of("two numbers, 0 < low <= high", _is_std_range))}
-        ),
-    },
-)
-_PAYLOAD = _record(
-    {"global_step": _of("an integer >= 0 of 63 bits", lambda x: _is_whole(x, 0, 2**63)), "policy": _STATE_DICT},
-    {
-        "num_updates": _none_or(_COUNT),
-        "world_size": _of("an integer >= 1 of 31 bits", lambda x: _is_whole(x, 1, 2**31)),
-        "normalizer_by_rank": _list_of(_STATE_DICT),
-        "rng_by_rank": _list_of(_mapping_of(str, _passes)),
-        "ref_policy": _none_or(_STATE_DICT),
-        "optimizer": _none_or(
-            _record({"state": _mapping_of(int, _PARAM_STATE), "param_groups": _list_of(_PARAM_GROUP)}, {})
-        ),
-        "lr_scheduler": _none_or(_record({"last_epoch": _COUNT}, {})),
-        "lr_scheduler_cfg": _none_or(_record({"name": _none_or(_TEXT), "kwargs": _mapping_of(str, _PLAIN)}, {})),
-        "metadata": _none_or(_METADATA),
-    },
-)
+_COUNT = _Rule("an integer >= 0 of 31 bits", lambda x: _is_whole(x, 0, 2**31))
+_NUMBER = _Rule("a finite number", _is_number)
+_BOOL = _Rule("true or false", lambda x: type(x) is bool)
+_TEXT = _Rule("text", lambda x: type(x) is str)
+_PLAIN = _Rule("plain data: numbers, text, lists, mappings", _is_plain)
+_ANY = _Rule("anything", lambda x: True)
+_TENSOR = _Rule("a dense tensor of finite numbers", lambda x: odd_tensor(x) is None, odd_tensor)
+_STATE_DICT = {str: _TENSOR}
+_PARAM_GROUP = {
+    "lr": _NUMBER,
+    "params": [_COUNT],
+    "betas?": [_NUMBER, _NUMBER],
+    **dict.fromkeys(("eps?", "weight_decay?"), _NUMBER),
+    **dict.fromkeys(("amsgrad?", "maximize?", "decoupled_weight_decay?"), _BOOL),
+}
+_PARAM_STATE = {"step?": _Rule("a whole number >= 0", _is_step), "exp_avg?": _TENSOR, "exp_avg_sq?": _TENSOR}
+_STD_RANGE = _Rule("two numbers, 0 < low <= high", _is_std_range)
+_METADATA = {
+    "algorithm_config?": {str: _PLAIN},
+    "modules?": [[_TEXT, _TEXT, _TEXT]],
+    "policy_attributes?": {"action_std_range?": (None, _STD_RANGE)},
+}
+_PAYLOAD = {
+    "global_step": _Rule("an integer >= 0 of 63 bits", lambda x: _is_whole(x, 0, 2**63)),
+    "policy": _STATE_DICT,
+    "num_updates?": (None, _COUNT),
+    "world_size?": _Rule("an integer >= 1 of 31 bits", lambda x: _is_whole(x, 1, 2**31)),
+    "normalizer_by_rank?": [_STATE_DICT],
+    "rng_by_rank?": [{str: _ANY}],
+    "ref_policy?": (None, _STATE_DICT),
+    "optimizer?": (None, {"state": {int: _PARAM_STATE}, "param_groups": [_PARAM_GROUP]}),
+    "lr_scheduler?": (None, {"last_epoch": _COUNT}),
+    "lr_scheduler_cfg?": (None, {"name": (None, _TEXT), "kwargs": {str: _PLAIN}}),
+    "metadata?": (None, _METADATA),
+}
 
 
 def _names(x: Mapping[Any, Any]) -> str:
-    shown = [name if type(name) is str and len(name) < 40 else describe(name) for name in list(x)[:20]]
+    shown = [name if type(name) is str and len(name) < 40 else in_words(name) for name in list(x)[:20]]
     return ", ".join(shown) + (f" and {len(x) - 20} more" if len(x) > 20 else "") if x else "nothing"
 
 

@@ -30,7 +30,7 @@ from interop.exporters.entries import StateDict
 from interop.exporters.mlp import actor_only
 from interop.twin.networks import ACTIVATIONS
 
-Layout = Literal["0.3", "head", "seed"]
+PtLayout = Literal["0.3", "head", "seed"]
 _STD_RANGE_0_3 = (1e-6, 1e6)
 """The default ``action_std_range`` of EmbodiChain 0.3's ActorCritic."""
 
@@ -41,7 +41,7 @@ def pt_payload(
     state: RunState,
     meta: dict[str, Any],
     *,
-    layout: Layout = "0.3",
+    layout: PtLayout = "0.3",
     like: Path | None = None,
 ) -> dict[str, Any]:
     """Make the content of EmbodiChain's checkpoint, with NumPy arrays where the file has tensors. See ``export_pt``.
@@ -162,7 +162,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     return replace(parts.state, update=jnp.asarray(update, jnp.int32), train=train), notes
 
 
-def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float, float]:
+def _clamp_of(policy: Policy, layout: PtLayout, like: Path | None) -> tuple[float, float]:
     """Return the clamp of log_std in the EmbodiChain that reads this layout."""
     if like is not None:
         return log_std_range(load_content(like).get("metadata"))
@@ -171,7 +171,7 @@ def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float,
     return log_std_range({"policy_attributes": {"action_std_range": _STD_RANGE_0_3}} if separate else None)
 
 
-def _exported(policy: Policy, params: Params, layout: Layout, clamp: tuple[float, float]) -> StateDict:
+def _exported(policy: Policy, params: Params, layout: PtLayout, clamp: tuple[float, float]) -> StateDict:
     """Make the state_dict, with log_std as the policy uses it: EmbodiChain may clamp it to another range."""
     normal_policy = _normal_policy(policy)
     state_dict = state_dict_from_params(policy, params)

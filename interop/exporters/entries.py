@@ -10,7 +10,7 @@ from ejax.policies.mlp import NetworkConfig
 from ejax.types import Params
 
 StateDict: TypeAlias = dict[str, NDArray[Any]]
-Kind = Literal["vector", "kernel", "convolution", "row", "deviation", "count"]
+EntryKind = Literal["vector", "kernel", "convolution", "row", "deviation", "count"]
 """kernel: transposed; convolution: [rows·columns·in, out] here, [out, in, rows, columns] there; row: [O] here, [1, O]
 there; deviation: √ of a variance (torch's √ may differ in the last bit); count: float here, int64 there."""
 
@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
     key: str
     path: tuple[str, ...]
-    kind: Kind
+    kind: EntryKind
     shape: tuple[int | None, ...]
     """In torch; None where any number fits: the width of an observation."""
 

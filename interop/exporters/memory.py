@@ -1,6 +1,7 @@
 """Export of ``ActorCriticWithMemory``: a deployed actor takes its memory as an input, and gives the next one."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ejax.policies.recurrence import MemoryConfig
@@ -8,32 +9,17 @@ from ejax.policies.with_memory import ActorCriticWithMemory
 from interop.artefacts.cases import draw_cases
 from interop.artefacts.parity import Case
 from interop.exporters.entries import Entry, mlp_entries
-from interop.exporters.mlp import (
-    action_fields,
-    actor_fields,
-    actor_groups,
-    network_entries,
-    network_of,
-    network_spec,
-    network_specs,
-)
+from interop.exporters.mlp import actor_fields, actor_groups, describe_mlp, network_entries, network_of, network_spec
 from interop.exporters.record import Exporter
 from interop.twin.spec import MemorySpec, Paths, PolicySpec
 
 
 def _describe(policy: ActorCriticWithMemory, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, PolicySpec]:
-    observation = {name: int(x.shape[-1]) for name, x in leaves.items()}
     critic_memory = None
     if policy.critic is not None and policy.critic_memory.type != "none":
         critic_memory = _memory_spec(policy.critic_memory, policy.critic_width)
-    return policy, PolicySpec(
-        observation=observation,
-        **network_specs(policy, observation),
-        **action_fields(policy),
-        memory=_memory_spec(policy.actor_memory, policy.actor_width),
-        critic_memory=critic_memory,
-        paths=paths,
-    )
+    memory = _memory_spec(policy.actor_memory, policy.actor_width)
+    return policy, replace(describe_mlp(policy, leaves, paths)[1], memory=memory, critic_memory=critic_memory)
 
 
 def _memory_spec(config: MemoryConfig, num_observed: int) -> MemorySpec:

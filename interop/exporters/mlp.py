@@ -16,21 +16,16 @@ from interop.exporters.record import Exporter
 from interop.twin.spec import WHOLE, NetworkSpec, Paths, PolicySpec
 
 
-def describe(policy: Any, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, PolicySpec]:
+def describe_mlp(policy: Any, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, PolicySpec]:
+    """Describe a policy with the fields of ``ActorCritic`` or ``ActorOnly``."""
     observation = {name: int(x.shape[-1]) for name, x in leaves.items()}
-    fields = network_specs(policy, observation) | action_fields(policy)
-    return policy, PolicySpec(observation=observation, paths=paths, **fields)
-
-
-def network_specs(policy: Any, observation: Mapping[str, int]) -> dict[str, Any]:
-    """``actor`` and ``critic`` of a spec, from a policy with the fields of ``ActorCritic`` or ``ActorOnly``."""
-    specs = {}
+    specs: dict[str, Any] = {}
     for name in ("actor", "critic"):
         network = getattr(policy, name, None)
         groups = getattr(policy, f"{name}_obs_groups", ())
         normalized = getattr(policy, f"{name}_obs_normalization", False)
         specs[name] = network and network_spec(network, within(observation, groups), normalized)
-    return specs
+    return policy, PolicySpec(observation=observation, paths=paths, **specs, **action_fields(policy))
 
 
 def action_fields(policy: Any) -> dict[str, Any]:
@@ -108,11 +103,11 @@ def _policy_of(spec: PolicySpec) -> ActorOnly | None:
     return ActorOnly(**actor_fields(spec), actor_obs_groups=actor_groups(spec))
 
 
-EXPORTER = Exporter(describe=describe, actor_of=actor_only, tensors=network_entries, policy_of=_policy_of)
+EXPORTER = Exporter(describe=describe_mlp, actor_of=actor_only, tensors=network_entries, policy_of=_policy_of)
 
 
 def _describe_actor_q(policy: ActorQ, leaves: Mapping[str, Any], paths: Paths) -> tuple[ActorOnly, PolicySpec]:
-    return describe(actor_only(policy), leaves, paths)
+    return describe_mlp(actor_only(policy), leaves, paths)
 
 
 def _actor_q_params(policy: ActorQ, params: Params) -> Params:

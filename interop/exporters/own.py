@@ -11,7 +11,7 @@ import numpy as np
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.policies.calls import apply_policy, first_memory, rows_like
 from ejax.types import Array, Key, Params, PolicyWithMemory, PyTree
-from interop.artefacts.cases import draw_cases, nest
+from interop.artefacts.cases import draw_cases, nest_inputs
 from interop.artefacts.parity import Case
 from interop.exporters.record import Exporter
 from interop.twin.spec import MemorySpec, Paths, ProgramSpec
@@ -64,7 +64,7 @@ def _describe(policy: Any, leaves: Mapping[str, Any], paths: Paths = ()) -> tupl
 
 def _head(policy: Any, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, tuple[int, ...]]:
     """``head`` and ``sizes`` of the policy's distribution, by shapes alone."""
-    obs = nest({name: jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for name, x in leaves.items()}, paths)
+    obs = nest_inputs({name: jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for name, x in leaves.items()}, paths)
 
     def answer(key: Key, obs: PyTree) -> tuple[Any, Array]:
         distribution = apply_policy(policy, policy.init(key, obs), obs, first_memory(policy, 1))[0]

@@ -10,7 +10,7 @@ from ejax.policies.heads import injected
 from ejax.policies.record import find_policy
 from ejax.schema.registry import entries, import_entry
 from ejax.types import Array, Env, HostEnv, Params, Policy, PyTree
-from interop.artefacts.cases import draw_cases, leaves_of, nest, paths_of
+from interop.artefacts.cases import draw_cases, leaves_of, nest_inputs, paths_of
 from interop.artefacts.parity import Arrays, Case
 from interop.exporters.entries import Entry, StateDict
 from interop.twin.kinds import Spec
@@ -36,7 +36,7 @@ class Exporter:
     """None: made of ``tensors``."""
     policy_of: Callable[[PolicySpec], Any] = lambda spec: None
     """``spec -> actor``, the inverse of ``describe``. None: the spec is another class's."""
-    observation: Callable[[Any, dict[str, Array]], PyTree] = lambda spec, inputs: nest(inputs, spec.paths)
+    observation: Callable[[Any, dict[str, Array]], PyTree] = lambda spec, inputs: nest_inputs(inputs, spec.paths)
     """``(spec, inputs of a deployed policy but its memory) -> observation`` that the actor takes."""
     draw_cases: Callable[..., list[Case]] = draw_cases
     """As ``interop.artefacts.cases.draw_cases``."""

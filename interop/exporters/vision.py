@@ -9,7 +9,7 @@ import numpy as np
 
 from ejax.policies.vision import KERNELS, STRIDES, VisionPolicy, encoder_name
 from ejax.types import Array, PyTree
-from interop.artefacts.cases import nest
+from interop.artefacts.cases import nest_inputs
 from interop.exporters.entries import Entry
 from interop.exporters.mlp import action_fields, actor_fields, network_entries, network_spec
 from interop.exporters.record import Exporter
@@ -89,7 +89,7 @@ def _observation(spec: PolicySpec, inputs: dict[str, Array]) -> PyTree:
         leaves[name] = jnp.zeros((*rows, width))
         if name in inputs:
             leaves[name] = leaves[name].at[:, np.array(spec.read(name))].set(inputs[name])
-    return nest(leaves, spec.paths)
+    return nest_inputs(leaves, spec.paths)
 
 
 EXPORTER = Exporter(

@@ -16,7 +16,7 @@ from interop.twin.vla_spec import VLASpec
 
 Leaves: TypeAlias = list[NDArray[Any]]
 """Arrays [B, ...] of B clients."""
-Parts: TypeAlias = Mapping[str, Any]
+ObservationParts: TypeAlias = Mapping[str, Any]
 """Arrays and texts of one observation by dotted path, without a batch axis."""
 _PROMPT = "prompt"
 """The name of the instruction in openpi's observations."""
@@ -33,8 +33,8 @@ class Served:
     """Those allowed of each part of an observation."""
     required: Sequence[str]
     texts: Mapping[str, int | None]
-    """Parts that may be a text -> the length of its bytes as numbers, or None where it stays a text."""
-    leaves_of: Callable[[Parts], Leaves]
+    """ObservationParts that may be a text -> the length of its bytes as numbers, or None where it stays a text."""
+    leaves_of: Callable[[ObservationParts], Leaves]
     """Makes the policy's inputs [1, ...] of checked parts; ValueError: one does not fit."""
     example: Leaves
     """Inputs [1, ...]."""
@@ -48,7 +48,7 @@ class Served:
         """Bytes of the largest message: 8 for each number, and some for names and texts."""
         return (1 << 16) + 8 * sum(max(int(np.prod(shape)) for shape in each) for each in self.shapes.values())
 
-    def leaves(self, parts: Parts) -> Leaves:
+    def leaves(self, parts: ObservationParts) -> Leaves:
         """Make the policy's inputs. ValueError: a part is unknown, missing or of another form than the contract's."""
         given = dict(parts)
         if _PROMPT in given and _PROMPT not in self.shapes and len(self.texts) == 1:
@@ -110,7 +110,7 @@ def _load_export(directory: Path) -> Served:
         texts[spec.text], tokenizer = None, vla_tokenizer(directory, spec)
     inputs = {name: spec.input_dtype(name) for name in spec.inputs if name != MEMORY}
 
-    def leaves_of(parts: Parts) -> Leaves:
+    def leaves_of(parts: ObservationParts) -> Leaves:
         leaves, _ = policy_inputs(spec, parts, tokenizer)
         return [in_type(x, dtype, name) for (name, dtype), x in zip(inputs.items(), leaves, strict=True)]
 

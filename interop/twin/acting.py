@@ -1,4 +1,4 @@
-"""What the torch twins of all kinds of policies share: ``act`` on an observation, and ``reset``. No jax."""
+"""The base of the torch twins of all kinds of policies: ``act`` on an observation, and ``reset``. No jax."""
 
 from typing import Any
 

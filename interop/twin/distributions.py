@@ -2,22 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-
-
-class Distribution(Protocol):
-    """A batch of action distributions; sums over action dimensions."""
-
-    def sample(self) -> Tensor: ...
-    def mode(self) -> Tensor: ...
-    def log_prob(self, action: Tensor) -> Tensor: ...
-    def entropy(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -118,3 +109,7 @@ class MultiCategorical:
 
     def entropy(self) -> Tensor:
         return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+
+Distribution: TypeAlias = Normal | TanhNormal | Categorical | MultiCategorical
+"""A batch of action distributions; log-probabilities and entropies are sums over action dimensions."""

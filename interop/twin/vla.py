@@ -49,7 +49,7 @@ class TorchVLA(Twin):
             self.word_place = nn.Parameter(torch.zeros(spec.max_words, width))
         numbers = sum(spec.observation.values())
         if spec.normalized:
-            self.normalizer = Normalizer(numbers)
+            self.normalizer = NumberNormalizer(numbers)
         numbers += len(spec.images) * spec.image_encoder.places
         self.number_in, self.number_out = nn.Linear(numbers, 2 * width), nn.Linear(2 * width, width)
         for i in range(spec.depth):
@@ -326,7 +326,7 @@ class SentenceTokens(nn.Module):
         return self.project(embedding)[:, None]
 
 
-class Normalizer(nn.Module):
+class NumberNormalizer(nn.Module):
     """(x − mean) / (std + 1e-2). The statistics stay as they were loaded."""
 
     mean: Tensor

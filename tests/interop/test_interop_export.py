@@ -48,7 +48,7 @@ from ejax.play.saved_policy import evaluate_run
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train
 from interop import onnx_policy
-from interop.artefacts.cases import observe
+from interop.artefacts.cases import observe_env
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, Trained
@@ -450,8 +450,8 @@ def measured(run: Path) -> dict[str, Any]:
 def test_an_environment_outside_jax_is_observed_as_inside(clips: bool) -> None:
     env = Toy(BOX, clips=clips)
     policy, params = policy_for(env)
-    seen = observe(policy, PureHostEnv(env, 4), params, spec_of(policy, env))
-    inside = observe(policy, env, params, spec_of(policy, env))
+    seen = observe_env(policy, PureHostEnv(env, 4), params, spec_of(policy, env))
+    inside = observe_env(policy, env, params, spec_of(policy, env))
     assert {name: x.dtype for name, x in seen.items()} == {name: x.dtype for name, x in inside.items()}
     assert {name: x.shape for name, x in seen.items()} == {"hidden": (512, 1), "robot.q": (512, 3), "robot.v": (512, 2)}
     assert spec_of(policy, PureHostEnv(env, 4)) == spec_of(policy, env)

@@ -14,7 +14,7 @@ from ejax.distributions import ActionSpec, Normal
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.types import Policy
-from interop.artefacts.cases import leaves_of, nest, paths_of
+from interop.artefacts.cases import leaves_of, nest_inputs, paths_of
 from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.entries import get, mlp_entries
 from interop.exporters.mlp import network_spec
@@ -387,7 +387,7 @@ def test_keys_with_dots_are_read_in_the_same_places(groups: tuple[str, ...]) -> 
 def test_an_observation_nests_as_it_was_and_its_paths_stay_out_of_the_file() -> None:
     for obs in (odd_observation(), {"obs": jnp.ones((2, 3))}, jnp.ones((2, 3)), {"a": {"b": jnp.ones((2, 1))}}):
         paths = paths_of(obs)
-        assert jax.tree.structure(nest(leaves_of(obs), paths)) == jax.tree.structure(obs)
+        assert jax.tree.structure(nest_inputs(leaves_of(obs), paths)) == jax.tree.structure(obs)
     assert paths == (), "a name alone tells how it nests"
     spec = spec_of(policy_with(), Observed(jax.tree.map(lambda x: x[0], odd_observation())))
     assert spec.paths and "paths" not in json.loads(spec_to_json(spec))

@@ -32,7 +32,7 @@ from ejax.policies.vision import VisionPolicy
 from ejax.training.environments import build_env
 from ejax.training.policies import make_policy
 from ejax.types import Timestep
-from interop.artefacts.cases import observe, steps_to_observe
+from interop.artefacts.cases import observe_env, steps_to_observe
 from interop.artefacts.formats import FORMATS
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params, tensors
@@ -390,7 +390,7 @@ def test_a_trace_refuses_a_wrong_image_too(exported: Path) -> None:
 @pytest.mark.slow
 def test_an_environment_outside_jax_shows_the_same_images() -> None:
     policy, params = make(ENV)
-    seen = observe(policy, PureHostEnv(ENV, 4), params, spec_of(policy, ENV))
+    seen = observe_env(policy, PureHostEnv(ENV, 4), params, spec_of(policy, ENV))
     assert (seen["image"].shape, seen["image"].dtype) == ((4 * 64, 10, 13, 3), np.uint8)
     assert seen["robot.q"].dtype == np.float32
     assert spec_of(policy, PureHostEnv(ENV, 4)) == spec_of(policy, ENV)
@@ -402,7 +402,7 @@ def test_a_policy_of_images_alone_ignores_its_normalizer(tmp_path: Path, monkeyp
     env, _ = POLICIES["alone"]
     policy, params = make(env, actor_obs_normalization=True)
     image = np.asarray(observations(env)["image"])
-    monkeypatch.setattr("interop.export.observe", lambda *_: {"image": image})
+    monkeypatch.setattr("interop.export.observe_env", lambda *_: {"image": image})
     report = export_policy(policy, params, env, tmp_path / "out", HERE[:1], origin=ORIGIN)
     assert "not_a_number" not in report["rows"]  # there are no numbers
 

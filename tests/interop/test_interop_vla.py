@@ -447,7 +447,7 @@ def test_a_policy_that_was_always_told_the_same_needs_no_text() -> None:
     obs = observations(env)
     expected = jax.jit(lambda params, obs: policy.apply(params, obs)[0].mode())(params, obs)
     np.testing.assert_allclose(loaded.act(obs), expected, atol=2e-5)
-    assert np.abs(loaded.act({**obs, "instruction": "put blue"}) - expected).max() > 1e-4  # it can be told other things
+    assert np.abs(loaded.act({**obs, "instruction": "put blue"}) - expected).max() > 1e-4  # it reads another
 
 
 def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
