@@ -156,7 +156,7 @@ def run_rows(given: Path) -> Iterator[Row]:
             raise TableError(f"{folder} has no env.id in its config: give runs that were trained in an environment")
         if not curves:
             raise TableError(f"{folder} has no evaluations in its log: train it with trainer.enable_eval=true")
-        name, seed = run.trainer["exp_name"], str(run.trainer["seed"])
+        name, seed = run.trainer.exp_name, str(run.trainer.seed)
         for metric, curve in curves.items():
             for step, value in curve.items():
                 yield Row(name, env_name(identifier), seed, metric, float(step), value, folder)

@@ -62,7 +62,7 @@ def sweep(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     if len(runs) < 3:
         return ""
-    watched = {(run.trainer["best_eval_metric"], run.trainer["best_eval_mode"]) for run in runs}
+    watched = {(run.trainer.best_eval_metric, run.trainer.best_eval_mode) for run in runs}
     keys = _swept([group.runs[0] for group in groups])
     reasons = {
         "members went on from each other, and with other values than their first": any(run.exploits for run in runs),
@@ -115,7 +115,7 @@ def curves(groups: Sequence[Group]) -> str:
     values = {tag: [list(run.series(tag).values()) for run in runs] for tag in tags}
     # a flat line says no more than its value
     constant = {tag: found for tag in tags if (found := _only_value(values[tag])) is not None}
-    watched = [run.trainer["best_eval_metric"] for run in runs]
+    watched = [run.trainer.best_eval_metric for run in runs]
     headlines = [tag for tag in dict.fromkeys([*watched, *_HEADLINES]) if tag in tags]
     # a success rate of 0 throughout is news
     headlines = [tag for tag in headlines if tag not in constant or tag in watched or "success" in tag]

@@ -128,17 +128,6 @@ def _populations(runs: Sequence[Run]) -> list[list[Run]]:
     return list(found.values())
 
 
-def _best_members(runs: Sequence[Run]) -> set[Path]:
-    """Find the best of each population, by evaluation and then by reward as in training; none where all are equal."""
-    best = set[Path]()
-    for members in _populations(runs):
-        sign = -1.0 if members[0].trainer["best_eval_mode"] == "min" else 1.0
-        known = [(sign * run.best.value, run.best.reward or -math.inf, run.path) for run in members if run.best]
-        if len({each[:2] for each in known}) > 1:
-            best.add(max(known, key=lambda each: each[:2])[2])
-    return best
-
-
 def _problems(runs: Sequence[Run], left_out: Sequence[str]) -> str:
     texts = [escape(text) for text in left_out]
     texts += [f"<b>{escape(run.name)}</b>: {escape(text)}" for run in runs for text in run.problems]
@@ -148,7 +137,6 @@ def _problems(runs: Sequence[Run], left_out: Sequence[str]) -> str:
 
 def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     colours = {id(run): group.colour for group in groups for run in group.runs}
-    best = _best_members(runs)
     rows = []
     for run in runs:
         # the newest one that was measured
@@ -156,14 +144,14 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
         task = f"{run.config.get('env', {}).get('id', NOTHING)}, {run.config.get('algorithm', {}).get('name', NOTHING)}"
         rows.append(
             [
-                f"{swatch(colours[id(run)])}{escape(run.name)}{' <b>best</b>' * (run.path in best)}",
+                f"{swatch(colours[id(run)])}{escape(run.name)}{' <b>best</b>' * run.is_best_member}",
                 escape(task),
-                str(run.trainer["seed"]),
+                str(run.trainer.seed),
                 escape(run.state) + (f"<br>{escape(run.lengths)}" if run.lengths else ""),
                 f"{number_cell(run.last_step)} {run.step_name}",
                 NOTHING if run.wall_s is None else duration_cell(run.wall_s),
                 number_cell(speed),
-                f"{escape(run.trainer['best_eval_metric'])} ({escape(run.trainer['best_eval_mode'])})",
+                f"{escape(run.trainer.best_eval_metric)} ({escape(run.trainer.best_eval_mode)})",
                 _pair("at", (run.best.step, run.best.value) if run.best else None),
                 _pair("at", run.last_evaluation),
                 _pair("of", run.fresh("best")),

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel
 
 from ejax.logs.json_records import FactsError, check_facts, read_facts
 from ejax.logs.metric_log import read_log, read_sessions
@@ -20,28 +20,16 @@ from ejax.population.lineage import EXPLOITS, Exploited, read_exploits
 from ejax.report.runs import Run, is_not_finite
 from ejax.schema.plain_files import is_side_file
 from ejax.store.checkpoint import CheckpointError
-from ejax.store.run_dir import RunDirectory, RunMeta, check_configs, find_run
-
-
-class _Trainer(BaseModel):
-    exp_name: str
-    seed: int
-    num_envs: PositiveInt
-    buffer_size: PositiveInt
-    iterations: int
-    total_timesteps: int | None = None
-    best_eval_metric: str
-    best_eval_mode: Literal["max", "min"]
-
-
-class _Config(BaseModel):
-    trainer: _Trainer
-    env: dict[str, Any] = {}
-    algorithm: dict[str, Any] = {}
-
-
-class _Meta(RunMeta):
-    skipped_updates: float = 0.0
+from ejax.store.resume_rules import Changes
+from ejax.store.run_dir import (
+    PopulationSummary,
+    ResolvedConfig,
+    RunDirectory,
+    RunMeta,
+    Versions,
+    check_configs,
+    find_run,
+)
 
 
 class _Export(BaseModel):
@@ -58,19 +46,6 @@ class _Evaluation(BaseModel):
     checkpoint: str
     episodes: int
     overrides: list[str] = []
-
-
-class _Change(BaseModel):
-    step: NonNegativeInt
-    updates: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]
-
-
-class _Changes(BaseModel):
-    changes: list[_Change]
-
-
-class _Versions(BaseModel):
-    notes: list[str] = []
 
 
 def runs_in(given: Path) -> list[Path]:
@@ -94,16 +69,14 @@ def read_run(given: Path) -> Run:
     resolved = path / "configs" / "resolved.json"
     if not _is_inside(resolved, path):
         raise FactsError(f"{resolved} leads out of the run's folder")
-    config = read_facts(resolved, _Config)
+    config = read_facts(resolved, ResolvedConfig)
     folder = _Folder(path)
     try:
         check_configs(path)
     except CheckpointError as error:
         folder.note(error)
-    versions = next(
-        iter(folder.facts(filter(folder.owns, [path / "configs" / "versions.json"]), _Versions).values()), {}
-    )
-    changes = folder.facts(folder.files("configs", "changes.json"), _Changes).values()
+    versions = next(iter(folder.facts(folder.files("configs", "versions.json"), Versions).values()), {})
+    changes = folder.facts(folder.files("configs", "changes.json"), Changes).values()
     directory, log = RunDirectory(path, config["trainer"]["exp_name"]), path / "logs" / "metrics.jsonl"
     saved = directory.saved() if folder.owns(directory.checkpoints) else []
     meta = folder.newest_meta([file for each in saved if folder.owns(file := each / "meta.json")])
@@ -117,6 +90,8 @@ def read_run(given: Path) -> Run:
     exports = folder.facts([*folder.files(".", "parity.json"), *folder.files(".", "*/parity.json")], _Export)
     videos = [file for file in folder.files("videos", "**/[!.]*.mp4") if file.is_file()]
     population = path.resolve().parents[1] if path.resolve().parent.name == "members" else None
+    ranked = [] if population is None else [file for file in [population / "population.json"] if file.is_file()]
+    summary = folder.facts(ranked, PopulationSummary)
     sessions = read_sessions(path / "logs")
     logged = population is not None and any((population / "logs").glob("*/events.out.tfevents.*"))
     together = population if logged else None  # else each member has its own program
@@ -137,6 +112,7 @@ def read_run(given: Path) -> Run:
         videos=tuple(sorted(videos, key=lambda file: -file.stat().st_mtime_ns)),
         num_quarantined=len(folder.files("quarantine", "**/*.npz")),
         exploits=folder.exploits(population),
+        is_best_member=any(str(facts["best"]) == path.resolve().name for facts in summary.values()),
         problems=tuple(dict.fromkeys(folder.problems)),
     )
 
@@ -179,11 +155,11 @@ class _Folder:
         return ()
 
     def newest_meta(self, files: Iterable[Path]) -> dict[str, Any] | None:
-        metas = self.facts(files, _Meta).values()  # those that cannot be read are noted, and passed over
+        metas = self.facts(files, RunMeta).values()  # those that cannot be read are noted, and passed over
         meta = max(metas, key=lambda meta: meta.get("global_step", 0), default=None)
         if meta and meta.get("config"):
             try:
-                check_facts(meta["config"], _Config)
+                check_facts(meta["config"], ResolvedConfig)
             except FactsError as error:
                 self.note(FactsError(f"the config in the newest checkpoint's meta.json {error}"))
                 meta = meta | {"config": {}}

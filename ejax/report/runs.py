@@ -13,6 +13,7 @@ from ejax.logs.best import Best, improves
 from ejax.logs.charts import LARGEST
 from ejax.logs.metric_log import Recorded
 from ejax.population.lineage import Exploited
+from ejax.store.run_dir import ResolvedConfig, ResolvedTrainer
 
 MISSING = object()
 """In place of a key that a config does not have."""
@@ -54,11 +55,13 @@ class Run:
     """Newest first."""
     num_quarantined: int
     exploits: tuple[Exploited, ...]
+    is_best_member: bool
+    """Of its population, as training decided."""
     problems: tuple[str, ...]
 
-    @property
-    def trainer(self) -> dict[str, Any]:
-        return self.config["trainer"]
+    @cached_property
+    def trainer(self) -> ResolvedTrainer:
+        return ResolvedConfig.model_validate(self.config).trainer
 
     @property
     def step_name(self) -> str:
@@ -71,17 +74,16 @@ class Run:
     @property
     def updates(self) -> tuple[int, int] | None:
         """Updates that are logged or saved, and those of the whole run; None: the size of one is not known."""
+        meta = self.meta or {}
         # a checkpoint knows the environments of a device, resolved.json how long the run is to be by now
-        trainer = ((self.meta or {}).get("config") or self.config)["trainer"]
-        rows = trainer["num_envs"] * trainer["buffer_size"]
-        total = self.trainer["iterations"]
-        if self.trainer.get("total_timesteps") is not None:
-            total = math.ceil(self.trainer["total_timesteps"] / rows)
-        if self.meta and self.meta.get("num_updates"):
-            rows = max(1, self.meta["global_step"] // self.meta["num_updates"])  # steps of an update, on all devices
-        elif trainer.get("distributed"):
+        saved = ResolvedConfig.model_validate(meta.get("config") or self.config).trainer
+        rows, steps = saved.num_envs * saved.buffer_size, self.trainer.total_timesteps
+        total = self.trainer.iterations if steps is None else math.ceil(steps / rows)
+        if meta.get("num_updates"):
+            rows = max(1, meta["global_step"] // meta["num_updates"])  # steps of an update, on all devices
+        elif saved.distributed:
             return None  # on a number of devices that only a checkpoint has
-        return max(self.last_step, (self.meta or {}).get("global_step", 0)) // rows, total
+        return max(self.last_step, meta.get("global_step", 0)) // rows, total
 
     @property
     def state(self) -> str:
@@ -113,17 +115,17 @@ class Run:
     @cached_property
     def best(self) -> Best | None:
         """Return the best evaluation, by the rule that the run itself keeps its best checkpoint by."""
-        best, tag = None, self.trainer["best_eval_metric"]
+        best, tag = None, self.trainer.best_eval_metric
         for record in self.records:
             found = {name: _number(value) for name, value in record.items()}
             is_evaluation = tag in found and any(name.startswith("eval/") for name in found)
-            if is_evaluation and improves(found, best, tag=tag, mode=self.trainer["best_eval_mode"]):
+            if is_evaluation and improves(found, best, tag=tag, mode=self.trainer.best_eval_mode):
                 best = Best(found[tag], record["step"], found.get("eval/avg_reward"))
         return best
 
     def fresh(self, which: Literal["best", "last"]) -> tuple[int, float] | None:
         """Give the number of fresh episodes of that checkpoint and the watched metric. None: it has none."""
-        facts, tag = self.evaluations.get(f"fresh_{which}", {}), self.trainer["best_eval_metric"]
+        facts, tag = self.evaluations.get(f"fresh_{which}", {}), self.trainer.best_eval_metric
         step = self.last_step if which == "last" else self.best.step if self.best else None
         # of a checkpoint that is not the best, or the last, any more
         if facts.get("step") != step or not isinstance(facts.get(tag), float):
@@ -137,7 +139,7 @@ class Run:
 
     @property
     def last_evaluation(self) -> tuple[int, float] | None:
-        return next(reversed(self.series(self.trainer["best_eval_metric"]).items()), None)
+        return next(reversed(self.series(self.trainer.best_eval_metric).items()), None)
 
     @cached_property
     def sessions(self) -> list[Session]:

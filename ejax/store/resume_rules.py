@@ -4,9 +4,9 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from ejax.config import RunConfig, TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts
@@ -23,8 +23,18 @@ _OF_ONE_CALL = ("device", "distributed", "shard_parameters", "profile")
 """Keys of ``trainer`` for this call alone; the record keeps those of the start."""
 
 
-class _Changes(BaseModel):
-    changes: list[Any]
+class Change(BaseModel):
+    """What one resume changed."""
+
+    step: NonNegativeInt
+    updates: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]
+    """Those of the whole run, before and after it."""
+
+
+class Changes(BaseModel):
+    """The form of ``configs/changes.json``."""
+
+    changes: list[Change]
 
 
 def check_same_run(config: RunConfig, saved: RunConfig) -> None:
@@ -89,7 +99,7 @@ def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
     # its number of updates is derived from several keys
     trainer = TrainerConfig.model_validate_json(json.dumps(before["trainer"]), strict=True)
     try:
-        changes = read_facts(config_file.with_name(CHANGES), _Changes)["changes"]
+        changes = read_facts(config_file.with_name(CHANGES), Changes)["changes"]
     except FactsError:
         changes = []
     updates = [trainer.num_updates, config.trainer.num_updates]

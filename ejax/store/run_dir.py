@@ -34,6 +34,7 @@ import jax
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
+from ejax.logs.best import REWARD, Mode
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
 from ejax.schema.code_places import note_code, noted, two_of_a_name
@@ -79,25 +80,45 @@ class RunMeta(CheckpointMeta):
     """Those that shared the environments, ``trainer.num_envs`` on each."""
     log: Logged | None = None
     callbacks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    skipped_updates: float = 0.0
     schedule_sha256: str | None = None
     """Digest of the versions in schedule.json, up to this update."""
 
 
-class _Versions(BaseModel):
+class Versions(BaseModel):
+    """The form of ``configs/versions.json``; its other keys are versions."""
+
     origin: str | None = None
     code: dict[str, str] = {}
+    notes: list[str] = []
 
 
-class _Summary(BaseModel):
+class PopulationSummary(BaseModel):
+    """The form of ``population.json``."""
+
     best: NonNegativeInt | None
 
 
-class _Named(BaseModel):
+class ResolvedTrainer(BaseModel):
+    """Keys of ``trainer`` in every run's ``resolved.json``, of whatever version."""
+
     exp_name: str
+    seed: int = 1
+    num_envs: PositiveInt = 1
+    buffer_size: PositiveInt = 1
+    iterations: int = 1
+    total_timesteps: int | None = None
+    best_eval_metric: str = REWARD
+    best_eval_mode: Mode = "max"
+    distributed: bool = False
 
 
-class _Resolved(BaseModel):
-    trainer: _Named
+class ResolvedConfig(BaseModel):
+    """The form of ``configs/resolved.json``, read without resolving a name."""
+
+    trainer: ResolvedTrainer
+    env: dict[str, Any] = {}
+    algorithm: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -184,7 +205,7 @@ class RunDirectory:
             CheckpointError: that cannot be read.
         """
         try:
-            return read_facts(self.config_file.with_name(VERSIONS), _Versions)
+            return read_facts(self.config_file.with_name(VERSIONS), Versions)
         except FactsError as error:
             raise CheckpointError(f"what the run started from is not known: {error}") from None
 
@@ -368,7 +389,7 @@ def check_configs(path: Path) -> None:
                 if not (file.parent / NEXT_LISTING).exists():
                     raise
                 check_digests(file.parent, _CONFIGS, NEXT_LISTING)
-        read_facts(file, _Resolved)
+        read_facts(file, ResolvedConfig)
     except ForeignError as error:
         raise ForeignError(f"run {path}: configs/{error}") from None
     except (DamagedError, FactsError) as error:
@@ -395,7 +416,7 @@ def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory
     if member is None:
         remedy = f"name {directory.member(0).path} or another"  # members train on without a best one
         try:
-            member = read_facts(directory.path / "population.json", _Summary)["best"]
+            member = read_facts(directory.path / "population.json", PopulationSummary)["best"]
         except FactsError as error:
             raise CheckpointError(f"which member is the best is not known, {remedy}: {error}") from None
         if member is None:
