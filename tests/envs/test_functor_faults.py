@@ -104,7 +104,7 @@ OWN: dict[str, dict[str, Any]] = {
         ("observations", {"func": "number", "mode": "add"}, "func", "number is 3, not a function"),
         ("actions", {"func": "number"}, "", "gave 3; must give an ActionTerm"),
         ("actions", {"func": "fails"}, "", "line .*ZeroDivisionError"),
-        ("rewards", {"func": "vector"}, "", r"must be a scalar, got shape \(3,\)"),
+        ("rewards", {"func": "vector"}, "", r"must be a scalar; mine has shape \(3,\)"),
         ("rewards", {"func": "text"}, "", "float"),
         ("rewards", {"func": "nothing"}, "", "None is not"),
         ("rewards", {"func": "numpy"}, "", "line .*use jax.numpy"),

@@ -254,6 +254,14 @@ def test_terms_of_the_table_join_the_tasks_own() -> None:
     assert task.step(state, jnp.zeros(2), KEY)[1].truncated
 
 
+def test_a_config_adds_terms_by_weights() -> None:
+    apart = {"func": "distance_between_objects", "weight": 3.0, "params": ENTITIES}
+    task = Reach(weights={"near": 1.0, "effort": {"weight": 0.5}, "apart": apart})
+    info = task.step(task.reset(KEY)[0], jnp.array([0.5, -1.0]), KEY)[1].info
+    weights = {"near": 1.0, "effort": 0.5, "apart": 3.0}
+    assert info["rewards"] == {name: pytest.approx(weight * info["terms"][name]) for name, weight in weights.items()}
+
+
 class Steered(Reach):
     actions = ("speed of the tip [m/s]",)
 
@@ -292,6 +300,7 @@ def test_a_file_is_found_beside_the_class(tmp_path: Path, monkeypatch: pytest.Mo
         ({"control_period": 0.025}, r"multiple of the model's timestep of 0.01 s, got 0.025; give 0.02 or 0.03"),
         ({"episode_length": 0}, "episode_length must be > 0, got 0"),
         ({"weights": {"near": "much"}}, "weights must be numbers, got {'near': 'much'}"),
+        ({"weights": {"new": {"func": "sucess_reward"}}}, r"weights\.new\.func: .*Did you mean 'success_reward'"),
         ({"actions": ("one", "two", "three")}, "3 actions for 2 actuators; give control"),
         ({"physics": "bullet"}, "must be 'auto', 'mujoco'"),
         ({"start": lambda self, key, world: world.place("gaol", [0.0] * 3)}, r"line \d+: no body 'gaol'"),
