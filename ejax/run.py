@@ -33,7 +33,7 @@ def train(
 
     Args:
         resume: ``latest``, ``best``, or the path of a checkpoint of this very config. None: a new run. EmbodiChain's
-            ``FILE.pt``: a new run that goes on where that training stands. ``latest`` of a run that was killed before
+            ``FILE.pt``: a new run that continues where that training stands. ``latest`` of a run that was killed before
             its first checkpoint starts it from the beginning.
         run_dir: the run's folder. None: a new one, or with ``resume`` the newest of this ``exp_name``.
         fork: a checkpoint, or a run, its best one: a new run that begins with that whole state (parameters, optimizer,

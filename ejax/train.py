@@ -60,7 +60,7 @@ def _run(name: str, args: argparse.Namespace) -> int:
 
 
 def exit_code_of(error: Exception) -> tuple[int | None, str]:
-    """Give the exit code for an error of a training, and the line that explains it. None: the traceback has to."""
+    """Return the exit code for an error of a training, and the line that explains it. None: the traceback has to."""
     from ejax.config import ConfigError
     from ejax.runtime.processes import ProcessesError
     from ejax.store.checkpoint import CheckpointError
@@ -104,7 +104,9 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     if config.trainer.distributed:
         join(address)  # before JAX looks for devices
     elif address != Address():
-        text = "got false beside the address of other processes, with which it would not train; add --distributed"
+        text = (
+            "got false, but the address of other processes is given, with which it would not train; add --distributed"
+        )
         raise ConfigError([Problem("trainer.distributed", text)])
     if config.population is not None and args.fork is not None:
         raise ConfigError([Problem("population", "is several runs, and a fork is one; leave one of them out")])

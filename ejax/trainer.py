@@ -26,11 +26,11 @@ class ScalarWriter(Protocol):
 class Trainer:
     """Trainer of a policy in an environment, both objects of the caller's; the folder of the run is as ``train``'s.
 
-    Its config describes the objects as far as a file can: ``train(resume=…)`` of a trainer made alike goes on with it.
+    Its config describes the objects as far as a file can: ``train(resume=…)`` of a trainer made alike continues it.
 
     Args:
         env: an ``Env``; or one outside JAX, a ``HostEnv`` or a vector environment of Gymnasium's, closed at the end.
-        policy: ``ActorCritic``, ``ActorOnly``, or one of your own.
+        policy: ``ActorCritic``, ``ActorOnly``, or your own.
         algorithm: what ``build_algo`` gives, a record such as ``ejax.algorithms.ppo.ALGORITHM``, or its name. Of an
             object like ``PPO(cfg, policy)`` the options count; the run begins from its seed, not from its state.
         options: of the algorithm: its ``Config``, or a mapping. None: its own, or the defaults.

@@ -59,7 +59,7 @@ def join(address: Address, *, timeout_s: int = 300) -> None:
         return
     host, _, port = (address.coordinator or "scheduler:1").rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
-        text = f"got the coordinator '{address.coordinator}', which is no HOST:PORT with a port of 1 to 65535"
+        text = f"got the coordinator '{address.coordinator}', which is not a HOST:PORT with a port of 1 to 65535"
         raise ConfigError([], f"{text}; {JOIN}, as in host0:12345")
     number = "" if address.process_id is None else f", process {address.process_id}"
     who = f"{address.coordinator or 'a coordinator that is not named'}{number}"
@@ -100,7 +100,7 @@ def unjoined() -> str | None:
 
 
 def _is_one_of_several(sizes: dict[str, str]) -> str | None:
-    """Find the scheduler that started several processes. ConfigError: its variable is no number."""
+    """Find the scheduler that started several processes. ConfigError: its variable is not a number."""
     for name, who in sizes.items():
         size = os.environ.get(name) or "1"
         if not (size.isascii() and size.isdigit()):
@@ -121,7 +121,7 @@ class Group:
         self._timeout_s = timeout_s
 
     def gather(self, mine: Any, what: str, *, timeout_s: float | None = None) -> list[Any]:
-        """Give each process's word, in their order. All of them call it, at the same place of their loops.
+        """Return each process's word, in their order. All of them call it, at the same place of their loops.
 
         ``mine``: of this process; of JSON. ``what``: the doing that is waited for, for messages: "begin an update".
         ProcessesError: another one failed, or does not come. RescueCall: another one hangs, and saves.
@@ -148,7 +148,7 @@ class Group:
     def _wait_for(self, number: int, process: int, what: str, timeout_s: float | None) -> str:
         began, limit = time.monotonic(), self._timeout_s if timeout_s is None else timeout_s
         late = False
-        # in steps of a second: a process that fails brings no word, and its failure is to be seen at once
+        # in steps of a second: a process that fails brings no word, and its failure is to be seen immediately
         while True:
             try:
                 return str(_client().blocking_key_value_get(f"ejax/word/{number}/{process}", _POLL_MS))

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _AXIS = "env"
 _SHARE = "fsdp"
 _MEMBERS = "member"
-_WORTH_SHARDING = 2**14  # elements of an array that is worth a message of its own
+_WORTH_SHARDING = 2**14  # elements of an array that is worth a separate message
 
 
 def make_mesh(devices: Sequence[jax.Device], axis: str = _AXIS, *, share: int = 1) -> Mesh:
@@ -60,7 +60,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def shapes_on(shardings: Sharding | Any | None, tree: T) -> T:
-    """Give the shapes of arrays, and where they lie, to lower a program for.
+    """Return the shapes of arrays, and where they lie, to lower a program for.
 
     ``shardings``: one for all, or a tree of them. None: wherever the program's other arrays lie.
     """
@@ -105,7 +105,7 @@ def constrain_split(tree: T) -> T:
 
 
 def by_device(function: F, num_rows: int) -> F:
-    """Run a function of arrays [N, ...] on each device's rows by itself, where the devices divide N; inside a program.
+    """Run a function of arrays [N, ...] on each device's rows separately, where the devices divide N; inside a program.
 
     A reduction over rows inside, such as whether a solver's loop may end, is then over one device's rows.
     """
@@ -126,13 +126,13 @@ def by_members(mesh: Mesh) -> NamedSharding:
 
 
 def map_members(function: F, mesh: Mesh) -> F:
-    """Run a function of arrays [M, ...] on each device's members by itself."""
+    """Run a function of arrays [M, ...] on each device's members separately."""
     members = PartitionSpec(_MEMBERS)
     return cast(F, jax.shard_map(function, mesh=mesh, in_specs=members, out_specs=members, check_vma=False))
 
 
 def _mesh() -> jax.sharding.AbstractMesh | None:
-    """Give the mesh of devices that share a program's environments, inside it. None: they are on one."""
+    """Return the mesh of devices that share a program's environments, inside it. None: they are on one."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh if _AXIS in mesh.axis_names else None
 
@@ -161,7 +161,7 @@ def own_rows(devices: Sequence[jax.Device], num_rows: int) -> slice:
 
 
 def join_rows(tree: T, mesh: Mesh, num_rows: int) -> T:
-    """Make arrays of all devices, [num_rows, ...], of the rows that each process has of its own."""
+    """Make arrays of all devices, [num_rows, ...], of the rows that each process has."""
     place = sharded(mesh)
 
     def one(x: Any) -> jax.Array:
@@ -209,7 +209,7 @@ def is_main_process() -> bool:
 
 
 def at_hand(tree: PyTree) -> PyTree:
-    """Take arrays that are the same on every device as those of this process alone, to compute with by itself."""
+    """Take arrays that are the same on every device as those of this process alone, to compute with."""
     if process_count() == 1:
         return tree
     here = replicated(make_mesh([shard.device for shard in jax.tree.leaves(tree)[0].addressable_shards]))

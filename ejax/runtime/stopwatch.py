@@ -26,7 +26,7 @@ class Stopwatch:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """Give the seconds since they were last taken."""
+        """Return the seconds since they were last taken."""
         with self._lock:
             seconds, self._seconds = self._seconds, {}
         return seconds

@@ -154,7 +154,7 @@ def _fits_jax(leaf: Any) -> bool:
 
 
 def _storable(leaf: Any) -> Any:
-    """Give a leaf a type that orbax has."""
+    """Convert a leaf to a type that orbax has."""
     return _same_bits(leaf, jnp.uint8) if leaf.dtype in _NARROW else leaf
 
 

@@ -4,7 +4,7 @@
 (versions, counters, config), ``<name>/SHA256`` (digests of them and of itself; it completes the set). While it is
 written it is called ``.partial-<name>``, and one that it replaces ``.replaced-<name>``: at each moment one of them is
 whole. orbax's own manager would also decide which checkpoints stay, but it knows no digests: it deletes the older one
-beside a newer one that is damaged.
+next to a newer one that is damaged.
 """
 
 import functools
@@ -97,9 +97,9 @@ def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:
 
 
 def recover_checkpoints(directory: Path) -> list[Path]:
-    """Give complete checkpoints that a kill left under another name theirs, and return them.
+    """Rename complete checkpoints that a kill left under another name, and return them.
 
-    Only for a process that goes on with the run: one that is saving has such names as well.
+    Only for a process that continues the run: one that is saving has such names as well.
     """
     recovered = []
     make_folder(directory, directory.parent)
@@ -130,7 +130,7 @@ def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, d
 
 
 def _check_counts(path: Path, state: PyTree, meta: dict[str, Any]) -> None:
-    """Compare a meta's counts with the state of a run, which alone decides where it goes on."""
+    """Compare a meta's counts with the state of a run, which alone decides where it continues."""
     if not is_dataclass(state) or (counter := vars(state).get("update")) is None:  # a part of a state
         return
     update, names = int(counter), ("global_step", "num_updates", "best_eval_step", "last_evaluated")
@@ -204,7 +204,7 @@ def _version(name: str) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Give the versions of what computes; ejax's own is the code's, also where it is not installed."""
+    """Return the versions of what computes; ejax's own is the code's, also where it is not installed."""
     return {"ejax": ejax.__version__} | {name: _version(name) for name in _LIBRARIES}
 
 

@@ -36,7 +36,7 @@ def write_digests(folder: Path, origin: Path | None = None) -> None:
 
 
 def render_digests(digests: Mapping[str, str]) -> str:
-    """Give the text of a ``SHA256`` file: digests by path, in this order."""
+    """Write the text of a ``SHA256`` file: digests by path, in this order."""
     lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
     return f"{lines}{sha256(lines.encode())}  {LISTING}\n"
 

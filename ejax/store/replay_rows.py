@@ -63,18 +63,18 @@ class Buffer(BaseModel):
 
     @property
     def form(self) -> dict[str, Any]:
-        """Give what two buffers of the same arrays agree in."""
+        """Return the facts that two buffers of the same arrays agree in."""
         fields = ", ".join(f"{each.name} {each.dtype}{each.shape}" for each in self.fields)
         return {"capacity": self.capacity, "rings": len(self.rings), "fields": fields}
 
     def segments(self, ring: int) -> Iterator[tuple[int, int]]:
-        """Give the first row of each segment that has any, and their number."""
+        """Yield the first row of each segment that has any, and their number."""
         size = min(self.rings[ring].size, self.capacity)
         for start in range(0, size, self.segment):
             yield start, min(self.segment, size - start)
 
     def has_changed(self, before: "Buffer", ring: int, start: int, count: int) -> bool:
-        """Recognize rows that were written since ``before``, a state of the same buffer."""
+        """Return whether rows were written since ``before``, a state of the same buffer."""
         new, old, capacity = self.rings[ring], before.rings[ring], self.capacity
         added = (new.added - old.added) % 2**32
         if added >= capacity or (old.head + added) % capacity != new.head:
@@ -132,7 +132,7 @@ def load_rows(path: Path, like: Sequence[Replay], saved: Sequence[Replay]) -> li
         there, rows = [(ring.head, ring.size, ring.added) for ring in buffer.rings], buffer.capacity
         counts = (np.asarray(x).reshape(-1).tolist() for x in (replay.head, replay.size, replay.added))
         here = list(zip(*counts, strict=True))
-        # demonstrations are there at once, from row 0 on
+        # demonstrations are all there, from row 0 on
         whole = (head < rows and size in (rows, head if added else size) for head, size, added in there)
         if there != here or not all(whole) or any(size > rows for _, size, _ in there):
             text = f"{REPLAY}/{_INDEX} has head, size and added {there[:3]}, its state {here[:3]}"
@@ -185,7 +185,7 @@ def _describe(replay: Replay) -> Buffer:
 
 
 def _forms(replay: Replay) -> Buffer:
-    """Give the form of a buffer, its counts left at 0."""
+    """Return the form of a buffer, its counts left at 0."""
     num_axes = replay.head.ndim
     fields = [
         Field(name=name, dtype=x.dtype.name, shape=list(x.shape[num_axes + 1 :]))
@@ -197,7 +197,7 @@ def _forms(replay: Replay) -> Buffer:
 
 
 def _own_rings(replay: Replay, buffer: Buffer) -> Iterator[tuple[int, ReadRows]]:
-    """Give the rings that this process writes."""
+    """Yield the rings that this process writes."""
     if isinstance(replay.rows, HostRows):
         yield 0, partial(_read, replay.rows.pages(), buffer, 0)
         return

@@ -71,7 +71,7 @@ def _marks(section: Any, name: str) -> Sequence[Any] | None:
 
 
 def with_changes(saved: M, config: BaseModel) -> M:
-    """Give a checkpoint's section those values of this config's that may change."""
+    """Return a checkpoint's section with those values of this config that may change."""
     for key, _, here in differences(saved.model_dump(mode="json"), config.model_dump(mode="json"), ""):
         saved = with_value(saved, key, here) if may_change(config, key) else saved
     return saved

@@ -13,7 +13,7 @@
     videos/
     quarantine/                 what broke environments, for python -m ejax.replay
     replay/                     while it trains, with replay.storage: shared: <field>.npy, the rows of the replay buffer
-    members/<i>/                of a population: the folder of each member, as of a run by itself
+    members/<i>/                of a population: the folder of each member, as of a single run
     population.json             of a population: its members, and which is the best (``ejax.population.leaderboard``)
     exploits.jsonl              of a population: who went on from whom
     schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
@@ -185,7 +185,7 @@ class RunDirectory:
         return f"{self.exp_name}_{'best_' if best else ''}step_{step}"
 
     def recover(self) -> list[str]:
-        """Put in place the checkpoints that a kill caught, and report them. For the one process that goes on."""
+        """Put in place the checkpoints that a kill caught, and report them. For the one process that continues."""
         found = recover_checkpoints(self.checkpoints)
         return [f"recovered {path}: a kill came while it was put in place" for path in found]
 
@@ -194,7 +194,7 @@ class RunDirectory:
         return [*self.periodic(), *self.best()]
 
     def check_sealed(self) -> list[str]:
-        """Give a line of alarm if the digests of the configs are gone."""
+        """Return a line of alarm if the digests of the configs are gone."""
         digests = self.config_file.with_name(LISTING)
         return [] if digests.exists() else [f"{digests} is gone: no change to {self.config_file} can be seen"]
 
@@ -210,9 +210,9 @@ class RunDirectory:
             raise CheckpointError(f"what the run started from is not known: {error}") from None
 
     def last_word(self) -> str:
-        """Describe what is left of a run that ends at once, and the command to go on with it."""
+        """Describe what is left of a run that ends immediately, and the command to continue it."""
         if not self.config_file.exists():
-            return f"{self.path} is no run yet: nothing was left"
+            return f"{self.path} is not a run yet: nothing was left"
         again = f"python -m ejax.train --run {self.path} --resume latest"
         newest = next(iter(self.saved()), None)
         if newest is None:
@@ -322,7 +322,7 @@ def find_run(path: Path) -> Path:
     """Find the folder of a run; without the time at its end: the newest run of that name.
 
     Raises:
-        FileNotFoundError: ``path`` is no run.
+        FileNotFoundError: ``path`` is not a run.
     """
     if "\0" in str(path):
         raise FileNotFoundError(f"{str(path)!r} holds a null character: no file has such a name")
@@ -331,7 +331,7 @@ def find_run(path: Path) -> Path:
         path = newest_run(path.parent, path.name)
     if not (path / "configs" / "resolved.json").is_file():
         export = "; it is an export: name the run that it was made from" if (path / "parity.json").is_file() else ""
-        raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json{export}")
+        raise FileNotFoundError(f"{path} is not a run of ejax: it has no configs/resolved.json{export}")
     return path
 
 
@@ -348,7 +348,7 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
 
 
 def never_began(path: Path) -> bool:
-    """Recognize a folder that a kill left while it was made, before there was a run."""
+    """Return whether a kill left the folder while it was made, before there was a run."""
     there = {each.name for each in path.iterdir() if not is_side_file(each.name)} if path.is_dir() else {""}
     if there - {"configs", "checkpoints", LOCK}:
         return False
@@ -359,7 +359,7 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     """Open a run, found as by ``find_run``, with its config; but for the device, which is the CPU.
 
     Raises:
-        FileNotFoundError: ``path`` is no run. CheckpointError: its config was changed or damaged.
+        FileNotFoundError: ``path`` is not a run. CheckpointError: its config was changed or damaged.
         ConfigError: it names code that nobody trusted (``ejax.schema.trust``).
     """
     path = find_run(path)
@@ -411,7 +411,7 @@ def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory
     directory, config = open_run_directory(path)
     if config.population is None:
         if member is not None:
-            raise ValueError(f"got member {member}, but {directory.path} is no population, and has none")
+            raise ValueError(f"got member {member}, but {directory.path} is not a population, and has none")
         return directory, config
     if member is None:
         remedy = f"name {directory.member(0).path} or another"  # members train on without a best one

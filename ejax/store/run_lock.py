@@ -45,7 +45,9 @@ def run_lock(folder: Path) -> Iterator[str]:
     make_folder(folder)
     path = folder / LOCK
     if path.is_symlink() or (path.exists() and not path.is_file()):  # what it leads to would be written over
-        raise CheckpointError(f"{path} is no regular file, as the lock of a run is; remove it, or do not use this run")
+        raise CheckpointError(
+            f"{path} is not a regular file, as a lock is; remove it, or do not use this run"
+        )
     # before opening it: closing any descriptor of a file gives up the process's lock
     if path.exists() and _identity(path.stat()) in _HELD:
         raise RunInUseError(_refusal(folder, "another call in this process"))
@@ -61,7 +63,7 @@ def run_lock(folder: Path) -> Iterator[str]:
         _HELD.add(identity)
         try:
             _write_owner(file, {"host": socket.gethostname(), "pid": os.getpid(), "boot_ticks": _started(os.getpid())})
-            yield f"{_name(former)} ended without giving {folder} back; this process goes on there" if former else ""
+            yield f"{_name(former)} ended without giving {folder} back; this process continues there" if former else ""
             with suppress(OSError):  # given back in order: the next owner has nothing to report
                 _write_owner(file, {})
         finally:
@@ -94,7 +96,7 @@ def _name(owner: dict[str, Any]) -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Clock ticks between boot and a process's start; None: there is no such process."""
+    """Return the clock ticks between boot and a process's start; None: there is no such process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):

@@ -139,7 +139,7 @@ def _layout(trainer: TrainerConfig, devices: Sequence[jax.Device] | None) -> Lay
 
 
 def max_updates(trainer: TrainerConfig) -> int:
-    """Give the most updates of a dispatch; how many it makes is a traced number, so that one program serves all."""
+    """Return the most updates of a dispatch; how many it makes is a traced number, so that one program serves all."""
     per_dispatch = trainer.updates_per_dispatch
     return _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
 

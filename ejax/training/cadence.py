@@ -6,12 +6,12 @@ from ejax.config.models import TrainerConfig
 
 
 def crosses(update: int, rows: int, every: int) -> bool:
-    """Recognize an ``update`` of ``rows`` env steps that reaches or passes a multiple of ``every`` steps; 0: never."""
+    """Return whether an ``update`` of ``rows`` env steps reaches or passes a multiple of ``every`` steps; 0: never."""
     return every > 0 and update * rows // every > (update - 1) * rows // every
 
 
 def divides(update: int, every: int) -> bool:
-    """Recognize a multiple of ``every``; 0: never."""
+    """Return whether ``update`` is a multiple of ``every``; 0: never."""
     return every > 0 and update % every == 0
 
 

@@ -1,6 +1,6 @@
 """From a config to the environment that it names: pure, or outside JAX and guarded.
 
-``physics: auto`` is resolved when a run is built and kept when it goes on, on any device. ``resolved.json`` keeps the
+``physics: auto`` is resolved when a run is built and kept when it continues, on any device. ``resolved.json`` keeps the
 word ``auto``, so that a policy can be evaluated with another engine; a checkpoint's config has the engine's name.
 """
 
@@ -76,7 +76,7 @@ def build_env(
         raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {explain(error)}")]) from error
     if not isinstance(env, HostEnv):
         return env
-    if env.num_envs != num_rows:  # a task of one's own may have ignored it
+    if env.num_envs != num_rows:  # a user's task may have ignored it
         call_env(config.env.id, "close", env.close)
         text = f"{config.env.id} has {env.num_envs} environments instead of {num_rows}; let it take num_envs"
         raise ConfigError([Problem("env.id", text)])
@@ -212,7 +212,7 @@ def resolve_physics(
     """Name an engine for ``physics: auto``; the config with it, and a note of which and why. Idempotent.
 
     Args:
-        begun_with: the engine of the checkpoint that a run goes on from.
+        begun_with: the engine of the checkpoint that a run continues from.
         platform: to decide for; see ``choose_engine``.
 
     Raises:
@@ -239,7 +239,7 @@ def with_engine(config: RunConfig, engine: Engine) -> RunConfig:
     """Name another physics engine in a config. ConfigError: its environment does not choose one by ``physics``."""
     env = config.env
     if _find_engine(env.id, env.cfg) is None:
-        text = f"{env.id} has no argument physics: ejax does not step it by a MuJoCo engine of its own"
+        text = f"{env.id} has no argument physics: ejax does not step it by one of its MuJoCo engines"
         raise ConfigError([Problem("env.id", text)])
     cfg = env.cfg.copy({"physics": engine})
     return config.model_copy(update={"env": env.model_copy(update={"cfg": cfg})})

@@ -88,7 +88,7 @@ def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any]
 def play_best_and_last(
     trainer: TrainerConfig, best: Params, last: Params, play: Callable[[Params, int], Mapping[str, Any] | None]
 ) -> dict[str, dict[str, Any]] | None:
-    """Give ``evaluate_fresh`` of both policies, by ``play(params, seed)``. None: it gave one up."""
+    """Return ``evaluate_fresh`` of both policies, by ``play(params, seed)``. None: it gave one up."""
     found = {}
     for which, params in (("best", best), ("last", last)):
         metrics = evaluate_fresh(fresh_seeds(trainer), partial(play, params))
@@ -127,7 +127,7 @@ def read_fresh(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def fresh_facts(fresh: Mapping[str, Mapping[str, Any]], tag: str) -> dict[str, str]:
-    """Give lines of a summary: each checkpoint's value of the watched metric over its fresh episodes."""
+    """Write lines of a summary: each checkpoint's value of the watched metric over its fresh episodes."""
     return {
         f"{which} checkpoint over {facts['episodes']:,} fresh episodes": f"{tag} {number(facts[tag])}"
         for which, facts in fresh.items()

@@ -73,7 +73,7 @@ def config_of(
 def section_of(
     trainer: Mapping[str, Any], *, num_steps: int | None, event_cfg: Events | None, eval_event_cfg: Events | None
 ) -> dict[str, Any]:
-    """Give the section ``trainer`` for arguments of EmbodiChain's ``Trainer``; ConfigError: two that mean the same."""
+    """Make the section ``trainer`` from arguments of EmbodiChain's ``Trainer``; ConfigError: two that mean the same."""
     for name in trainer.keys() & {"rank", "world_size"}:
         text = "comes from what starts the processes (docs/scaling.md); leave it out"
         raise ConfigError([Problem(name, text)])
@@ -88,7 +88,7 @@ def section_of(
 
 
 def _named(events: Events) -> Any:
-    """Name the functions of events, as a file does; what is no event is left to the config's reader."""
+    """Name the functions of events, as a file does; what is not an event is left to the config's reader."""
     if not isinstance(events, Mapping):
         return events
     named = dict(events)

@@ -157,7 +157,7 @@ def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tu
         text = f"{text} all of it; give false"
         raise ConfigError([Problem("trainer.shard_parameters", text)])
     if learners and devices:
-        text = "are given beside trainer.distributed: true, with which all devices learn; leave them out"
+        text = "are given with trainer.distributed: true, by which all devices learn; leave them out"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
     return actors or [each for each in devices or () if each.process_index == jax.process_index()], learners
 
@@ -166,7 +166,7 @@ def _schedule(trainer: TrainerConfig) -> Schedule:
     wanted = trainer.collector
     recorded, path = None, wanted.replay_schedule
     if wanted.schedule == "free" and path is None and process_count() > 1:
-        # each would take the newest parameters at a time of its own, and no list of versions could repeat it
+        # each would take the newest parameters at another time, and no list of versions could repeat it
         text = "got 'free' in several processes, which could not be repeated; give fixed"
         raise ConfigError([Problem("trainer.collector.schedule", text)])
     try:
@@ -176,7 +176,7 @@ def _schedule(trainer: TrainerConfig) -> Schedule:
                 raise ValueError(f"it has {len(recorded)} rollouts, and the run {trainer.num_updates} updates")
         return Schedule(wanted.max_staleness, wanted.schedule == "free", recorded)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        text = f"'{path}' is no schedule.json for this run: {error}"
+        text = f"'{path}' is not a schedule.json for this run: {error}"
         raise ConfigError([Problem("trainer.collector.replay_schedule", text)]) from error
 
 

@@ -36,7 +36,7 @@ class HostStepper(Stepper[RunState]):
     """A rollout, then an update from it.
 
     Args:
-        background: collects beside the updates, in a thread of its own. None: the main thread does, between them.
+        background: collects during the updates, in its thread. None: the main thread does, between them.
         devices: that each have a part of the rollout, of an update with the numbers of one device. For several that
             have the environments and minibatches of one device each, ``collector.mesh``.
         group: the processes that collect a part of each rollout. None: this is the only one.
@@ -186,7 +186,7 @@ class HostStepper(Stepper[RunState]):
 
 
 def consuming(learn: Learn) -> Callable[..., tuple[RunState, Metrics]]:
-    """Give ``learn`` the replay buffers of its state as an argument of their own, which a program may overwrite."""
+    """Pass the replay buffers of the state to ``learn`` as a separate argument, which a program may overwrite."""
 
     def learn_apart(state: RunState, rows: Any, key: Key, replays: Sequence[Replay] = ()) -> tuple[RunState, Metrics]:
         return learn(put_back(state, replays), rows, key)

@@ -118,7 +118,7 @@ class Loop(Generic[S, R]):
         with stepper, sink, compiler, profiler, interruptible() as should_stop:
             ENGINE.take()  # of what the process did before
             sink.note(f"environment built in {time.monotonic() - self._run.started:.1f} s; compiling …")
-            # at once: compilation leaves Python's lock alone, and takes longer than many a training
+            # in parallel: compilation leaves Python's lock alone, and takes longer than many a training
             compiler.submit(sink.compile, state)
             state = stepper.start(state)
             self._compiled_at = self._clock = time.monotonic()

@@ -77,7 +77,7 @@ def build_policy(
 def make_policy(config: PolicyConfig, env: Env | HostEnv, **networks: Any) -> Policy:
     """Make the policy that the config names, for this environment's spaces. ``networks``: in place of the config's.
 
-    A policy class of your own is called with ``policy.cfg`` and whichever of ``action_spec``, ``observation_space``,
+    Your own policy class is called with ``policy.cfg`` and whichever of ``action_spec``, ``observation_space``,
     ``action_space``, ``actor``, ``critic`` its constructor takes.
 
     Raises:

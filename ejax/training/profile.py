@@ -59,7 +59,7 @@ class Profiler:
                 self._tracing = True
 
     def ends(self, update: int) -> bool:
-        """Recognize the end of the trace under way."""
+        """Return whether the trace under way ends at ``update``."""
         return self._tracing and update >= self._edges[1]
 
     def finish(self, state: Any, stepper: Stepper[Any]) -> list[str]:

@@ -47,7 +47,7 @@ def check_fits(forms: PyTree, num_devices: int) -> None:
 
 
 def place_rows(state: T, run: Path) -> tuple[T, tuple[RowMemory, ...]]:
-    """Give rows on the host their memory, and return what holds it. ConfigError: there is no room."""
+    """Allocate the rows on the host, and return what holds them. ConfigError: there is no room."""
     rest, replays = take_out(state)
     memories = []
     for i, replay in enumerate(replays):
@@ -86,7 +86,7 @@ def _refuse_more_than(free: int | None, replays: Sequence[Replay], where: str, k
 
 
 def free_bytes(device: jax.Device) -> int | None:
-    """Give the memory that a device has left, of a CPU the machine's; None: not known."""
+    """Return the memory that a device has left, of a CPU the machine's; None: not known."""
     stats: dict[str, Any] = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))

@@ -18,7 +18,7 @@ class NonFiniteUpdateError(FloatingPointError):
 
 
 def skipped_fraction(metrics: Mapping[str, float]) -> float:
-    """Give the part of an update that was not applied: 0 to 1."""
+    """Return the part of an update that was not applied: 0 to 1."""
     return max(metrics.get("train/skipped_update", 0.0), metrics.get("train/skipped_fraction", 0.0))
 
 

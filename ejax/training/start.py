@@ -126,7 +126,7 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
         alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
         return new_run(config, run_dir, locks, alarms=(alarm,))
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
-    left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
+    left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is not a run
     directory, saved = open_run_directory(path)
     filled = {key for key, *_ in differences(config.to_dict(), bind(config).to_dict(), "")}
     for key, _, there in differences(config.to_dict(), saved.to_dict(), ""):
@@ -149,13 +149,13 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
 
 
 def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:
-    """Give the config for this number of devices that computes what the checkpoint's did, and a note if they differ.
+    """Return the config for this number of devices that computes what the checkpoint's did, and a note if they differ.
 
     Options for one device (``num_envs``, ``batch_size``) grow as the devices get fewer; minibatches keep their strata.
 
     Raises:
         ConfigError: the environments, or the rows of a minibatch, cannot be shared by so many.
-        CheckpointError: the checkpoint's config is no config of this run.
+        CheckpointError: the checkpoint's config is not a config of this run.
     """
     meta = read_facts(checkpoint / "meta.json", RunMeta)
     was = meta.get("num_devices")
@@ -199,4 +199,6 @@ def _saved_options(config: RunConfig, checkpoint: Path, saved: dict[str, Any]) -
         return num_envs, type(config.algorithm.cfg).model_validate_json(json.dumps(algorithm["cfg"]), strict=True)
     except (KeyError, TypeError, ValueError) as error:  # pydantic's is a ValueError
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-        raise CheckpointError(f"the config in {checkpoint / 'meta.json'} is no config of this run: {reason}") from error
+        raise CheckpointError(
+            f"the config in {checkpoint / 'meta.json'} is not a config of this run: {reason}"
+        ) from error

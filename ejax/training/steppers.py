@@ -59,7 +59,7 @@ class Stepper(AbstractContextManager[Any], Protocol[State]):
         return nullcontext()
 
     def reports(self) -> list[str]:
-        """Give the messages since the last call."""
+        """Return the messages since the last call."""
         return []
 
     def versions(self) -> list[int] | None:
@@ -75,7 +75,7 @@ class Stepper(AbstractContextManager[Any], Protocol[State]):
 
 
 def commit_to_device(state: T) -> T:
-    """Bind arrays to the device they lie on, as those of a checkpoint are: else a run that goes on compiles again."""
+    """Bind arrays to the device they lie on, as those of a checkpoint are: else a run that continues compiles again."""
     return cast(T, jax.tree.map(lambda x: jax.device_put(x, x.sharding) if isinstance(x, jax.Array) else x, state))
 
 
@@ -146,7 +146,7 @@ class DeviceStepper(Stepper[State]):
             return program.trace(rest, key, count, replays)
 
     def shapes(self, state: State, device: jax.Device) -> tuple[State, Key]:
-        """Give the shapes of state and key, with their places: on the layout's devices, or on ``device``."""
+        """Return the shapes of state and key, with their places: on the layout's devices, or on ``device``."""
         if self._layout is None:
             # the key is not bound to its device, as when a run starts: it goes where the state is
             return shapes_on(SingleDeviceSharding(device), state), shapes_on(None, self._key)

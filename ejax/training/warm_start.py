@@ -292,7 +292,7 @@ def _seen(env: Env | HostEnv, path: str | None) -> Any:
     there = paths(space)
     if path is not None and path not in there:
         has = f"there is {', '.join(there)}" if there else "it is one array without parts: leave it out"
-        text = f"'{path}' is no part of the observation; {has}{did_you_mean(path, there)}"
+        text = f"'{path}' is not a part of the observation; {has}{did_you_mean(path, there)}"
         raise ConfigError([Problem("algorithm.cfg.teacher_obs", text)])
     part: Any = find(space, path) if path else space
     return Spaces(part, env.action_space, describe(env))

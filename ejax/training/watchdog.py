@@ -1,6 +1,6 @@
 """Bounds what the main thread's calls into environments may take: some simulators work in no other thread.
 
-A thread beside it has an overdue call interrupted by a signal, which raises an exception inside the environment. The
+Another thread has an overdue call interrupted by a signal, which raises an exception inside the environment. The
 last resort, for a call that is stuck in native code, is ``rescue``.
 """
 
@@ -65,7 +65,7 @@ class Watchdog:
             return self
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)  # a signal handler must not wait for a full pipe
-        # the numbers of signals arrive here at once, also while the main thread runs no handler
+        # the numbers of signals arrive here immediately, also while the main thread runs no handler
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._former = signal.signal(_SIGNAL, self._cut_off)
         self._thread.start()  # only now, when both ends of the pipe are there
@@ -117,7 +117,7 @@ class Watchdog:
         raise EnvAbandoned(text) if requested else CutOff(text)
 
     def _overdue(self, call: Call | None) -> tuple[str, bool] | None:
-        """Give the fault of the call, and whether the user wanted the run to end. None: nothing yet."""
+        """Return the fault of the call, and whether the user wanted the run to end. None: nothing yet."""
         if call is None:
             return None
         limit, stop_limit, waited = self._env_timeout_s, self._stop_timeout_s, time.monotonic() - call.since

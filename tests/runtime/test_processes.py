@@ -84,7 +84,7 @@ def test_a_coordinator_that_is_no_address_is_refused_at_once(
     words = ["--config", str(config), "--distributed", "--coordinator", coordinator]
     assert main([*words, "--num-processes", "2", "--process-id", "1"]) == 2
     told = capsys.readouterr()
-    assert told.err.startswith(f"ejax.train: got the coordinator '{coordinator}', which is no HOST:PORT")
+    assert told.err.startswith(f"ejax.train: got the coordinator '{coordinator}', which is not a HOST:PORT")
     assert told.err.count("\n") == 1 and not told.out
 
 
@@ -128,7 +128,7 @@ def test_an_address_without_distributed_is_refused(tmp_path: Path, capsys: pytes
     (config := tmp_path / "tiny.json").write_text(json.dumps(TINY))
     assert main(["--config", str(config), "--coordinator", "localhost:1"]) == 2
     assert re.search(
-        r"trainer\.distributed: got false beside the address .* add --distributed", capsys.readouterr().err
+        r"trainer\.distributed: got false, but .* add --distributed", capsys.readouterr().err
     )
 
 

@@ -351,9 +351,9 @@ def test_a_checkpoint_resumed_on_other_devices_runs_nothing(own_run: Path, tmp_p
     config = parse_config(tree())
     for change, reason in (
         ({"algorithm": {"name": "evilmod:algorithm", "cfg": {}}}, "names the algorithm 'evilmod:algorithm'"),
-        ({"env": {"id": "evilmod:Env"}, "algorithm": {"name": "ppo", "cfg": {"clip": 1}}}, "is no config of this run"),
+        ({"env": {"id": "evilmod:Env"}, "algorithm": {"name": "ppo", "cfg": {"clip": 1}}}, "not a config of this run"),
         ({"trainer": {"num_envs": "evilmod:Env"}}, "trainer.num_envs is 'evilmod:Env'"),
-        ({"trainer": None}, "is no config of this run"),
+        ({"trainer": None}, "not a config of this run"),
     ):
         saved = {**config.to_dict(), **change}
         write(

@@ -268,7 +268,7 @@ def test_a_lock_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     for put in (lambda path: path.symlink_to(tmp_path / "mine"), lambda path: path.symlink_to("none"), os.mkfifo):
         put(tmp_path / ".lock")
-        with pytest.raises(CheckpointError, match=r"\.lock is no regular file"), run_lock(tmp_path):
+        with pytest.raises(CheckpointError, match=r"\.lock is not a regular file"), run_lock(tmp_path):
             pass
         (tmp_path / ".lock").unlink()
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "none").exists()
