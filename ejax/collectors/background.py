@@ -147,8 +147,9 @@ class AsyncCollector:
             self.stats.delivered += 1
             queued = self.stats.queued = len(self._made)
             waited, self._wait_s = self._wait_s, 0.0
-            for old in [v for v in self._published if self._is_past(v)]:
-                del self._published[old]
+            # no schedule asks for an older version; ``publish`` counts from the newest
+            oldest = min(max(self._published), self.first + self.stats.begun - self.schedule.max_staleness)
+            self._published = {v: params for v, params in self._published.items() if v >= oldest}
         rollout = collected.rollout
         tag = jnp.full_like(rollout.reward, version, dtype=jnp.int32)  # where the rollout is
         collected.rollout = replace(rollout, version=tag)
@@ -207,14 +208,6 @@ class AsyncCollector:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with noting(error, "closing the collector"):
             self.close()
-
-    def _is_past(self, version: int) -> bool:
-        if version == max(self._published):
-            return False  # ``publish`` counts from it
-        begins = self.first + self.stats.begun
-        if self.schedule.recorded is not None:
-            return version not in {max(self.first, each) for each in self.schedule.recorded[begins:]}
-        return self.schedule.free or version < begins - self.schedule.max_staleness
 
     def _run(self) -> None:
         try:
