@@ -87,11 +87,8 @@ def test_each_slot_plays_its_own_share() -> None:
     assert len(shares) == 8 and np.isfinite(shares).all()
 
 
-def test_actions_are_the_distributions_mode(episodes: Any) -> None:
+def test_actions_are_the_mode_and_success_and_metrics_those_of_the_last_step(episodes: Any) -> None:
     np.testing.assert_array_equal(episodes["return"], episodes["length"])  # reward 1 at every step
-
-
-def test_success_and_metrics_are_those_of_the_last_step(episodes: Any) -> None:
     np.testing.assert_array_equal(episodes["success"], episodes["length"] == 9.0)
     np.testing.assert_array_equal(episodes["metrics/steps"], episodes["length"])
 
@@ -102,16 +99,9 @@ def test_the_same_key_plays_the_same_episodes() -> None:
     assert (first["length"] != play(key=jax.random.key(1))["length"]).any()
 
 
-@pytest.fixture(scope="module")
-def uninformed() -> Any:
-    return play(Lengths(informs=False), num_envs=8, num_episodes=2)
-
-
-def test_an_env_that_informs_of_nothing_still_has_return_and_length(uninformed: Any) -> None:
+def test_an_env_that_informs_of_nothing_has_return_and_length_of_fewer_episodes_than_slots() -> None:
+    uninformed = play(Lengths(informs=False), num_envs=8, num_episodes=2)
     assert set(uninformed) == {"return", "length", "nonfinite", "unfinished"}
-
-
-def test_fewer_episodes_than_slots_use_as_many_slots(uninformed: Any) -> None:
     assert uninformed["length"].shape == (2,)
 
 

@@ -89,17 +89,13 @@ def test_rows_that_ended_start_anew_and_the_others_go_on(jitted_step: Callable[.
         assert 1.0 <= timestep.obs[row, 0] < 2.0 and timestep.obs[row, 1] == 0.0
     np.testing.assert_array_equal(carry.obs, timestep.obs)
     np.testing.assert_array_equal(carry.state, timestep.obs)
-
-
-def test_rewards_and_info_are_those_of_the_ended_episode(jitted_step: Callable[..., Any]) -> None:
-    _, timestep = jitted_step(at([5, 6], [2, 0]), jnp.array([[1.0], [0.0]]), KEY)
-    assert timestep.reward.tolist() == [3.0, 1.0]
-    assert timestep.info["success"].tolist() == [True, False]
+    # of the ended episode
+    assert timestep.reward.tolist() == [1.0, 2.0, 3.0] and timestep.info["success"].tolist() == [True, False, False]
 
 
 def test_nothing_is_reset_while_no_episode_ends(jitted_step: Callable[..., Any]) -> None:
-    carry, timestep = jitted_step(at([5, 6], [0, 1]), jnp.zeros((2, 1)), KEY)
-    assert carry.obs.tolist() == [[5.0, 1.0], [6.0, 2.0]]
+    carry, timestep = jitted_step(at([5, 6, 7], [0, 1, 1]), jnp.zeros((3, 1)), KEY)
+    assert carry.obs.tolist() == [[5.0, 1.0], [6.0, 2.0], [7.0, 2.0]]
     np.testing.assert_array_equal(timestep.final_obs, timestep.obs)
 
 
@@ -159,15 +155,11 @@ def test_a_rollout_follows_its_episodes(rollout: Rollout) -> None:
     np.testing.assert_array_equal(rollout.done, rollout.truncated)
 
 
-def test_the_next_value_of_a_cut_off_step_is_that_of_the_final_observation(rollout: Rollout) -> None:
-    tags, steps = rollout.obs[..., 0], rollout.obs[..., 1]
+def test_the_next_value_is_the_next_steps_and_of_a_cut_off_step_that_of_the_final_observation(rollout: Rollout) -> None:
+    tags, steps, within = rollout.obs[..., 0], rollout.obs[..., 1], ~np.asarray(rollout.done)[:-1]
     # the tag is still the old episode's: V(the reset observation) would be 10·new tag
     np.testing.assert_allclose(rollout.next_value, 10.0 * tags + steps + 1.0, rtol=1e-6)
     np.testing.assert_allclose(rollout.value, 10.0 * tags + steps, rtol=1e-6)
-
-
-def test_the_next_value_within_an_episode_is_the_next_steps_value(rollout: Rollout) -> None:
-    within = ~np.asarray(rollout.done)[:-1]
     np.testing.assert_allclose(rollout.next_value[:-1][within], rollout.value[1:][within])
 
 
@@ -228,15 +220,9 @@ def noisy() -> Callable[..., Any]:
     return lambda key: unroll(Scripted(-2.0), ENV, PARAMS, at([5, 6], [0, 1]), key, num_steps=4)[0]
 
 
-def test_the_same_key_gives_the_same_rollout_bit_by_bit(noisy: Callable[..., Any]) -> None:
+def test_a_key_gives_a_rollout_bit_by_bit_and_each_action_its_noise(noisy: Callable[..., Any]) -> None:
     chex.assert_trees_all_equal(noisy(KEY), noisy(KEY))
-
-
-def test_another_key_gives_another_rollout(noisy: Callable[..., Any]) -> None:
     assert (noisy(KEY).action != noisy(jax.random.key(1)).action).all()
-
-
-def test_no_two_actions_share_their_noise(noisy: Callable[..., Any]) -> None:
     assert len(np.unique(noisy(KEY).action)) == 8
 
 
