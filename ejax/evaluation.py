@@ -59,7 +59,6 @@ def evaluate(
     limit = env.max_episode_steps or _UNLIMITED
     most_steps = limit * int(quota.max())
     key_reset, key_steps = jax.random.split(key)
-    play = partial(_play, policy, env, params, key_steps)
 
     def rows_of(ends: Array, count: Array) -> Array:
         chosen = ends & (count < quota)
@@ -67,11 +66,21 @@ def evaluate(
         fixed = count + (np.cumsum(quota) - quota)
         return jnp.where(chosen, fixed if choice == "fixed" else count.sum() + jnp.cumsum(chosen) - 1, num_episodes)
 
+    def play(now: _Progress) -> tuple[EnvCarry, dict[str, Array]]:
+        # not by ``decide``: in one program with the reset of single rows, which costs nothing while none ends
+        key = jax.random.fold_in(key_steps, now.t)
+        action, remembered = act(policy, params, now.envs.obs, now.envs.memory, key)
+        envs, timestep = step(env, now.envs, to_action(action_form(env.action_space), action, jnp), key)
+        healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
+        facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
+        envs = replace(envs, memory=forget(policy, remembered, timestep.done))
+        return envs, facts | {"unfinished": ~timestep.done}
+
     def one_step(now: _Progress) -> _Progress:
-        envs, done, facts = play(now)
+        envs, facts = play(now)
+        done = ~facts["unfinished"]
         cut = (now.t + 1 == most_steps) | ((now.t + 1 == limit) & ~(done | (now.count > 0)).any())
         row = rows_of(done | cut, now.count)
-        facts["unfinished"] = ~done
         return _Progress(
             envs=envs,
             total=jnp.where(done, 0.0, facts["return"]),
@@ -83,25 +92,19 @@ def evaluate(
             cut=cut,
         )
 
-    start = _first_progress(with_memory(reset(env, key_reset, num_envs), policy), num_envs)
-    names = [*jax.eval_shape(play, start)[-1], "unfinished"]
-    start = replace(start, record=dict.fromkeys(names, jnp.full(num_episodes, jnp.nan)))
-    with jax.named_scope("env_steps"):
-        return jax.lax.while_loop(lambda now: jnp.isnan(now.record["length"]).any() & ~now.cut, one_step, start).record
-
-
-def _first_progress(envs: EnvCarry, num_envs: int) -> "_Progress":
-    zeros = jnp.zeros(num_envs)
-    return _Progress(
-        envs=envs,
-        total=zeros,
-        length=zeros,
+    start = _Progress(
+        envs=with_memory(reset(env, key_reset, num_envs), policy),
+        total=jnp.zeros(num_envs),
+        length=jnp.zeros(num_envs),
         healthy=jnp.ones(num_envs, bool),
         count=jnp.zeros(num_envs, jnp.int32),
         record={},
         t=jnp.zeros((), jnp.int32),
         cut=jnp.zeros((), bool),
     )
+    start = replace(start, record=dict.fromkeys(jax.eval_shape(play, start)[1], jnp.full(num_episodes, jnp.nan)))
+    with jax.named_scope("env_steps"):
+        return jax.lax.while_loop(lambda now: jnp.isnan(now.record["length"]).any() & ~now.cut, one_step, start).record
 
 
 @struct.dataclass(kw_only=True)
@@ -118,18 +121,6 @@ class _Progress:
     t: Array
     cut: Array
     """The evaluation ends here: episodes under way count as they are."""
-
-
-def _play(
-    policy: Policy, env: Env, params: Params, key: Key, now: _Progress
-) -> tuple[EnvCarry, Array, dict[str, Array]]:
-    # not by ``decide``: in one program with the reset of single rows, which costs nothing while none ends
-    key = jax.random.fold_in(key, now.t)
-    action, remembered = act(policy, params, now.envs.obs, now.envs.memory, key)
-    envs, timestep = step(env, now.envs, to_action(action_form(env.action_space), action, jnp), key)
-    healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
-    facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
-    return replace(envs, memory=forget(policy, remembered, timestep.done)), timestep.done, facts
 
 
 def _facts(info: dict[str, Any], total: Any, length: Any, healthy: Any, numpy: Any) -> dict[str, Any]:

@@ -142,7 +142,10 @@ def _compare(facts: dict[str, Any], actions: NDArray[Any], seen: dict[str, NDArr
 
 
 def _play(facts: dict[str, Any], actions: NDArray[Any], *, host_only: bool = False) -> Iterator[Any]:
-    """Yield the time step of each action in one row; a pure environment plays as ``ejax.evaluate --episodes 1``."""
+    """Yield the time step of each action in one row; a pure environment plays as ``ejax.evaluate --episodes 1``.
+
+    Not by ``ejax.episodes``: the actions are given, and there is no policy.
+    """
     name = facts["recipe"]["id"]
     # guarded, as in training: it is known to misbehave
     env = call_env(name, "make", make_env, name, facts["recipe"]["cfg"], num_envs=1)

@@ -1,4 +1,7 @@
-"""One group of host environments and the steps of a rollout in it: a jitted policy call, then a step, T times."""
+"""One group of host environments and the steps of a rollout in it: a jitted policy call, then a step, T times.
+
+Not by ``ejax.episodes``: here groups take turns, can be stopped and paused between two steps, and keep what they draw.
+"""
 
 import threading
 import time

@@ -235,6 +235,7 @@ class ScriptedTask:
         length, success = np.zeros(self._num_envs, np.int64), np.zeros(self._num_envs, bool)
         terminated = np.zeros(self._num_envs, bool)
         frames: list[dict[str, PyTree]] = []
+        # not by ``ejax.episodes``: a law of whole batches acts, with noise, and its intentions are kept
         while going.any() and (decided := law(state, obs, segment)) is not None:
             intended, segment = decided
             intended = np.clip(intended, space.low, space.high).astype(np.float32)
