@@ -167,11 +167,6 @@ def test_a_dataset_has_either_chunks_or_windows(recorded: RecordedEpisodes) -> N
         EpisodeSpec({"loss_mask": ((), "bool")})
 
 
-def test_a_mistaken_batch_size_is_refused(recorded: RecordedEpisodes) -> None:
-    with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        recorded.sample_batch_with_context(0, 2, 3)
-
-
 def test_reading_kept_episodes_leaves_them_as_they_are(recorded: RecordedEpisodes) -> None:
     """Padding is written into copies: the reader's cache hands out the same arrays each time."""
     first = recorded.sample_batch_with_context(30, 3, 4, rng=np.random.default_rng(5))

@@ -125,7 +125,7 @@ class Walk:
     """An engine and a model of it: its state, the fillings of its buffer, draws and events."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.chance, self.began = random.Random(seed), time.monotonic_ns()
         self.budget, self.log = self.chance.choice([None, 6]), self.chance.choice([0, 16])
         options = {"refill_policy": "manual", "lifecycle_event_capacity": self.log}
         self.engine = OnlineDataEngine(cfg(buffer_size=4, episode_sample_budget=self.budget, **options))
@@ -191,6 +191,8 @@ class Walk:
     def drain(self) -> None:
         self.events += self.engine.drain_lifecycle_events()
         assert [each.sequence for each in self.events] == list(range(len(self.events)))
+        times = [each.monotonic_ns for each in self.events]
+        assert times == sorted(times) and (not times or (self.began < times[0] and times[-1] < time.monotonic_ns()))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -533,23 +533,6 @@ def test_a_pickled_source_draws_the_same(kept: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((1, 11), ValueError, "chunk_size 11 is more than"),
-        ((0, 3), ValueError, "batch_size must be at least 1"),
-        ((1, 1, "boundary"), ValueError, "crosses no boundary"),
-        ((1, 3, "all"), ValueError, "no sampling_mode 'all'"),
-        ((1.0, 3), TypeError, "batch_size must be an int"),
-    ],
-)
-def test_impossible_draws_are_refused(
-    kept: Path, arguments: tuple[Any, ...], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        RecordedEpisodes(kept).sample_batch(*arguments)
-
-
-@pytest.mark.parametrize(
     ("episodes", "error", "message"),
     [([], ValueError, "no episode"), ([8], IndexError, "0 to 7"), ([1, 1], ValueError, "twice")],
 )
