@@ -417,24 +417,6 @@ def test_chunks_of_a_dataset_of_lerobots_are_drawn() -> None:
     np.testing.assert_array_equal(chunks["next"]["reward"][..., 0], chunks["episode_step"])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"codebase_version": "v2.1"}, r"is LeRobot v2\.1; v3\.0 can be read\. .*convert_dataset_v21_to_v30"),
-        ({"codebase_version": "v4.0"}, r"is LeRobot v4\.0; v3\.0 can be read"),
-        ({"fps": None}, "has 'fps' None: Input should be a valid number"),
-        ({"total_episodes": 9}, "has 8 episodes in meta/episodes, its info.json has 9"),
-        ({"features": {}}, "which info.json lacks"),
-    ],
-)
-def test_metadata_that_do_not_fit_are_refused(kept: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    folder = copied(kept, tmp_path)
-    info = json.loads((folder / "meta/info.json").read_text())
-    (folder / "meta/info.json").write_text(json.dumps(info | change))
-    with pytest.raises(ValueError, match=message):
-        EpisodeReader(folder)
-
-
 def test_missing_files_are_named(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"is not a LeRobot dataset: there is no meta/info\.json"):
         EpisodeReader(tmp_path)
