@@ -13,12 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import keys_of, refusals, refused
 
-from ejax.config import ConfigError, load_config
+from ejax.config import load_config
 from ejax.config.__main__ import main
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
+from ejax.envs.manager.manager_spec import ManagerSpec
 from ejax.envs.mujoco.engine import Physics, PhysicsState
+from ejax.envs.task.states import SceneState
 from ejax.envs.task.step import Outcome
 from ejax.envs.task.world import World
 from ejax.envs.tasks.push_cube import PushCubeRL
@@ -67,10 +70,18 @@ def newer(config: dict) -> dict:
     return config
 
 
-def refusal(config: dict) -> str:
-    with pytest.raises(ConfigError) as caught:
-        EmbodiedEnv(config)
-    return "\n".join(f"{key}: {text}" for key, text in caught.value.problems)
+def push(key: str, value: object, config: dict = PUSH_CUBE) -> EmbodiedEnv:
+    return EmbodiedEnv(changed(config, key, value), physics="mujoco")
+
+
+def first_step(env: EmbodiedEnv, action: Array | None = None) -> tuple[SceneState, Timestep]:
+    """Step once from a reset, by zeros unless an action is given."""
+    chosen = jnp.zeros(env.action_space.shape) if action is None else action
+    return env.step(env.reset(KEY)[0], chosen, KEY)
+
+
+def status_of(spec: ManagerSpec) -> dict[str, str]:
+    return {note.key: note.status for note in spec.notes}
 
 
 # --- dimensions and order ---------------------------------------------------------------------------------
@@ -149,7 +160,7 @@ def test_smoothness_is_zero_in_the_first_step_only_and_forgets_other_episodes() 
     start, _ = RESET(KEY)
     _, first = STEP(start, jnp.ones(8), KEY)
     assert first.info["rewards"]["smoothness"] == 0.0
-    env = EmbodiedEnv(changed(PUSH_CUBE, "max_episode_steps", 2), physics="mujoco")
+    env = push("max_episode_steps", 2)
     carry = reset(env, KEY, 2)
     jitted_step = jax.jit(step, static_argnums=0)
     values = []
@@ -160,10 +171,8 @@ def test_smoothness_is_zero_in_the_first_step_only_and_forgets_other_episodes() 
 
 
 def test_a_replacing_term_sets_the_total() -> None:
-    config = changed(PUSH_CUBE, "env.rewards.last", {"func": "success_reward", "mode": "replace", "weight": 2.0})
-    env = EmbodiedEnv(config, physics="mujoco")
-    _, timestep = env.step(env.reset(KEY)[0], jnp.ones(8), KEY)
-    assert timestep.reward == 0.0
+    env = push("env.rewards.last", {"func": "success_reward", "mode": "replace", "weight": 2.0})
+    assert first_step(env, jnp.ones(8))[1].reward == 0.0
 
 
 def test_success_terminates_with_the_goal_at_the_cube() -> None:
@@ -183,26 +192,27 @@ def test_a_cube_that_fell_truncates(monkeypatch: pytest.MonkeyPatch) -> None:
         return state.replace(qpos=state.qpos.at[10].set(-0.11))
 
     monkeypatch.setattr(Physics, "step", fall)  # the floor is infinite: nothing falls by itself
-    _, timestep = ENV.step(ENV.reset(KEY)[0], jnp.zeros(8), KEY)
+    _, timestep = first_step(ENV)
     assert timestep.truncated and not timestep.terminated
 
 
-def run_cart(step: int, angle: float, velocity: float) -> Timestep:
-    state, _ = CART.reset(KEY)
-    physics = PhysicsState(qpos=jnp.array([0.0, angle]), qvel=jnp.array([0.0, velocity]))
-    return jax.jit(CART.step)(replace(state, physics=physics, episode_step=jnp.int32(step)), jnp.zeros(2), KEY)[1]
+def run_cart(step: int, angle: float = 0.0, env: EmbodiedEnv = CART) -> Timestep:
+    """Step a pole at rest, after so many steps."""
+    physics = PhysicsState(qpos=jnp.array([0.0, angle]), qvel=jnp.zeros(2))
+    state = replace(env.reset(KEY)[0], physics=physics, episode_step=jnp.int32(step))
+    return jax.jit(env.step)(state, jnp.zeros(2), KEY)[1]
 
 
 def test_cart_pole_ends() -> None:
-    upright = run_cart(499, 0.001, 0.0)
+    upright = run_cart(499, 0.001)
     assert upright.terminated and upright.truncated and upright.info["success"]
-    early = run_cart(498, 0.001, 0.0)
+    early = run_cart(498, 0.001)
     assert not early.terminated and not early.truncated
-    tilted = run_cart(499, 0.3, 0.0)
+    tilted = run_cart(499, 0.3)
     assert tilted.truncated and not tilted.terminated
-    fallen = run_cart(7, 1.7, 0.0)
+    fallen = run_cart(7, 1.7)
     assert fallen.truncated and fallen.terminated and fallen.info["fail"] and not fallen.info["success"]
-    timestep = run_cart(7, 0.2, 0.0)
+    timestep = run_cart(7, 0.2)
     expected = 1.0 - timestep.info["metrics"]["distance_to_goal"] / np.pi
     assert float(timestep.reward) == pytest.approx(expected + 0.005 * timestep.info["terms"]["velocity_penalty"])
 
@@ -216,7 +226,6 @@ def test_an_observation_is_clipped_then_scaled_then_noisy() -> None:
     )
     np.testing.assert_allclose(sharp, 10.0 * np.clip(plain, -0.7, 0.0))
     assert (np.abs(noisy - sharp) <= 0.1).all() and (noisy != sharp).all()
-    assert "got [1.0, 0.0]; must be [lowest, highest]" in refusal(changed(shaped, f"{key}.clip", [1.0, 0.0]))
 
 
 @pytest.mark.slow
@@ -239,14 +248,13 @@ def test_an_observation_has_its_history_and_forgets_it_with_the_episode() -> Non
     assert (seen[0] != seen[2]).any()
     np.testing.assert_array_equal(seen[2], 2.0 * past.world(state).eef_pose()[:3, 3])
     jax.tree.map(np.testing.assert_array_equal, past.reset(KEY)[1], obs)
-    assert "got 0; must be an integer >= 1" in refusal(changed(config, "env.observations.eef.history_length", 0))
 
 
 @pytest.mark.slow
 def test_interval_events_fire_at_their_steps() -> None:
-    push = {"func": "randomize_target_pose", "mode": "interval", "interval_step": 3}
-    push["params"] = {"position_range": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], "store_key": "there"}
-    env = EmbodiedEnv(changed(PUSH_CUBE, "env.events.push", push), physics="mujoco")
+    event = {"func": "randomize_target_pose", "mode": "interval", "interval_step": 3}
+    event["params"] = {"position_range": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], "store_key": "there"}
+    env = push("env.events.push", event)
     state, _ = env.reset(KEY)
     there = []
     for _ in range(3):
@@ -256,7 +264,7 @@ def test_interval_events_fire_at_their_steps() -> None:
 
 
 def test_startup_events_draw_the_same_in_every_environment() -> None:
-    env = EmbodiedEnv(changed(PUSH_CUBE, "env.events.randomize_goal.mode", "startup"), physics="mujoco")
+    env = push("env.events.randomize_goal.mode", "startup")
     goals = reset(env, KEY, 3).obs["object"]["goal_pos"]
     np.testing.assert_array_equal(goals[0], goals[1])
     assert np.abs(goals[0, :2]).max() > 0.0
@@ -321,6 +329,7 @@ def test_building_an_environment_starts_no_jax_backend() -> None:
 import json, sys
 from jax._src import xla_bridge
 from ejax.envs.manager.embodied import EmbodiedEnv
+from ejax.envs.manager.manager_spec import ManagerSpec
 EmbodiedEnv(json.load(open(sys.argv[1])))
 assert not xla_bridge.backends_are_initialized()
 """
@@ -343,97 +352,98 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
 # --- what is refused --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        (
-            "env.rewards.goal.func",
-            "distance_to_targt",
-            "env.rewards.goal.func: no rewards functor .*'distance_to_target'",
-        ),
-        ("env.rewards.goal.params.sigm", 1, "env.rewards.goal.params.sigm: unknown key; .*Did you mean 'sigma'"),
-        ("env.rewards.goal.params.source_entity_cfg", None, "env.rewards.goal.params.source_entity_cfg: is missing"),
-        (
-            "env.rewards.goal.params.source_entity_cfg",
-            {"uid": "ball"},
-            "env.rewards.goal: no rigid object 'ball'; .*cube",
-        ),
-        ("env.rewards.goal.params.target_pose_key", "x", "env.rewards.goal: no target pose 'x' is stored; .*goal_pose"),
-        ("env.rewards.goal.mode", "ad", "env.rewards.goal.mode: got 'ad'; allowed: add, replace"),
-        (
-            "env.events.randomize_cube.params.entity_cfg",
-            {"uid": "c"},
-            "randomize_cube: no rigid object 'c'; there is cube",
-        ),
-        ("env.events.randomize_cube.mode", "step", "allowed: reset, startup, interval"),
-        (
-            "env.observations.robot_qpos.name",
-            "robot/qpo",
-            "cannot modify observation 'robot/qpo'; there is .*robot/qpos",
-        ),
-        ("env.observations.goal_pos.name", "robot/qpos", "cannot add observation 'robot/qpos': it is there already"),
-        ("env.observations.robot_ee_pos.params.part_name", "leg", "no control part 'leg'; there is arm, hand"),
-        ("env.actions", {}, "env.actions: is missing; give an action term"),
-        ("robot.robot_type", "Franka", "robot.robot_type: ejax has no model of 'Franka'; its robots: URRobot"),
-        ("robot", None, r"^robot: is missing; give \{robot_type: …\}; ejax's robots: URRobot"),
-        ("robot", {"uid": "arm"}, r"^robot.robot_type: is missing; ejax's robots: URRobot"),
-        ("robot", {"urdf_cfg": {"components": []}}, "^robot.urdf_cfg: names no arm of ejax's robots: URRobot"),
-        ("robot.fpath", "arm.urdf", "^robot.fpath: ejax reads no robot files; leave it out for ejax's model"),
-        ("robot.init_qpos", [0.0] * 6, r"robot.init_qpos: got .*must be a list of 8 numbers"),
-        (
-            "robot.drive_pros.stiffness",
-            {"knee": 1.0},
-            r"stiffness.knee: no such joint or control part; there is Joint1",
-        ),
-        ("robot.drive_pros.max_velocity", 0, "robot.drive_pros.max_velocity: got 0; must be a number > 0"),
-        ("env.observations.robot_ee_pos.params.part_name", {}, "robot_ee_pos: no control part"),
-        ("robot.colour", "red", "robot.colour: unknown key"),
-        ("sensor", {"uid": "cam"}, "sensor: got .*; must be a list"),
-        ("rigid_object.0.shape", {"shape_type": "Mesh", "fpath": "a.obj"}, r"shape_type: got 'Mesh'; meshes are"),
-        ("rigid_object.0.body_type", "kinematic", r"rigid_object\[0\].body_type: got 'kinematic'"),
-        ("rigid_object.0.attrs.masss", 1.0, r"rigid_object\[0\].attrs.masss: unknown key; .*Did you mean 'mass'"),
-        ("env.target_control_frequency", 30, "got 30 Hz; one period must be a whole number of physics steps"),
-        ("robot.control_parts", {"arm": ["("]}, r"robot.control_parts.arm: no joints \(; there is Joint1"),
-        ("robot.control_parts", {"arm": "Joint1"}, "robot.control_parts.arm: got 'Joint1'; must be a list of joints"),
-        ("env.control_parts", [], r"env.control_parts: got \(\); must be a list of the robot's parts, or null for all"),
-        ("env.actions.delta_qpos.params.scale", "a", "env.actions.delta_qpos: scale must be a number, or a list of 8"),
-        ("env.actions.delta_qpos.params.scale", [0.1, 0.2], "env.actions.delta_qpos: scale must be a number, or a"),
-        ("env.observations.robot_qpos.params.joint_ids", "x", "robot_qpos: joint_ids must be a list of integers"),
-        ("env.events.randomize_cube.params.position_range", 5, "randomize_cube: a range is two lists of three numbers"),
-        ("background", [{"uid": "cube", "shape": {"shape_type": "Sphere"}}], "rigid_object: the uid 'cube' is taken"),
-        ("rigid_object.0.uid", "wrist_1", "rigid_object: the uid 'wrist_1' is taken; give every body"),
-        ("rigid_object.0.shape.size", [0.1, 0.1, 0], r"rigid_object\[0\].shape.size: got .*; edges must be > 0"),
-        ("rigid_object.0.attrs.enable_collision", 1, "attrs.enable_collision: got 1; must be true or false"),
-        ("rigid_object.0.init_local_pose", [[1]], "init_local_pose: give init_pos and init_rot instead"),
-        ("robot.qpos_limits", [[0, 1]], "robot.qpos_limits: joints have the limits of ejax's model"),
-        (
-            "robot.urdf_cfg.components.0.transform",
-            [[1, 2]],
-            "transform: ejax mounts the gripper on the flange as it is",
-        ),
-        ("env.sim_steps_per_control", 2.5, "sim_steps_per_control: got 2.5; must be an integer >= 1"),
-        ("max_episode_steps", 99.5, "max_episode_steps: got 99.5; must be an integer"),
-        (
-            "env.observations.cube_pos.params.entity_cfg",
-            {"uid": "cub"},
-            r"cube_pos.params.entity_cfg: no 'cub' in the scene; there is cube, Manipulator. Did you mean 'cube'\?",
-        ),
-        ("env.control_parts", ["leg"], "env.control_parts: no control part 'leg'"),
-        ("env.actions.delta_qpos.contract", "joint_velocity@1", "contract: means a functor, and func is given too"),
-        (
-            "env.actions.arm",
-            {"contract": "joint_velocty@1"},
-            r"'joint_velocty@1'; allowed: .*Did you mean 'joint_velocity@1'",
-        ),
+@refusals(
+    (("env.rewards.goal.func", "distance_to_targt"), "", "'distance_to_target'"),
+    (("env.rewards.goal.params.sigm", 1), "", "Did you mean 'sigma'"),
+    (("env.rewards.goal.params.source_entity_cfg", None), "", "is missing"),
+    (("env.rewards.goal.params.source_entity_cfg", {"uid": "ball"}), "env.rewards.goal", "no rigid object 'ball';"),
+    (("env.rewards.goal.params.target_pose_key", "x"), "env.rewards.goal", "no target pose 'x' is stored;"),
+    (("env.rewards.goal.mode", "ad"), "", "got 'ad'; allowed: add, replace"),
+    (("env.events.randomize_cube.params.entity_cfg", {"uid": "c"}), "env.events.randomize_cube", "no rigid object"),
+    (("env.events.randomize_cube.mode", "step"), "", "reset, startup, interval"),
+    (("env.observations.robot_qpos.name", "robot/qpo"), "env.observations.robot_qpos", "cannot modify observation"),
+    (("env.observations.goal_pos.name", "robot/qpos"), "env.observations.goal_pos", "it is there already"),
+    (("env.observations.robot_ee_pos.params.part_name", "leg"), "env.observations.robot_ee_pos", "no control part"),
+    (("env.actions", {}), "", "is missing; give an action term"),
+    (("robot.robot_type", "Franka"), "", "ejax has no model of 'Franka'; its robots: URRobot"),
+    (("robot", None), "", "is missing; give {robot_type: …}; ejax's robots: URRobot"),
+    (("robot", {"uid": "arm"}), "robot.robot_type", "is missing; ejax's robots: URRobot"),
+    (("robot", {"urdf_cfg": {"components": []}}), "robot.urdf_cfg", "names no arm of ejax's robots: URRobot"),
+    (("robot.fpath", "arm.urdf"), "", "ejax reads no robot files; leave it out for ejax's model"),
+    (("robot.init_qpos", [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]), "", "must be a list of 8 numbers"),
+    (("robot.drive_pros.stiffness", {"knee": 1.0}), "robot.drive_pros.stiffness.knee", "no such joint or"),
+    (("robot.drive_pros.max_velocity", 0), "", "got 0; must be a number > 0"),
+    (("env.observations.robot_ee_pos.params.part_name", {}), "env.observations.robot_ee_pos", "no control part"),
+    (("robot.colour", "red"), "", "unknown key"),
+    (("sensor", {"uid": "cam"}), "", "; must be a list"),
+    (
+        ("rigid_object.0.shape", {"shape_type": "Mesh", "fpath": "a.obj"}),
+        "rigid_object[0].shape.shape_type",
+        "got 'Mesh';",
+    ),
+    (("rigid_object.0.body_type", "kinematic"), "", "got 'kinematic'"),
+    (("rigid_object.0.attrs.masss", 1.0), "", "Did you mean 'mass'"),
+    (("env.target_control_frequency", 30), "", "got 30 Hz; one period must be"),
+    (("robot.control_parts", {"arm": ["("]}), "robot.control_parts.arm", "no joints (; there is Joint1"),
+    (("robot.control_parts", {"arm": "Joint1"}), "robot.control_parts.arm", "got 'Joint1'; must be a list of joints"),
+    (("env.control_parts", []), "", "got (); must be a list of the robot's parts, or null for all"),
+    (("env.actions.delta_qpos.params.scale", "a"), "env.actions.delta_qpos", "scale must be a number, or a list of"),
+    (("env.actions.delta_qpos.params.scale", [0.1, 0.2]), "env.actions.delta_qpos", "scale must be a number"),
+    (("env.observations.robot_qpos.params.joint_ids", "x"), "env.observations.robot_qpos", "joint_ids must be"),
+    (("env.events.randomize_cube.params.position_range", 5), "env.events.randomize_cube", "a range is two lists"),
+    (("background", [{"uid": "cube", "shape": {"shape_type": "Sphere"}}]), "rigid_object", "the uid 'cube' is taken"),
+    (("rigid_object.0.uid", "wrist_1"), "rigid_object", "the uid 'wrist_1' is taken; give every body"),
+    (("rigid_object.0.shape.size", [0.1, 0.1, 0]), "", "; edges must be > 0"),
+    (("rigid_object.0.attrs.enable_collision", 1), "", "must be true or false"),
+    (("rigid_object.0.init_local_pose", [[1]]), "", "give init_pos and init_rot"),
+    (("robot.qpos_limits", [[0, 1]]), "", "joints have the limits of ejax's model"),
+    (("robot.urdf_cfg.components.0.transform", [[1, 2]]), "", "ejax mounts the gripper"),
+    (("env.sim_steps_per_control", 2.5), "", "got 2.5; must be an integer >= 1"),
+    (("max_episode_steps", 99.5), "", "got 99.5; must be an integer"),
+    (("env.observations.cube_pos.params.entity_cfg", {"uid": "cub"}), "", "Did you mean 'cube'?"),
+    (("env.control_parts", ["leg"]), "", "no control part 'leg'"),
+    (("env.actions.delta_qpos.contract", "joint_velocity@1"), "", "means a functor"),
+    (("env.actions.arm", {"contract": "joint_velocty@1"}), "env.actions.arm.contract", "'joint_velocity@1'"),
+    (
         (
             "env.actions.hand",
             {"func": "ParallelGripperAction", "params": {"part_name": "hand", "use_joint_limits": True}},
-            "actions.hand: sets qpos of gripper_finger1_joint_1, gripper_finger2_joint_1, as delta_qpos does",
         ),
-    ],
+        "",
+        "sets qpos of",
+    ),
+    (("env.terminations.late", {"func": "upright"}), "env.terminations.late.func", "no terminations functor"),
+    (("env.terminations.tilt", {"func": "bad_orientation", "params": {"limit": 1.0}}), "", "only VelocityRL has"),
+    (("env.observations.goal_pos.clip", [1.0, 0.0]), "env.observations.goal_pos", "must be [lowest, highest]"),
+    (("env.observations.goal_pos.history_length", 0), "env.observations.goal_pos", "must be an integer >= 1"),
+    (("id", "PushCubRL"), "", "Did you mean 'PushCubeRL'?"),
+    (("id", 5), "", "got 5; must name a task"),
+    (("id", "EmbodiedEnv"), "", "no task 'EmbodiedEnv'"),
+    # extensions that EmbodiChain takes for settings
+    (("env.extensions.sim_steps_per_control", 2), "", "env.sim_steps_per_control"),
+    (("env.extensions.active_joint_ids", [0]), "", "give env.control_parts"),
+    (("env.extensions.num_envs", 4), "", "give trainer.num_envs"),
+    (("env.extensions.max_episode_steps", 7), "", "is 7, but max_episode_steps is 100"),
+    (("env.extensions.ignore_terminations", "yes"), "", "must be true or false"),
+    (("env.extensions.success_threshold", -0.1), "", "got -0.1; must be a number > 0"),
+    (("env.extensions.success_threshold", "0.1 m"), "", "must be a number > 0"),
+    # numbers beyond 32 bits
+    (("env.rewards.goal.weight", float("nan")), "", "got nan"),
+    (("env.rewards.goal.params.sigma", float("inf")), "", "got inf"),
+    (("rigid_object.0.init_pos", [0.0, 1e39, 0.0]), "rigid_object[0].init_pos[1]", "got 1e+39"),
+    (("robot.init_pos", [0, 0, 10**1000]), "robot.init_pos[2]", "got an integer of more than"),
+    (("max_episode_steps", 2**31), "", "got 2147483648"),
+    (("env.events.randomize_cube.interval_step", -(2**40)), "", "got -1"),
 )
-def test_what_cannot_be_had_is_refused_by_name(key: str, value: object, message: str) -> None:
-    assert re.search(message, refusal(changed(PUSH_CUBE, key, value)))
+def test_what_cannot_be_had_is_refused_by_name(given: tuple[str, object], key: str, word: str) -> None:
+    """An empty ``key``: the one that was changed."""
+    key = key or re.sub(r"\.(\d+)", r"[\1]", given[0])
+    refused(EmbodiedEnv, changed(PUSH_CUBE, *given), key=key, word=word)
+
+
+def test_all_refusals_are_in_one_error() -> None:
+    config = changed(changed(PUSH_CUBE, "robot.colour", "red"), "env.rewards.goal.func", "nothing")
+    assert {"robot.colour", "env.rewards.goal.func"} <= set(keys_of(refused(EmbodiedEnv, config)))
 
 
 def test_options_of_physx_and_of_meshes_are_told_and_have_no_effect() -> None:
@@ -441,14 +451,12 @@ def test_options_of_physx_and_of_meshes_are_told_and_have_no_effect() -> None:
     config = changed(config, "rigid_object.0.max_convex_hull_num", 1)
     config = changed(config, "robot.urdf_cfg.name_case", {"joint": "upper"})
     spec = EmbodiedEnv(config).spec
-    status = {note.key: note.status for note in spec.notes}
     keys = ("physics_config.bounce_threshold", "rigid_object[0].max_convex_hull_num", "robot.urdf_cfg.name_case")
-    assert {status[key] for key in keys} == {"without effect"} and spec.scene.xml == ENV.spec.scene.xml
+    assert {status_of(spec)[key] for key in keys} == {"without effect"} and spec.scene.xml == ENV.spec.scene.xml
 
 
 def test_a_body_without_collisions_meets_nothing() -> None:
-    config = changed(PUSH_CUBE, "rigid_object.0.attrs.enable_collision", False)
-    env = EmbodiedEnv(config, physics="mujoco")
+    env = push("rigid_object.0.attrs.enable_collision", False)
     state, _ = env.reset(KEY)
     for _ in range(10):
         state, timestep = env.step(state, jnp.zeros(8), KEY)
@@ -456,36 +464,20 @@ def test_a_body_without_collisions_meets_nothing() -> None:
     assert env.spec.scene.xml.count("<pair") < ENV.spec.scene.xml.count("<pair")
 
 
-def test_all_refusals_are_told_at_once() -> None:
-    text = refusal(changed(changed(PUSH_CUBE, "robot.colour", "red"), "env.rewards.goal.func", "nothing"))
-    assert "robot.colour" in text and "env.rewards.goal.func" in text
-
-
-def test_a_target_frequency_gives_the_number_of_physics_steps() -> None:
-    env = EmbodiedEnv(changed(PUSH_CUBE, "env.target_control_frequency", 50))
+def test_frequency_and_substeps_give_the_number_of_physics_steps() -> None:
+    env = push("env.target_control_frequency", 50)
     assert env.spec.num_substeps == 2 and env.control_period == pytest.approx(0.02)
-
-
-def test_substeps_of_newton_divide_a_physics_step() -> None:
-    config = changed(PUSH_CUBE, "physics_config", {"physics_dt": 0.01, "num_substeps": 2, "solver_cfg": {"njmax": 8}})
-    spec = EmbodiedEnv(config).spec
+    # Newton's divide a physics step
+    spec = push("physics_config", {"physics_dt": 0.01, "num_substeps": 2, "solver_cfg": {"njmax": 8}}).spec
     assert spec.timestep == 0.005 and spec.num_substeps == 2 * ENV.spec.num_substeps
-    assert {note.key: note.status for note in spec.notes}["physics_config.solver_cfg"] == "without effect"
-
-
-def test_the_first_spelling_of_actions() -> None:
-    config = changed(PUSH_CUBE, "env.actions", None)
-    config["env"]["extensions"] |= {"action_type": "delta_qpos", "action_scale": 0.2}
-    env = EmbodiedEnv(config, physics="mujoco")
-    state, _ = env.step(env.reset(KEY)[0], jnp.ones(8), KEY)
-    assert float(state.target[0]) == pytest.approx(0.2)
+    assert status_of(spec)["physics_config.solver_cfg"] == "without effect"
 
 
 @pytest.mark.slow
 def test_a_contract_stands_for_its_functor_and_both_parts_move() -> None:
     arm = {"contract": "eef_pose.relative@1", "params": {"part_name": "arm"}}
     hand = {"contract": "gripper.parallel@1", "params": {"part_name": "hand", "use_joint_limits": True}}
-    env = EmbodiedEnv(changed(PUSH_CUBE, "env.actions", {"arm": arm, "hand": hand}), physics="mujoco")
+    env = push("env.actions", {"arm": arm, "hand": hand})
     note = next(note for note in env.spec.notes if note.key == "env.actions.arm.contract")
     assert note.status == "used" and note.text == "RelativeEefPoseAction"
     assert env.action_space == gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
@@ -528,8 +520,7 @@ def test_episodes_of_0_1_1_are_as_long_as_their_extension_says(config: dict, len
     """v0.1.0, v0.1.1: ``check_truncated`` is ``elapsed >= episode_length``; its configs say 100 and 500."""
     env = EmbodiedEnv(first_form(config, episode_length=length), physics="mujoco")
     assert env.max_episode_steps == length and last_steps(env, length - 1, length) == [False, True]
-    status = {note.key: note.status for note in env.spec.notes}
-    assert status["env.extensions.episode_length"] == "used"
+    assert status_of(env.spec)["env.extensions.episode_length"] == "used"
 
 
 def test_episodes_without_a_length_have_1000_steps_in_the_first_form_and_300_later() -> None:
@@ -537,20 +528,18 @@ def test_episodes_without_a_length_have_1000_steps_in_the_first_form_and_300_lat
     first = EmbodiedEnv(first_form(CART_POLE), physics="mujoco")
     assert first.max_episode_steps == 1000
     assert "is not given: 1000" in next(note.text for note in first.spec.notes if note.key == "max_episode_steps")
-    assert EmbodiedEnv(changed(CART_POLE, "max_episode_steps", None), physics="mujoco").max_episode_steps == 300
+    assert push("max_episode_steps", None, CART_POLE).max_episode_steps == 300
 
 
 def test_a_length_beside_the_time_limit_must_be_the_same() -> None:
     config = first_form(CART_POLE, episode_length=500)
     assert EmbodiedEnv({**config, "max_episode_steps": 500}, physics="mujoco").max_episode_steps == 500
-    text = refusal({**config, "max_episode_steps": 300})
-    assert text.startswith("env.extensions.episode_length: is 500, but max_episode_steps is 300; keep one")
+    text = "is 500, but max_episode_steps is 300; keep one"
+    refused(EmbodiedEnv, {**config, "max_episode_steps": 300}, key="env.extensions.episode_length", word=text)
 
 
 def test_a_length_beside_actions_is_read_by_nobody_as_since_0_1_2() -> None:
-    env = EmbodiedEnv(
-        changed(CART_POLE, "env.extensions", {"episode_length": 7, "action_scale": 9.0}), physics="mujoco"
-    )
+    env = push("env.extensions", {"episode_length": 7, "action_scale": 9.0}, CART_POLE)
     assert env.max_episode_steps == 500
     notes = {note.key: note for note in env.spec.notes}
     assert notes["env.extensions.episode_length"].status == "without effect"
@@ -558,17 +547,20 @@ def test_a_length_beside_actions_is_read_by_nobody_as_since_0_1_2() -> None:
     assert "give the scale in its params" in notes["env.extensions.action_scale"].text
 
 
-def test_a_scale_without_a_type_means_joint_steps() -> None:
+@pytest.mark.parametrize(
+    ("extensions", "target"),
+    [
+        ({"action_type": "delta_qpos", "action_scale": 0.2}, [0.2, -1.37]),
+        ({"action_scale": 0.2}, [0.2, -1.37]),
+        ({}, [1.0, -0.57]),
+    ],
+)
+def test_a_scale_without_a_type_means_joint_steps(extensions: dict, target: list[float]) -> None:
     """v0.1.0, v0.1.1: ``action_type`` is delta_qpos by default, ``action_scale`` 1.0."""
-    config = first_form(PUSH_CUBE, action_scale=0.2, episode_length=100)
-    del config["env"]["extensions"]["action_type"]
-    env = EmbodiedEnv(config, physics="mujoco")
-    state, _ = env.step(env.reset(KEY)[0], jnp.ones(8), KEY)
-    np.testing.assert_allclose(state.target[:2], [0.2, -1.37], atol=1e-6)
-    del config["env"]["extensions"]["action_scale"]
-    env = EmbodiedEnv(config, physics="mujoco")
-    state, _ = env.step(env.reset(KEY)[0], jnp.ones(8), KEY)
-    np.testing.assert_allclose(state.target[:2], [1.0, -0.57], atol=1e-6)
+    config = first_form(PUSH_CUBE)
+    config["env"]["extensions"] = {"episode_length": 100, **extensions}
+    state, _ = first_step(EmbodiedEnv(config, physics="mujoco"), jnp.ones(8))
+    np.testing.assert_allclose(state.target[:2], target, atol=1e-6)
 
 
 def test_joint_limits_without_a_type_bound_the_steps_of_the_arm() -> None:
@@ -577,11 +569,11 @@ def test_joint_limits_without_a_type_bound_the_steps_of_the_arm() -> None:
     del config["env"]["extensions"]["action_type"]
     env = EmbodiedEnv(config, physics="mujoco")
     assert env.action_space.shape == (6,)
-    state, _ = env.step(env.reset(KEY)[0], jnp.array([1.0, 9.0, -9.0, 0.0, 0.0, 0.0]), KEY)
+    state, _ = first_step(env, jnp.array([1.0, 9.0, -9.0, 0.0, 0.0, 0.0]))
     np.testing.assert_allclose(state.target[:3], [0.1, -1.07, 1.07], atol=1e-6)
     typed = EmbodiedEnv(first_form(PUSH_CUBE, joint_limits=0.5), physics="mujoco")
     assert typed.action_space.shape == (8,)
-    assert {note.key: note.status for note in typed.spec.notes}["env.extensions.joint_limits"] == "without effect"
+    assert status_of(typed.spec)["env.extensions.joint_limits"] == "without effect"
 
 
 def test_a_pose_in_the_first_form_has_six_numbers_as_the_arm_has_joints() -> None:
@@ -590,21 +582,14 @@ def test_a_pose_in_the_first_form_has_six_numbers_as_the_arm_has_joints() -> Non
     assert EmbodiedEnv(config, physics="mujoco").action_space.shape == (6,)
 
 
-def judge_cart(env: EmbodiedEnv, step: int) -> Timestep:
-    """Step a pole that is upright and at rest."""
-    state, _ = env.reset(KEY)
-    physics = PhysicsState(qpos=jnp.zeros(2), qvel=jnp.zeros(2))
-    return env.step(replace(state, physics=physics, episode_step=jnp.int32(step - 1)), jnp.zeros(2), KEY)[1]
-
-
 def test_the_cart_pole_of_0_1_1_succeeds_in_any_step_and_later_ones_in_the_last() -> None:
     """v0.1.1: success is |θ| < 0.02 and |θ̇| < 0.05. From 0.1.2 on it also asks for ``elapsed >= max − 1``."""
     first = EmbodiedEnv(first_form(CART_POLE, episode_length=500), physics="mujoco")
     between = EmbodiedEnv({**first_form(CART_POLE), "max_episode_steps": 500}, physics="mujoco")
-    early = judge_cart(first, 7)
+    early = run_cart(6, env=first)
     assert early.info["success"] and early.terminated and not early.truncated
     for env in (between, CART):
-        assert not judge_cart(env, 499).info["success"] and judge_cart(env, 500).info["success"]
+        assert not run_cart(498, env=env).info["success"] and run_cart(499, env=env).info["success"]
 
 
 @pytest.mark.slow
@@ -624,13 +609,6 @@ def test_other_bodies_that_are_pushed(name: str, uid: str) -> None:
     assert bool(higher.step(below, jnp.zeros(8), KEY)[1].info["success"]) is (name == "PushBallRL")
 
 
-def test_an_unknown_id_is_refused_and_its_neighbour_named() -> None:
-    text = refusal(changed(PUSH_CUBE, "id", "PushCubRL"))
-    assert text.startswith("id: no task 'PushCubRL'; there is PushCubeRL,") and "Did you mean 'PushCubeRL'?" in text
-    assert "got 5; must name a task" in refusal(changed(PUSH_CUBE, "id", 5))
-    assert "no task 'EmbodiedEnv'" in refusal(changed(PUSH_CUBE, "id", "EmbodiedEnv"))
-
-
 def test_a_task_of_ones_own_has_its_id_and_its_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TERMS, "terminations", dict(TERMS["terminations"]))
 
@@ -638,35 +616,28 @@ def test_a_task_of_ones_own_has_its_id_and_its_extensions(monkeypatch: pytest.Mo
     def far(world: World, reach: float = 1.0) -> Outcome:
         return replace(scene_only(world), success=jnp.array(reach > 1.5))
 
-    env = EmbodiedEnv({**changed(PUSH_CUBE, "env.extensions.reach", 2.0), "id": "PushFar"}, physics="mujoco")
-    assert env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)[1].terminated
-    assert {note.key: note.status for note in env.spec.notes}["env.extensions.reach"] == "used"
+    env = push("env.extensions.reach", 2.0, {**PUSH_CUBE, "id": "PushFar"})
+    assert first_step(env)[1].terminated
+    assert status_of(env.spec)["env.extensions.reach"] == "used"
 
 
-def test_a_config_may_name_ends_beside_those_of_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_may_name_ends_besides_those_of_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TERMS, "terminations", dict(TERMS["terminations"]))
 
     @register_functor("terminations", "late")
     def late(world: World, after: float) -> Outcome:
         return Outcome(fail=world.time > after)
 
-    env = EmbodiedEnv(
-        changed(PUSH_CUBE, "env.terminations.late", {"func": "late", "params": {"after": 0.05}}), physics="mujoco"
-    )
+    env = push("env.terminations.late", {"func": "late", "params": {"after": 0.05}})
     step = jax.jit(env.step)
     state, first = step(env.reset(KEY)[0], jnp.zeros(8), KEY)
     _, second = step(state, jnp.zeros(8), KEY)
     assert not first.terminated and second.terminated and second.info["fail"]
-    text = refusal(changed(PUSH_CUBE, "env.terminations.late", {"func": "upright"}))
-    assert "env.terminations.late.func: no terminations functor 'upright'" in text and "under env.rewards" in text
-    text = refusal(changed(PUSH_CUBE, "env.terminations.tilt", {"func": "bad_orientation", "params": {"limit": 1.0}}))
-    assert "only VelocityRL has a legged robot" in text
 
 
 def test_a_class_that_only_embodichain_has_is_named_without_advice_that_would_not_help() -> None:
     humanoid = changed(changed(CART_POLE, "id", "HumanoidRun-v1"), "env.actions", {})
-    text = refusal(humanoid)
-    assert "'HumanoidRun-v1' is a class of EmbodiChain's, which ejax does not have" in text
+    text = str(refused(EmbodiedEnv, humanoid, key="id", word="is a class of EmbodiChain's, which ejax does not have"))
     assert "its actions" in text and "DeltaQposTerm" not in text and "env.actions" not in text
 
 
@@ -675,55 +646,21 @@ def test_the_scene_without_a_task_never_succeeds_and_says_so(tmp_path: Path) -> 
     (notice,) = (each for each in config.notices if each.key.endswith("gym_config.json:id"))
     assert notice.status == "used" and "success is always 0" in notice.text
     env = EmbodiedEnv(config.env.cfg["gym_config"], physics="mujoco")
-    assert not env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)[1].info["success"]
+    assert not first_step(env)[1].info["success"]
 
 
 def test_terminations_can_be_ignored_as_an_extension_says() -> None:
     """EmbodiChain sets each extension on its environment's config, ``ignore_terminations`` among them."""
-    env = EmbodiedEnv(changed(CART_POLE, "env.extensions.ignore_terminations", True), physics="mujoco")
-    last = judge_cart(env, 500)
+    env = push("env.extensions.ignore_terminations", True, CART_POLE)
+    last = run_cart(499, env=env)
     assert last.info["success"] and not last.terminated and last.truncated
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("sim_steps_per_control", 2, "replaces EmbodiChain's setting .* give env.sim_steps_per_control"),
-        ("active_joint_ids", [0], "give env.control_parts"),
-        ("num_envs", 4, "give trainer.num_envs"),
-        ("max_episode_steps", 7, "is 7, but max_episode_steps is 100; keep one"),
-        ("ignore_terminations", "yes", "got 'yes'; must be true or false"),
-        ("success_threshold", -0.1, "got -0.1; must be a number > 0"),
-        ("success_threshold", "0.1 m", "got '0.1 m'; must be a number > 0"),
-    ],
-)
-def test_extensions_that_embodichain_takes_for_settings_are_not_passed_over(
-    name: str, value: object, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=rf"env.extensions.{name}: .*{message}"):
-        EmbodiedEnv(changed(PUSH_CUBE, f"env.extensions.{name}", value))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "place"),
-    [
-        ("env.rewards.goal.weight", float("nan"), "env.rewards.goal.weight"),
-        ("env.rewards.goal.params.sigma", float("inf"), "env.rewards.goal.params.sigma"),
-        ("rigid_object.0.init_pos", [0.0, 1e39, 0.0], r"rigid_object\[0\].init_pos\[1\]"),
-        ("robot.init_pos", [0, 0, 10**5000], r"robot.init_pos\[2\]"),
-        ("max_episode_steps", 2**31, "max_episode_steps"),
-        ("env.events.randomize_cube.interval_step", -(2**40), "env.events.randomize_cube.interval_step"),
-    ],
-)
-def test_numbers_beyond_32_bits_are_refused_where_they_stand(key: str, value: object, place: str) -> None:
-    assert re.fullmatch(f"{place}: got .{{1,120}}", refusal(changed(PUSH_CUBE, key, value)))
 
 
 # --- configs ----------------------------------------------------------------------------------------------
 
 
 def train_file(tmp_path: Path, gym_config: dict, **trainer: object) -> Path:
-    """Write a train config beside its gym config, which it names from the root of a repository."""
+    """Write a train config next to its gym config, which it names from the root of a repository."""
     network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "relu"}}
     data = {
         "trainer": {"gym_config": "some/where/gym_config.json", "num_envs": 2, "buffer_size": 8, **trainer},
@@ -735,7 +672,7 @@ def train_file(tmp_path: Path, gym_config: dict, **trainer: object) -> Path:
     return tmp_path / "train.json"
 
 
-def test_a_gym_config_named_from_elsewhere_is_found_beside_the_train_file_and_told(tmp_path: Path) -> None:
+def test_a_gym_config_named_from_elsewhere_is_found_next_to_the_train_file(tmp_path: Path) -> None:
     config = load_config(train_file(tmp_path, PUSH_CUBE))
     assert config.env.id == "EmbodiedEnv"
     notice = next(each for each in config.notices if each.key == "trainer.gym_config")
@@ -759,8 +696,8 @@ def test_the_bound_of_a_first_releases_steps_is_its_own(tmp_path: Path) -> None:
     state, _ = env.reset(KEY)
     _, timestep = env.step(state, jnp.array([9.0, 0.0, 0.0, 0.0, 0.0, 0.0]), KEY)
     assert float(timestep.info["rewards"]["action_penalty"]) == pytest.approx(-0.01 * 0.05)
-    with pytest.raises(ConfigError, match=r"action_type: got 'qpos'; the task class PushCubeRL acts by joint steps"):
-        load_config(train_file(tmp_path, changed(gym_config, "env.extensions.action_type", "qpos")))
+    file = train_file(tmp_path, changed(gym_config, "env.extensions.action_type", "qpos"))
+    refused(load_config, file, word="got 'qpos'; the task class PushCubeRL acts by joint steps")
 
 
 def test_the_seed_form_stays_the_seed_task(tmp_path: Path) -> None:
@@ -800,11 +737,8 @@ def test_the_first_release_with_its_scene_and_event_is_its_task(tmp_path: Path) 
     status = {note.key.partition(":")[2]: note.status for note in check(path)}
     assert status["env.events.randomize_cube.func"] == status["env.extensions.place_reward_weight"] == "renamed"
     assert status["robot.uid"] == "without effect"
-    with pytest.raises(
-        ConfigError,
-        match=r"env.events.randomize_cube: the task class PushCubeRL takes only randomize_rigid_object_pose",
-    ):
-        load_config(train_file(tmp_path, changed(gym_config, "env.events.randomize_cube.mode", "interval")))
+    file = train_file(tmp_path, changed(gym_config, "env.events.randomize_cube.mode", "interval"))
+    refused(load_config, file, word="the task class PushCubeRL takes only randomize_rigid_object_pose")
 
 
 def test_joints_are_named_in_any_case() -> None:
@@ -816,8 +750,8 @@ def test_joints_are_named_in_any_case() -> None:
 
 
 def test_problems_carry_the_gym_configs_own_keys(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"some/where/gym_config.json:env.rewards.goal.func: no rewards functor"):
-        load_config(train_file(tmp_path, changed(PUSH_CUBE, "env.rewards.goal.func", "nothing")))
+    file = train_file(tmp_path, changed(PUSH_CUBE, "env.rewards.goal.func", "nothing"))
+    refused(load_config, file, key="some/where/gym_config.json:env.rewards.goal.func", word="no rewards functor")
 
 
 def test_overrides_reach_a_gym_configs_keys(tmp_path: Path) -> None:
@@ -836,11 +770,9 @@ def test_a_file_alone_starts_no_foreign_functor(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     path = train_file(tmp_path, changed(PUSH_CUBE, "env.rewards.mine", {"func": "mine:half", "mode": "add"}))
     key = "env.cfg.gym_config.env.rewards.mine.func"
-    with pytest.raises(ConfigError, match=r"env\.rewards\.mine\.func: .* a file alone may not .*--trust mine:half"):
-        load_config(path)
+    refused(load_config, path, word="add --trust mine:half")
     env = EmbodiedEnv(**load_config(path, [f"{key}=mine:half", "env.cfg.physics=mujoco"]).env.cfg)
-    _, timestep = env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)
-    assert timestep.info["rewards"]["mine"] == 0.5
+    assert first_step(env)[1].info["rewards"]["mine"] == 0.5
 
 
 def test_a_run_without_wandb_installed_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
