@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refusals, refused
 
-from ejax.config import ConfigError
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.terms.registry import TERMS
 
@@ -38,7 +38,7 @@ def _reward(value: Any) -> Any:
     return lambda world, obs, action, info: value
 
 
-OWN: dict[str, dict[str, Any]] = {
+FUNCTORS: dict[str, dict[str, Any]] = {
     "observations": {
         "branches": _branches,
         "asserts": _asserts,
@@ -66,73 +66,50 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("section", "entry", "key", "words"),
-    [
-        ("observations", {"func": "get_rigid_object_pose", "params": CUBE}, "mode", "'modify'.*default.*takes add"),
-        ("observations", {"func": "get_robot_eef_pose", "mode": "modify"}, "mode", "get_robot_eef_pose takes add"),
-        (
-            "observations",
-            {"func": "normalize_robot_joint_data", "mode": "add", "params": {"joint_ids": [0]}},
-            "mode",
-            "got 'add'.*takes modify",
-        ),
-        ("observations", {"func": "doubles", "mode": "add"}, "mode", "doubles takes modify"),
-        ("events", {"func": "push_joints_by_setting_velocity", "params": VELOCITY}, "mode", "takes interval"),
-        (
-            "observations",
-            {"func": "get_rigid_object_pose", "mode": "add", "params": {**CUBE, "to_matrix": "no"}},
-            "params.to_matrix",
-            "must be true or false",
-        ),
-        (
-            "observations",
-            {"func": "target_position", "mode": "add", "params": {"target_pose_key": "gaol"}},
-            "params.target_pose_key",
-            "no target pose 'gaol'.*goal_pose",
-        ),
-        (
-            "observations",
-            {"func": "as_text", "mode": "add", "params": {"flag": "false"}},
-            "params.flag",
-            "must be true or false",
-        ),
-        ("observations", {"func": "branches", "mode": "add"}, "", "line .*uses Python's if"),
-        ("observations", {"func": "asserts", "mode": "add"}, "", "line .*three joints"),
-        ("observations", {"func": "nothing", "mode": "add"}, "", "None is not"),
-        ("observations", {"func": "too_few", "mode": "add"}, "", "takes 1 positional argument"),
-        ("observations", {"func": "number", "mode": "add"}, "func", "number is 3, not a function"),
-        ("actions", {"func": "number"}, "", "gave 3; must give an ActionTerm"),
-        ("actions", {"func": "fails"}, "", "line .*ZeroDivisionError"),
-        ("rewards", {"func": "vector"}, "", r"must be a scalar; mine has shape \(3,\)"),
-        ("rewards", {"func": "text"}, "", "float"),
-        ("rewards", {"func": "nothing"}, "", "None is not"),
-        ("rewards", {"func": "numpy"}, "", "line .*use jax.numpy"),
-        *(
-            ("events", {"func": func, "mode": mode}, "", words)
-            for mode in ("reset", "interval")
-            for func, words in (
-                ("nothing", "returned NoneType"),
-                ("array", "must return the world"),
-                ("shape", "returned SceneWorld; .*the shapes of"),
-            )
-        ),
-    ],
+def seen(func: str, mode: str = "add", **params: Any) -> tuple[str, dict[str, Any]]:
+    name = "robot/qvel" if mode == "modify" else "mine"
+    return "observations", {"func": func, "mode": mode, "name": name, "params": params}
+
+
+@refusals(
+    (("observations", {"func": "get_rigid_object_pose", "params": CUBE, "name": "robot/qvel"}), "mode", "takes add"),
+    (seen("get_robot_eef_pose", "modify"), "mode", "get_robot_eef_pose takes add"),
+    (seen("normalize_robot_joint_data", joint_ids=[0]), "mode", "takes modify"),
+    (seen("doubles"), "mode", "doubles takes modify"),
+    (seen("get_rigid_object_pose", **CUBE, to_matrix="no"), "params.to_matrix", "must be true or false"),
+    (seen("target_position", target_pose_key="gaol"), "params.target_pose_key", "no target pose 'gaol'"),
+    (seen("as_text", flag="false"), "params.flag", "must be true or false"),
+    (seen("branches"), "", "uses Python's if"),
+    (seen("asserts"), "", "three joints"),
+    (seen("nothing"), "", "None is not"),
+    (seen("too_few"), "", "takes 1 positional argument"),
+    (seen("number"), "func", "number is 3, not a function"),
+    (("actions", {"func": "number"}), "", "gave 3; must give an ActionTerm"),
+    (("actions", {"func": "fails"}), "", "ZeroDivisionError"),
+    (("rewards", {"func": "vector"}), "", "must be a scalar"),
+    (("rewards", {"func": "text"}), "", "float"),
+    (("rewards", {"func": "nothing"}), "", "None is not"),
+    (("rewards", {"func": "numpy"}), "", "use jax.numpy"),
+    (("events", {"func": "push_joints_by_setting_velocity", "params": VELOCITY}), "mode", "takes interval"),
+    *(
+        (("events", {"func": func, "mode": mode}), "", word)
+        for mode in ("reset", "interval")
+        for func, word in (("nothing", "NoneType"), ("array", "must return the world"), ("shape", "the shapes of"))
+    ),
 )
 def test_it_is_refused_by_its_key(
-    section: Any, entry: dict[str, Any], key: str, words: str, monkeypatch: pytest.MonkeyPatch
+    given: tuple[Any, dict[str, Any]], key: str, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kind, own in OWN.items():
-        monkeypatch.setitem(TERMS, kind, {**TERMS[kind], **own})  # type: ignore[misc, index]
+    for kind, functors in FUNCTORS.items():
+        monkeypatch.setitem(TERMS, kind, {**TERMS[kind], **functors})  # type: ignore[misc, index]
+    section, entry = given
     config = copy.deepcopy(CONFIG)
-    name = {"name": "robot/qvel" if entry.get("mode", "modify") == "modify" else "mine"}
-    config["env"][section]["mine"] = {**entry, **(name if section == "observations" else {})}
-    with pytest.raises(ConfigError, match=words) as caught:
-        EmbodiedEnv(config, physics="mujoco")
-    assert [problem.key for problem in caught.value.problems] == [f"env.{section}.mine" + (f".{key}" if key else "")]
+    config["env"][section]["mine"] = entry
+    error = refused(EmbodiedEnv, config, word=word)
+    assert [problem.key for problem in error.problems] == [f"env.{section}.mine" + (f".{key}" if key else "")]
 
 
-def test_a_functor_of_ones_own_declares_its_mode_by_its_second_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_functor_declares_its_mode_by_its_second_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TERMS, "observations", {**TERMS["observations"], "doubles": _doubles})
     config = copy.deepcopy(CONFIG)
     config["env"]["observations"]["mine"] = {"func": "doubles", "name": "robot/qvel"}
