@@ -12,10 +12,8 @@ from tiny import NETWORK
 import ejax
 from ejax.algorithms.stateful import GRPO, PPO
 from ejax.envs.tasks.point_mass import PointMassRL
-from ejax.policies import MLP, NetworkConfig, build_mlp_from_cfg
-from ejax.policies.observations import flatten_observation
 
-T, N, F, A = 6, 4, 3, 2
+N, F, A = 4, 3, 2
 KEY = jax.random.key(0)
 OBS_SPACE = gymnasium.spaces.Box(-np.inf, np.inf, (F,), np.float32)
 ACTION_SPACE = gymnasium.spaces.Box(-1.0, 1.0, (A,), np.float32)
@@ -43,13 +41,6 @@ def test_configs_have_their_fields_and_methods(Cfg: Any, fields: tuple[str, ...]
     assert isinstance(cfg, ejax.AlgorithmCfg)
 
 
-def test_options_that_cannot_be_honoured_say_why() -> None:
-    with pytest.raises(ValueError, match=r"device belongs to the run; leave it out, and give Trainer\(\.\.\., device"):
-        ejax.PPOCfg(device="cuda")
-    with pytest.warns(UserWarning, match="gae_lambda: no effect on GRPOConfig; leave it out"):
-        ejax.GRPOCfg(gae_lambda=0.95)
-
-
 def policy_of(name: str = "actor_critic") -> Any:
     block = {"name": name, "actor": NETWORK, **({"critic": NETWORK} if name == "actor_critic" else {})}
     return ejax.build_policy(block, OBS_SPACE, ACTION_SPACE)
@@ -68,48 +59,6 @@ def test_a_policy_answers_three_questions(name: str) -> None:
     assert entropy.shape == same.shape == (N,)
     np.testing.assert_array_equal(ejax.get_value(policy, params, obs), value)
     assert (name == "actor_only") == bool((value == 0.0).all())
-
-
-def test_actor_and_critic_may_be_modules() -> None:
-    block = {"type": "mlp", "hidden_sizes": [8], "activation": "relu"}
-    actor, critic = build_mlp_from_cfg(block, F, A), build_mlp_from_cfg(block, F, 1)
-    policy = ejax.build_policy({"name": "actor_critic"}, OBS_SPACE, ACTION_SPACE, actor=actor, critic=critic)
-    params = policy.init(KEY, jnp.ones((N, F)))
-    assert ejax.get_action(policy, params, jnp.ones((N, F)), KEY)[0].shape == (N, A)
-
-
-@pytest.mark.slow
-def test_an_mlp_reshapes_normalizes_and_begins_orthogonal() -> None:
-    options = {"hidden_sizes": [8, 8], "activation": "elu", "last_activation": "tanh", "use_layernorm": True}
-    mlp = MLP(NetworkConfig(**options, dropout_p=0.1, orthogonal_init=[1.0, 1.0, 0.01]), (2, 3), input_dim=F)
-    x = jnp.ones((N, F))
-    params = mlp.init(KEY, x)
-    assert mlp.apply(params, x).shape == (N, 2, 3)
-    assert not params["params"]["linear_0"]["bias"].any()
-    kernel = np.asarray(params["params"]["linear_1"]["kernel"])
-    np.testing.assert_allclose(kernel.T @ kernel, np.eye(8), atol=1e-5)
-
-
-def test_observations_are_flattened_by_sorted_keys() -> None:
-    obs = {"robot": {"qvel": jnp.ones((N, 2)), "qpos": jnp.zeros((N, 3))}, "object": jnp.full((N, 1), 2.0)}
-    np.testing.assert_array_equal(flatten_observation(obs)[0], [2.0, 0.0, 0.0, 0.0, 1.0, 1.0])
-
-
-@pytest.mark.slow
-def test_a_buffer_is_filled_finalized_and_cut_into_minibatches() -> None:
-    buffer = ejax.RolloutBuffer(num_steps=T, num_envs=N, obs_dim=F, action_dim=A)
-    for t in range(T):
-        row = jnp.full((N,), float(t))
-        done = jnp.full((N,), t == 3)
-        buffer.add(jnp.ones((N, F)), jnp.ones((N, A)), reward=row, done=done, value=row, logprob=-row)
-    buffer.set_extras({"step": jnp.tile(jnp.arange(T)[:, None], (1, N))})
-    advantage, value_target = buffer.finalize(jnp.zeros(N), gamma=0.99, gae_lambda=0.95)
-    assert advantage.shape == value_target.shape == (T, N)
-    batches = list(buffer.iterate_minibatches(8, KEY))
-    assert [len(batch["reward"]) for batch in batches] == [8, 8, 8]
-    rows = np.concatenate([batch["step"] for batch in batches])
-    assert sorted(rows.tolist()) == sorted([*range(T)] * N) and "advantage" in batches[0]
-    assert buffer.is_full() and len(buffer) == T and buffer.get_stats()["total_transitions"] == T * N
 
 
 @pytest.mark.slow

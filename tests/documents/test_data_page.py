@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from ejax.data import (
-    ChunkSizeSampler,
     GMMChunkSampler,
     OnlineDataEngine,
     OnlineDataEngineCfg,
@@ -67,30 +66,6 @@ def test_dynamic_chunks_by_both_samplers(engine: OnlineDataEngine) -> None:
     assert len({*sizes(take(OnlineDataset(engine, chunk_size=GMMChunkSampler(**MEANS), batch_size=B), 8))}) > 1
 
 
-@pytest.mark.parametrize(
-    ("Sampler", "arguments"),
-    [
-        (UniformChunkSampler, {"low": 0, "high": 4}),
-        (UniformChunkSampler, {"low": 5, "high": 4}),
-        (GMMChunkSampler, {**MEANS, "stds": [4.0]}),
-        (GMMChunkSampler, {**MEANS, "weights": [1.0]}),
-        (GMMChunkSampler, {**MEANS, "stds": [4.0, 0.0]}),
-        (GMMChunkSampler, {**MEANS, "high": 7}),
-    ],
-)
-def test_wrong_samplers_are_value_errors(Sampler: Any, arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        Sampler(**arguments)
-    assert issubclass(Sampler, ChunkSizeSampler)
-
-
-def test_options_have_the_methods_of_a_config_class() -> None:
-    cfg = OnlineDataEngineCfg("data_tasks:Toy", buffer_size=8, max_episode_steps=STEPS, refill_threshold=10)
-    for other in (cfg.replace(buffer_size=4), cfg.copy(buffer_size=4)):
-        assert (other.buffer_size, other.refill_threshold, cfg.buffer_size) == (4, 10, 8)
-    assert cfg.to_dict()["max_episode_steps"] == STEPS and cfg.validate() == []
-
-
 def gym_options(**changes: Any) -> OnlineDataEngineCfg:
     gym_config = json.loads((ROOT / "tests/gym_configs/push_cube.json").read_text())
     fields: dict[str, Any] = {"buffer_size": 4, "max_episode_steps": 100, "state_dim": 8, "refill_threshold": 100}
@@ -110,9 +85,6 @@ def test_an_unchanged_gym_config_feeds_the_engine() -> None:
     with OnlineDataEngine(gym_options()) as engine:
         batch = next(iter(OnlineDataset(engine, chunk_size=16, batch_size=B)))
     assert batch["obs"]["robot"]["qpos"].shape == batch["actions"].shape == (B, 16, 8)
-
-
-# Behind a DataLoader
 
 
 def loader(dataset: Any, **options: Any) -> Any:

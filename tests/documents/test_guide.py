@@ -1,7 +1,5 @@
 """The guide of the reviewed pull request, section by section: both modes, collectors, buffers, a VLA, the questions."""
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from tiny import NETWORK
 
 import ejax
 from ejax.algorithms.ppo import PPOConfig
-from ejax.algorithms.stateful import PPO
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.distributions import Normal
@@ -30,14 +27,6 @@ ENV = Drift()
 POLICY = ejax.build_policy({"name": "actor_critic", "actor": NETWORK, "critic": NETWORK}, ENV)
 CFG = PPOConfig(learning_rate=3e-4, gamma=0.99, n_epochs=1, batch_size=16)
 OPTIMIZER = ejax.make_optimizer(CFG.optimizer)
-
-
-def first_state() -> ejax.TrainState:
-    return jax.jit(ejax.init_train_state, static_argnums=(0, 1))(POLICY, OPTIMIZER, KEY, jnp.zeros((N, 2)))
-
-
-def update(state: ejax.TrainState, rollout: ejax.Rollout) -> tuple[ejax.TrainState, Any]:
-    return ejax.ppo_update(state, rollout, KEY, policy=POLICY, optimizer=OPTIMIZER, config=CFG)
 
 
 def quick_start(mode: str, **changes: Any) -> RunConfig:
@@ -75,39 +64,10 @@ def test_keys_of_the_review_are_read() -> None:
         build(quick_start("standard", policy=policy))
 
 
-def test_the_standard_workflow() -> None:
-    state, envs, step, total = first_state(), ejax.reset(ENV, KEY, N), 0, 2 * T * N
-    while step < total:
-        rollout, envs = ejax.collect_rollout(ENV, POLICY, state.params, envs, KEY, num_steps=T)
-        state, losses = update(state, rollout)  # [T, N, ...]: rows that are flat have lost their order in time
-        step += rollout.reward.size
-    assert np.isfinite(losses["loss"]) and int(state.step) == 2
-
-
-def test_rows_that_are_flat_are_refused() -> None:
-    rows, flags = jnp.ones(T * N), jnp.zeros(T * N, bool)
-    with pytest.raises(ValueError, match=r"\[T, N\]"):
-        ejax.gae(rows, rows, rows, flags, flags, gamma=0.99, gae_lambda=0.95)
-
-
-def test_a_rollout_is_a_tensordict_of_the_guide() -> None:
-    tensordict = pytest.importorskip("interop.tensordict")
-    pytest.importorskip("tensordict", reason="needs torch: pip install -e '.[torch]'")
-    rollout, envs = ejax.collect_rollout(ENV, POLICY, first_state().params, ejax.reset(ENV, KEY, N), KEY, num_steps=T)
-    steps = (rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated)
-    advantage, value_target = ejax.gae(*steps, gamma=0.99, gae_lambda=0.95)
-    rollout = rollout.replace(extras={"advantage": advantage, "value_target": value_target})
-    made = tensordict.rollout_to_tensordict(rollout, "pr122", last_obs=envs.obs)
-    assert made.batch_size == (N, T)
-    keys = ("observation", "action", "sample_log_prob", "value", "loc", "scale", "advantage", "value_target", "return")
-    assert {*keys, "next"} <= {*made.keys()} and {"reward", "done"} <= {*made["next"].keys()}
-    observed = tensordict.dict_to_tensordict({"robot": np.ones((N, 2), np.float32)}, "cpu", key="observation")
-    assert observed["observation", "robot"].shape == (N, 2)
-
-
 @pytest.mark.slow
 def test_the_vla_workflow() -> None:
-    state, versions = first_state(), []
+    initial = jax.jit(ejax.init_train_state, static_argnums=(0, 1))
+    state, versions = initial(POLICY, OPTIMIZER, KEY, jnp.zeros((N, 2))), []
     collector = HostCollector(POLICY, [PureHostEnv(ENV, N)], num_steps=T, seed=3)
     with AsyncCollector(collector, KEY, schedule=Schedule(max_staleness=1)) as background:
         background.start(state.params)
@@ -115,49 +75,12 @@ def test_the_vla_workflow() -> None:
             collected = background.collect()
             assert collected is not None
             versions.append(int(np.asarray(collected.rollout.version)[0, 0]))
-            state, losses = update(state, collected.rollout)
+            state, losses = ejax.ppo_update(
+                state, collected.rollout, KEY, policy=POLICY, optimizer=OPTIMIZER, config=CFG
+            )
             background.publish(state.params, number + 1)
     assert np.isfinite(losses["loss"])
     assert versions == [0, 0, 1]  # at most one update old, each used once
-
-
-def test_the_asynchronous_buffer_is_filled_by_a_thread() -> None:
-    params, buffer = first_state().params, ejax.RolloutQueue[ejax.Rollout](capacity=2)
-
-    def collect() -> None:
-        envs = ejax.reset(ENV, KEY, N)
-        for _ in range(2):
-            rollout, envs = ejax.collect_rollout(ENV, POLICY, params, envs, KEY, num_steps=T)
-            buffer.add_rollout(rollout, timeout_s=None)
-
-    thread = threading.Thread(target=collect)
-    thread.start()
-    while not buffer.is_full():
-        time.sleep(0.01)
-    thread.join()
-    assert len(buffer) == 2 and buffer.get_stats()["total_transitions"] == 2 * T * N
-    data = buffer.get(flatten=True)
-    assert data["obs"].shape == (T * N, 2)
-    assert buffer.get().reward.shape == (T, N)  # each rollout once, the oldest first
-    buffer.clear()
-    assert len(buffer) == 0
-
-
-def test_the_data_flow_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    rollout, _ = ejax.collect_rollout(ENV, POLICY, first_state().params, ejax.reset(ENV, KEY, N), KEY, T)
-    ejax.print_tree(rollout)
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in ("obs", "action", "reward", "log_prob")) and "float32" in printed
-
-
-def test_the_common_apis(tmp_path: Path) -> None:
-    algorithm = PPO(CFG, POLICY)
-    trainer = ejax.Trainer(
-        policy=POLICY, env=ENV, algorithm=algorithm, num_envs=N, buffer_size=T, model_type="standard", console=False
-    )
-    assert trainer.train(total_timesteps=T * N, run_dir=tmp_path / "run").finished
-    algorithm.collect_rollout(ENV, POLICY, ejax.reset(ENV, KEY, N), T)
-    assert "loss" in algorithm.update()
 
 
 class MyVLAModel(nn.Module):
