@@ -41,7 +41,7 @@ def measure(
     import jax
     import numpy as np
 
-    from ejax.play.saved_policy import chosen_checkpoint, elsewhere, load_policy
+    from ejax.play.saved_policy import chosen_checkpoint, elsewhere, restore_policy
     from ejax.policies.calls import apply_policy
     from ejax.rollout import reset, step
     from ejax.store.run_dir import open_policy_run
@@ -52,7 +52,7 @@ def measure(
     ranges = f"lin_vel_x: [{forward}, {forward}], lin_vel_y: [{left}, {left}], ang_vel_z: [{turn}, {turn}]"
     fixed = f"env.cfg.command={{{ranges}, standing: 0, heading: 0, forward: 0}}"
     env: Any = build_env(elsewhere(config, [fixed]), phase="eval", num_envs=num_envs)
-    policy, params = load_policy(config, env, chosen_checkpoint(directory, None, "gait"))
+    policy, params = restore_policy(config, env, chosen_checkpoint(directory, None, "gait"))
     warm_up, num_steps = int(1.0 / env.control_period), int(seconds / env.control_period)
 
     def one(envs: Any, key: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ejax.config import parse_config
 from ejax.evaluation import evaluate, summarize
-from ejax.play.saved_policy import load_policy
+from ejax.play.saved_policy import restore_policy
 from ejax.store.run_dir import open_run_directory
 from ejax.training.environments import build_env
 
@@ -103,7 +103,7 @@ def score(
     data = config.to_dict()
     data["trainer"]["events"] = {"eval": dict(shift)}
     env = build_env(parse_config(data), phase="eval", num_envs=num_envs)
-    policy, params = load_policy(config, env, directory.find(checkpoint, print))
+    policy, params = restore_policy(config, env, directory.find(checkpoint, print))
     episodes = evaluate(policy, env, params, jax.random.key(seed), num_envs=num_envs, num_episodes=num_episodes)
     return float(summarize(episodes)[metric])
 

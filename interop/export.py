@@ -32,7 +32,7 @@ import numpy as np
 from ejax.envs.actions import action_form
 from ejax.envs.check import clips_actions
 from ejax.envs.host.calls import HostEnvError, closing
-from ejax.play.saved_policy import chosen_checkpoint, load_policy
+from ejax.play.saved_policy import chosen_checkpoint, restore_policy
 from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import exit_with, refused
@@ -129,7 +129,7 @@ def export_run(
     with tempfile.TemporaryDirectory() as scratch, guarded_calls(config.env.id, config.trainer.collector):
         env = build_env(config, num_envs=_NUM_ENVS, quarantine=Path(scratch))
         with closing(env) if isinstance(env, HostEnv) else nullcontext():
-            policy, params = load_policy(config, env, path)
+            policy, params = restore_policy(config, env, path)
             origin = {
                 "checkpoint": path.name,
                 "global_step": meta["global_step"],

@@ -12,7 +12,7 @@ from ejax.config import RunConfig
 from ejax.envs.actions import action_form, to_action
 from ejax.envs.check import clips_actions
 from ejax.episodes import act
-from ejax.play.saved_policy import load_policy, opened_policy
+from ejax.play.saved_policy import opened_policy, restore_policy
 from ejax.policies.calls import check_obs, first_memory, forget_outside
 from ejax.policies.normalize import acting_statistics, unlike_training
 from ejax.training.environments import build_env, sample_obs
@@ -149,5 +149,5 @@ def load(run: Path | str, *, checkpoint: str | None = None, member: int | None =
     with opened as (directory, config, path):
         # made only for its spaces, and so of one row
         env = build_env(config, phase="eval", num_envs=1, quarantine=directory.path / "quarantine" / "eval")
-        policy, params = load_policy(config, env, path)
+        policy, params = restore_policy(config, env, path)
     return Actor(config, env, policy, params, checkpoint=path)

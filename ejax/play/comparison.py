@@ -19,7 +19,7 @@ from ejax.envs.mujoco.models import load_model
 from ejax.envs.task.entities import ROBOT, drives_of_joints, free_bodies, robot_links
 from ejax.evaluation import evaluate
 from ejax.play.differences import find_difference
-from ejax.play.saved_policy import load_policy, opened_policy
+from ejax.play.saved_policy import opened_policy, restore_policy
 from ejax.training.environments import build_env, with_engine
 from ejax.types import HostEnv
 
@@ -71,7 +71,7 @@ def compare_run(
         shifted = conditions(reference, shifts)
         # all are built before the first is played: what one refuses is found at once
         envs = {(name, shift): _build(config, name, shift, shifted[shift]) for name in names for shift in shifted}
-        policy, params = load_policy(config, reference, path)
+        policy, params = restore_policy(config, reference, path)
         key, rows, differences = jax.random.key(seed), dict[tuple[Engine, str], Facts](), list[Facts]()
         for each, env in envs.items():
             print(f"{', '.join(each)} …", file=sys.stderr)

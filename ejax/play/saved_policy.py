@@ -76,7 +76,7 @@ def evaluate_run(
         # a row plays one of the fixed episodes after the other: more rows than episodes would idle
         slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
         env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
-        policy, params = load_policy(config, env, path)
+        policy, params = restore_policy(config, env, path)
         first_seed = config.trainer.eval_seed if seed is None else seed
         options = {"num_episodes": num_episodes, "choice": choice}
         episodes = _play_episodes(policy, env, params, first_seed, num_envs, **options)
@@ -187,7 +187,7 @@ def filmed(config: RunConfig) -> RunConfig:
     return elsewhere(config, ["env.cfg.render_mode=rgb_array"])
 
 
-def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tuple[Policy, Params]:
+def restore_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tuple[Policy, Params]:
     policy = make_policy(config.policy, env)
     key = jax.random.key(0)
     # shapes suffice to load by, and cost no compilation

@@ -25,7 +25,7 @@ from ejax.envs.mujoco.scenery import film_view
 from ejax.envs.mujoco.viewer import Window
 from ejax.envs.terms.commands import Command, hold
 from ejax.play.player import PlayStats, StepRecord, play_episodes, take_until
-from ejax.play.saved_policy import filmed, load_policy, opened_policy
+from ejax.play.saved_policy import filmed, opened_policy, restore_policy
 from ejax.runtime.video import with_caption, write_video
 from ejax.schema.writing import by_product
 from ejax.training.environments import build_env
@@ -177,7 +177,7 @@ def play_run(
         env: Any = build_env(filmed(config), phase=phase, num_envs=1, quarantine=directory.path / "quarantine" / "play")
         seed = config.trainer.eval_seed if viewer.seed is None else viewer.seed
         with closing(env) if isinstance(env, GuardedEnv) else nullcontext():
-            policy, params = load_policy(config, env, path)
+            policy, params = restore_policy(config, env, path)
             begin = partial(play_episodes, policy, env, params, seed, samples=viewer.samples)
             if isinstance(env, GuardedEnv):
                 facts = _film_outside(config.env.id, env, begin, viewer, stats)

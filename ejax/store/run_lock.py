@@ -45,9 +45,7 @@ def run_lock(folder: Path) -> Iterator[str]:
     make_folder(folder)
     path = folder / LOCK
     if path.is_symlink() or (path.exists() and not path.is_file()):  # what it leads to would be written over
-        raise CheckpointError(
-            f"{path} is not a regular file, as a lock is; remove it, or do not use this run"
-        )
+        raise CheckpointError(f"{path} is not a regular file, as a lock is; remove it, or do not use this run")
     # before opening it: closing any descriptor of a file gives up the process's lock
     if path.exists() and _identity(path.stat()) in _HELD:
         raise RunInUseError(_refusal(folder, "another call in this process"))

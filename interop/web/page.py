@@ -18,7 +18,7 @@ from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.play.player import play_episodes
-from ejax.play.saved_policy import chosen_checkpoint, elsewhere, load_policy
+from ejax.play.saved_policy import chosen_checkpoint, elsewhere, restore_policy
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.actor_q import ActorQ
 from ejax.policies.heads import injected
@@ -123,7 +123,7 @@ def write_page(
         if isinstance(env, HostEnv):
             with closing(env):
                 raise ValueError(f"--web: {config.env.id} is stepped outside JAX, and a browser cannot step it")
-        data = page_data(*load_policy(config, env, path), env, seed)
+        data = page_data(*restore_policy(config, env, path), env, seed)
     data |= {"title": f"{trainer.exp_name} · {config.env.id}", "checkpoint": path.name}
     data["versions"] = {"jax": jax.__version__, "mujoco": mujoco.__version__, "wasm": engine.pop("version")}
     make_folder(to.parent)

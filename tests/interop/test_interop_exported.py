@@ -14,7 +14,7 @@ from memory_runs import make_run
 from tiny import NETWORK, tiny
 
 from ejax.config import ConfigError, parse_config
-from ejax.play.saved_policy import load_policy
+from ejax.play.saved_policy import restore_policy
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.store.run_dir import open_run_directory
 from ejax.training.build import build
@@ -37,7 +37,7 @@ def exported(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 def test_an_export_remembers_and_acts_as_its_run_does(exported: tuple[Path, Path]) -> None:
     directory, config = open_run_directory(exported[0])
     env = build_env(config)
-    policy, params = load_policy(config, env, directory.find("latest", print))
+    policy, params = restore_policy(config, env, directory.find("latest", print))
     theirs, weights = read_export(exported[1], env)
     obs, answers = jax.random.normal(jax.random.key(1), sample_obs(env, 5).shape), []
     for each, its_params in ((policy, params), (theirs, weights)):

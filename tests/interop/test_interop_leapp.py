@@ -22,7 +22,7 @@ from tiny import NETWORK, tiny
 
 from ejax.config import parse_config
 from ejax.envs.tasks.point_mass import PointMassRL
-from ejax.play.saved_policy import load_policy
+from ejax.play.saved_policy import restore_policy
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.rollout import reset, step
 from ejax.store.run_dir import open_run_directory
@@ -76,7 +76,7 @@ def test_leapps_own_manager_acts_as_jax_does_over_an_episode(exported: tuple[Pat
 
     directory, config = open_run_directory(exported[0])
     env: Any = build_env(config)
-    policy, params = load_policy(config, env, directory.find("latest", print))
+    policy, params = restore_policy(config, env, directory.find("latest", print))
     entry = json.loads((exported[1] / "contract.json").read_text())["observation"][0]
     terms = input_terms(entry)
     ends = np.cumsum([term["shape"][-1] for term in terms])[:-1]

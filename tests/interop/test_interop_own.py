@@ -20,7 +20,7 @@ from tiny import tiny
 from ejax.config import parse_config
 from ejax.distributions import Normal
 from ejax.envs.tasks.point_mass import PointMassRL
-from ejax.play.saved_policy import load_policy
+from ejax.play.saved_policy import restore_policy
 from ejax.policies.calls import apply_policy
 from ejax.schema.trust import trust
 from ejax.store.run_dir import open_run_directory
@@ -64,7 +64,7 @@ def test_a_run_is_exported_verified_and_acts_as_it_did(run: Path, capsys: pytest
     assert "stablehlo" in report["artefacts"] and {"pt", "safetensors"} <= report["left_out"].keys()
     assert {"contract.json", "episode.json", "observations.npz", "policy.json"} <= report["sha256"].keys()
     directory, config = open_run_directory(run)
-    policy, params = load_policy(config, build_env(config), directory.find("latest", print))
+    policy, params = restore_policy(config, build_env(config), directory.find("latest", print))
     program = jax.export.deserialize(bytearray((to / "policy.stablehlo").read_bytes()))
     memory = [jnp.full((5, HIDDEN), 0.1)] if hasattr(policy, "init_memory") else []
     action, mean, _, *after = program.call(ROWS, *memory)

@@ -186,7 +186,7 @@ def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tm
     monkeypatch.setattr(
         "ejax.play.comparison.opened_policy", lambda *_, **__: contextlib.nullcontext((None, config, tmp_path))
     )
-    monkeypatch.setattr("ejax.play.comparison.load_policy", lambda *_: (idle(2), {}))
+    monkeypatch.setattr("ejax.play.comparison.restore_policy", lambda *_: (idle(2), {}))
     words = ["RUN", "--engine", "c", "--episodes", "2"]
     assert main([*words, "--mass", "1.5", "--json", str(tmp_path / "a.json")]) == 0
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]

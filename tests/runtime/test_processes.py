@@ -127,9 +127,7 @@ def test_jax_is_asked_for_processes_that_a_scheduler_started(
 def test_an_address_without_distributed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (config := tmp_path / "tiny.json").write_text(json.dumps(TINY))
     assert main(["--config", str(config), "--coordinator", "localhost:1"]) == 2
-    assert re.search(
-        r"trainer\.distributed: got false, but .* add --distributed", capsys.readouterr().err
-    )
+    assert re.search(r"trainer\.distributed: got false, but .* add --distributed", capsys.readouterr().err)
 
 
 class Board:
