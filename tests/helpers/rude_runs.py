@@ -7,29 +7,15 @@ from typing import Any
 
 from gymnasium.vector import AsyncVectorEnv
 from rude_tasks import Rude
+from tiny import tiny
 
 from ejax.config import RunConfig, parse_config
 from ejax.envs.adapters.gymnasium import GymnasiumVector, make_in_worker
 
 
 def config(folder: Path, *overrides: str, name: str = "rude_tasks:Rude", **cfg: Any) -> RunConfig:
-    network = {"network_cfg": {"hidden_sizes": [4]}}
-    raw = {
-        "trainer": {
-            "exp_name": "tiny",
-            "num_envs": 2,
-            "buffer_size": 4,
-            "iterations": 4,
-            "num_eval_episodes": 2,
-            "num_eval_envs": 1,
-            "output_dir": str(folder),
-            "console": False,
-        },
-        "env": {"id": name, "cfg": cfg},
-        "policy": {"name": "actor_critic", "actor": network, "critic": network},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1}},
-    }
-    return parse_config(raw, list(overrides))
+    trainer = {"num_envs": 2, "buffer_size": 4, "iterations": 4, "num_eval_episodes": 2, "num_eval_envs": 1}
+    return parse_config(tiny(folder, name, env_cfg=cfg, ppo={"batch_size": 8, "n_epochs": 1}, **trainer), overrides)
 
 
 def in_workers(num_envs: int, **cfg: Any) -> Any:
