@@ -192,7 +192,7 @@ def test_devices_that_cannot_share_a_run_are_refused(tmp_path: Path, was: int, n
 @pytest.mark.slow
 def test_what_cannot_be_distributed_is_refused() -> None:
     hosted = ["trainer.distributed=true", "trainer.collector.mode=host"]
-    with pytest.raises(ConfigError, match=r"learner_devices: are given beside trainer\.distributed: true"):
+    with pytest.raises(ConfigError, match=r"learner_devices: are given with trainer\.distributed: true"):
         build(parse_config(PPO, [*hosted, "trainer.collector.learner_devices=[cpu:0]"]))
     with pytest.raises(ConfigError, match=r"shard_parameters: got true, but the policy acts outside the program"):
         build(parse_config(PPO, [*hosted, "trainer.shard_parameters=true"]))
