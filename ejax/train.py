@@ -147,7 +147,6 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     from ejax.logs.console import what_moved
     from ejax.logs.usage import breakdown
     from ejax.runtime.sharding import is_main_process
-    from ejax.training.fresh import fresh_facts
     from ejax.training.skipped import mostly_skipped_text
 
     if not is_main_process():
@@ -158,7 +157,7 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
         "from first to last": what_moved(result.train_history) or None,
         **_evaluation(result.last_eval_metrics),
         f"best {config.trainer.best_eval_metric}": result.best_eval_value,
-        **fresh_facts(result.fresh_eval_metrics, config.trainer.best_eval_metric),
+        **_of_fresh_episodes(result.fresh_eval_metrics, config.trainer.best_eval_metric),
         "skipped updates": skipped if result.skipped_updates else None,
         "without effect": "; ".join(idle_notes(config, result.global_step // max(result.num_updates, 1))) or None,
         "best checkpoint": result.best_checkpoint_path or "none",
@@ -188,10 +187,21 @@ def _evaluation(metrics: dict[str, float]) -> dict[str, float]:
     return {tag: value for tag, value in metrics.items() if "/metrics/" not in tag}
 
 
+def _of_fresh_episodes(fresh: dict[str, dict[str, Any]], tag: str) -> dict[str, str]:
+    """Write each checkpoint's value of the watched metric over its fresh episodes, for a summary."""
+    from ejax.logs.latest import number
+
+    return {
+        f"{which} checkpoint over {facts['episodes']:,} fresh episodes": f"{tag} {number(facts[tag])}"
+        for which, facts in fresh.items()
+        if tag in facts
+    }
+
+
 def print_population(name: str, config: "RunConfig", result: "PopulationResult") -> int:
     """Print the facts of a population that has ended. Returns the exit code."""
     from ejax.population.lineage import EXPLOITS, lineage, read_exploits, value_texts
-    from ejax.training.fresh import fresh_facts, read_fresh
+    from ejax.training.fresh import read_fresh
 
     best, tag = result.best_member, config.trainer.best_eval_metric
     broken = [i for i, alive in enumerate(result.alive) if not alive]
@@ -204,7 +214,7 @@ def print_population(name: str, config: "RunConfig", result: "PopulationResult")
             of_best["its lineage"] = lineage(exploits, best)
             of_best["exploits"] = f"{len(exploits)}: {result.run_dir / EXPLOITS}"
         of_best[f"its best {tag}"] = str(result.best_eval_values[best])
-        of_best |= fresh_facts(read_fresh(result.run_dir / "members" / str(best)), tag)
+        of_best |= _of_fresh_episodes(read_fresh(result.run_dir / "members" / str(best)), tag)
     facts = {
         **_evaluation(result.last_eval_metrics),
         "best member": "none" if best is None else f"{best}: seed {result.members[best].seed}",

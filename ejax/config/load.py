@@ -15,7 +15,6 @@ from ejax.config.explain import explain, keys_of
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig, TrainerConfig
 from ejax.config.run_config import RunConfig
-from ejax.config.shipped import FOLDER, find_config
 from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import expanded, read_bytes
@@ -36,6 +35,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
 
     Raises ConfigError: everything that is wrong with it.
     """
+    from ejax.config.shipped import FOLDER, find_config  # with a command line, which configs in memory do not need
+
     found = find_config(path)
     config = parse_untrusted(read_file(found), overrides, device, found.parent, str(found))
     if found == Path(path) or FOLDER not in found.parents:

@@ -20,11 +20,14 @@ from ejax.training.parts import Ingredients, Parts, group_size, with_own
 from ejax.training.policies import check_own_policy, make_policy
 from ejax.training.replay_memory import place_rows, replay_notes
 from ejax.training.steppers import DeviceStepper, Layout, shared_environments
-from ejax.training.warm_start import load_teacher
 from ejax.types import Env, HostEnv
 
 _MAX_UPDATES_PER_DISPATCH = 64
-_PARTS = {"demonstrations": "ejax.training.cloning:cloning_parts", "host": "ejax.training.host_parts:host_parts"}
+_PARTS = {
+    "demonstrations": "ejax.training.cloning:cloning_parts",
+    "host": "ejax.training.host_parts:host_parts",
+    "teacher": "ejax.training.teachers:load_teacher",
+}
 """Parts that few runs have; they bring the data engine, and the collectors."""
 
 
@@ -98,7 +101,7 @@ def _ingredients(
         raise ConfigError(problems)
     notes = describe(env).notes
     if algorithm.with_teacher is not None:
-        teacher, more = load_teacher(config, env)
+        teacher, more = import_entry(_PARTS, "teacher")(config, env)
         notes += more
         algorithm = algorithm.with_teacher(teacher)  # now its update knows the teacher
     return Ingredients(config, algorithm, policy, env, algorithm.make_optimizer(options)), eval_env, notes

@@ -18,7 +18,6 @@ from ejax.config.models import TrainerConfig
 from ejax.evaluation import UNFINISHED_EPISODES
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.numerics.finite import NONFINITE_EPISODES
-from ejax.schema.messages import number
 from ejax.schema.plain_files import to_json
 from ejax.schema.writing import by_product, replace_file
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
@@ -124,12 +123,3 @@ def read_fresh(run: Path) -> dict[str, dict[str, Any]]:
             facts = read_facts(run / "evaluations" / f"fresh_{which}.json", FreshFacts)
             found[which] = {name: math.nan if x is None else x for name, x in facts.items()}
     return found
-
-
-def fresh_facts(fresh: Mapping[str, Mapping[str, Any]], tag: str) -> dict[str, str]:
-    """Write lines of a summary: each checkpoint's value of the watched metric over its fresh episodes."""
-    return {
-        f"{which} checkpoint over {facts['episodes']:,} fresh episodes": f"{tag} {number(facts[tag])}"
-        for which, facts in fresh.items()
-        if tag in facts
-    }

@@ -32,7 +32,7 @@ from ejax.training.evaluators import check_best_metric
 from ejax.training.parts import Parts, rows_per_update
 from ejax.training.start import Origin, RunLocation, locate_together
 from ejax.training.steppers import Stepper
-from ejax.training.warm_start import check_teacher, set_rates, start_from_file, start_from_policy, start_from_run
+from ejax.training.warm_start import set_rates, start_from_file, start_from_policy, start_from_run
 from ejax.training.watchdog import Watchdog, guarded_calls
 from ejax.types import PyTree
 
@@ -178,7 +178,10 @@ def first_state(location: RunLocation, parts: Parts) -> tuple[Any, dict[str, Any
         _free_buffers(parts)
         state, meta = load_checkpoint(location.checkpoint, parts.state)
         directory.previous[:] = [location.checkpoint]
-        check_teacher(config, parts.state, state)
+        if config.algorithm.record.with_teacher is not None:
+            from ejax.training.teachers import check_teacher  # with readers of policies
+
+            check_teacher(config, parts.state, state)
         state, notes = set_rates(state, config, meta)
         return state, meta, notes
     source = Path(str(file))

@@ -19,7 +19,6 @@ from ejax.config.models import CameraConfig, TrainerConfig
 from ejax.envs.description import caption_of
 from ejax.episodes import record_episodes
 from ejax.runtime.sharding import own_copy
-from ejax.runtime.video import tile_frames, with_caption, write_video
 from ejax.schema.messages import explain
 from ejax.training.callbacks import Callback, TrainingRun
 from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
@@ -130,6 +129,8 @@ class VideoRecorder(Callback):
         self._known.add(text)
 
     def _make(self, params: Params, key: Key, count: int) -> list[Path]:
+        from ejax.runtime.video import write_video  # with ffmpeg, for runs that film
+
         # as many as fit side by side in a picture
         num_envs = min(MAX_ENVS, *(camera.max_env_num for camera in self._cameras))
         paths = []
@@ -174,6 +175,8 @@ def draw_episodes(
 
     They end with the last episode. A view that is not placed is ``film_view``'s. ValueError: it cannot be drawn.
     """
+    from ejax.runtime.video import tile_frames, with_caption  # with pillow, for runs that film
+
     env = _drawable(env)
     states, ended = jax.device_get((states, done))
     last = np.where(ended.any(axis=0), ended.argmax(axis=0), len(ended) - 1)

@@ -1,7 +1,7 @@
-"""Inheritance from another run: its policy, all of its state, or a teacher.
+"""Begin with what another run learned: its policy, or all of its state.
 
-``policy.init_from`` names a policy to start with, ``--fork RUN`` a whole state, ``--resume FILE.pt`` the state of a
-training of another system, and ``algorithm.cfg.teacher`` the policy that a run distils.
+``policy.init_from`` names a policy to start with, ``--fork RUN`` a whole state, and ``--resume FILE.pt`` the state of a
+training of another system.
 """
 
 import json
@@ -11,36 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from ejax.algorithms.lookup import find_algorithm
-from ejax.algorithms.record import Teacher
 from ejax.algorithms.step import RunState
-from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
-from ejax.config.environment import paths
-from ejax.config.load import parse_policy
-from ejax.envs.description import describe
+from ejax.config import ConfigError, Problem, RunConfig
 from ejax.logs.json_records import FactsError
 from ejax.optim import OptimizerConfig, scheduled_learning_rate, set_learning_rate
-from ejax.schema.frozen import thaw
-from ejax.schema.messages import did_you_mean
-from ejax.schema.paths import find
-from ejax.schema.registry import CHECKPOINT_READERS, EXPORT, POLICY_READERS, import_entry, is_foreign_checkpoint
+from ejax.schema.registry import CHECKPOINT_READERS, import_entry, is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, load_policy_arrays, verify_checkpoint
 from ejax.store.resume_rules import differences
 from ejax.store.run_dir import RunMeta, open_policy_run
-from ejax.training.environments import sample_obs
 from ejax.training.parts import Parts
-from ejax.training.policies import Spaces, make_policy
-from ejax.types import Env, HostEnv, Params, Policy, start_from
+from ejax.types import Params, start_from
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
 """Keys of ``policy`` that do not matter if parameters are given."""
-_TEACHER = "algorithm.cfg.teacher"
-_TEACHER_REMEDY = (
-    "A teacher reads what it was trained on: give an environment whose observation has it, and "
-    "algorithm.cfg.teacher_obs where it is a part of that."
-)
 
 
 def start_from_file(
@@ -56,14 +41,14 @@ def start_from_file(
     try:
         read = import_entry(CHECKPOINT_READERS, Path(file).suffix)
     except ImportError as error:
-        raise CheckpointError(_read_by_interop(file, error)) from error
+        raise CheckpointError(read_by_interop(file, error)) from error
     try:
         return read(file, config, parts, policy_only=policy_only)
     except (FileNotFoundError, TypeError, ValueError) as error:
         raise CheckpointError(str(error)) from error
 
 
-def _read_by_interop(file: Path, error: ImportError) -> str:
+def read_by_interop(file: Path, error: ImportError) -> str:
     return f"{file} is read by interop: pip install -e '.[torch]' in ejax's folder ({error})"
 
 
@@ -142,7 +127,7 @@ def _take_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
         if is_foreign_checkpoint(source):
             state, notes = start_from_file(Path(source), parts, config, policy_only=True)
             return state, [f"the policy is that of {source}", *notes]
-        path, meta = _open(Path(source), reports)
+        path, meta = open_checkpoint(Path(source), reports)
         params = _params_of(path, meta["config"]["policy"], config, parts)
     except (CheckpointError, FactsError, FileNotFoundError) as error:
         raise ConfigError([Problem("policy.init_from", str(error))]) from error
@@ -175,7 +160,7 @@ def find_checkpoint(source: Path, reports: list[str]) -> Path:
     return directory.find(None, reports.append)
 
 
-def _open(source: Path, reports: list[str]) -> tuple[Path, dict[str, Any]]:
+def open_checkpoint(source: Path, reports: list[str]) -> tuple[Path, dict[str, Any]]:
     """Find a checkpoint as ``find_checkpoint`` does, check its files, and read its meta."""
     path = find_checkpoint(source, reports)
     meta = verify_checkpoint(path, RunMeta)
@@ -219,80 +204,3 @@ def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list
     if not notes:
         return parts.state, []
     return replace(parts.state, train=start_from(parts.state.train, params)), notes
-
-
-def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[str, ...]]:
-    """Load the teacher that ``algorithm.cfg`` names, for the run's ``env``, with messages about it.
-
-    Raises:
-        ConfigError: there is no such policy, it is damaged, or it reads or does what this environment has not.
-    """
-    options: Any = config.algorithm.cfg
-    source, seen = Path(options.teacher), _seen(env, options.teacher_obs)
-    foreign, exported = is_foreign_checkpoint(options.teacher), (Path(options.teacher) / EXPORT).is_file()
-    if options.teacher_policy and not foreign:
-        text = f"is for EmbodiChain's .pt, whose networks it names; {source} describes its own: leave it out"
-        raise ConfigError([Problem("algorithm.cfg.teacher_policy", text)])
-    notes: list[str] = []
-    try:
-        if foreign:
-            policy = make_policy(_policy_of(options.teacher_policy) or config.policy, seen)
-            # the reader fills in arrays of these shapes
-            zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), _shapes(policy, seen))
-            params = import_entry(POLICY_READERS, ".pt")(source, policy, zeros)
-        elif exported:
-            policy, params = import_entry(POLICY_READERS, EXPORT)(source, seen)
-        else:
-            policy, params = _from_run(source, config, seen, notes)
-    except ConfigError as error:
-        text = "; ".join(f"{problem.key}: {problem.text}" for problem in error.problems)
-        raise ConfigError([Problem(_TEACHER, f"the policy of {source} is not for this environment: {text}")]) from error
-    except ImportError as error:
-        raise ConfigError([Problem(_TEACHER, _read_by_interop(source, error))]) from error
-    except (CheckpointError, FactsError, OSError, TypeError, ValueError) as error:
-        raise ConfigError([Problem(_TEACHER, str(error))]) from error
-    return Teacher(policy, params, options.teacher_obs), (*notes, f"the teacher is that of {source}")
-
-
-def check_teacher(config: RunConfig, now: RunState, saved: RunState) -> None:
-    """Raise CheckpointError if the teacher of ``now``, as found today, differs from the checkpoint's."""
-    if config.algorithm.record.with_teacher is None:
-        return
-    pairs = zip(jax.tree.leaves(now.own.params), jax.tree.leaves(saved.own.params), strict=True)
-    if not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
-        source = getattr(config.algorithm.cfg, "teacher", None)
-        raise CheckpointError(
-            f"the teacher {source} is not the one that this run was started with: its parameters have changed. "
-            "Put it back, or start a new run (policy.init_from takes this one's student); a checkpoint's folder, in "
-            "place of a run's, names one that does not change"
-        )
-
-
-def _from_run(source: Path, config: RunConfig, seen: Any, notes: list[str]) -> tuple[Policy, Params]:
-    path, meta = _open(source, notes)
-    there = meta["config"]
-    policy = make_policy(_policy_of(there["policy"]) or config.policy, seen)
-    notes.append(f"{path} has learned from {meta['global_step']} steps")
-    for key, before, now in differences(there["env"], config.to_dict()["env"], "env"):
-        notes.append(f"{key} was {json.dumps(before)} for the teacher and is {json.dumps(now)} here")
-    return policy, load_params(path, _shapes(policy, seen), remedy=_TEACHER_REMEDY)
-
-
-def _shapes(policy: Policy, seen: Any) -> Params:
-    return jax.eval_shape(policy.init, jax.random.key(0), sample_obs(seen, 1))
-
-
-def _policy_of(section: Any) -> PolicyConfig | None:
-    """Read the section ``policy`` of a config; None: empty. Code in it has to be trusted; ConfigError if invalid."""
-    return parse_policy({"name": "actor_critic", **thaw(section)}) if section else None
-
-
-def _seen(env: Env | HostEnv, path: str | None) -> Any:
-    space = env.observation_space
-    there = paths(space)
-    if path is not None and path not in there:
-        has = f"there is {', '.join(there)}" if there else "it is one array without parts: leave it out"
-        text = f"'{path}' is not a part of the observation; {has}{did_you_mean(path, there)}"
-        raise ConfigError([Problem("algorithm.cfg.teacher_obs", text)])
-    part: Any = find(space, path) if path else space
-    return Spaces(part, env.action_space, describe(env))

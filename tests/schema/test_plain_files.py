@@ -213,6 +213,7 @@ PLAIN_JSON = {
     "ejax/training/callbacks.py": "a state, as a text where it has a NaN",
     "ejax/training/host_parts.py": "a text of an error",
     "ejax/training/start.py": "read back at once",
+    "ejax/training/teachers.py": "texts of a report",
     "ejax/training/warm_start.py": "texts of a report",
     "interop/artefacts/leapp_bundle.py": "shapes",
     "interop/serving/server.py": "counts, and a contract of strict JSON",
