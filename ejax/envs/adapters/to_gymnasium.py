@@ -151,8 +151,9 @@ def task_of(task: str | Env, cfg: Mapping[str, Any]) -> Env:
         return task
     if task in WRAPPERS:  # around the one that ``env`` names, or is
         options = dict(cfg)
-        inner = task_of(options.pop("env"), options.pop("env_cfg", {}))
-        return wrap(inner, [(task, options)])
+        if "env" not in options:
+            raise ValueError(f"{task} wraps another environment: give env, its name or the environment itself")
+        return wrap(task_of(options.pop("env"), options.pop("env_cfg", {})), [(task, options)])
     make, options = resolve("env", task), dict(cfg)
     takes = inspect.signature(make).parameters
     # the two names of one thing; ``gymnasium.make_vec`` hands the first on
