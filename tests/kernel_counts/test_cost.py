@@ -96,26 +96,23 @@ def test_every_form_of_replica_groups_gives_their_size(groups: str) -> None:
     assert collective == Collective("all-reduce", 4, 8, "")
 
 
-def test_a_fusion_is_one_kernel_that_reads_its_operands_and_writes_its_result() -> None:
-    module = parse(LOOPS)
+SLICED = LOOPS.replace("calls=%write_row", "calls=%read_row").replace("(%kept, %next, %i)", "(%kept, %i)")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "num_bytes"),
+    [
+        (LOOPS, "stepped", 3 * ARRAY),  # a fusion reads its operands and writes its result
+        (LOOPS, "stored", 2 * ARRAY + 4),  # of an array updated in place the row, and the index
+        (SLICED, "stored", 2 * ARRAY + 4),  # of an array that is sliced the slice
+    ],
+)
+def test_a_fusion_is_one_kernel_that_moves_what_it_touches(text: str, name: str, num_bytes: int) -> None:
+    module = parse(text)
     within = module.computations["env_step"]
-    cost = instruction_cost(module, within, find(within, "stepped"), "")
-    assert cost.kernels == 1.0
-    assert cost.num_bytes == 3 * ARRAY
-    assert cost.element_ops == 2 * 32  # a product and a sum
-
-
-def test_of_an_array_updated_in_place_only_the_row_counts() -> None:
-    module = parse(LOOPS)
-    within = module.computations["env_step"]
-    assert instruction_cost(module, within, find(within, "stored"), "").num_bytes == 2 * ARRAY + 4  # and the index
-
-
-def test_of_an_array_that_is_sliced_only_the_slice_is_read() -> None:
-    module = parse(LOOPS.replace("calls=%write_row", "calls=%read_row").replace("(%kept, %next, %i)", "(%kept, %i)"))
-    within = module.computations["env_step"]
-    stored = find(within, "stored")
-    assert instruction_cost(module, within, stored, "").num_bytes == 2 * ARRAY + 4
+    cost = instruction_cost(module, within, find(within, name), "")
+    assert (cost.kernels, cost.num_bytes) == (1.0, num_bytes)
+    assert name != "stepped" or cost.element_ops == 2 * 32  # a product and a sum
 
 
 def test_products_inside_a_fusion_count() -> None:
@@ -123,60 +120,42 @@ def test_products_inside_a_fusion_count() -> None:
     assert instruction_cost(module, module.entry, module.entry.root, "").dot_flops == {"f32": 2 * 4 * 16 * 8}
 
 
-def test_a_product_that_asks_for_full_precision_is_told_apart() -> None:
-    dot = "%d = f32[4,4]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
-    text = f"%a = f32[4,8]{{1,0}} parameter(0)\n{dot}, operand_precision={{highest,highest}}"
-    assert one(text).dot_flops == {"f32 exact": 2 * 4 * 4 * 8}
+A, X = "%a = f32[4,8]{1,0} parameter(0)", "%x = f32[4]{0} parameter(0)"
+DOT = "%d = f32[4,4]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
+GEMM = """%a = bf16[8,32]{1,0} parameter(0)
+%b = bf16[32,16]{1,0} parameter(1)
+%g = (bf16[8,16]{1,0}, s8[1024]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}"""  # noqa: E501 as XLA writes it
+CHOLESKY = """%a = f32[64,12,12]{2,1,0} parameter(0)
+%c = (f32[64,12,12]{2,1,0}, s32[64]{0}) custom-call(%a), custom_call_target="cusolver_potrf_ffi\""""
+CONVOLUTION = """%x = f32[2,8,8,3]{3,2,1,0} parameter(0)
+%k = f32[5,5,3,16]{3,2,1,0} parameter(1)
+%y = f32[2,4,4,16]{3,2,1,0} convolution(%x, %k), window={size=5x5}, dim_labels=b01f_01io->b01f"""
+GATHER = f"""{X}
+%s = (f32[4]{{0}}, f32[32]{{0}}) all-gather-start(%x), channel_id=1, replica_groups=[1,8]<=[8], dimensions={{0}}"""
 
 
-def test_a_library_product_has_the_operations_of_its_operands() -> None:
-    text = """
-    %a = bf16[8,32]{1,0} parameter(0)
-    %b = bf16[32,16]{1,0} parameter(1)
-    %g = (bf16[8,16]{1,0}, s8[1024]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", """
-    config = '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
-    cost = one(f"{text}backend_config={config}")
-    assert cost.dot_flops == {"bf16": 2 * 8 * 16 * 32}
-    assert cost.library_calls == {"__cublas$gemm": 1} and cost.kernels == 1
-
-
-def test_a_cholesky_has_a_third_of_a_cube_for_each_matrix() -> None:
-    text = """
-    %a = f32[64,12,12]{2,1,0} parameter(0)
-    %c = (f32[64,12,12]{2,1,0}, s32[64]{0}) custom-call(%a), custom_call_target="cusolver_potrf_ffi"
-    """
-    assert one(text).dot_flops == {"f32": 64 * 12**3 // 3}
-
-
-def test_a_convolution_counts_window_and_channels() -> None:
-    text = """
-    %x = f32[2,8,8,3]{3,2,1,0} parameter(0)
-    %k = f32[5,5,3,16]{3,2,1,0} parameter(1)
-    %y = f32[2,4,4,16]{3,2,1,0} convolution(%x, %k), window={size=5x5}, dim_labels=b01f_01io->b01f
-    """
-    assert one(text).dot_flops == {"f32": 2 * (2 * 4 * 4 * 16) * 5 * 5 * 3}
-
-
-def test_a_callback_to_python_is_counted() -> None:
-    text = '%c = (f32[4]{0}) custom-call(), custom_call_target="xla_ffi_python_gpu_callback"'
-    assert one(text).callbacks == 1.0
-
-
-def test_an_all_gather_that_starts_is_counted_by_its_result_and_its_end_is_free() -> None:
-    text = """
-    %x = f32[4]{0} parameter(0)
-    %s = (f32[4]{0}, f32[32]{0}) all-gather-start(%x), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}
-    """
-    assert set(one(text).collectives) == {Collective("all-gather", 32 * 4, 8, "")}
-    assert one(text + "\n%d = f32[32]{0} all-gather-done(%s)").kernels == 0.0
-
-
-def test_a_copy_of_nothing_is_no_kernel_and_the_number_of_a_device_is_one() -> None:
-    assert one("%x = f32[4,0]{1,0} parameter(0)\n%c = f32[4,0]{1,0} copy(%x)").kernels == 0.0
-    assert one("%p = u32[] partition-id()").kernels == 1.0
+@pytest.mark.parametrize(
+    ("text", "fact", "expected"),
+    [
+        (f"{A}\n{DOT}, operand_precision={{highest,highest}}", "dot_flops", {"f32 exact": 2 * 4 * 4 * 8}),
+        (GEMM, "dot_flops", {"bf16": 2 * 8 * 16 * 32}),
+        (GEMM, "library_calls", {"__cublas$gemm": 1}),
+        (CHOLESKY, "dot_flops", {"f32": 64 * 12**3 // 3}),
+        (CONVOLUTION, "dot_flops", {"f32": 2 * (2 * 4 * 4 * 16) * 5 * 5 * 3}),
+        ('%c = (f32[4]{0}) custom-call(), custom_call_target="xla_ffi_python_gpu_callback"', "callbacks", 1.0),
+        (GATHER, "collectives", {Collective("all-gather", 32 * 4, 8, ""): 1}),
+        (f"{GATHER}\n%d = f32[32]{{0}} all-gather-done(%s)", "kernels", 0.0),
+        ("%x = f32[4,0]{1,0} parameter(0)\n%c = f32[4,0]{1,0} copy(%x)", "kernels", 0.0),
+        ("%p = u32[] partition-id()", "kernels", 1.0),
+    ],
+    ids=["exact", "gemm", "library", "cholesky", "convolution", "callback", "gather", "its end", "nothing", "number"],
+)
+def test_an_operation_costs_what_its_operands_say(text: str, fact: str, expected: object) -> None:
+    assert getattr(one(text), fact) == expected
 
 
 def test_a_graph_is_one_launch_and_a_loop_launches_as_often_as_it_turns(tmp_path: Path) -> None:
+    assert count_launches(tmp_path, parse(LOOPS)) is None  # there is no list of them
     (tmp_path / "m.thunk_sequence.txt").write_text(THUNKS)
     names = {1: "steps", 6: "redrawn", 9: "nothing", 10: "inner"}
     metadata = "".join(f'profile_annotation: "{name}"\n    thunk_id: {number}\n' for number, name in names.items())
@@ -187,16 +166,13 @@ def test_a_graph_is_one_launch_and_a_loop_launches_as_often_as_it_turns(tmp_path
     assert counts == {"steps": step, "redrawn": 2, "inner": 0, PROGRAM: 3 * step + 1}
 
 
-def test_without_a_list_of_launches_none_are_counted(tmp_path: Path) -> None:
-    assert count_launches(tmp_path, parse(LOOPS)) is None
-
-
 def test_loops_have_the_names_that_a_user_knows() -> None:
     assert set(loops()) == {"program", "env step", "env step / reset"}
 
 
 def test_a_trip_of_the_environments_counts_the_longer_branch_and_one_trip_of_an_unknown_loop() -> None:
     step = loops()["env step"]
+    assert loops()["env step / reset"].trips is None and step.trips == 3
     # step, any, all-reduce; the branch's two; one trip of the loop and two questions whether there is another; the row
     assert step.trip.kernels == 3 + 2 + (1 + 2) + 1
     assert step.trip.host_trips == 1 + 2
@@ -208,10 +184,6 @@ def test_known_trips_multiply_what_a_loop_costs() -> None:
     # around the loop: the broadcast of the empty rows and the product
     assert program.trip.kernels == 3 * step.trip.kernels + 2
     assert program.trip.collectives == {Collective("all-reduce", 1, 8, "env step"): 3}
-
-
-def test_a_loop_of_unknown_length_has_no_number_of_trips() -> None:
-    assert loops()["env step / reset"].trips is None and loops()["env step"].trips == 3
 
 
 def test_minibatches_are_known_by_their_scope() -> None:

@@ -46,9 +46,6 @@ def test_kernels_and_copies_of_a_gpus_streams_count_once(gpu: Any) -> None:
     on_the_host = [event(2, 7, "cuLaunchKernel")]
     trace = {"traceEvents": [*NAMES, *ran, *shown_again, *on_the_host]}
     assert gpu.gpu_measures.count_kernels(trace) == {"kernels": 2, "copies": 2}
-
-
-def test_a_trace_without_a_gpu_has_no_kernels(gpu: Any) -> None:
     assert gpu.gpu_measures.count_kernels({"traceEvents": [*NAMES[3:], event(2, 7, "dot")]}) == {}
 
 

@@ -68,15 +68,6 @@ def test_a_tie_is_half_an_improvement(tables: ModuleType) -> None:
     assert expected == pytest.approx([3.5 / 6, 0.75])
 
 
-def test_a_bootstrap_draws_each_seed_as_often_as_any_other(tables: ModuleType) -> None:
-    drawn = tables.resample(np.array([1.0, 2.0, 4.0]), np.random.default_rng(0))
-    assert drawn.shape == (tables.RESAMPLES, 3)
-    for value in (1.0, 2.0, 4.0):
-        assert (drawn == value).mean() == pytest.approx(1 / 3, abs=0.01)
-    curves = tables.resample(np.array([[1.0, 2.0], [10.0, 20.0]]), np.random.default_rng(0), 50)
-    np.testing.assert_array_equal(curves[:, 1], 10.0 * curves[:, 0])  # the same seeds at each step
-
-
 def test_the_table_has_the_numbers_of_each_task_and_of_all_and_repeats(tables: ModuleType) -> None:
     found = [
         tables.Compared("A", 100.0, ("100", "99 to 101"), (np.array([0.0, 10.0]), np.array([4.0, 4.0]))),
@@ -90,12 +81,6 @@ def test_the_table_has_the_numbers_of_each_task_and_of_all_and_repeats(tables: M
     assert lines[4].startswith("| all 2, theirs's mean = 1 | | | 1 [0.5, 1.75] | 1.12 ± 1.03 | 1 [1, 1] | 1 ± 0 |")
     assert lines[4].endswith("| 0.5 [0.25, 0.75] |")
     assert list(tables.table(found, ("runs", "theirs"))) == lines
-
-
-def test_a_mean_that_is_not_positive_scales_nothing(tables: ModuleType) -> None:
-    pairs = [(np.array([1.0, 2.0]), np.array([value, value])) for value in (1.0, -1.0)]
-    found = [tables.Compared(str(number), 1.0, ("1", "1"), each) for number, each in enumerate(pairs)]
-    assert "no scale: a mean of theirs is not positive" in list(tables.table(found, ("runs", "theirs")))[-1]
 
 
 def test_the_evaluation_next_to_the_step_counts_if_it_is_near(tables: ModuleType, tmp_path: Path) -> None:
@@ -163,18 +148,6 @@ def test_a_table_that_cannot_be_read_is_an_error(
     path = write(tmp_path / "a.csv", line, header=header)
     with pytest.raises(tables.TableError, match=error):
         tables.collect("a", tables.rows_of([path]), "avg_return")
-
-
-def test_an_index_before_the_columns_is_passed_over(tables: ModuleType, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "0,x,Ant-v4,1,avg_return,25000.0,1.5", header=f",{HEADER}")
-    assert list(tables.rows_of([path])) == [("x", "Ant-v4", "1", "avg_return", 25000.0, 1.5, path)]
-
-
-def test_names_lose_the_prefixes_of_those_who_share_their_tasks(tables: ModuleType) -> None:
-    names = ("gymnasium:HalfCheetah-v4", "envpool:Ant-v4", "playground:CartpoleBalance", "brax:ant", "PushCubeRL")
-    assert [tables.env_name(name) for name in names] == [
-        "HalfCheetah-v4", "Ant-v4", "CartpoleBalance", "brax:ant", "PushCubeRL",
-    ]  # fmt: skip
 
 
 def test_runs_become_a_table_that_says_the_same(tables: ModuleType, tmp_path: Path) -> None:
