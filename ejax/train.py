@@ -79,7 +79,7 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     """Read the config that the words name, join other processes and prepare JAX."""
     from ejax.config import ConfigError, Problem, load_config
     from ejax.runtime.device import prepare_jax
-    from ejax.runtime.processes import Address, join
+    from ejax.runtime.processes import Address, join_group
     from ejax.store.run_dir import open_run_directory
 
     # ``ejax train push_cube/ppo``: an override has an =
@@ -102,7 +102,7 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     config = load_config(file, args.overrides, device=args.device)
     address = Address(args.coordinator, args.num_processes, args.process_id)
     if config.trainer.distributed:
-        join(address)  # before JAX looks for devices
+        join_group(address)  # before JAX looks for devices
     elif address != Address():
         text = (
             "got false, but the address of other processes is given, with which it would not train; add --distributed"

@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     add_trust_option(checked)
     args = parser.parse_args(argv)
     import_late("ejax.config.embodichain.check")
-    from ejax.config.embodichain.check import check, count_by_status, table
+    from ejax.config.embodichain.check import check, count_by_status, verdict_table
     from ejax.config.schema import schema_text
 
     if args.command == "schema":
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         keys = [note._asdict() for note in notes]
         print(json.dumps({"file": str(args.file), "counts": counts, "keys": keys}, indent=1))
     else:
-        print(table(notes))
+        print(verdict_table(notes))
     return 2 if counts["unsupported"] else 0
 
 

@@ -17,7 +17,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # a model's and a
 _MAX_EXPLAINED = 300  # unknown keys with a nearest name, each 0.3 ms to find
 
 
-def explain(error: ValidationError, tree: Any) -> list[Problem]:
+def explain_errors(error: ValidationError, tree: Any) -> list[Problem]:
     """Return one problem for each wrong key of ``tree``."""
     problems: list[Problem] = []
     for count, each in enumerate(error.errors()):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ejax.config.embodichain import spellings
 from ejax.config.embodichain.draft import OVERRIDE, Draft
 from ejax.config.environment import action_problems, class_problems, env_problems, event_problems
-from ejax.config.explain import explain, keys_of
+from ejax.config.explain import explain_errors, keys_of
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig, TrainerConfig
 from ejax.config.run_config import RunConfig
@@ -111,7 +111,7 @@ def parse_policy(block: Mapping[str, Any]) -> PolicyConfig:
     try:
         config = PolicyConfig.model_validate_json(json.dumps(section), strict=True)
     except ValidationError as error:
-        problems = [Problem(draft.key(f"policy.{key}"), text) for key, text in explain(error, section)]
+        problems = [Problem(draft.key(f"policy.{key}"), text) for key, text in explain_errors(error, section)]
         raise ConfigError([*draft.report.problems, *problems]) from error
     if draft.report.problems:
         raise ConfigError(draft.report.problems)
@@ -154,7 +154,7 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     try:
         config = RunConfig.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
-        problems += [problem for problem in explain(error, tree) if problem.key not in reported]
+        problems += [problem for problem in explain_errors(error, tree) if problem.key not in reported]
     # an environment is made only of arguments that are right by themselves: its own errors would repeat them
     wrong = {problem.key for problem in problems}
     of_class = [] if config is None else class_problems(config.policy)

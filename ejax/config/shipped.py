@@ -18,7 +18,7 @@ FOLDER = _PACKAGE / "configs"
 _SCHEMA = re.compile(r"(?<=\$schema=)\S*config\.schema\.json")
 
 
-def names() -> list[str]:
+def shipped_names() -> list[str]:
     """List the names of the train configs, such as ``push_cube/ppo``; JSON files have their suffix."""
     files = (path for path in FOLDER.rglob("[!.]*") if path.suffix in MAX_BYTES and path.name != "gym_config.json")
     return sorted(path.relative_to(FOLDER).as_posix().removesuffix(".yaml") for path in files)
@@ -37,15 +37,15 @@ def find_config(name: str | Path) -> Path:
     if is_file(path):
         return path
     short = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
-    if short in names():
+    if short in shipped_names():
         return FOLDER / (short if Path(short).suffix else f"{short}.yaml")
     if path.suffix or path.is_absolute():
         return path
-    text = f"'{name}' is neither a file nor a config of ejax's; `ejax configs` lists them{did_you_mean(short, names())}"
-    raise ConfigError([], text)
+    text = f"'{name}' is neither a file nor a config of ejax's; `ejax configs` lists them"
+    raise ConfigError([], text + did_you_mean(short, shipped_names()))
 
 
-def describe(name: str) -> str:
+def summary_of(name: str) -> str:
     """Describe a shipped config by the first sentence of its comments; JSON has none."""
     lines = read_text(find_config(name)).splitlines()
     comments = [line.lstrip("# ") for line in lines if line.startswith("# ") and "$schema=" not in line]
@@ -91,8 +91,8 @@ def main(argv: list[str] | None = None) -> int:
         except (ConfigError, OSError) as error:
             return refused("ejax configs", error)
         return 0
-    width = max(map(len, names()))
-    print("\n".join(f"{name:<{width}}  {describe(name)}" for name in names()))
+    width = max(map(len, shipped_names()))
+    print("\n".join(f"{name:<{width}}  {summary_of(name)}" for name in shipped_names()))
     return 0
 
 

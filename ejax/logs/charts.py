@@ -54,7 +54,7 @@ def curve_of(label: str, colour: int, runs: Sequence[Mapping[int, float]]) -> Cu
     return Curve(label, colour, points, len(runs))
 
 
-def number(x: float) -> str:
+def number_text(x: float) -> str:
     """Write a number for people; the exact one stands beside it wherever it is shown."""
     if not math.isfinite(x):
         return "not finite"
@@ -76,7 +76,7 @@ def curves_figure(title: str, curves: Sequence[Curve], x_name: str) -> str:
     notes = [cut] if cut else []
     if any(len(a.points) < len(b.points) for a, b in zip(thin, curves, strict=True)):
         notes.append(f"of more than {_MAX_POINTS} points of a curve the lowest and highest of each stretch are drawn")
-    last = "; ".join(f"{curve.label}: {number(curve.points[-1].value)}" for curve in curves)
+    last = "; ".join(f"{curve.label}: {number_text(curve.points[-1].value)}" for curve in curves)
     inside = "".join([*(_band(curve, x, y) for curve in thin), *(_line(curve, x, y) for curve in thin)])
     box = f'x="{_LEFT}" y="{_TOP}" width="{_RIGHT - _LEFT}" height="{_BOTTOM - _TOP}"'
     view = f'viewBox="{_LEFT} {_TOP} {_RIGHT - _LEFT} {_BOTTOM - _TOP}"'
@@ -109,7 +109,7 @@ def slice_figure(key: str, points: Sequence[tuple[object, float, str, int]], y_n
     ticks = _spread([(place, name) for place, name in sorted(names.items())], x)
     dots = "".join(
         f'<circle cx="{x(place):.1f}" cy="{y(result):.1f}" r="4" class="c{colour % NUM_COLOURS}" data-value='
-        f'"{result!r}"><title>{escape(f"{label}: {key} = {value}, {y_name} {number(result)}")}</title></circle>'
+        f'"{result!r}"><title>{escape(f"{label}: {key} = {value}, {y_name} {number_text(result)}")}</title></circle>'
         for place, (value, result, label, colour) in zip(places, points, strict=True)
     )
     return (
@@ -156,7 +156,7 @@ def _range(values: Sequence[float]) -> tuple[float, float, str | None]:
         margin = 0.3 * (inner_high - inner_low)
         lowest, highest = low, high
         low, high = max(low, inner_low - margin), min(high, inner_high + margin)
-        note = f"the axis is cut: values go from {number(lowest)} to {number(highest)}"
+        note = f"the axis is cut: values go from {number_text(lowest)} to {number_text(highest)}"
     margin = 0.04 * (high - low) or 0.05 * abs(high) or 0.5
     return low - margin, high + margin, note
 

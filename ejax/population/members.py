@@ -26,7 +26,7 @@ from ejax.population.step import (
 )
 from ejax.runtime.sharding import by_members, members_mesh, replicated
 from ejax.schema.frozen import with_value
-from ejax.training.build import all_devices, build, device_step, first_state, max_updates
+from ejax.training.build import all_devices, build, device_step, make_first_state, max_updates
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import DeviceEvaluator, check_best_metric
 from ejax.training.parts import Ingredients, Parts
@@ -125,7 +125,7 @@ def _first_state(
         for key in members[0].values
     }
     for i, config in enumerate(configs):
-        state = first_state(Ingredients(config, record, policy, env, parts.optimizer), config.trainer.num_envs)
+        state = make_first_state(Ingredients(config, record, policy, env, parts.optimizer), config.trainer.num_envs)
         if values:  # as arrays: the optimizer's state has one form for all, also where a value is 0
             own = with_values(config.algorithm.cfg, {name: value[i] for name, value in values.items()})
             opt_state = record.make_optimizer(own).init(state.train.params["params"])

@@ -112,7 +112,7 @@ def preflight(
     """
     began, worked = time.monotonic(), time.process_time()
     with absent_run(config, overrides, target=target, gpus=gpus, hosts=hosts) as (read, notes, card, devices):
-        programs = for_each_program(partial(measure, card, len(devices)), read, devices)
+        programs = for_each_program(partial(measure_program, card, len(devices)), read, devices)
     (name, memory, _), num_envs = programs[0], read.trainer.num_envs
     rates = ", ".join(f"{name} {rate / 1e12:.4g}" for name, rate in card.matrix.items()) or "none known"
     numbers: Any = {"gib": card.memory / 2**30, "bandwidth": card.bandwidth / 1e12, "fp32": card.fp32 / 1e12}
@@ -283,7 +283,7 @@ def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) ->
     return stepper.learn.trace(*(shapes_on(place, each) for each in (state, rollout, key, replays)))
 
 
-def measure(card: Card, num_devices: int, program: Program) -> tuple[str, Memory, dict[str, Any]]:
+def measure_program(card: Card, num_devices: int, program: Program) -> tuple[str, Memory, dict[str, Any]]:
     """Compile a program, and count its work on each of the devices that share it: ``(its name, memory, facts)``."""
     began = time.monotonic()
     compiled, library_products = program.compile()

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ejax.logs.charts import LARGEST, NUM_COLOURS, number
-from ejax.report.runs import as_text
+from ejax.logs.charts import LARGEST, NUM_COLOURS, number_text
+from ejax.report.runs import value_text
 
-NOTHING = "—"
+EMPTY_CELL = "—"
 _LONG = 120
 """Characters of a config's value that are shown at once."""
 
@@ -16,24 +16,24 @@ _LONG = 120
 def plain_value(value: Any) -> object:
     # a larger number would be infinite in a figure's single precision
     is_drawn = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-    return value if is_drawn else as_text(value)
+    return value if is_drawn else value_text(value)
 
 
 def number_cell(value: float | None) -> str:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        return NOTHING
-    return f'<data value="{value!r}">{number(value)}</data>'
+        return EMPTY_CELL
+    return f'<data value="{value!r}">{number_text(value)}</data>'
 
 
 def duration_cell(seconds: float) -> str:
-    text = f"{seconds:.1f} s" if seconds < 60 else f"{number(seconds)} s"
+    text = f"{seconds:.1f} s" if seconds < 60 else f"{number_text(seconds)} s"
     if 60 <= seconds < 1e12:
         text = str(datetime.timedelta(seconds=round(seconds)))
     return f'<data value="{seconds!r}">{text}</data>'
 
 
 def value_cell(value: Any, *, columns: int = 1) -> str:
-    text = as_text(value)
+    text = value_text(value)
     cell = escape(text)
     if len(text) > _LONG:
         cell = f"<details><summary>{escape(text[: _LONG - 40])}…</summary>{cell}</details>"

@@ -11,7 +11,7 @@ import numpy as np
 
 from ejax.logs.charts import curve_of, curves_figure, slice_figure
 from ejax.report.cells import number_cell, plain_value, swatch, table, value_cell
-from ejax.report.runs import Run, as_text, computing, differing, same_but_seed
+from ejax.report.runs import Run, computing, differing, same_but_seed, value_text
 
 _MAX_KEYS = 8
 """Keys that runs of a sweep differ in; runs that differ in more are no sweep."""
@@ -26,7 +26,7 @@ _LABEL = 60
 
 
 @dataclass(frozen=True)
-class Group:
+class CurveGroup:
     """Runs that differ in their seeds only, drawn as one."""
 
     label: str
@@ -34,7 +34,7 @@ class Group:
     runs: list[Run]
 
 
-def groups_of(runs: Sequence[Run]) -> list[Group]:
+def groups_of(runs: Sequence[Run]) -> list[CurveGroup]:
     grouped = same_but_seed(runs)
     keys = _swept([group[0] for group in grouped])
     names = [run.name for run in runs]
@@ -43,14 +43,14 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         label = group[0].name
         if len(group) > 1:
             own = [run.name for run in group]
-            by_keys = ", ".join(f"{key.rpartition('.')[2]}={as_text(values[i])}" for key, values in keys)
+            by_keys = ", ".join(f"{key.rpartition('.')[2]}={value_text(values[i])}" for key, values in keys)
             prefix = commonprefix(own)  # noqa: RUF071 of names, letter by letter
             # of no other run's name
             by_prefix = f"{prefix}…" if sum(name.startswith(prefix) for name in names) == len(own) else ""
             # the first that says what they share, and fits
             fitting = [text for text in (by_keys, by_prefix, " + ".join(own)) if 1 < len(text) <= _LABEL]
             label = f"{fitting[0] if fitting else f'{label}, …'} ({len(group)} runs)"
-        groups.append(Group(label, i, group))
+        groups.append(CurveGroup(label, i, group))
     return groups
 
 
@@ -58,7 +58,7 @@ def _swept(runs: Sequence[Run]) -> list[tuple[str, tuple[Any, ...]]]:
     return [(key, values) for key, values in differing([run.config for run in runs]) if computing(key)]
 
 
-def sweep(groups: Sequence[Group]) -> str:
+def sweep(groups: Sequence[CurveGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
     if len(runs) < 3:
         return ""
@@ -107,7 +107,7 @@ def sweep(groups: Sequence[Group]) -> str:
     return table(head, [cells for _, cells in rows], "sweep") + grid
 
 
-def curves(groups: Sequence[Group]) -> str:
+def curves(groups: Sequence[CurveGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
     tags = set().union(*(run.tags for run in runs))
     if not tags:
@@ -152,7 +152,7 @@ def _part(tag: str) -> str:
     return "Reward terms" if tag.startswith("rewards/") else tag.rpartition("/")[0]
 
 
-def _legend(groups: Sequence[Group]) -> str:
+def _legend(groups: Sequence[CurveGroup]) -> str:
     items = "".join(f"<span>{swatch(group.colour)}{escape(group.label)}</span>" for group in groups)
     several = any(len(group.runs) > 1 for group in groups)
     note = "<span class=note>lines: median, bands: quartiles, of runs that differ in the seed only</span>"

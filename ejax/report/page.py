@@ -20,10 +20,10 @@ from urllib.parse import quote
 
 from ejax.logs.json_records import FactsError
 from ejax.population.lineage import lineage, value_texts
-from ejax.report.cells import NOTHING, bar, duration_cell, number_cell, swatch, table, value_cell
-from ejax.report.curves import Group, curves, groups_of, sweep
+from ejax.report.cells import EMPTY_CELL, bar, duration_cell, number_cell, swatch, table, value_cell
+from ejax.report.curves import CurveGroup, curves, groups_of, sweep
 from ejax.report.reading import read_run
-from ejax.report.runs import MISSING, NAMES, Run, as_text, differing
+from ejax.report.runs import MISSING, NAMES, Run, differing, value_text
 from ejax.schema.paths import find
 from ejax.schema.plain_files import read_bytes
 
@@ -115,7 +115,7 @@ def _values(runs: Sequence[Run]) -> dict[Path, str]:
         found = [(key, values) for key, values in differing([run.config for run in members]) if key not in unnamed]
         if 0 < len(found) <= _MAX_KEYS_OF_A_NAME:
             for i, run in enumerate(members):
-                parts = ", ".join(f"{key.rpartition('.')[2]}={as_text(values[i])}" for key, values in found)
+                parts = ", ".join(f"{key.rpartition('.')[2]}={value_text(values[i])}" for key, values in found)
                 texts[run.path] = f" ({parts})"
     return texts
 
@@ -135,13 +135,14 @@ def _problems(runs: Sequence[Run], left_out: Sequence[str]) -> str:
     return f'<div class="problems"><b>Problems of the logs</b><ul>{items}</ul></div>' if texts else ""
 
 
-def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+def _runs(runs: Sequence[Run], groups: Sequence[CurveGroup]) -> str:
     colours = {id(run): group.colour for group in groups for run in group.runs}
     rows = []
     for run in runs:
         # the newest one that was measured
         speed = next((x for x in reversed(run.series("charts/SPS").values()) if math.isfinite(x)), None)
-        task = f"{run.config.get('env', {}).get('id', NOTHING)}, {run.config.get('algorithm', {}).get('name', NOTHING)}"
+        env, algorithm = (run.config.get(section, {}) for section in ("env", "algorithm"))
+        task = f"{env.get('id', EMPTY_CELL)}, {algorithm.get('name', EMPTY_CELL)}"
         rows.append(
             [
                 f"{swatch(colours[id(run)])}{escape(run.name)}{' <b>best</b>' * run.is_best_member}",
@@ -149,7 +150,7 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
                 str(run.trainer.seed),
                 escape(run.state) + (f"<br>{escape(run.lengths)}" if run.lengths else ""),
                 f"{number_cell(run.last_step)} {run.step_name}",
-                NOTHING if run.wall_s is None else duration_cell(run.wall_s),
+                EMPTY_CELL if run.wall_s is None else duration_cell(run.wall_s),
                 number_cell(speed),
                 f"{escape(run.trainer.best_eval_metric)} ({escape(run.trainer.best_eval_mode)})",
                 _pair("at", (run.best.step, run.best.value) if run.best else None),
@@ -164,7 +165,7 @@ def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
 
 
 def _pair(word: str, found: tuple[int | None, float] | None) -> str:
-    return NOTHING if found is None else f"{number_cell(found[1])}<br>{word}&nbsp;{number_cell(found[0])}"
+    return EMPTY_CELL if found is None else f"{number_cell(found[1])}<br>{word}&nbsp;{number_cell(found[0])}"
 
 
 def _exploits(runs: Sequence[Run]) -> str:
@@ -174,7 +175,7 @@ def _exploits(runs: Sequence[Run]) -> str:
         if run.member is not None and run.exploits:
             first = {key: value for key in keys if isinstance(value := find(run.config, key, ".", None), int | float)}
             texts = value_texts(run.exploits, run.member, run.best.step if run.best else None, first)
-            values = [escape(texts.get(key, NOTHING)) for key in keys]
+            values = [escape(texts.get(key, EMPTY_CELL)) for key in keys]
             rows.append([escape(run.name), *values, escape(lineage(run.exploits, run.member))])
     return _section("lineage", rows, "run", *keys, "parameters of member")
 
@@ -225,8 +226,8 @@ def _evaluations(runs: Sequence[Run]) -> str:
         [
             escape(name),
             escape(Path(facts["checkpoint"]).name),
-            escape(" ".join(map(str, facts.get("overrides", []))) or NOTHING),
-            escape(str(facts.get("seed", "fresh" if "seeds" in facts else NOTHING))),
+            escape(" ".join(map(str, facts.get("overrides", []))) or EMPTY_CELL),
+            escape(str(facts.get("seed", "fresh" if "seeds" in facts else EMPTY_CELL))),
             number_cell(facts["episodes"]),
             *(number_cell(facts.get(tag)) for tag in tags),
         ]

@@ -220,5 +220,5 @@ def is_not_finite(value: Any) -> bool:
     return value is None or not abs(value) <= LARGEST
 
 
-def as_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     return "—" if value is MISSING else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

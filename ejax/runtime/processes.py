@@ -49,7 +49,7 @@ class Address:
     process_id: int | None = None
 
 
-def join(address: Address, *, timeout_s: int = 300) -> None:
+def join_group(address: Address, *, timeout_s: int = 300) -> None:
     """Join the other processes: named by ``address``, or found by JAX with SLURM, OpenMPI or Kubernetes.
 
     Call it before JAX looks for devices; without others it does nothing. ConfigError: an address that is none.

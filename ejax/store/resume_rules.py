@@ -23,7 +23,7 @@ _OF_ONE_CALL = ("device", "distributed", "shard_parameters", "profile")
 """Keys of ``trainer`` for this call alone; the record keeps those of the start."""
 
 
-class Change(BaseModel):
+class ChangedOption(BaseModel):
     """What one resume changed."""
 
     step: NonNegativeInt
@@ -34,7 +34,7 @@ class Change(BaseModel):
 class Changes(BaseModel):
     """The form of ``configs/changes.json``."""
 
-    changes: list[Change]
+    changes: list[ChangedOption]
 
 
 def check_same_run(config: RunConfig, saved: RunConfig) -> None:

@@ -112,7 +112,7 @@ def _device_parts(made: Ingredients, devices: list[jax.Device] | None, *, shapes
 
     # the whole first state in one program; environments of all devices are made here and sharded by the stepper
     among = len(devices) if devices else 1
-    make_first = partial(first_state, made, num_envs=among * trainer.num_envs)
+    make_first = partial(make_first_state, made, num_envs=among * trainer.num_envs)
     state = jax.eval_shape(make_first) if shapes_only else make_first()  # devices that are absent hold no arrays
 
     functions = (algorithm.update, algorithm.make_step, algorithm.resets)
@@ -164,7 +164,7 @@ def device_step(made: Ingredients, options: Any) -> Step:
     )
 
 
-def first_state(made: Ingredients, num_envs: int) -> RunState:
+def make_first_state(made: Ingredients, num_envs: int) -> RunState:
     """Make the state at update 0, with environments inside the program."""
     algorithm, options, env = made.algorithm, made.config.algorithm.cfg, cast(Env, made.env)
     state = init_run_state(

@@ -99,7 +99,7 @@ class DeviceEvaluator(Evaluator):
             what = ("evaluate", self._policy, self._env, *episode_options(self._trainer).items())
             # the function of members is another object in each call
             key = programs.key_of(what if self._each is None else None, params)
-            program = programs.find(key) or programs.keep(key, self.trace(params).lower().compile())
+            program = programs.lookup(key) or programs.keep(key, self.trace(params).lower().compile())
             self._compiled.set_result(program)
         except BaseException as error:
             self._compiled.set_exception(error)  # raised where the program is needed

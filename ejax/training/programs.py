@@ -30,7 +30,7 @@ def key_of(what: Hashable, given: Any) -> Hashable:
     return None if what is None or not is_hashable(what) else (what, structure, forms, precision)
 
 
-def find(key: Hashable) -> Any:
+def lookup(key: Hashable) -> Any:
     """Find the program that an equal part of this process keeps. None: there is none yet."""
     with _lock:
         if key in _kept:
@@ -51,4 +51,4 @@ def keep(key: Hashable, program: Any) -> Any:
 def jitted(what: Hashable, function: Callable[..., Any], **options: Any) -> Any:
     """Return ``jax.jit(function, **options)``, or that of an equal ``what`` (``key_of``) earlier in this process."""
     key = ("jitted", what) if what is not None and is_hashable(what) else None
-    return find(key) or keep(key, jax.jit(function, **options))
+    return lookup(key) or keep(key, jax.jit(function, **options))

@@ -123,7 +123,7 @@ class DeviceStepper(Stepper[State]):
             state = cast(State, shard(state, self._layout.shardings(state)))
             self._key = shard(self._key, self._layout.key)
         program = programs.key_of(self._what, (state, self._key))
-        kept = programs.find(program)
+        kept = programs.lookup(program)
         self._compiled = kept or programs.keep(program, self.trace(state, self._key).lower().compile())
         return state
 

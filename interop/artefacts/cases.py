@@ -34,7 +34,7 @@ from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import Arrays, Case, allowed_error
 from interop.standalone_verify import CONSECUTIVE
 from interop.twin.kinds import Spec
-from interop.twin.spec import MEMORY, WHOLE, Paths, PolicySpec, ProgramSpec
+from interop.twin.spec import MEMORY, WHOLE_OBS, Paths, PolicySpec, ProgramSpec
 from interop.twin.vla_spec import NOISE
 
 _NUM_ENVS, _NUM_STEPS = 16, 128
@@ -168,14 +168,14 @@ def as_read(spec: Spec, seen: Mapping[str, NDArray[Any]]) -> Arrays:
 
 def leaves_of(obs: Any) -> dict[str, Any]:
     """List the observation's arrays by dotted path, sorted at each level; ``{"obs": obs}`` if it is one array."""
-    return named(obs) if isinstance(obs, Mapping) else {WHOLE: obs}
+    return named(obs) if isinstance(obs, Mapping) else {WHOLE_OBS: obs}
 
 
 def nest_inputs(leaves: Mapping[str, Any], paths: Paths) -> PyTree:
     """Nest arrays by their dotted paths: the inverse of ``leaves_of``. ``paths``: as a spec has them."""
     odd = dict(paths)
-    if list(leaves) == [WHOLE] and not odd:
-        return leaves[WHOLE]
+    if list(leaves) == [WHOLE_OBS] and not odd:
+        return leaves[WHOLE_OBS]
     return nest_parts((odd.get(name, name.split(".")), x) for name, x in leaves.items())
 
 
@@ -183,7 +183,7 @@ def paths_of(obs: Any) -> Paths:
     """Return the keys of those arrays of an observation, or a space, whose names alone would nest otherwise."""
     paths = [path for path, _ in leaf_paths(obs) if path]
     names = join(paths)
-    odd = (path != tuple(name.split(".")) or names == [WHOLE] for name, path in zip(names, paths, strict=True))
+    odd = (path != tuple(name.split(".")) or names == [WHOLE_OBS] for name, path in zip(names, paths, strict=True))
     return tuple(pair for pair, is_odd in zip(zip(names, paths, strict=True), odd, strict=True) if is_odd)
 
 

@@ -13,7 +13,7 @@ from ejax.schema.paths import within
 from ejax.types import Params
 from interop.exporters.entries import Entry, mlp_entries, normalizer_entries
 from interop.exporters.record import Exporter
-from interop.twin.spec import WHOLE, NetworkSpec, Paths, PolicySpec
+from interop.twin.spec import WHOLE_OBS, NetworkSpec, Paths, PolicySpec
 
 
 def describe_mlp(policy: Any, leaves: Mapping[str, Any], paths: Paths) -> tuple[Any, PolicySpec]:
@@ -63,7 +63,7 @@ def actor_fields(spec: PolicySpec) -> dict[str, Any]:
 
 def actor_groups(spec: PolicySpec) -> tuple[str, ...]:
     """``actor_obs_groups``"""
-    return () if list(spec.observation) == [WHOLE] else spec.actor.inputs
+    return () if list(spec.observation) == [WHOLE_OBS] else spec.actor.inputs
 
 
 def network_entries(policy: Any, before: Callable[[str], Iterable[Entry]] = lambda network: ()) -> Iterator[Entry]:

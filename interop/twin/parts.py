@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.twin.kinds import Spec
-from interop.twin.spec import WHOLE
+from interop.twin.spec import WHOLE_OBS
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import NOISE, TOKENIZER, TOKENS, VLASpec
 
@@ -20,11 +20,11 @@ def parts(obs: Any, paths: Sequence[str], spec: Spec) -> dict[str, Any]:
         ValueError: it is missing; the text names the present arrays, and those that the policy reads.
     """
     if not isinstance(obs, Mapping):  # a TensorDict is one
-        if list(paths) != [WHOLE]:
+        if list(paths) != [WHOLE_OBS]:
             raise ValueError(
                 f"the policy reads {', '.join(spec.reads)}, but got one {type(obs).__name__}; give a nest of them"
             )
-        return {WHOLE: obs}
+        return {WHOLE_OBS: obs}
     there = _arrays(obs)
     if missing := [path for path in paths if path not in there]:
         raise ValueError(

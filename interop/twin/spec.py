@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from interop.standalone_verify import MEMORY, NEXT_MEMORY
 
-WHOLE = "obs"
+WHOLE_OBS = "obs"
 """The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
 
 Paths: TypeAlias = tuple[tuple[str, tuple[Any, ...]], ...]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ejax.config import ConfigError, load_config
-from ejax.config.shipped import FOLDER, copy_config, describe, find_config, main, names
+from ejax.config.shipped import FOLDER, copy_config, find_config, main, shipped_names, summary_of
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +41,8 @@ def test_a_mistyped_name_gets_the_nearest_and_a_missing_file_its_own_error() -> 
 def test_each_is_listed_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == names() and "push_cube/ppo" in names()
-    assert all(describe(name) for name in names())
+    assert [line.split()[0] for line in lines] == shipped_names() and "push_cube/ppo" in shipped_names()
+    assert all(summary_of(name) for name in shipped_names())
 
 
 def test_a_copy_is_the_same_run_and_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import jax
 from config_mutants import Mutant
 
 from ejax.config import ConfigError, RunConfig, load_config, parse_config
-from ejax.config.embodichain.check import check, table
+from ejax.config.embodichain.check import check, verdict_table
 from ejax.training.build import build
 
 MAX_SECONDS = 5.0
@@ -127,7 +127,7 @@ def _check(file: Path, overrides: tuple[str, ...], outcome: str) -> tuple[str, f
     longest = max((len(note.key) + len(note.text) for note in notes), default=0)
     if longest > MAX_PROBLEM:
         return "long", seconds, f"check: a note of {longest} characters"
-    table(notes)
+    verdict_table(notes)
     # an environment outside ejax is built by the check alone, and may lack its package
     refused = any(note.status == "unsupported" and "cannot be built" not in note.text for note in notes)
     if refused and outcome == "accepted":

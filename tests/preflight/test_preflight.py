@@ -26,7 +26,7 @@ from ejax.preflight.run import (
     compiler_problem,
     estimate,
     for_each_program,
-    measure,
+    measure_program,
     on_accelerator,
     replay_facts,
 )
@@ -41,7 +41,7 @@ needs_compiler = pytest.mark.skipif(compiler_problem() is not None, reason=compi
 @pytest.fixture(scope="module")
 def programs() -> dict[str, dict[str, Any]]:
     """Compile a tiny run for the CPU: everything but the card is as for a GPU."""
-    found = for_each_program(partial(measure, H100, 1), parse_config(tiny(**EVALUATED)), jax.devices()[:1])
+    found = for_each_program(partial(measure_program, H100, 1), parse_config(tiny(**EVALUATED)), jax.devices()[:1])
     return {name: facts for name, _, facts in found}
 
 

@@ -23,7 +23,7 @@ from several_processes import two_processes
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.runtime import processes
-from ejax.runtime.processes import Address, Group, ProcessesError, RescueCall, failing_together, join, unjoined
+from ejax.runtime.processes import Address, Group, ProcessesError, RescueCall, failing_together, join_group, unjoined
 from ejax.runtime.sharding import exchange, is_main_process, process_count
 from ejax.store.arrays import read_arrays
 from ejax.train import main
@@ -49,7 +49,7 @@ TINY: dict[str, Any] = {
 
 def test_a_process_alone_leads_and_has_nobody_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    join(Address())
+    join_group(Address())
     assert (process_count(), is_main_process(), unjoined()) == (1, True, None)
 
 
@@ -73,7 +73,7 @@ def test_an_address_that_is_not_complete_is_refused() -> None:
         ProcessesError,
         match=r"cannot join .*localhost:1.*; start each with .* --coordinator HOST:PORT --num-processes N",
     ):
-        join(Address(coordinator="localhost:1"))
+        join_group(Address(coordinator="localhost:1"))
 
 
 @pytest.mark.parametrize("coordinator", ["nonsense", "127.0.0.1:99999", "127.0.0.1:0", ":12345", "host:", "host:1e3"])
@@ -116,11 +116,11 @@ def test_jax_is_asked_for_processes_that_a_scheduler_started(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr("jax.distributed.initialize", lambda *address, **options: asked.append(address))
-    join(Address())
+    join_group(Address())
     assert not asked
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    join(Address())
+    join_group(Address())
     assert asked == [(None, None, None)]
 
 

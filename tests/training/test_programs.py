@@ -13,7 +13,7 @@ from tiny import EVALUATED, tiny
 from ejax.config import parse_config
 from ejax.run import train
 from ejax.training import programs
-from ejax.training.programs import find, keep, key_of
+from ejax.training.programs import keep, key_of, lookup
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiled(what: Any, given: Any, lower: "Counter") -> Any:
     key = key_of(what, given)
-    return find(key) or keep(key, lower().compile())
+    return lookup(key) or keep(key, lower().compile())
 
 
 class Counter:

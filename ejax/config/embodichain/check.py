@@ -72,7 +72,7 @@ def _read_gym_config(draft: Draft, path: Path, data: dict[str, Any]) -> None:
             draft.problem(key, text)
 
 
-def table(notes: Sequence[KeyNote]) -> str:
+def verdict_table(notes: Sequence[KeyNote]) -> str:
     """Align columns of status, key and reason, the gym config's keys below its name, and end with a line of counts."""
     rows = [(note.status, *note.key.rpartition(":")[::2], note.text) for note in notes]
     width = max((len(key) for _, _, key, _ in rows), default=0)

@@ -20,7 +20,7 @@ from ejax.config.environment import env_problems
 from ejax.config.files import read_file
 from ejax.config.models import EnvConfig
 from ejax.data.engine_config import SIDE_BY_SIDE
-from ejax.envs.manager.extensions import FIRST_FORM, LIMIT
+from ejax.envs.manager.extensions import FIRST_EXTENSIONS, LIMIT
 from ejax.experts.planned import KEYS, planned
 from ejax.experts.task import ScriptedTask
 from ejax.schema.frozen import thaw
@@ -67,7 +67,7 @@ def read_demonstrations(
     if not extensions.keys() & {"max_episode_steps", "episode_length"}:
         data.setdefault("max_episode_steps", max_episode_steps)
     named = {key: extensions[key] for key in KEYS if key in extensions}
-    if data.get("robot") and not section.get("actions") and not extensions.keys() & {"obs_mode", *FIRST_FORM}:
+    if data.get("robot") and not section.get("actions") and not extensions.keys() & {"obs_mode", *FIRST_EXTENSIONS}:
         # in EmbodiChain an action without a term is target positions
         section["actions"] = {"qpos": {"func": "QposTerm"}}
     env = read_gym_config(draft, data, "gym_config")

@@ -23,7 +23,7 @@ from ejax.envs.task.step import Outcome, conclude
 from ejax.envs.task.terms import Added, Term, as_world, fire, observe, total
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.events import PhysicsEvent
-from ejax.envs.terms.of_tasks import EVENTS, try_call
+from ejax.envs.terms.of_tasks import TASK_EVENTS, try_call
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.types import Array, Key
@@ -56,7 +56,7 @@ class EmbodiedEnv(PhysicsTask):
     renderer: Renderer = "mujoco"
 
     def __post_init__(self) -> None:
-        for name in ("gym_config", EVENTS):
+        for name in ("gym_config", TASK_EVENTS):
             object.__setattr__(self, name, freeze(dict(getattr(self, name))))
         check_physics(self.physics, num_substeps=1)
         check_renderer_name(self.renderer)

@@ -19,7 +19,7 @@ from ejax.schema.values import is_positive
 
 FIRST_LIMIT, LIMIT = 1000, 300
 """Default steps of an episode: in the first form, and later."""
-FIRST_FORM = ("action_type", "action_scale", "episode_length")
+FIRST_EXTENSIONS = ("action_type", "action_scale", "episode_length")
 _OF_NOBODY = "no effect, unless a functor of yours reads it from world.extensions"
 
 
@@ -42,7 +42,7 @@ def read_extensions(
     actions = env.open("actions")
     with env.open("extensions") as section:
         # ``env.actions`` came with 0.1.2, which reads none of these
-        first_form = not actions.data and any(name in section for name in FIRST_FORM)
+        first_form = not actions.data and any(name in section for name in FIRST_EXTENSIONS)
         ignore_terminations = section.flag("ignore_terminations", False)
         limit, first_success = _read_limit(root, section, first_form, default_limit)
         # what those releases did, in terms of the later ones

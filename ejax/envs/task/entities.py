@@ -28,7 +28,7 @@ FREE, BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 
-def find(model: mujoco.MjModel, kind: Kind, name: str) -> int:
+def find_entity(model: mujoco.MjModel, kind: Kind, name: str) -> int:
     """Get the number of the element of this name. Raises ValueError, listing the names: there is none."""
     return look_up(kind, name, names_of(model, kind))
 

@@ -17,7 +17,17 @@ from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, site_pose, times_constant, transform
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix
-from ejax.envs.task.entities import BALL, FREE, find, fitting, home_of, joint_slices, name_joint, names_of, pose_slots
+from ejax.envs.task.entities import (
+    BALL,
+    FREE,
+    find_entity,
+    fitting,
+    home_of,
+    joint_slices,
+    name_joint,
+    names_of,
+    pose_slots,
+)
 from ejax.envs.task.states import SceneState, TaskState
 from ejax.envs.task.step import Snapshot
 from ejax.schema.paths import unique
@@ -128,16 +138,16 @@ class World(Snapshot):
 
     def body(self, name: str) -> Frame:
         """Get a body's frame; a marker's too."""
-        return self._frame(find(self.model, "body", name), np.eye(4))
+        return self._frame(find_entity(self.model, "body", name), np.eye(4))
 
     def site(self, name: str) -> Frame:
         model = self.model
-        site = find(model, "site", name)
+        site = find_entity(model, "site", name)
         return self._frame(int(model.site_bodyid[site]), transform(model.site_pos[site], model.site_quat[site]))
 
     def joint(self, name: str) -> JointState:
         model, physics = self.model, self.physics
-        joint = find(model, "joint", name)
+        joint = find_entity(model, "joint", name)
         places, speeds = joint_slices(model, joint)
         if model.jnt_type[joint] in (FREE, BALL):
             return JointState(physics.qpos[places], physics.qvel[speeds])
@@ -147,7 +157,7 @@ class World(Snapshot):
         """Read a sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago, with
         markers where they were during that step. At an episode's start: of the start, under the keyframe's controls."""
         model = self.model
-        sensor = find(model, "sensor", name)
+        sensor = find_entity(model, "sensor", name)
         start = int(model.sensor_adr[sensor])
         return self.state.readings[start : start + int(model.sensor_dim[sensor])]
 
@@ -165,12 +175,12 @@ class World(Snapshot):
         # an MJCF alone has no parts, but may have the site
         if part is not None:
             raise ValueError(f"only a gym config has control parts, and this task is an MJCF alone; got part '{part}'")
-        find(self.model, "site", "tcp")
+        find_entity(self.model, "site", "tcp")
         return site_pose(self.model, "tcp", self.physics.qpos if qpos is None else qpos)
 
     def body_pose(self, name: str) -> Array:
         """[4, 4]: a body of the model, such as a link of the robot."""
-        pose = body_pose(self.model, find(self.model, "body", name), self.physics.qpos, self.markers)
+        pose = body_pose(self.model, find_entity(self.model, "body", name), self.physics.qpos, self.markers)
         return jnp.asarray(pose, jnp.float32)
 
     def has_object(self, uid: str) -> bool:
@@ -181,7 +191,7 @@ class World(Snapshot):
         """[4, 4]: where the MJCF puts an object."""
         home, markers = home_of(self.asset, self.keyframe)
         qpos = jnp.asarray(home.qpos, self.physics.qpos.dtype)
-        return body_pose(self.model, find(self.model, "body", uid), qpos, markers)
+        return body_pose(self.model, find_entity(self.model, "body", uid), qpos, markers)
 
     def object_pose(self, uid: str) -> Array:
         """[4, 4]: an object, which is a body that moves freely or stands."""
@@ -210,7 +220,7 @@ class World(Snapshot):
     def with_joint(self, name: str, position: ArrayLike | None = None, velocity: ArrayLike | None = None) -> Self:
         """Put a joint elsewhere, or let it move otherwise; shapes as of ``joint``."""
         model, physics = self.model, self.physics
-        places, speeds = joint_slices(model, find(model, "joint", name))
+        places, speeds = joint_slices(model, find_entity(model, "joint", name))
         if position is not None:
             qpos = physics.qpos.at[places].set(fitting(f"joint '{name}', position", position, places, physics.qpos))
             physics = replace(physics, qpos=qpos)
@@ -243,7 +253,7 @@ class World(Snapshot):
         [4] (w x y z, of a free body; None: as it is). A marker pushes aside what it collides with, from the next step
         on. Raises ValueError: a body that hangs on others; a marker's quaternion."""
         model, physics = self.model, self.physics
-        index = find(model, "body", body)
+        index = find_entity(model, "body", body)
         if model.body_mocapid[index] >= 0:
             if quaternion is not None:
                 raise ValueError(f"place: the marker '{body}' has a position only; leave out the quaternion")
@@ -275,7 +285,7 @@ class World(Snapshot):
         return replace(self, state=replace(self.state, **changes))
 
     def _slots(self, uid: str) -> tuple[int, int] | None:
-        return pose_slots(self.model, find(self.model, "body", uid))
+        return pose_slots(self.model, find_entity(self.model, "body", uid))
 
     def _frame(self, body: int, local: NDArray[np.float64]) -> Frame:
         model, physics = self.model, self.physics
@@ -292,7 +302,7 @@ class World(Snapshot):
 
     def _named(self, names: Iterable[str], values: Array, side: int) -> dict[str, Array]:
         model, named = self.model, list[tuple[str, Array]]()
-        for joint in [find(model, "joint", name) for name in names] or range(model.njnt):
+        for joint in [find_entity(model, "joint", name) for name in names] or range(model.njnt):
             start = joint_slices(model, joint)[side].start
             for name, size in name_joint(model, joint)[side]:
                 named.append((name, values[start] if size == 1 else values[start : start + size]))

@@ -20,7 +20,7 @@ from ejax.schema.messages import did_you_mean
 from ejax.schema.problems import KeyReport
 from ejax.schema.sections import Section
 
-EVENTS = "functor_events"
+TASK_EVENTS = "functor_events"
 """The field of tasks that take them."""
 MODES = ("interval", "startup", "reset")
 """The default first."""
@@ -41,8 +41,8 @@ def read_added(
         ConfigError: all that is wrong, by key.
     """
     report = KeyReport()
-    added_events = read_specs(Section(events, EVENTS, report), "events", ROBOT, MODES)
-    report.raise_if_refused(EVENTS)
+    added_events = read_specs(Section(events, TASK_EVENTS, report), "events", ROBOT, MODES)
+    report.raise_if_refused(TASK_EVENTS)
     weights: dict[str, float] = {}
     functors: dict[str, Any] = {}
     for name, entry in Section(rewards, reward_field, report).items():
@@ -75,13 +75,13 @@ def try_added(task: Any) -> None:
         elif event.func in OF_MODELS and not task.has_model:
             text = f"{name} changes a MuJoCo model, and {type(task).__name__} has none"
             report.refuse(event.key, f"{text}; give a function of yours, f(world, key), with the task's world.state")
-    report.raise_if_refused(EVENTS)
-    plain = replace(task, **{name: FrozenDict() for name in (EVENTS, task.reward_field) if name in vars(task)})
+    report.raise_if_refused(TASK_EVENTS)
+    plain = replace(task, **{name: FrozenDict() for name in (TASK_EVENTS, task.reward_field) if name in vars(task)})
     state, obs = jax.eval_shape(plain.reset, key)
     for event in sorted(task.added.events, key=lambda each: ("startup", "reset", "interval").index(each.mode)):
         after = functools.partial(lambda e, s, k: fire([e], task.world(s), e.mode, lambda *_: k).state, event)
         state = try_call(report, event.key, after, state, key) or state
-    report.raise_if_refused(EVENTS)
+    report.raise_if_refused(TASK_EVENTS)
     action = jax.ShapeDtypeStruct(task.action_space.shape, jnp.float32)
     info = dict.fromkeys(("success", "fail"), jax.ShapeDtypeStruct((), bool))
 
