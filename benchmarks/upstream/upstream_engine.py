@@ -31,7 +31,7 @@ from ejax.data import EngineState as OnlineDataEngineState
 from ejax.data import Episode, EpisodeSpec, OnlineDataWorkerError
 from ejax.data import engine as ejax_engine
 from ejax.data import supervisor as ejax_supervisor
-from ejax.data.buffer import Layout, TrajectoryBuffer, create
+from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create
 from ejax.data.control import BUFFER, CAPACITY, LIFE, Control, pack_failure, raise_failure
 from ejax.data.supervisor import Supervisor
 from ejax.data.worker import SPEC, _Filler
@@ -156,7 +156,7 @@ class _Worker:
         self.engine, self.control, self.written = engine, Control(folder, engine.cfg), None
         rows = {name: x for name, x in engine.shared_buffer.items() if name not in ("valid", "segment_id")}
         spec = EpisodeSpec({name: (tuple(x.shape[2:]), str(x.numpy().dtype)) for name, x in rows.items()})
-        layout = Layout(engine.cfg.buffer_size, engine.cfg.max_episode_steps, spec)
+        layout = BufferLayout(engine.cfg.buffer_size, engine.cfg.max_episode_steps, spec)
         create(folder / BUFFER, layout.arrays())
         (folder / SPEC).write_bytes(pickle.dumps(spec))
         order = SimpleNamespace(run_id=engine.run_id, cfg=engine.cfg)  # all of it that is read there

@@ -18,7 +18,7 @@ class DataConfig(StrictModel):
     """``data``. A key that the source has no use for is an error."""
 
     source: Literal["engine", "recorded"]
-    """``engine``: a worker process demonstrates while training goes on. ``recorded``: kept episodes."""
+    """``engine``: a worker process demonstrates during the training. ``recorded``: kept episodes."""
     chunk_size: PositiveInt = 1
     """Successive frames of one episode that are drawn together; at least ``env.cfg.action_chunk``."""
     history_length: PositiveInt | None = None
@@ -75,7 +75,7 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
             )
     # one decision of the policy is taught by that many successive actions
     if data.chunk_size < action_chunk:
-        text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions at once; give at least that"
+        text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions together; give at least that"
         yield Problem("data.chunk_size", text)
     if data.history_length is not None and data.sampling_mode == "boundary":
         text = "got 'boundary', but windows around a frame (data.history_length) have the modes episode and segment"

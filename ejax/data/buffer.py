@@ -25,7 +25,7 @@ from ejax.data.task import (
     FRAME_FIELDS,
     Episode,
     EpisodeSpec,
-    Field,
+    FieldForm,
     Origin,
     check_episode,
     frame_numbers,
@@ -38,7 +38,7 @@ _KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
 @dataclass(frozen=True)
-class Layout:
+class BufferLayout:
     """The arrays of a buffer."""
 
     num_rows: int
@@ -47,14 +47,14 @@ class Layout:
     spec: EpisodeSpec
 
     @property
-    def frames(self) -> dict[str, Field]:
+    def frames(self) -> dict[str, FieldForm]:
         return {**FRAME_FIELDS, **self.spec.frames}
 
     @property
-    def episode(self) -> dict[str, Field]:
+    def episode(self) -> dict[str, FieldForm]:
         return {**EPISODE_FIELDS, **self.spec.episode}
 
-    def arrays(self) -> dict[str, Field]:
+    def arrays(self) -> dict[str, FieldForm]:
         return {
             "version": ((self.num_rows,), "int64"),
             **{f"episode:{path}": ((self.num_rows, *shape), dtype) for path, (shape, dtype) in self.episode.items()},
@@ -68,7 +68,7 @@ class Layout:
 class TrajectoryBuffer:
     """The arrays in the file that ``create`` made. The memory lives as long as one of them."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: BufferLayout) -> None:
         arrays = attach(path, layout.arrays())
         self.layout = layout
         self.version: NDArray[np.int64] = arrays["version"]
@@ -136,7 +136,7 @@ class TrajectoryBuffer:
         return size * sum(array[0, 0].nbytes for array in self.frames.values())
 
 
-def create(path: Path, arrays: Mapping[str, Field]) -> None:
+def create(path: Path, arrays: Mapping[str, FieldForm]) -> None:
     """Make a file of arrays, zeros, which lasts until its last process ends; MemoryError if shared memory is short."""
     _, size = _offsets(arrays)
     # of its owner alone, like the folder: consumers unpickle failures
@@ -153,7 +153,7 @@ def create(path: Path, arrays: Mapping[str, Field]) -> None:
             ) from error
 
 
-def attach(path: Path, arrays: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
+def attach(path: Path, arrays: Mapping[str, FieldForm]) -> dict[str, NDArray[Any]]:
     """Map the arrays of a file; FileNotFoundError if it no longer exists."""
     offsets, size = _offsets(arrays)
     with path.open("r+b") as file:
@@ -168,7 +168,7 @@ def fence() -> None:
         os.sched_yield()
 
 
-def _offsets(arrays: Mapping[str, Field]) -> tuple[dict[str, int], int]:
+def _offsets(arrays: Mapping[str, FieldForm]) -> tuple[dict[str, int], int]:
     """Place arrays one behind the other, aligned to a cache line; return offsets and size in bytes."""
     offsets, end = {}, 0
     for name, (shape, dtype) in arrays.items():

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.data.checks import check_count
-from ejax.data.task import LOSS_MASK, nest
+from ejax.data.task import LOSS_MASK, nest_fields
 
 SamplingMode = Literal["episode", "segment", "boundary"]
 MODES: tuple[SamplingMode, ...] = get_args(SamplingMode)
@@ -68,8 +68,8 @@ class SequenceSpecCfg:
         return self.history_length + self.prediction_horizon - 1
 
     @property
-    def draw(self) -> "Draw":
-        return Draw(self.sampling_mode, self.length, self.history_length, self.generations)
+    def draw(self) -> "WindowDraw":
+        return WindowDraw(self.sampling_mode, self.length, self.history_length, self.generations)
 
 
 class Runs(NamedTuple):
@@ -93,7 +93,7 @@ class Windows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draw:
+class WindowDraw:
     mode: SamplingMode
     size: int
     """C, frames of a window."""
@@ -113,7 +113,7 @@ class Draw:
 
     def nested(self, frames: Mapping[str, NDArray[Any]], fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """Nest copies: frame fields [B, C, ...], and episode fields [B, ...] under ``episode``."""
-        chunks = nest(frames) | {"episode": nest(fields)}
+        chunks = nest_fields(frames) | {"episode": nest_fields(fields)}
         if self.history_length is not None:
             chunks[LOSS_MASK] = frames["valid"].copy()  # a copy: who writes to one must not change the other
             chunks[LOSS_MASK][:, : self.before] = False

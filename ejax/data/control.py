@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ejax.data.buffer import attach, create, fence
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.task import Field
+from ejax.data.task import FieldForm
 
 WORDS, BUFFER, COUNTS, LIFE = "words", "buffer", "counts", "traceback"
 """Files of a run: these words; the episodes; lock of the counts; the worker's lock for life, and its traceback."""
@@ -201,7 +201,7 @@ def raise_failure(packed: bytes) -> NoReturn:
     raise (error if isinstance(error, Exception) else OnlineDataWorkerError(text)) from cause
 
 
-def _words(cfg: OnlineDataEngineCfg) -> dict[str, Field]:
+def _words(cfg: OnlineDataEngineCfg) -> dict[str, FieldForm]:
     return {
         # the worker's; ``fills``: complete fillings of the buffer, ``beat``: attempts and waits that ended
         **dict.fromkeys(("beat", "episodes", "failures", "fills", "events_written"), ((), "int64")),

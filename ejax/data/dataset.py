@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ejax.data.checks import check_count, check_seed
-from ejax.data.chunks import Draw, SamplingMode, SequenceSpecCfg, check_mode, check_request
+from ejax.data.chunks import SamplingMode, SequenceSpecCfg, WindowDraw, check_mode, check_request
 from ejax.data.samplers import ChunkSizeSampler, make_rng
-from ejax.data.task import flatten, nest
+from ejax.data.task import flatten, nest_fields
 
 Chunks: TypeAlias = dict[str, Any]
 Transform: TypeAlias = Callable[[Chunks], Any]
@@ -55,7 +55,7 @@ class ChunkSource(ABC):
                 (OnlineDataWorkerError).
         """
         check_request(batch_size, chunk_size, sampling_mode, self.max_episode_steps)
-        return self._draw(batch_size, Draw(sampling_mode, chunk_size), rng)
+        return self._draw(batch_size, WindowDraw(sampling_mode, chunk_size), rng)
 
     def sample_batch_with_context(
         self,
@@ -73,20 +73,20 @@ class ChunkSource(ABC):
         return self._draw(batch_size, spec.draw, rng)
 
     @abstractmethod
-    def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
+    def _draw(self, count: int, draw: WindowDraw, rng: np.random.Generator | None) -> Chunks:
         """Draw ``count`` windows for checked arguments."""
 
 
 class OnlineDataset:
-    """Endless draws from ``engine``, started or a copy of one that is; each iterator has a random stream of its own.
+    """Endless draws from ``engine``, started or a copy of one that is; each iterator has its own random stream.
 
     Args:
         chunk_size: frames, or a sampler of them. None: with ``sequence``.
         batch_size: None: item mode.
         transform: called last with each item or batch; its result is yielded.
         chunk_size_every: item mode: successive chunks of one size, after which a sampler is asked again. The batch size
-            of a loader that stacks them: each batch has a size of its own. None: one size per iterator.
-        sequence: windows around a frame in place of chunks, with a sampling mode of their own.
+            of a loader that stacks them: batches differ in size. None: one size per iterator.
+        sequence: windows around a frame in place of chunks, with their own sampling mode.
         seed: the n-th iterator of shard s draws windows from the stream (seed, s, n).
 
     Values outside their ranges raise ValueError or TypeError.
@@ -140,5 +140,5 @@ class OnlineDataset:
                     now = size() if isinstance(size, ChunkSizeSampler) else size or 1
                 chunks = self.engine.sample_batch(self.batch_size or 1, now, self.sampling_mode, rng=rng)
             if self.batch_size is None:
-                chunks = nest({path: array[0] for path, array in flatten(chunks).items()})
+                chunks = nest_fields({path: array[0] for path, array in flatten(chunks).items()})
             yield chunks if self.transform is None else self.transform(chunks)

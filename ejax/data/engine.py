@@ -23,13 +23,13 @@ from typing import Any, Self
 import numpy as np
 
 from ejax.data.checks import check_count
-from ejax.data.chunks import Draw
+from ejax.data.chunks import WindowDraw
 from ejax.data.control import EngineState, LifecycleEvent, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.reader import Consumer, Taken, Ticket, take_episodes
 from ejax.data.supervisor import StartCancelledError, Supervisor
-from ejax.data.task import nest
+from ejax.data.task import nest_fields
 from ejax.schema.messages import noting
 
 _GIVE_UP_S = 10.0
@@ -95,7 +95,7 @@ class OnlineDataEngine(ChunkSource):
         episode fields [R, ...]. The worker may be writing to any row; ``sample_batch`` copies whole ones. Raises
         RuntimeError if there is no buffer: the engine is not started, or is stopped."""
         buffer = self._consume().buffer
-        views = nest({**buffer.frames, **{f"episode/{path}": array for path, array in buffer.episode.items()}})
+        views = nest_fields({**buffer.frames, **{f"episode/{path}": array for path, array in buffer.episode.items()}})
         return _read_only(views)
 
     def start(self) -> None:
@@ -282,7 +282,7 @@ class OnlineDataEngine(ChunkSource):
         if state is not EngineState.READY:
             raise RuntimeError(f"{verb} requires state READY; current state is {state.name}")
 
-    def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
+    def _draw(self, count: int, draw: WindowDraw, rng: np.random.Generator | None) -> Chunks:
         with self._drawing() as consumer:
             chunks = consumer.reader.draw(count, draw, consumer.rng if rng is None else rng)
             consumer.control.count_samples(count)

@@ -18,7 +18,7 @@ Seconds: TypeAlias = Annotated[float, Range(gt=0.0, le=1e9)]
 FROM_GYM_CONFIG = "ejax.config.embodichain.demonstrations:make_task"
 """Task that the worker runs for a ``gym_config``; by name, since nothing here needs more than NumPy."""
 SIDE_BY_SIDE = 16
-"""Episodes made at once where a gym config has no ``num_envs``: there EmbodiChain makes one."""
+"""Episodes made side by side where a gym config has no ``num_envs``: there EmbodiChain makes one."""
 _WIDTHS = {"state_dim": "obs/robot/qpos", "action_dim": "actions"}
 _LACKING: dict[str, dict[str, str]] = tables_beside(__file__)
 OF_EMBODICHAIN_ONLY = (*_LACKING["refused"], *_LACKING["without_effect"])
@@ -72,8 +72,8 @@ class OnlineDataEngineCfg(ConfigClass):
     """EmbodiChain's, already loaded: what demonstrates does so in this environment, ``num_envs`` episodes side by side
     (where it has none 16, or ``buffer_size`` if that is less). See docs/data.md for the ids."""
     action_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Arguments of what demonstrates in ``gym_config``: an expert's ``noise`` and ``variety``, or a function of one's
-    own, ``{"create_demo_action_list": "package.module:name"}``, and what that takes."""
+    """Arguments of what demonstrates in ``gym_config``: an expert's ``noise`` and ``variety``, or a custom
+    function, ``{"create_demo_action_list": "package.module:name"}``, and what that takes."""
     state_dim: Count | None = None
     """Width of ``obs/robot/qpos``, which the worker checks. None: as the environment has it."""
     action_dim: Count | None = None
@@ -150,7 +150,7 @@ class OnlineDataEngineCfg(ConfigClass):
         num_envs = self.gym_config.get("num_envs", env.get("num_envs"))
         if isinstance(num_envs, int) and isinstance(self.buffer_size, int) and num_envs > self.buffer_size:
             raise ValueError(
-                f"gym_config has num_envs {num_envs}, episodes that are made at once, and buffer_size is "
+                f"gym_config has num_envs {num_envs}, episodes that are made side by side, and buffer_size is "
                 f"{self.buffer_size}; it must be at least that"
             )
         for each in fields(self):
@@ -173,12 +173,12 @@ class OnlineDataEngineCfg(ConfigClass):
             if self.lifecycle_event_capacity < 2 * self.buffer_size:
                 raise ValueError(
                     f"lifecycle_event_capacity must be 0 or at least 2 · buffer_size, {2 * self.buffer_size}: each "
-                    f"episode may go and come at once; got {self.lifecycle_event_capacity}"
+                    f"episode may go and another come together; got {self.lifecycle_event_capacity}"
                 )
 
 
 def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a section, {} for what is none: the worker reports that with the rest."""
+    """Return a section, {} where it is not one: the worker reports that with the rest."""
     section = config.get(name)
     return dict(section) if isinstance(section, Mapping) else {}
 

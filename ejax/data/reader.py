@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.buffer import Copies, Layout, TrajectoryBuffer, fence
+from ejax.data.buffer import BufferLayout, Copies, TrajectoryBuffer, fence
 from ejax.data.chunks import (
     DataBudgetExhaustedError,
     DataUnavailableError,
-    Draw,
     Runs,
+    WindowDraw,
     Windows,
     draw_starts,
     draw_windows,
@@ -29,7 +29,7 @@ from ejax.data.chunks import (
 )
 from ejax.data.control import BUFFER, COUNTS, Control, counting
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.task import Episode, Origin, nest
+from ejax.data.task import Episode, Origin, nest_fields
 
 Charge: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Rows [B] that were charged, and the indices [R] of the episodes that all rows had then."""
@@ -97,8 +97,8 @@ class ChunkReader:
         self._runs = Runs(*(np.zeros(shape, np.int64) for _ in Runs._fields))
         self._lock = threading.Lock()
 
-    def draw(self, count: int, draw: Draw, rng: np.random.Generator) -> dict[str, Any]:
-        """Draw ``count`` windows: a nested dict of copies, as ``Draw.nested`` makes it.
+    def draw(self, count: int, draw: WindowDraw, rng: np.random.Generator) -> dict[str, Any]:
+        """Draw ``count`` windows: a nested dict of copies, as ``WindowDraw.nested`` makes it.
 
         Raises DataUnavailableError without a whole row that has such a window, and DataBudgetExhaustedError, with
         nothing charged, if too few draws are left of them.
@@ -119,7 +119,7 @@ class ChunkReader:
             whole = (self._version > 0) & (self._buffer.version == self._version)
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
-    def _copies(self, count: int, draw: Draw, rng: np.random.Generator, charged: list[Charge]) -> Copies:
+    def _copies(self, count: int, draw: WindowDraw, rng: np.random.Generator, charged: list[Charge]) -> Copies:
         is_large = self._buffer.chunk_bytes(draw.size) >= _LARGE
         one_by_one = is_large or draw.history_length is not None
         made = self._buffer.empty(count if one_by_one else 0, draw.size)
@@ -150,7 +150,7 @@ class ChunkReader:
         return made
 
     def _choose(
-        self, count: int, draw: Draw, rng: np.random.Generator, charged: list[Charge]
+        self, count: int, draw: WindowDraw, rng: np.random.Generator, charged: list[Charge]
     ) -> tuple[Windows, NDArray[np.int64]]:
         """Return ``count`` windows, and the versions [R] of the rows at that time."""
         deadline = time.monotonic() + _WAIT_S
@@ -170,7 +170,7 @@ class ChunkReader:
             self._wait_or_raise(deadline, self._no_budget, count)
         return self._windows(rows, frames, draw), version
 
-    def _windows(self, rows: NDArray[np.int64], frames: NDArray[np.int64], draw: Draw) -> Windows:
+    def _windows(self, rows: NDArray[np.int64], frames: NDArray[np.int64], draw: WindowDraw) -> Windows:
         """Return the windows of ``frames`` of ``rows``; of a row written to since, nonsense that shows as torn."""
         if draw.history_length is None:
             return Windows(rows, frames, frames, frames + draw.size)
@@ -178,7 +178,7 @@ class ChunkReader:
             begin, end = run_bounds(self._runs, draw.mode)
         return Windows(rows, frames - draw.before, begin[rows, frames], end[rows, frames])
 
-    def _masked(self, draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    def _masked(self, draw: WindowDraw) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return versions [R], episode indices [R], and the frames [R, T] to draw of the rows that are whole now."""
         with self._lock:
             self._refresh()
@@ -216,7 +216,7 @@ class ChunkReader:
             raise problem(about)
         time.sleep(1e-4)
 
-    def _no_window(self, draw: Draw) -> RuntimeError:
+    def _no_window(self, draw: WindowDraw) -> RuntimeError:
         longest = int(self._runs.valid.max(initial=0))
         of = "" if draw.generations is None else f" in generations {', '.join(map(str, draw.generations))}"
         return DataUnavailableError(
@@ -251,7 +251,7 @@ class Ticket:
     """The parts by which a process finds a run."""
 
     folder: Path
-    layout: Layout
+    layout: BufferLayout
 
 
 class Consumer:
@@ -309,7 +309,9 @@ def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
         terminated = bool(buffer.frames["terminated"][row, :length].any())
         fence()
         if buffer.version[row] == version[row]:
-            episode = Episode(nest(frames), segment_id=segment_id, fields=nest(fields), terminated=terminated)
+            episode = Episode(
+                nest_fields(frames), segment_id=segment_id, fields=nest_fields(fields), terminated=terminated
+            )
             taken.append(Taken(episode, int(index[row]), origin))
     return taken
 

@@ -1,7 +1,7 @@
 """``python -m ejax.data.record --task package.module:Name --episodes 100 --to DIR``: keep what a task demonstrates.
 
 The task runs in this process and gets the seeds that an ``OnlineDataEngine`` of the same ``--seed`` would give it, so
-both make the same episodes. A recording that was stopped goes on with ``--append``, without the seeds of which it has
+both make the same episodes. A recording that was stopped continues with ``--append``, without the seeds of which it has
 episodes already, and ends as one that was not.
 """
 
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, TypeError, RuntimeError, ImportError, AttributeError) as error:
         return refused("ejax.data.record", error, 1)
     except KeyboardInterrupt:
-        return refused("ejax.data.record", f"stopped; what was kept is in {args.to}, go on with --append", 130)
+        return refused("ejax.data.record", f"stopped; what was kept is in {args.to}, continue with --append", 130)
     print(f"{tally.kept} episodes kept, {tally.failed} attempts failed; {args.to} has {total} episodes")
     return 0
 
@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--action-config", type=_mapping, default={}, metavar="JSON", help="those of --gym-config's")
     parser.add_argument("--episodes", type=int, required=True, metavar="N", help="how many more to keep")
     parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="a LeRobot v3.0 dataset")
-    parser.add_argument("--append", action="store_true", help="go on with what is in DIR")
+    parser.add_argument("--append", action="store_true", help="continue with the episodes in DIR")
     parser.add_argument("--seed", type=int, default=0, help="of the attempts (default: 0)")
     parser.add_argument("--fps", type=int, help="frames per second (default: those of the task, else 30)")
     parser.add_argument("--instruction", help="of every episode; default: the episode's field of that name")

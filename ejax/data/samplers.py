@@ -1,4 +1,4 @@
-"""Samplers of chunk lengths, each with a generator of its own, whose ``state_dict`` JSON can carry."""
+"""Samplers of chunk lengths, each with its own generator, whose ``state_dict`` JSON can carry."""
 
 import copy
 import itertools
@@ -35,12 +35,12 @@ class _Seeded(ChunkSizeSampler):
         return twin
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state. A sampler made with the same arguments goes on from there."""
+        """Return the generator's state. A sampler made with the same arguments continues from there."""
         # its arguments, so that a state of another one is refused
         return {"sampler": repr(self), "generator": dict(self._rng.bit_generator.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken; ValueError for one of a sampler with other arguments."""
+        """Continue where ``state`` was taken; ValueError for one of a sampler with other arguments."""
         if state["sampler"] != repr(self):
             raise ValueError(f"the state is that of {state['sampler']}, this is {self!r}; make the sampler alike first")
         self._rng.bit_generator.state = state["generator"]

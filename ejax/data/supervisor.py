@@ -22,7 +22,7 @@ from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any
 
-from ejax.data.buffer import Layout
+from ejax.data.buffer import BufferLayout
 from ejax.data.control import (
     LIFE,
     Control,
@@ -62,7 +62,7 @@ class Supervisor:
         task = _pickle_task(*cfg.demonstrator)
         order = WorkOrder(os.getpid(), run_id, cfg.named(), task, trusted())
         clear_leftovers()  # first: they may hold the memory that this run needs
-        self.folder, self._held = make_folder()
+        self.folder, self._held = make_run_folder()
         try:
             make_words(self.folder, cfg)
             self.control = Control(self.folder, cfg)
@@ -72,7 +72,7 @@ class Supervisor:
             self._remove_folder()
             raise
 
-    def bring_up(self, cancelled: threading.Event) -> Layout:
+    def bring_up(self, cancelled: threading.Event) -> BufferLayout:
         """Wait until the task is built and the buffer full.
 
         Raises:
@@ -97,7 +97,7 @@ class Supervisor:
             self.control.raise_failure()
         self._monitor.start()
         spec = pickle.loads((self.folder / SPEC).read_bytes())
-        return Layout(self._cfg.buffer_size, self._cfg.max_episode_steps, spec)
+        return BufferLayout(self._cfg.buffer_size, self._cfg.max_episode_steps, spec)
 
     def take_events(self) -> None:
         with self._taking:
@@ -116,7 +116,7 @@ class Supervisor:
                 self._look()  # a worker that died since the monitor last looked was not ended from here
             if self.control.state is not EngineState.FAILED:
                 self.control["stopped"] = 1
-            # the monitor first: the end of the worker is no failure from here on
+            # the monitor first: the end of the worker is not a failure from here on
             self._ending.set()
             if self._monitor.is_alive():
                 self._monitor.join(_KILL_TIMEOUT_S)
@@ -194,7 +194,7 @@ class Supervisor:
         os.close(self._held)
 
 
-def make_folder() -> tuple[Path, int]:
+def make_run_folder() -> tuple[Path, int]:
     """Make a folder that no other user can look into (mode 0700), locked as long as the descriptor is open."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=PLACE))
@@ -204,7 +204,7 @@ def make_folder() -> tuple[Path, int]:
 
 
 def clear_leftovers() -> None:
-    """Remove folders of this user's ended engines, where it can; several processes may do so at once."""
+    """Remove folders of this user's ended engines, where it can; several processes may do so together."""
     for folder in PLACE.glob(f"{_PREFIX}*"):
         if (held := _lock(folder)) is not None:
             if os.fstat(held).st_uid == os.geteuid():
@@ -239,7 +239,6 @@ def _pickle_task(task: str | Callable[..., Any], task_cfg: Mapping[str, Any]) ->
         raise ValueError(f"task '{task}' does not name code; write 'package.module:Name'")
     if getattr(task, "__module__", None) == "__main__":
         raise ValueError(
-            f"task {task!r} is defined in the main script, which the worker does not import; put it into a module of "
-            f"its own"
+            f"task {task!r} is defined in the main script, which the worker does not import; put it into another module"
         )
     return pickle.dumps((task, dict(task_cfg)))

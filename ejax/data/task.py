@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from ejax.schema.paths import leaves, unique
 from ejax.schema.paths import nest as nest_parts
 
-Field: TypeAlias = tuple[tuple[int, ...], str]
+FieldForm: TypeAlias = tuple[tuple[int, ...], str]
 """Shape of one entry and name of its NumPy dtype: ``((14,), "float32")``."""
 
-FRAME_FIELDS: dict[str, Field] = {
+FRAME_FIELDS: dict[str, FieldForm] = {
     "valid": ((), "bool"),
     "episode_step": ((), "int64"),
     "segment_id": ((), "int64"),
@@ -28,7 +28,7 @@ FRAME_FIELDS: dict[str, Field] = {
     "truncated": ((), "bool"),
 }
 """The buffer's own fields per frame. Beyond an episode's end ``valid`` is false, and the others mean nothing."""
-EPISODE_FIELDS: dict[str, Field] = {
+EPISODE_FIELDS: dict[str, FieldForm] = {
     "length": ((), "int64"),
     "index": ((), "int64"),
     "seed": ((), "int64"),
@@ -62,9 +62,9 @@ class EpisodeSpec:
     negative size.
     """
 
-    frames: Mapping[str, Field]
+    frames: Mapping[str, FieldForm]
     """Entries per control step: observations, actions, rewards."""
-    episode: Mapping[str, Field] = field(default_factory=dict)
+    episode: Mapping[str, FieldForm] = field(default_factory=dict)
     """Entries per episode, e.g. ``{"instruction": ((), "S64")}``; consumers find them under ``episode``."""
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Failure:
     reason: str
 
 
-Outcome: TypeAlias = Episode | Failure
+AttemptOutcome: TypeAlias = Episode | Failure
 
 
 @runtime_checkable
@@ -118,14 +118,14 @@ class DemonstrationTask(Protocol):
 
     def spec(self) -> EpisodeSpec: ...
 
-    def generate(self, seed: int) -> Outcome | Sequence[Outcome]:
-        """Make one attempt with ``seed`` in [0, 2³¹); several outcomes if several environments run at once."""
+    def generate(self, seed: int) -> AttemptOutcome | Sequence[AttemptOutcome]:
+        """Make one attempt with ``seed`` in [0, 2³¹); several outcomes if several environments run side by side."""
 
 
-def judge(made: Any) -> list[Outcome]:
+def judge(made: Any) -> list[AttemptOutcome]:
     """List the outcomes of ``generate``; one that is not a sample, or none at all, becomes a Failure. Raises TypeError
     for a result of another type."""
-    outcomes: list[Outcome] = []
+    outcomes: list[AttemptOutcome] = []
     for outcome in made if isinstance(made, Sequence) else [made]:
         if not isinstance(outcome, Episode | Failure):
             raise TypeError(f"generate must return Episode, Failure or a list of them, got {type(outcome).__name__}")
@@ -214,7 +214,7 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     return unique((("/".join(map(str, path)), item) for path, item in parts), "fields")
 
 
-def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nest_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Invert ``flatten``."""
     return nest_parts((path.split("/"), item) for path, item in flat.items())
 
@@ -233,7 +233,7 @@ def check_paths(paths: Sequence[str]) -> None:
             raise ValueError(f"field path '{path}' lies inside field '{outer}'; rename one")
 
 
-def _checked(path: str, shape: Sequence[int], dtype: Any) -> Field:
+def _checked(path: str, shape: Sequence[int], dtype: Any) -> FieldForm:
     sizes = tuple(int(size) for size in shape)
     if min(sizes, default=0) < 0:
         raise ValueError(f"field '{path}' has shape {sizes}; sizes are at least 0")
@@ -243,7 +243,9 @@ def _checked(path: str, shape: Sequence[int], dtype: Any) -> Field:
     return sizes, kind.str
 
 
-def _check_arrays(kind: str, given: dict[str, Any], spec: Mapping[str, Field], lead: int) -> dict[str, NDArray[Any]]:
+def _check_arrays(
+    kind: str, given: dict[str, Any], spec: Mapping[str, FieldForm], lead: int
+) -> dict[str, NDArray[Any]]:
     if given.keys() != spec.keys():
         missing, unknown = sorted(set(spec) - set(given)), sorted(set(given) - set(spec))
         raise ValueError(f"{kind} fields are not those of the spec: missing {missing}, unknown {unknown}")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ejax.data.buffer import Layout, TrajectoryBuffer, create
+from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create
 from ejax.data.control import BUFFER, LIFE, Control, LifecycleEvent, pack_failure
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.samplers import attempt_seeds
@@ -99,9 +99,9 @@ def _run(order: WorkOrder, control: Control) -> None:
             if not isinstance(spec, EpisodeSpec):
                 raise TypeError(f"spec() must return an EpisodeSpec, got {type(spec).__name__}")
             order.cfg.check_widths(spec)
-            layout = Layout(order.cfg.buffer_size, order.cfg.max_episode_steps, spec)
+            layout = BufferLayout(order.cfg.buffer_size, order.cfg.max_episode_steps, spec)
             create(folder / BUFFER, layout.arrays())
-            # the owner reads it once rows are filled, so it need not appear at once
+            # the owner reads it once rows are filled, so it need not appear immediately
             (folder / SPEC).write_bytes(pickle.dumps(spec))
             _Filler(order, task, TrajectoryBuffer(folder / BUFFER, layout), control).run()
         except Exception as error:  # now: to close the task may take time, or raise too

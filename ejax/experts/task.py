@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.task import Episode, EpisodeSpec, Failure, Field, flatten
+from ejax.data.task import Episode, EpisodeSpec, Failure, FieldForm, flatten
 from ejax.envs.mujoco.pictures import Renderer
 from ejax.envs.wrappers.rendered import WristCamera, check_renderer, draw_state, draw_wrist
 from ejax.schema.frozen import freeze
@@ -173,9 +173,9 @@ class ScriptedTask:
         return self.env.control_period
 
     def spec(self) -> EpisodeSpec:
-        actions: Field = (self.env.action_space.shape or (), "float32")
+        actions: FieldForm = (self.env.action_space.shape or (), "float32")
         image = self._image_size
-        frames: dict[str, Field] = {
+        frames: dict[str, FieldForm] = {
             **{path: (space.shape, str(space.dtype)) for path, space in _parts(self.env.observation_space).items()},
             "actions": actions,
             "expert_actions": actions,

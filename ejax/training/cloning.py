@@ -2,7 +2,7 @@
 
 Batch k is drawn by a generator made from ``(data.seed, k)``: nothing random is stored. Several devices have equal parts
 of its windows; of kept episodes each process draws all of them and reads those of its devices, of a live engine, which
-each has of its own, it draws those alone.
+other in each process, it draws those alone.
 """
 
 import math
@@ -231,7 +231,7 @@ class Demonstrations:
         else:
             count, folder = int(state["num_episodes"]), self.config.folder
             if count < int(self._state["num_episodes"]):
-                self.notes.append(f"goes on with the first {count} episodes of {folder}; later ones are left alone")
+                self.notes.append(f"continues with the first {count} episodes of {folder}; later ones are left alone")
             self._source, self._state = _open_folder(self.config, count, self.part)
             if int(self._state["digest"]) != int(state["digest"]):
                 text = f"{folder} does not begin with the {count} episodes that the run was started with"

@@ -1,7 +1,7 @@
 """Episodes of ``algorithm.cfg.demonstrations`` as the rollout that an algorithm takes its transitions from.
 
 A step that only ends the episode, by a limit, is left out: what came after it was not recorded. After one that ends the
-task nothing has a value, and its own observation stands for the next.
+task nothing has a value, and its own observation takes the place of the next.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from ejax.algorithms.step import RunState
 from ejax.collectors.replay_buffer import Replay
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.data.samplers import attempt_seeds
-from ejax.data.task import Episode, NoSuccessError, attempts, flatten, nest
+from ejax.data.task import Episode, NoSuccessError, attempts, flatten, nest_fields
 from ejax.envs.spaces import obs_forms
 from ejax.numerics.finite import finite_rows
 from ejax.schema.frozen import thaw
@@ -103,7 +103,7 @@ def read_rollout(
     steps = jax.tree.map(lambda *x: np.concatenate(x)[:, None], *parts)
     padded = jax.tree.map(lambda x: np.concatenate([x, np.zeros((num_padded, *x.shape[1:]), x.dtype)]), steps)
     unknown = np.zeros_like(padded["reward"])  # nobody asks how likely the actions were
-    text = f"{wanted.num_transitions} transitions of {source} lie beside the replay buffer, of {len(parts)} episodes"
+    text = f"{wanted.num_transitions} transitions of {source} lie next to the replay buffer, of {len(parts)} episodes"
     return Rollout(
         **padded, log_prob=unknown, value=unknown, next_value=unknown
     ), f"{text} with a mean return {mean:.4g}"
@@ -149,7 +149,7 @@ def _make_task(wanted: DemonstrationConfig, env_cfg: Mapping[str, Any]) -> Any:
 
 def _steps_of(episode: Episode, wanted: DemonstrationConfig, form: PyTree, space: Any) -> dict[str, PyTree]:
     """Make the steps of an episode: fields of a rollout, leaves [T, ...]."""
-    fields = nest({path: np.asarray(x)[None] for path, x in flatten(episode.frames).items()})
+    fields = nest_fields({path: np.asarray(x)[None] for path, x in flatten(episode.frames).items()})
     obs = read_observation(fields, form, wanted, SECTION)
     obs = jax.tree.map(lambda x, like: _cast(x[0], like.dtype, wanted.obs_field, "obs_field"), obs, form)
     action = read_array(fields, wanted.action_field, f"{SECTION}.action_field")[0]

@@ -26,7 +26,7 @@ class ObservationPaths(Protocol):
 
 
 def read_observation(fields: Fields, expected: PyTree, paths: ObservationPaths, section: str) -> PyTree:
-    """Give what an environment's observation has, leaves [R, C, ...].
+    """Read the parts that an environment's observation has, leaves [R, C, ...].
 
     Args:
         expected: observations, leaves [1, ...].

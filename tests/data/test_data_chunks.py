@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ejax.data.buffer import Layout, TrajectoryBuffer, create
-from ejax.data.chunks import MODES, Draw, check_request, draw_windows, find_runs, window_mask
+from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create
+from ejax.data.chunks import MODES, WindowDraw, check_request, draw_windows, find_runs, window_mask
 from ejax.data.reader import ChunkReader
-from ejax.data.task import Episode, EpisodeSpec, Origin, flatten, nest
+from ejax.data.task import Episode, EpisodeSpec, Origin, flatten, nest_fields
 
 SPEC = EpisodeSpec({"obs/x": ((2,), "float32"), "t": ((), "int64")}, {"name": ((), "S8")})
 
 
 @pytest.fixture
 def buffer(tmp_path: Path) -> Any:
-    layout = Layout(8, 50, SPEC)
+    layout = BufferLayout(8, 50, SPEC)
     create(tmp_path / "buffer", layout.arrays())
     return TrajectoryBuffer(tmp_path / "buffer", layout)
 
@@ -72,7 +72,7 @@ def test_rows_are_drawn_alike_and_then_the_windows_of_a_row() -> None:
 
 def test_a_chunk_is_consecutive_frames_of_one_episode_with_its_fields(buffer: Any) -> None:
     fill(buffer)
-    chunks = ChunkReader(buffer).draw(64, Draw("episode", 10), np.random.default_rng(0))
+    chunks = ChunkReader(buffer).draw(64, WindowDraw("episode", 10), np.random.default_rng(0))
     assert chunks["obs"]["x"].shape == (64, 10, 2) and chunks["t"].shape == (64, 10)
     assert (np.diff(chunks["t"], axis=1) == 1).all()
     np.testing.assert_array_equal(chunks["episode_step"], chunks["t"])
@@ -89,7 +89,7 @@ def test_rows_that_are_locked_are_never_drawn_whenever_they_were(buffer: Any) ->
     for row in (2, 3):
         buffer.writing(row).__enter__()
         known.remove(row)
-        assert set(reader.draw(256, Draw("episode", 10), rng)["episode"]["index"]) == known
+        assert set(reader.draw(256, WindowDraw("episode", 10), rng)["episode"]["index"]) == known
 
 
 def test_what_is_behind_an_episodes_end_is_never_read(buffer: Any) -> None:
@@ -98,7 +98,7 @@ def test_what_is_behind_an_episodes_end_is_never_read(buffer: Any) -> None:
     for row in range(8):
         write(buffer, row, 20, value=1.0)
     assert (buffer.frames["obs/x"][:, 20:] == 999.0).all()
-    chunks = ChunkReader(buffer).draw(500, Draw("episode", 15), np.random.default_rng(0))
+    chunks = ChunkReader(buffer).draw(500, WindowDraw("episode", 15), np.random.default_rng(0))
     assert (chunks["obs"]["x"] == 1.0).all() and chunks["valid"].all()
 
 
@@ -118,10 +118,10 @@ def test_frames_are_numbered_by_episode_and_segment(buffer: Any) -> None:
 def test_without_a_window_the_message_tells_the_longest_episode(buffer: Any) -> None:
     reader, rng = ChunkReader(buffer), np.random.default_rng(0)
     with pytest.raises(RuntimeError, match="No unlocked valid chunk of 10 frames in mode 'episode'"):
-        reader.draw(1, Draw("episode", 10), rng)  # nothing was written yet
+        reader.draw(1, WindowDraw("episode", 10), rng)  # nothing was written yet
     write(buffer, 0, 12)
     with pytest.raises(RuntimeError, match=r"'boundary'.*the longest episode has 12 frames"):
-        reader.draw(1, Draw("boundary", 10), rng)
+        reader.draw(1, WindowDraw("boundary", 10), rng)
 
 
 def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer: Any, monke
     write(buffer, 0, 20)
     buffer.writing(0).__enter__()
     with pytest.raises(RuntimeError, match="of 8 rows 1 are being written"):
-        ChunkReader(buffer).draw(1, Draw("episode", 10), np.random.default_rng(0))
+        ChunkReader(buffer).draw(1, WindowDraw("episode", 10), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("times", [1, 10**6], ids=["once", "always"])
@@ -155,9 +155,9 @@ def test_a_copy_torn_by_a_write_is_drawn_again_within_a_bound(
     reader, rng = ChunkReader(buffer), np.random.default_rng(0)
     if times > 1:
         with pytest.raises(RuntimeError, match="1000 copies in a row were torn"):
-            reader.draw(5, Draw("episode", 10), rng)
+            reader.draw(5, WindowDraw("episode", 10), rng)
         return
-    chunks = reader.draw(5, Draw("episode", 10), rng)
+    chunks = reader.draw(5, WindowDraw("episode", 10), rng)
     assert reader.redrawn == (5 if copy == "gather" else 1)
     assert (chunks["obs"]["x"] == 100.0).all()  # nothing of what was copied first
 
@@ -167,7 +167,7 @@ def test_chunks_drawn_singly_are_like_those_drawn_together(buffer: Any, monkeypa
     made = []
     for large in (10**9, 0):
         monkeypatch.setattr("ejax.data.reader._LARGE", large)
-        made.append(flatten(ChunkReader(buffer).draw(64, Draw("episode", 10), np.random.default_rng(0))))
+        made.append(flatten(ChunkReader(buffer).draw(64, WindowDraw("episode", 10), np.random.default_rng(0))))
     together, singly = made
     assert {path: (a.shape, a.dtype) for path, a in singly.items()} == {
         path: (a.shape, a.dtype) for path, a in together.items()
@@ -245,6 +245,6 @@ def test_fields_that_cannot_be_stored_are_refused(frames: dict[str, tuple[tuple[
 
 def test_a_nested_dict_and_back() -> None:
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    assert flatten(tree) == {"a/b": 1, "a/c/d": 2, "e": 3} and nest(flatten(tree)) == tree
+    assert flatten(tree) == {"a/b": 1, "a/c/d": 2, "e": 3} and nest_fields(flatten(tree)) == tree
     with pytest.raises(ValueError, match="two fields are called 'a/b'"):
         flatten({"a/b": 1, "a": {"b": 2}})

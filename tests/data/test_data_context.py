@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ejax.data import DataUnavailableError, Episode, EpisodeSpec, OnlineDataset, Origin, SequenceSpecCfg
-from ejax.data.buffer import Layout, TrajectoryBuffer, create
-from ejax.data.chunks import Draw, find_runs, run_bounds
+from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create
+from ejax.data.chunks import WindowDraw, find_runs, run_bounds
 from ejax.data.lerobot.recorded import RecordedEpisodes
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.reader import ChunkReader
@@ -28,7 +28,7 @@ def episode(row: int) -> Episode:
 
 @pytest.fixture
 def buffer(tmp_path: Path) -> Any:
-    layout = Layout(len(LENGTHS), 12, SPEC)
+    layout = BufferLayout(len(LENGTHS), 12, SPEC)
     create(tmp_path / "buffer", layout.arrays())
     buffer = TrajectoryBuffer(tmp_path / "buffer", layout)
     for row in range(len(LENGTHS)):
@@ -125,7 +125,7 @@ def test_a_dataset_of_windows_masks_what_is_no_target(
 
 def test_a_window_that_is_all_there_is_a_chunk(buffer: Any) -> None:
     """The same draw as a chunk of one frame, seen with what is around it."""
-    alone = ChunkReader(buffer).draw(64, Draw("episode", 1), np.random.default_rng(3))
+    alone = ChunkReader(buffer).draw(64, WindowDraw("episode", 1), np.random.default_rng(3))
     around = ChunkReader(buffer).draw(64, SequenceSpecCfg(1, 1).draw, np.random.default_rng(3))
     assert around.pop("loss_mask").all()
     for path, array in flatten(alone).items():

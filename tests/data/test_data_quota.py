@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ejax.data import DataBudgetExhaustedError, Episode, EpisodeSpec, Origin
-from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create
-from ejax.data.chunks import Draw
+from ejax.data.buffer import BufferLayout, TrajectoryBuffer, attach, create
+from ejax.data.chunks import WindowDraw
 from ejax.data.control import counting
 from ejax.data.reader import ChunkReader, Quota, draw_rows
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def buffer(tmp_path: Path) -> Any:
-    layout = Layout(NUM_ROWS, 5, EpisodeSpec({"x": ((), "float32")}))
+    layout = BufferLayout(NUM_ROWS, 5, EpisodeSpec({"x": ((), "float32")}))
     create(tmp_path / "buffer", layout.arrays())
     buffer = TrajectoryBuffer(tmp_path / "buffer", layout)
     for index in range(NUM_ROWS):
@@ -71,16 +71,16 @@ def test_an_episode_is_drawn_as_often_as_it_may_be_and_a_new_one_begins_anew(
 ) -> None:
     reader, rng = ChunkReader(buffer, Quota(charged, path, 3)), np.random.default_rng(0)
     assert reader.chunks_left() == 12
-    total = np.sum([counts(reader.draw(5, Draw("episode", 2), rng)) for _ in range(2)], axis=0)
+    total = np.sum([counts(reader.draw(5, WindowDraw("episode", 2), rng)) for _ in range(2)], axis=0)
     assert reader.chunks_left() == 2 and total.max() <= 3
     with pytest.raises(DataBudgetExhaustedError, match=r"for 2 more chunks .* and 3 were requested"):
-        reader.draw(3, Draw("episode", 2), rng)
-    assert counts(reader.draw(2, Draw("episode", 2), rng)) == [
+        reader.draw(3, WindowDraw("episode", 2), rng)
+    assert counts(reader.draw(2, WindowDraw("episode", 2), rng)) == [
         3 - each for each in total
     ]  # nothing was charged for the three
     write(buffer, NUM_ROWS + 1)
     assert reader.chunks_left() == 3
-    assert set(reader.draw(3, Draw("episode", 2), rng)["episode"]["index"]) == {NUM_ROWS + 1}
+    assert set(reader.draw(3, WindowDraw("episode", 2), rng)["episode"]["index"]) == {NUM_ROWS + 1}
     assert reader.chunks_left() == 0
 
 
@@ -91,9 +91,9 @@ def test_a_batch_that_is_not_delivered_costs_nothing(
     monkeypatch.setattr("ejax.data.reader._LARGE", 0)
     reader = ChunkReader(buffer, Quota(charged, path, 1))
     with pytest.raises(DataBudgetExhaustedError):
-        reader.draw(5, Draw("episode", 2), np.random.default_rng(0))
+        reader.draw(5, WindowDraw("episode", 2), np.random.default_rng(0))
     assert reader.chunks_left() == 4
-    assert counts(reader.draw(4, Draw("episode", 2), np.random.default_rng(0))) == [1] * 4
+    assert counts(reader.draw(4, WindowDraw("episode", 2), np.random.default_rng(0))) == [1] * 4
 
 
 def test_a_torn_copy_does_not_cost_the_episode_that_tore_it(
@@ -111,7 +111,7 @@ def test_a_torn_copy_does_not_cost_the_episode_that_tore_it(
 
     monkeypatch.setattr(buffer, "gather", interrupted)
     reader = ChunkReader(buffer, Quota(charged, path, 2))
-    chunks = reader.draw(8, Draw("episode", 2), np.random.default_rng(0))
+    chunks = reader.draw(8, WindowDraw("episode", 2), np.random.default_rng(0))
     assert reader.redrawn == 8 and sorted(set(chunks["episode"]["index"])) == [4, 5, 6, 7]
     assert reader.chunks_left() == 0
 
@@ -161,11 +161,11 @@ def test_a_consumer_that_is_killed_while_it_counts_holds_nobody_up(buffer: Any, 
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     reader = ChunkReader(buffer, Quota(charged, path, 1))
-    assert counts(reader.draw(4, Draw("episode", 2), np.random.default_rng(0))) == [1] * 4
+    assert counts(reader.draw(4, WindowDraw("episode", 2), np.random.default_rng(0))) == [1] * 4
 
 
 def test_a_run_that_has_ended_is_found_so(buffer: Any, charged: Any, path: Path) -> None:
     reader = ChunkReader(buffer, Quota(charged, path, 1))
     path.unlink()
     with pytest.raises(ConnectionError, match="is gone, and the run with it"):
-        reader.draw(1, Draw("episode", 2), np.random.default_rng(0))
+        reader.draw(1, WindowDraw("episode", 2), np.random.default_rng(0))

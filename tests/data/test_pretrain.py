@@ -289,7 +289,7 @@ def test_a_resumed_stream_leaves_later_episodes_alone_and_refuses_others(tmp_pat
     record(folder, 3, first=4, append=True)
     again, same_state, told = draw(folder, 5, state)
     assert same(batch, again) and same(state, same_state)
-    assert "goes on with the first 4 episodes" in told[0]
+    assert "continues with the first 4 episodes" in told[0]
     assert not same(batch, draw(folder, 5, None)[0]) and not same(batch, draw(folder, 6, state)[0])
     record(tmp_path / "other", 5, first=100)
     with pytest.raises(CheckpointError, match="does not begin with the 4 episodes"):
@@ -547,7 +547,11 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
         ({"data": None}, "data", "bc needs {source: engine"),
         ({"algorithm": {"name": "ppo"}}, "data", "ppo learns from its environments"),
         ({"algorithm": {"name": "bc", "cfg": {"los": "nll"}}}, "algorithm.cfg.los", "Did you mean 'loss'?"),
-        ({"env": {"id": "PointMassRL", "cfg": {"action_chunk": 5}}}, "data.chunk_size", "decides on 5 actions at once"),
+        (
+            {"env": {"id": "PointMassRL", "cfg": {"action_chunk": 5}}},
+            "data.chunk_size",
+            "decides on 5 actions together",
+        ),
         ({"data": {**ENGINE, "history_length": 2}}, "data.history_length", "the policy remembers nothing; give 1, or"),
         (
             {"data": {**ENGINE, "history_length": 1, "sampling_mode": "boundary"}},

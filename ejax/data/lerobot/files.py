@@ -17,7 +17,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 def inside(folder: Path, name: str) -> Path:
     """Return the path of file ``name``, relative with slashes, of ``folder``, which may be a link; it need not exist.
-    Raises ValueError if it leads out of the folder, by itself or by links."""
+    Raises ValueError if it leads out of the folder, alone or by links."""
     path = folder / name
     try:
         real = path.resolve()
@@ -46,7 +46,7 @@ def open_inside(folder: Path, name: str, most: int = HUGE) -> IO[bytes]:
         raise ValueError(f"{path} {error.strerror}; restore it from a copy") from error
 
 
-def read_json(folder: Path, name: str) -> Any:
+def read_meta(folder: Path, name: str) -> Any:
     """Parse a small JSON file; errors as of ``open_inside``, and ValueError where it is damaged."""
     with open_inside(folder, name, MAX_BYTES) as file:
         try:

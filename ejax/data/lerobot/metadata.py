@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.files import inside, path_problem, read_json, shown
+from ejax.data.lerobot.files import inside, path_problem, read_meta, shown
 from ejax.data.lerobot.format import Column
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, EpisodeSpec, check_paths
 
@@ -111,7 +111,7 @@ def load_info(folder: Path) -> dict[str, Any]:
     where = folder / fmt.INFO
     if not inside(folder, fmt.INFO).exists():
         raise FileNotFoundError(f"{folder} is not a LeRobot dataset: there is no {fmt.INFO}")
-    info = read_json(folder, fmt.INFO)
+    info = read_meta(folder, fmt.INFO)
     version = info.get("codebase_version") if isinstance(info, dict) else info
     remedy = "Convert it to that with a lerobot that knows both"
     if version == "v2.1":
@@ -140,7 +140,7 @@ def load_ours(folder: Path, info: Mapping[str, Any]) -> dict[str, Any]:
     where = folder / fmt.OURS
     if not inside(folder, fmt.OURS).exists():
         return {"version": 1, "frames": {}, "episode": {}}
-    ours = read_json(folder, fmt.OURS)
+    ours = read_meta(folder, fmt.OURS)
     _check(_Own, ours, where)
     fields = [{path: (e["shape"], e["dtype"]) for path, e in ours[kind].items()} for kind in ("frames", "episode")]
     try:

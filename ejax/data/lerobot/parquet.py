@@ -44,14 +44,14 @@ def open_parquet(folder: Path, name: str) -> Iterator[pq.ParquetFile]:
     """Open a file as a ParquetFile. Errors of the block on a damaged file become a ValueError with its name."""
     with (
         open_inside(folder, name) as opened,
-        named(folder / name),
+        naming_errors(folder / name),
         pq.ParquetFile(opened, page_checksum_verification=True) as file,
     ):
         yield file
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
+def naming_errors(path: Path) -> Iterator[None]:
     """Turn the errors of pyarrow and NumPy on a damaged file into a ValueError with its name."""
     try:
         yield
@@ -62,7 +62,7 @@ def named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def load_rows(
+def load_episode_rows(
     folder: Path, count: int, columns: Sequence[Column], fields: Sequence[str], *, stats: bool = False
 ) -> list[dict[str, Any]]:
     """Load the first ``count`` rows of ``meta/episodes``, in order; later ones are being written. With ``stats`` all

@@ -22,10 +22,10 @@ import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.files import open_inside
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.metadata import load_columns, load_info, load_ours
-from ejax.data.lerobot.parquet import EPISODES, load_rows, named
+from ejax.data.lerobot.parquet import EPISODES, load_episode_rows, naming_errors
 from ejax.data.lerobot.pictures import decode_image, decode_video
 from ejax.data.lerobot.recording import STAGING
-from ejax.data.task import Episode, Origin, frame_numbers, nest
+from ejax.data.task import Episode, Origin, frame_numbers, nest_fields
 
 FLAGS = ("next.terminated", "is_terminal", "next.done", "next.truncated", "next.success")
 """Features of LeRobot and RLDS that say how an episode ends."""
@@ -59,7 +59,7 @@ class EpisodeReader:
         ours = load_ours(self.folder, self.info)
         self.columns, self.skipped = load_columns(self.folder, self.info, ours["frames"])
         self._fields: dict[str, Any] = ours["episode"]
-        self._rows = load_rows(self.folder, self.info["total_episodes"], self.columns, list(self._fields))
+        self._rows = load_episode_rows(self.folder, self.info["total_episodes"], self.columns, list(self._fields))
         self._cache = _Cache(int(cache_mb * 2**20))
         if (self.folder / STAGING).exists():
             warnings.warn(
@@ -111,7 +111,7 @@ class EpisodeReader:
         made |= {name: np.int64(row.get(f"ejax/{name}", -1)) for name in Origin._fields}
         if not any(path.startswith("instruction/") for path in self._fields):
             made["instruction"] = np.str_(self.instruction(index))
-        with named(self.folder / EPISODES):
+        with naming_errors(self.folder / EPISODES):
             made |= {path: _field(row[f"ejax/episode/{path}"], entry) for path, entry in self._fields.items()}
         return made
 
@@ -122,7 +122,7 @@ class EpisodeReader:
         index %= len(self)
         frames = self._own_frames(index, 0, self._rows[index]["length"])
         fields = {path: value for path, value in self.fields(index).items() if path in self._fields}
-        return self._episode(index, nest(frames), nest(fields))
+        return self._episode(index, nest_fields(frames), nest_fields(fields))
 
     def window(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
         """Read frames [start, start + count) by path, with the frame fields of the engine's buffer. Do not write to the
@@ -168,7 +168,7 @@ class EpisodeReader:
         name = self.info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
         names = [*(column.feature for column in columns), "episode_index"]
         options: Any = {"use_threads": False, "page_checksum_verification": True}
-        with open_inside(self.folder, name) as file, named(self.folder / name):
+        with open_inside(self.folder, name) as file, naming_errors(self.folder / name):
             table = pq.read_table(file, columns=names, filters=[("episode_index", "==", index)], **options)
             if len(table) != row["length"]:  # fewer: cut off; more: two episodes of one number
                 raise ValueError(f"{len(table)} frames of episode {index}; in {EPISODES} it has {row['length']}")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.data.checks import check_seed
-from ejax.data.chunks import DataUnavailableError, Draw, SamplingMode, Windows, padding
+from ejax.data.chunks import DataUnavailableError, SamplingMode, WindowDraw, Windows, padding
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.samplers import make_rng
@@ -68,13 +68,13 @@ class RecordedEpisodes(ChunkSource):
         return {"seed": self.seed, "episodes": len(self), "generator": dict(self._rng.bit_generator.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken; ValueError for another seed or number of episodes."""
+        """Continue where ``state`` was taken; ValueError for another seed or number of episodes."""
         for name, here in (("seed", self.seed), ("episodes", len(self))):
             if state[name] != here:
                 raise ValueError(f"the state was taken with {name} {state[name]}, here it is {here}")
         self._rng.bit_generator.state = state["generator"]
 
-    def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
+    def _draw(self, count: int, draw: WindowDraw, rng: np.random.Generator | None) -> Chunks:
         allowed = self._lengths > 0
         if draw.generations is not None:
             made = [self.reader.fields(int(index))["generation"] for index in self._episodes]

@@ -21,7 +21,7 @@ import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.files import inside, shown
 from ejax.data.lerobot.format import STATS, Column, Stats, combine_stats
 from ejax.data.lerobot.metadata import load_info, load_ours
-from ejax.data.lerobot.parquet import load_rows, open_parquet, parquet_file, row_files
+from ejax.data.lerobot.parquet import load_episode_rows, open_parquet, parquet_file, row_files
 from ejax.data.task import EpisodeSpec, flatten
 from ejax.schema.writing import make_folder, move, replace_file, sync
 
@@ -99,7 +99,7 @@ class Recording:
         if self.rows:
             table = pa.Table.from_pylist(self.last_rows, self.schema)
             stats = {name: {key: v.tolist() for key, v in of.items()} for name, of in self.stats.items()}
-            meta[place(self.rows[-1], "meta/episodes", fmt.EPISODES)] = parquet_file(self.schema, [table])
+            meta[file_of(self.rows[-1], "meta/episodes", fmt.EPISODES)] = parquet_file(self.schema, [table])
             meta |= {fmt.TASKS: _tasks_file(self.tasks), fmt.STATS_FILE: _to_json(stats)}
         for name, new in {**files, **meta, fmt.INFO: _to_json(self.info)}.items():
             made = self.folder / STAGING / "new" if isinstance(new, bytes) else new
@@ -123,7 +123,7 @@ def open_recording(folder: Path, format: Format) -> Recording:
     if not (folder / fmt.OURS).exists():
         raise ValueError(f"{folder} is not a recording of ejax's: there is no {fmt.OURS}; record into a new folder")
     _check_alike(folder, info, load_ours(folder, info), format)
-    rows = load_rows(folder, info["total_episodes"], format.columns, list(format.spec.episode), stats=True)
+    rows = load_episode_rows(folder, info["total_episodes"], format.columns, list(format.spec.episode), stats=True)
     if info.get("total_frames") != sum(row["length"] for row in rows):
         raise ValueError(f"{folder} has other counts in {fmt.INFO} than in meta/episodes; restore it from a copy")
     sizes = {name: size for name, size in format.info().items() if name.endswith("_size_in_mb")}
@@ -150,7 +150,7 @@ def marked(folder: Path) -> Iterator[tuple[Path, bool]]:
     staging.rmdir()
 
 
-def place(row: Mapping[str, Any], key: str, pattern: str) -> str:
+def file_of(row: Mapping[str, Any], key: str, pattern: str) -> str:
     """Return the name of the file in which a row of ``meta/episodes`` finds ``key``."""
     return pattern.format(chunk_index=row[f"{key}/chunk_index"], file_index=row[f"{key}/file_index"])
 

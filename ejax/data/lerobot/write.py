@@ -23,7 +23,7 @@ from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import Column, Images, combine_stats, feature_stats, make_columns
 from ejax.data.lerobot.parquet import open_parquet, parquet_file
 from ejax.data.lerobot.pictures import encode_png, encode_video, join_videos
-from ejax.data.lerobot.recording import STAGING, Format, Recording, marked, open_recording, place, video_pattern
+from ejax.data.lerobot.recording import STAGING, Format, Recording, file_of, marked, open_recording, video_pattern
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
 from ejax.schema.plain_files import is_side_file
 from ejax.schema.writing import append_file, make_folder
@@ -106,7 +106,7 @@ class _Append:
         groups = [pa.table([*arrays, *map(pa.array, numbers.values())], schema=schema)]
         data = parquet_file(schema, groups)
         entries, grows = self._place("data", fmt.DATA, len(data), grows=True if self._was_cut_off else None)
-        name = place(entries, "data", fmt.DATA)
+        name = file_of(entries, "data", fmt.DATA)
         if grows:  # a Parquet file cannot grow: it is written again
             with open_parquet(self._folder, name) as file:
                 before = [file.read_row_group(i) for i in range(file.num_row_groups)]
@@ -114,7 +114,7 @@ class _Append:
             before = [group for group in before if group["episode_index"][0].as_py() < count]
             data = parquet_file(schema, [*before, *groups])
         if grows and self._was_cut_off:
-            self.gone.append(place(_after(entries, "data"), "data", fmt.DATA))
+            self.gone.append(file_of(_after(entries, "data"), "data", fmt.DATA))
         self.files[name] = data
         return entries
 
@@ -125,7 +125,7 @@ class _Append:
         encode_video(alone, frames, fps)
         size = alone.stat().st_size
         entries, grows = self._place(key, pattern, size, grows=False if self._was_cut_off else None)
-        name = place(entries, key, pattern)
+        name = file_of(entries, key, pattern)
         if grows:
             before = round(self._recording.rows[-1][f"{key}/to_timestamp"] * fps)  # frames, counted from the time
             new = alone.with_name(f"joined_{alone.name}")
@@ -145,7 +145,7 @@ class _Append:
             return {f"{key}/chunk_index": 0, f"{key}/file_index": 0}, False
         last = self._recording.rows[-1]
         if grows is None:
-            there = inside(self._folder, place(last, key, pattern)).stat().st_size
+            there = inside(self._folder, file_of(last, key, pattern)).stat().st_size
             grows = there + size <= self._format.file_size_mb * 2**20
         entries = {name: last[name] for name in (f"{key}/chunk_index", f"{key}/file_index")}
         return entries if grows else _after(entries, key), grows
