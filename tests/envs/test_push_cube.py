@@ -1,17 +1,23 @@
 """PushCubeRL: kinematics, reward, endings, and that the task can be done."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import tiny
 
+from ejax.config import parse_config
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.registry import register_functor
+from ejax.play.saved_policy import evaluate_run
+from ejax.run import train
 from ejax.schema.problems import ConfigError
+from ejax.store.checkpoint import CheckpointError
 from ejax.types import Array, Timestep
 
 KEY = jax.random.key(0)
@@ -189,6 +195,20 @@ def test_a_config_changes_weights_and_adds_terms() -> None:
     reaching, near = 0.2 * after["terms"]["reaching_reward"], 0.5 * after["terms"]["near"]
     assert after["rewards"] == {**before["rewards"], "reaching_reward": reaching, "near": near}
     assert PushCubeRL(action_penalty_weight=0.1).own_weights == {**ENV.own_weights, "action_penalty": 0.1}
+
+
+@pytest.mark.slow
+def test_rewards_of_a_config_last_through_a_run(tmp_path: Path) -> None:
+    cfg = {"episode_length": 11, "physics": "mujoco", "rewards": REWARDS}
+    start = tiny(tmp_path, "PushCubeRL", env_cfg=cfg)
+    assert {"rewards/near", "terms/near"} <= train(parse_config(start), run_dir=tmp_path).last_train_metrics.keys()
+    assert evaluate_run(tmp_path, checkpoint="latest", num_episodes=2, num_envs=2)["eval/avg_reward"] < 0.0
+    assert train(
+        parse_config({**start, "trainer": {**start["trainer"], "iterations": 3}}), resume="latest", run_dir=tmp_path
+    ).finished
+    start["env"]["cfg"]["rewards"]["near"]["weight"] = 0.7
+    with pytest.raises(CheckpointError, match=r"env\.cfg\.rewards\.near\.weight is 0\.5 in the run and 0\.7 now"):
+        train(parse_config(start), resume="latest", run_dir=tmp_path)
 
 
 def test_a_term_of_ones_own_sees_the_action_that_was_done() -> None:
