@@ -11,7 +11,7 @@ from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.task.entities import joint_dofs
 from ejax.envs.task.states import TaskState
-from ejax.envs.task.step import Outcome, conclude
+from ejax.envs.task.step import Outcome, join_outcomes
 from ejax.envs.task.world import World
 
 MODEL = """<mujoco><worldbody>
@@ -134,6 +134,6 @@ def test_links_and_joints_without_names_are_all_randomized() -> None:
 
 def test_terms_that_measure_the_same_are_both_logged() -> None:
     ends = [Outcome(metrics={"gap": jnp.full((), float(i))}) for i in range(3)]
-    assert [float(x) for x in conclude(ends).metrics.values()] == [0.0, 1.0, 2.0]
+    assert [float(x) for x in join_outcomes(ends).metrics.values()] == [0.0, 1.0, 2.0]
     with pytest.raises(ValueError, match="two metrics are called 'gap_1'"):
-        conclude([Outcome(metrics={"gap": jnp.zeros(()), "gap_1": jnp.ones(())}), ends[0]])
+        join_outcomes([Outcome(metrics={"gap": jnp.zeros(()), "gap_1": jnp.ones(())}), ends[0]])

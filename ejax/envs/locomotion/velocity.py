@@ -135,7 +135,7 @@ class VelocityRL(PhysicsTask):
         return {name: describe_terms(robot.joints, len(robot.feet), terms) for name, terms in parts.items()}
 
     @property
-    def acted(self) -> tuple[Feature, ...]:
+    def action_features(self) -> tuple[Feature, ...]:
         return tuple(Feature(f"{joint} position change / action scale", "rad") for joint in self.task.robot.joints)
 
     def start(self, key: Key) -> VelocityState:
@@ -163,7 +163,7 @@ class VelocityRL(PhysicsTask):
         return jnp.asarray(robot.home) + scale * action - world.state.encoder_bias
 
     def act(self, world: LeggedWorld, action: Array) -> LeggedWorld:
-        action, state = self.limited(action), world.state
+        action, state = self.clip_action(action), world.state
         target = self.control(world, action)
         physics, readings = self.simulation.step_sensing(state.physics, target)
         feet, contacts = follow_contacts(state.feet, self.legged, readings, self.task.timestep)
@@ -177,7 +177,7 @@ class VelocityRL(PhysicsTask):
         command = self.task.command.after(state.command, key_command, self.control_period)
         return replace(world, state=replace(state, command=command))
 
-    def sense(self, world: LeggedWorld, key: Key) -> LeggedWorld:
+    def observe_noisy(self, world: LeggedWorld, key: Key) -> LeggedWorld:
         task, robot, state = self.task, self.task.robot, world.state
         motion = observe_motion(robot, self.legged, state.physics)
         command = task.command.steer(state.command, heading(motion))
@@ -218,7 +218,7 @@ class VelocityRL(PhysicsTask):
         state = replace(state, command=command, joint_vel=motion.joint_vel, swing_peak=swing_peak)
         return replace(world, state=state, obs=obs, legged=seen)
 
-    def leaves(self, world: LeggedWorld) -> Array | None:
+    def truncates(self, world: LeggedWorld) -> Array | None:
         if self.ground.kind == "flat":
             return None
         # beyond the field there is no ground to walk on

@@ -19,8 +19,8 @@ from ejax.envs.randomization.changes import Change, base, keep_written, refuse_o
 from ejax.envs.task.scene import Scene
 from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.states import SceneState
-from ejax.envs.task.step import Outcome, conclude
-from ejax.envs.task.terms import Added, Term, as_world, fire, observe, total
+from ejax.envs.task.step import Outcome, join_outcomes
+from ejax.envs.task.terms import Added, Term, apply_events, as_world, observe, total
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.events import PhysicsEvent
 from ejax.envs.terms.of_tasks import TASK_EVENTS, try_call
@@ -114,7 +114,7 @@ class EmbodiedEnv(PhysicsTask):
         return started, obs
 
     def outcome(self, world: SceneWorld) -> Outcome:
-        return conclude(term(world) for term in self.of("terminations"))
+        return join_outcomes(term(world) for term in self.of("terminations"))
 
     def extras(self, world: SceneWorld) -> dict[str, Array]:
         return {"fail": world.info["fail"], "elapsed_steps": world.state.episode_step}
@@ -168,7 +168,7 @@ class EmbodiedEnv(PhysicsTask):
             engine=self.physics,
         )
 
-    def sense(self, world: SceneWorld, key: Key) -> SceneWorld:
+    def observe_noisy(self, world: SceneWorld, key: Key) -> SceneWorld:
         obs, history = flatten_dict(self._sensors(world)), {}
         for number, term in enumerate(self.of("observations")):
             obs = _put(obs, term, number, world, key)
@@ -243,7 +243,9 @@ def _try_functors(env: EmbodiedEnv) -> None:
     report.raise_if_refused(SOURCE)
     state, key = jax.eval_shape(lambda: (env.start(jax.random.key(0)), jax.random.key(0)))
     for event in env.of("events"):
-        try_call(report, event.key, lambda s, k, e=event: fire([e], world(s), e.mode, lambda *_: k).state, state, key)
+        try_call(
+            report, event.key, lambda s, k, e=event: apply_events([e], world(s), e.mode, lambda *_: k).state, state, key
+        )
     action = jax.ShapeDtypeStruct(env.action_space.shape, jnp.float32)
     try_call(report, "env.actions", lambda s, a: env.aim(world(s), a).state, state, action)
     obs: Flat = try_call(report, "sensor", lambda state: flatten_dict(env._sensors(world(state))), state) or {}

@@ -1,12 +1,14 @@
 """The order of a step (``Task.step``), of every task.
 
-    1  act          the action becomes the control of drives or actuators, and moves the physics for one control period
-    2  update       what else happens then: kept numbers, markers, pushes, the next command
-    3  happen       interval events that are due
-    4  sense        the observation of the world after it
-    5  outcome      success, failure, an early end; of a world that is not finite neither success nor failure
-    6  total        base reward + Σ weight·term, of the world before and after
-    7  end          terminated: success or failure; truncated: an early end, the time limit, a world that is not finite
+    1  act                    the action becomes the control of drives or actuators, and moves the physics for one
+                              control period
+    2  update                 what else happens then: kept numbers, markers, pushes, the next command
+    3  apply_interval_events  interval events that are due
+    4  observe_noisy          the observation of the world after it
+    5  outcome                success, failure, an early end; neither of the first two for a world that is not finite
+    6  total                  base reward + Σ weight·term, of the world before and after
+    7  end                    terminated: success or failure; truncated: an early end, the time limit, a world that is
+                              not finite
 
 Differs from mjlab: interval events come before the ends, so that a fall by a push ends its own step.
 """
@@ -53,7 +55,7 @@ class Outcome:
     metrics: dict[str, Array] = field(default_factory=dict)
 
 
-def conclude(outcomes: Iterable[Outcome]) -> Outcome:
+def join_outcomes(outcomes: Iterable[Outcome]) -> Outcome:
     """Join outcomes: any of them ends the episode; base rewards add up."""
     whole = Outcome()
     # None stays None: a task without a notion of success logs none

@@ -145,7 +145,7 @@ def observe_all(terms: Sequence[Term], world: Any, key: Key | None = None) -> Ar
     return jnp.concatenate([part.reshape(-1).astype(jnp.float32) for part in parts])
 
 
-def fire(events: Sequence[Term], world: Any, mode: str, key_of: KeyOf) -> Any:
+def apply_events(events: Sequence[Term], world: Any, mode: str, key_of: KeyOf) -> Any:
     """Apply the events of one mode in their order; of ``interval``, those that are due: after each ``interval_step``-th
     control step of an episode."""
     for number, event in enumerate(events):

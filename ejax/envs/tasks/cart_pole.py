@@ -46,7 +46,7 @@ class CartPoleRL(PhysicsTask):
     """
 
     asset = "cart_pole.xml"
-    observed = (
+    obs_features = (
         Feature("cart drive force", "N"),
         Feature("pole drive torque", "N m"),
         Feature("cart position / range", "1"),
@@ -54,7 +54,10 @@ class CartPoleRL(PhysicsTask):
         Feature("cart velocity", "m/s"),
         Feature("pole velocity", "rad/s"),
     )
-    acted = (Feature("cart position change / action_scale", "m"), Feature("pole angle change / action_scale", "rad"))
+    action_features = (
+        Feature("cart position change / action_scale", "m"),
+        Feature("pole angle change / action_scale", "rad"),
+    )
     positive = ("max_episode_steps", "action_scale")
     not_negative = ("reset_range",)
 
@@ -92,7 +95,7 @@ class CartPoleRL(PhysicsTask):
         out_of_time = world.state.episode_step >= self.max_episode_steps
         return out_of_time & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY)
 
-    def leaves(self, world: World) -> Array:
+    def truncates(self, world: World) -> Array:
         return _pole(world)[0] > jnp.pi / 2.0
 
     def reward_terms(self, world: World, before: World) -> dict[str, Array]:

@@ -129,7 +129,7 @@ class GraspTask(PhysicsTask):
     cube_turn: float = 0.2
     rewards: Mapping[str, Any] = FrozenDict()
     functor_events: Mapping[str, Any] = FrozenDict()
-    acted = ACTION
+    action_features = ACTION
     clips_actions = True
     positive = ("episode_length", "action_scale", "success_threshold")
 
@@ -188,7 +188,7 @@ class GraspTask(PhysicsTask):
         was_lifted = state.was_lifted | (height_of(self.cubes(state)) > LIFT)
         return replace(world, state=replace(state, was_lifted=was_lifted))
 
-    def leaves(self, world: World) -> Array:
+    def truncates(self, world: World) -> Array:
         return (self.cubes(world.state)[..., 2] < CUBE_FELL).any()
 
     def reward_terms(self, world: World, before: World) -> dict[str, Array]:

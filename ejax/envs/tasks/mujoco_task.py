@@ -166,7 +166,7 @@ class MuJoCoTask(PhysicsTask):
         return {} if names is None else {WHOLE: names}
 
     @property
-    def acted(self) -> tuple[Feature, ...]:
+    def action_features(self) -> tuple[Feature, ...]:
         if self.actions:
             return tuple(each for name in self.actions for each in name_numbers(name, ()))
         model = load_model(self.asset)
@@ -180,7 +180,7 @@ class MuJoCoTask(PhysicsTask):
 
     def reset(self, key: Key) -> tuple[TaskState, Array]:
         world = self._start_of(key)
-        begun = self.begin(key, world)
+        begun = self.apply_start_events(key, world)
         # what events move changes the sensors' readings
         world = world if begun is world else self._sensed(begun)
         return world.state, self._observe(world)[0]
@@ -227,7 +227,7 @@ class MuJoCoTask(PhysicsTask):
             physics=PhysicsState(qpos=qpos, qvel=jnp.asarray(home.qvel, jnp.float32)),
             markers={name: jnp.asarray(place, jnp.float32) for name, place in markers.items()},
             kept={},
-            action=jnp.zeros(len(self.acted)),
+            action=jnp.zeros(len(self.action_features)),
             readings=jnp.zeros(model.nsensordata),
             episode_step=jnp.zeros((), jnp.int32),
         )
@@ -243,7 +243,7 @@ class MuJoCoTask(PhysicsTask):
         _, readings = one_step.step_sensing(state.physics, ctrl, state.markers)
         return replace(world, state=replace(state, readings=readings[0]))
 
-    def sense(self, world: World, key: Key) -> World:
+    def observe_noisy(self, world: World, key: Key) -> World:
         return replace(world, obs=self._observe(world)[0])
 
     def _observe(self, world: World) -> tuple[Array, tuple[Feature, ...] | None]:

@@ -57,7 +57,7 @@ class PickPlaceRL(GraspTask):
         cube_turn: ± rad about the vertical at reset, uniform.
     """
 
-    observed = describe_numbers(OBSERVATION)
+    obs_features = describe_numbers(OBSERVATION)
     positions = ("cube_position", "goal_position", "cube_position_range", "goal_position_range")
     marked = ((GOAL_MARKER, "goal"),)
 

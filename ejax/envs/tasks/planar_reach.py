@@ -35,12 +35,12 @@ class PlanarReachRL(Task):
     is at some q ~ U(±π): it can always be reached.
     """
 
-    observed = (
+    obs_features = (
         *(Feature(f"joint {i} angle", "rad") for i in (1, 2)),
         *features(("end effector", "xy", "m"), ("target", "xy", "m")),
         *(Feature(f"joint {i} previous action", "1") for i in (1, 2)),
     )
-    acted = tuple(Feature(f"joint {i} angle change / action_scale", "rad") for i in (1, 2))
+    action_features = tuple(Feature(f"joint {i} angle change / action_scale", "rad") for i in (1, 2))
     positive = ("max_episode_steps", "action_scale")
     not_negative = ("success_threshold",)
 
@@ -69,7 +69,7 @@ class PlanarReachRL(Task):
             episode_step=jnp.zeros((), jnp.int32),
         )
 
-    def limited(self, action: Array) -> Array:
+    def clip_action(self, action: Array) -> Array:
         return clip_with_gradient(action)
 
     def advance(self, world: Snapshot, action: Array) -> PlanarReachState:

@@ -47,12 +47,12 @@ class PointMassRL(Task):
     previous action, obstacle positions, obstacle radii. Action [2] in ±1, clipped.
     """
 
-    observed = (
+    obs_features = (
         *features(("position", "xy", "m"), ("velocity", "xy", "m/s"), ("goal", "xy", "m")),
         *features(("previous action", "xy", "1"), ("obstacle 0", "xy", "m"), ("obstacle 1", "xy", "m")),
         *(Feature(f"obstacle {i} radius", "m") for i in range(2)),
     )
-    acted = tuple(Feature(f"force {axis} / force_scale", "N") for axis in "xy")
+    action_features = tuple(Feature(f"force {axis} / force_scale", "N") for axis in "xy")
     positive = ("max_episode_steps", "mass", "dt")
     not_negative = ("success_bonus",)
 
@@ -97,7 +97,7 @@ class PointMassRL(Task):
             collision_count=jnp.zeros((), jnp.int32),
         )
 
-    def limited(self, action: Array) -> Array:
+    def clip_action(self, action: Array) -> Array:
         return clip_with_gradient(action)
 
     def advance(self, world: Snapshot, action: Array) -> PointMassState:

@@ -47,11 +47,11 @@ class PushCubeRL(PhysicsTask):
     """
 
     asset = "push_cube.xml"
-    observed = (
+    obs_features = (
         *(Feature(f"{joint} angle", "rad") for joint in _JOINTS),
         *features(("tool centre point", "xyz", "m"), ("cube", "xyz", "m"), ("goal", "xyz", "m")),
     )
-    acted = tuple(Feature(f"{joint} angle change / action_scale", "rad") for joint in _JOINTS)
+    action_features = tuple(Feature(f"{joint} angle change / action_scale", "rad") for joint in _JOINTS)
     positive = ("episode_length", "success_threshold", "action_scale", "joint_limits")
     positions = ("cube_position", "goal_position", "cube_position_range", "goal_position_range")
     action_bound = "joint_limits"
@@ -92,7 +92,7 @@ class PushCubeRL(PhysicsTask):
     def succeeds(self, world: World) -> Array:
         return _distance(world) < self.success_threshold
 
-    def leaves(self, world: World) -> Array:
+    def truncates(self, world: World) -> Array:
         return world.qpos[8] < -0.1
 
     def metrics(self, world: World) -> dict[str, Array]:

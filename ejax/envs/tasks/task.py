@@ -14,8 +14,8 @@ import numpy as np
 from flax.core import FrozenDict
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.task.step import Outcome, Snapshot, conclude
-from ejax.envs.task.terms import Added, Kind, Term, fire, total
+from ejax.envs.task.step import Outcome, Snapshot, join_outcomes
+from ejax.envs.task.terms import Added, Kind, Term, apply_events, total
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze_fields, thaw
 from ejax.schema.paths import unique
@@ -25,11 +25,11 @@ from ejax.types import Array, Key, PyTree, Timestep
 class Task:
     """A task with ``episode_step`` in its state: control steps done, int32. Hooks are called in
     ``ejax.envs.task.step``'s order. Terminated: success or failure. Truncated: after ``max_episode_steps``, where
-    ``leaves`` is true, or when something is not finite, which is not a success either."""
+    ``truncates`` is true, or when something is not finite, which is not a success either."""
 
-    observed: ClassVar[tuple[Feature, ...]] = ()
+    obs_features: ClassVar[tuple[Feature, ...]] = ()
     """The numbers of an observation that is one vector."""
-    acted: ClassVar[Any] = ()
+    action_features: ClassVar[Any] = ()
     """The numbers of an action, ``Feature``s."""
     text: ClassVar[Mapping[str, int]] = MappingProxyType({})
     """Part of the observation that is text -> its bytes, zeros after it included."""
@@ -112,7 +112,7 @@ class Task:
         del world
         return jnp.zeros((), bool)
 
-    def leaves(self, world: Any) -> Array | None:
+    def truncates(self, world: Any) -> Array | None:
         """Cut the episode short, with a value after it? bool. Default: never."""
         del world
         return None
@@ -163,10 +163,10 @@ class Task:
 
         return read_added(self.functor_events, rewards, self.reward_field, self.reward_names)
 
-    def begin(self, key: Key, world: Any) -> Any:
+    def apply_start_events(self, key: Key, world: Any) -> Any:
         """Apply the events of an episode's start: ``startup``, then ``reset``."""
         for mode in ("startup", "reset"):
-            world = fire(
+            world = apply_events(
                 self.of("events"),
                 world,
                 mode,
@@ -178,13 +178,13 @@ class Task:
         # what happened once lasts: the same draws at the start of every episode
         return jax.random.key(0) if event.mode == "startup" else key
 
-    def happen(self, key: Key, world: Any) -> Any:
+    def apply_interval_events(self, key: Key, world: Any) -> Any:
         """Apply the interval events that are due."""
-        return fire(
+        return apply_events(
             self.of("events"), world, "interval", lambda i, event: jax.random.fold_in(key, self.first_event + i)
         )
 
-    def limited(self, action: Array) -> Array:
+    def clip_action(self, action: Array) -> Array:
         return jnp.clip(action, -1.0, 1.0) if self.clips_actions else action
 
     def world(self, state: Any) -> Any:
@@ -198,14 +198,14 @@ class Task:
     @property
     def parts(self) -> Mapping[str, tuple[Feature, ...]]:
         """The numbers of each part of an observation."""
-        return {WHOLE: self.observed}
+        return {WHOLE: self.obs_features}
 
     @property
     def description(self) -> EnvDescription:
         return EnvDescription(
             observation=self.parts,
             text=tuple(self.text),
-            action=self.acted,
+            action=self.action_features,
             clips_actions=self.clips_actions,
             parameters=thaw(asdict(self)),  # type: ignore[call-overload]  # every task is a dataclass
         )
@@ -222,10 +222,10 @@ class Task:
     def action_space(self) -> gymnasium.spaces.Box:
         # bounds of the space only: whether actions are clipped is the task's own affair
         bound = getattr(self, self.action_bound) if self.action_bound else 1.0
-        return gymnasium.spaces.Box(-bound, bound, (len(self.acted),), np.float32)
+        return gymnasium.spaces.Box(-bound, bound, (len(self.action_features),), np.float32)
 
     def reset(self, key: Key) -> tuple[Any, PyTree]:
-        world = self.sense(self.begin(key, self.world(self.start(key))), key)
+        world = self.observe_noisy(self.apply_start_events(key, self.world(self.start(key))), key)
         return world.state, world.obs
 
     def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
@@ -239,7 +239,7 @@ class Task:
         # counted before anything reads it, so that "after each third step" means the same to events and time limits
         counted = replace(world.state, episode_step=state.episode_step + 1)
         world = self.update(key, replace(world, state=counted, before=before), before)
-        world = self.sense(self.happen(key, world), key)
+        world = self.observe_noisy(self.apply_interval_events(key, world), key)
 
         # after the observation, which terms may read in place of computing it again
         outcome = self.outcome(world)
@@ -269,10 +269,10 @@ class Task:
 
     def act(self, world: Any, action: Array) -> Any:
         # rewards see the action that was done, not the one that was given
-        action = self.limited(action)
+        action = self.clip_action(action)
         return replace(world, state=self.advance(world, action), executed=action)
 
-    def sense(self, world: Any, key: Key) -> Any:
+    def observe_noisy(self, world: Any, key: Key) -> Any:
         """Return the world with its observation, with noise in tasks that have it."""
         del key
         return replace(world, obs=self.observe(world))
@@ -287,11 +287,11 @@ class Task:
         own = Outcome(
             success=success,
             fail=fail,
-            truncated=self.leaves(world),
+            truncated=self.truncates(world),
             reward=self.base_reward(world),
             metrics=dict(self.metrics(world)),
         )
-        return conclude((own, *(term(world) for term in self.of("terminations"))))
+        return join_outcomes((own, *(term(world) for term in self.of("terminations"))))
 
     def extras(self, world: Any) -> dict[str, Array]:
         """Further entries of ``info``."""

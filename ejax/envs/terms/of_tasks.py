@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax.core import FrozenDict
 
 from ejax.envs.task.entities import ROBOT
-from ejax.envs.task.terms import Added, Term, fire, total
+from ejax.envs.task.terms import Added, Term, apply_events, total
 from ejax.envs.terms.events import EVENTS as OF_MODELS
 from ejax.envs.terms.events import PhysicsEvent
 from ejax.envs.terms.reading import read_specs
@@ -79,7 +79,7 @@ def try_added(task: Any) -> None:
     plain = replace(task, **{name: FrozenDict() for name in (TASK_EVENTS, task.reward_field) if name in vars(task)})
     state, obs = jax.eval_shape(plain.reset, key)
     for event in sorted(task.added.events, key=lambda each: ("startup", "reset", "interval").index(each.mode)):
-        after = functools.partial(lambda e, s, k: fire([e], task.world(s), e.mode, lambda *_: k).state, event)
+        after = functools.partial(lambda e, s, k: apply_events([e], task.world(s), e.mode, lambda *_: k).state, event)
         state = try_call(report, event.key, after, state, key) or state
     report.raise_if_refused(TASK_EVENTS)
     action = jax.ShapeDtypeStruct(task.action_space.shape, jnp.float32)
