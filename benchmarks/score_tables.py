@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from ejax.report.reading import read_run, runs_in
+from ejax.report.runs import Run, runs_in
 
 COLUMNS = ("exp_name", "env_name", "seed", "metric", "env_step", "value")
 TAGS = {"avg_return": "eval/avg_reward", "avg_success": "eval/success_rate"}
@@ -147,7 +147,7 @@ def table_rows(path: Path) -> Iterator[Row]:
 
 def run_rows(given: Path) -> Iterator[Row]:
     for folder in runs_in(given):
-        run = read_run(folder)
+        run = Run(folder)
         for problem in run.problems:
             print(f"{folder}: {problem}", file=sys.stderr)
         curves = {metric: curve for metric, tag in TAGS.items() if (curve := run.series(tag))}

@@ -17,14 +17,14 @@ from typing import Any
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 where runs were left out, 2 without a page."""
     args = _parser().parse_args(argv)
-    import_late("ejax.report.reading")
+    import_late("ejax.report.runs")
     return until_signal("ejax.report", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:
     from ejax.logs.json_records import FactsError
     from ejax.report.page import render
-    from ejax.report.reading import read_export, read_run, runs_in
+    from ejax.report.runs import Run, read_export, runs_in
     from ejax.schema.messages import explain
     from ejax.schema.writing import replace_file
     from ejax.store.checkpoint import CheckpointError
@@ -43,7 +43,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.to.suffix.lower() not in (".html", ".htm") or "\0" in str(args.to):
             raise FactsError(f"--to {args.to}: a page is written as .html; give --to FILE.html")
         paths = [path for given in args.run for path in attempt(runs_in, given)]
-        runs = [run for path in paths for run in attempt(lambda path: [read_run(path)], path)]
+        runs = [run for path in paths for run in attempt(lambda path: [Run(path)], path)]
         if not runs:
             return 2
         for i, run in enumerate(runs):

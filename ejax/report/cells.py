@@ -1,14 +1,16 @@
 """Cells and tables of the page: each number in a ``<data value=…>`` that holds it exactly, each text escaped."""
 
 import datetime
+import json
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from ejax.logs.charts import LARGEST, NUM_COLOURS, number_text
-from ejax.report.runs import value_text
 
 EMPTY_CELL = "—"
+MISSING = object()
+"""In place of a key that a config does not have."""
 _LONG = 120
 """Characters of a config's value that are shown at once."""
 
@@ -57,3 +59,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
         f"<tr>{''.join(cell if cell.startswith('<td') else f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows
     )
     return f'<div class="wide"><table id="{name}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def value_text(value: Any) -> str:
+    return (
+        EMPTY_CELL if value is MISSING else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    )

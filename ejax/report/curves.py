@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from ejax.logs.charts import curve_of, curves_figure, slice_figure
-from ejax.report.cells import number_cell, plain_value, swatch, table, value_cell
-from ejax.report.runs import Run, computing, differing, same_but_seed, value_text
+from ejax.report.cells import MISSING, number_cell, plain_value, swatch, table, value_cell, value_text
+from ejax.report.runs import Run
 
+_SEEDS = {"trainer.seed", "trainer.eval_seed", "data.seed"}
+NAMES = {f"trainer.{name}" for name in ("exp_name", "output_dir", "console", "use_wandb", "wandb_project_name")}
+"""Keys of a run's names and places, which change nothing that it computes."""
 _MAX_KEYS = 8
 """Keys that runs of a sweep differ in; runs that differ in more are no sweep."""
 _HEADLINES = (
@@ -163,3 +166,32 @@ def _only_value(values: Sequence[Sequence[float]]) -> float | None:
     found = {value for each in values for value in each}
     only = found.pop() if len(found) == 1 else math.nan
     return only if math.isfinite(only) else None
+
+
+def differing(configs: Sequence[Any], path: str = "") -> list[tuple[str, tuple[Any, ...]]]:
+    """``(dotted key, its value in each)`` of the keys in which configs differ; ``MISSING`` where one lacks it."""
+    if all(isinstance(config, dict) for config in configs):
+        names = sorted(set().union(*configs))
+        return [
+            found
+            for name in names
+            for found in differing([config.get(name, MISSING) for config in configs], f"{path}.{name}".lstrip("."))
+        ]
+    return [] if all(config == configs[0] for config in configs) else [(path, tuple(configs))]
+
+
+def computing(key: str) -> bool:
+    return key not in _SEEDS | NAMES
+
+
+def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
+    """Group runs that differ in seeds and names only, in their order. Members that copied each other differ."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if not run.exploits and not any(computing(key) for key, _ in differing([group[0].config, run.config])):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups

@@ -10,7 +10,6 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -20,10 +19,19 @@ from urllib.parse import quote
 
 from ejax.logs.json_records import FactsError
 from ejax.population.lineage import lineage, value_texts
-from ejax.report.cells import EMPTY_CELL, bar, duration_cell, number_cell, swatch, table, value_cell
-from ejax.report.curves import CurveGroup, curves, groups_of, sweep
-from ejax.report.reading import read_run
-from ejax.report.runs import MISSING, NAMES, Run, differing, value_text
+from ejax.report.cells import (
+    EMPTY_CELL,
+    MISSING,
+    bar,
+    duration_cell,
+    number_cell,
+    swatch,
+    table,
+    value_cell,
+    value_text,
+)
+from ejax.report.curves import NAMES, CurveGroup, curves, differing, groups_of, sweep
+from ejax.report.runs import Run
 from ejax.schema.paths import find
 from ejax.schema.plain_files import read_bytes
 
@@ -46,7 +54,7 @@ def render(
         folder: where the page will be, which links to videos start from.
         left_out: a line for each run that cannot be read.
     """
-    runs = _named(runs)
+    _name(runs)
     groups = groups_of(runs)
     found = {f"{run.name}/{path}": facts for run in runs for path, facts in run.exports.items()}
     contents = {
@@ -92,15 +100,18 @@ def _section(name: str, rows: Sequence[Sequence[str]], *more: str) -> str:
     return table([*texts.get("head", ()), *more], rows, name) + texts.get("note", "") if rows else ""
 
 
-def _named(runs: Sequence[Run]) -> list[Run]:
+def _name(runs: Sequence[Run]) -> None:
     """Name runs after their folders, with as many parents as distinguish them."""
     parts = [run.path.resolve().parts for run in runs]
     for count in range(1, max(map(len, parts)) + 1):  # as few as do
         names = ["/".join(each[-count:]) for each in parts]
         if len(set(names)) == len(names):
             own = _values(runs)
-            return [replace(run, name=f"{name}{own[run.path]}") for run, name in zip(runs, names, strict=True)]
-    return [replace(run, name=str(run.path)) for run in runs]
+            for run, name in zip(runs, names, strict=True):
+                run.name = f"{name}{own[run.path]}"
+            return
+    for run in runs:
+        run.name = str(run.path)
 
 
 def _values(runs: Sequence[Run]) -> dict[Path, str]:
@@ -204,7 +215,7 @@ def _time(runs: Sequence[Run]) -> str:
             shown.add(run.together)
             own = [each.name for each in runs if each.together == run.together]
             with suppress(FactsError, OSError):  # else the member's own log has to do
-                run = read_run(run.together)
+                run = Run(run.together)
             name = f"{' … '.join(dict.fromkeys((own[0], own[-1])))}: one program for the whole population"
         wall = run.wall_s
         if wall is None:

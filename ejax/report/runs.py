@@ -1,25 +1,54 @@
-"""Runs as their files describe them, and the differences between their configs."""
+"""Runs as their files describe them, read without their code: nothing that a config names is imported.
 
-import json
+Missing or damaged parts are texts in ``Run.problems``; only a folder whose config cannot be read is an error.
+"""
+
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pydantic import BaseModel
+
 from ejax.logs.best import Best, improves
 from ejax.logs.charts import LARGEST
-from ejax.logs.metric_log import Recorded
-from ejax.population.lineage import Exploited
-from ejax.store.run_dir import ResolvedConfig, ResolvedTrainer
+from ejax.logs.json_records import FactsError, check_facts, read_facts
+from ejax.logs.metric_log import read_log, read_sessions
+from ejax.population.lineage import EXPLOITS, Exploited, read_exploits
+from ejax.schema.plain_files import is_side_file
+from ejax.store.checkpoint import CheckpointError
+from ejax.store.resume_rules import Changes
+from ejax.store.run_dir import (
+    PopulationSummary,
+    ResolvedConfig,
+    ResolvedTrainer,
+    RunDirectory,
+    RunMeta,
+    Versions,
+    check_configs,
+    find_run,
+)
 
-MISSING = object()
-"""In place of a key that a config does not have."""
-_SEEDS = {"trainer.seed", "trainer.eval_seed", "data.seed"}
-NAMES = {f"trainer.{name}" for name in ("exp_name", "output_dir", "console", "use_wandb", "wandb_project_name")}
-"""Keys of a run's names and places, which change nothing that it computes."""
+
+class _Export(BaseModel):
+    """The part of ``parity.json`` that is read; its full schema is interop's."""
+
+    checkpoint: str
+    global_step: int
+    artefacts: dict[str, dict[str, Any]]
+    rows: dict[str, int]
+    versions: dict[str, str]
+
+
+class _Evaluation(BaseModel):
+    checkpoint: str
+    episodes: int
+    overrides: list[str] = []
 
 
 class Session(NamedTuple):
@@ -31,33 +60,132 @@ class Session(NamedTuple):
     """False: without an event file that gives the start, this is the first line."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run as its files describe it."""
+def runs_in(given: Path) -> list[Path]:
+    """List the folders of a population's members, or the run's own.
 
-    path: Path
-    name: str
-    config: dict[str, Any]
-    versions: dict[str, Any]
-    records: list[dict[str, Any]]
-    meta: dict[str, Any] | None
-    """Metadata of the newest checkpoint that has readable ones."""
-    changes: list[dict[str, Any]]
-    starts: tuple[float, ...]
-    recorded: tuple[Recorded, ...]
-    """Sessions that came to their end; of a member, also those of its population's one program."""
-    together: Path | None
-    """The population whose one program, and nothing else, trained the run."""
-    evaluations: dict[str, dict[str, Any]]
-    exports: dict[str, dict[str, Any]]
-    """``parity.json`` of exports in the folder, by path."""
-    videos: tuple[Path, ...]
-    """Newest first."""
-    num_quarantined: int
-    exploits: tuple[Exploited, ...]
-    is_best_member: bool
-    """Of its population, as training decided."""
-    problems: tuple[str, ...]
+    Raises:
+        FileNotFoundError: ``given`` is no run, and no name of one. FactsError: a member is elsewhere.
+    """
+    path = find_run(given)
+    # isdecimal: int() reads ² as no number
+    members = [folder for folder in (path / "members").glob("[0-9]*") if folder.name.isdecimal()]
+    for folder in members:
+        if not _is_inside(folder, path):
+            raise FactsError(f"{folder} leads out of the population's folder; give the run that it leads to by itself")
+    return sorted(members, key=lambda folder: int(folder.name)) or [path]
+
+
+class Run:
+    """One run as its files describe it; a link out of its folder is not followed.
+
+    Args:
+        given: as for ``find_run``.
+
+    Raises:
+        FileNotFoundError: that is no run. FactsError: it has no readable config.
+    """
+
+    def __init__(self, given: Path) -> None:
+        self.path = path = find_run(given)
+        self.name = path.name
+        self._problems: list[str] = []
+        resolved = path / "configs" / "resolved.json"
+        if not _is_inside(resolved, path):
+            raise FactsError(f"{resolved} leads out of the run's folder")
+        self.config = read_facts(resolved, ResolvedConfig)
+        try:
+            check_configs(path)
+        except CheckpointError as error:
+            self._note(error)
+        self.versions = next(iter(self._facts(self._files("configs", "versions.json"), Versions).values()), {})
+        changes = self._facts(self._files("configs", "changes.json"), Changes).values()
+        self.changes: list[dict[str, Any]] = [each for facts in changes for each in facts["changes"]]
+        self.meta = self._newest_meta()
+        self.records = self._read_log()
+        self.starts = _starts(self._files("logs", "*/events.out.tfevents.*"))
+        evaluations = self._facts(self._files("evaluations", "*.json"), _Evaluation)
+        self.evaluations = {file.stem: facts for file, facts in evaluations.items()}
+        exports = self._facts([*self._files(".", "parity.json"), *self._files(".", "*/parity.json")], _Export)
+        self.exports = {str(file.parent.relative_to(path)): facts for file, facts in exports.items()}
+        videos = [file for file in self._files("videos", "**/[!.]*.mp4") if file.is_file()]
+        self.videos = sorted(videos, key=lambda file: -file.stat().st_mtime_ns)  # newest first
+        self.num_quarantined = len(self._files("quarantine", "**/*.npz"))
+        self._read_population()
+
+    def _read_population(self) -> None:
+        """Read what a member's files do not have: exploits, which member is the best, and the program's sessions."""
+        folder = self.path.resolve()
+        population = folder.parents[1] if folder.parent.name == "members" else None
+        logged = population is not None and any((population / "logs").glob("*/events.out.tfevents.*"))
+        sessions = read_sessions(self.path / "logs")
+        shared = read_sessions(population / "logs") if population is not None and logged else []
+        # sessions that came to their end; a member without any was trained by the population's one program alone
+        self.recorded = sorted([*sessions, *shared], key=lambda each: each.start)
+        self.together = population if logged and not sessions else None
+        self.exploits: tuple[Exploited, ...] = ()
+        self.is_best_member = False
+        if population is None:
+            return
+        if _is_inside(population / EXPLOITS, population):
+            try:
+                self.exploits = tuple(read_exploits(population))
+            except OSError as error:
+                self._note(error)
+        files = [file for file in [population / "population.json"] if file.is_file()]
+        summary = self._facts(files, PopulationSummary).values()
+        self.is_best_member = any(str(facts["best"]) == folder.name for facts in summary)
+
+    def _newest_meta(self) -> dict[str, Any] | None:
+        """Read the metadata of the newest checkpoint that has readable ones."""
+        directory = RunDirectory(self.path, self.trainer.exp_name)
+        saved = directory.saved() if self._owns(directory.checkpoints) else []
+        files = [file for each in saved if self._owns(file := each / "meta.json")]
+        metas = self._facts(files, RunMeta).values()  # those that cannot be read are noted, and passed over
+        meta = max(metas, key=lambda meta: meta.get("global_step", 0), default=None)
+        if meta and meta.get("config"):
+            try:
+                check_facts(meta["config"], ResolvedConfig)
+            except FactsError as error:
+                self._note(FactsError(f"the config in the newest checkpoint's meta.json {error}"))
+                meta = meta | {"config": {}}
+        return meta
+
+    def _read_log(self) -> list[dict[str, Any]]:
+        log, meta = self.path / "logs" / "metrics.jsonl", self.meta or {}
+        records, wrong = read_log(log, logged=meta.get("log")) if self._owns(log) else ([], [])
+        # a fork, and a run from another system's checkpoint, begins at that one's step
+        self._problems += wrong + _gaps(records, begins_at_zero="origin" not in self.versions) + _not_finite(records)
+        self._problems += [f"logs/{aside.name} was set aside" for aside in self._files("logs", "metrics.*-*.jsonl")]
+        if meta.get("global_step", 0) > max((record["step"] for record in records), default=0):
+            text = f"the log ends before the newest checkpoint, which is of step {meta['global_step']:,}"
+            self._problems.append(text)
+        return records
+
+    def _note(self, error: Exception) -> None:
+        self._problems.append(str(error).replace(f"{self.path}/", ""))
+
+    def _owns(self, file: Path) -> bool:
+        """Refuse files that a link out of the run leads to: a page that shows them may be handed on."""
+        if not (inside := _is_inside(file, self.path)):
+            self._note(FactsError(f"{file} leads out of the run's folder, and is not followed"))
+        return inside
+
+    def _files(self, folder: str, pattern: str) -> list[Path]:
+        found = (path for path in (self.path / folder).glob(pattern) if not is_side_file(path.name))
+        return sorted(filter(self._owns, found)) if self._owns(self.path / folder) else []
+
+    def _facts(self, files: Iterable[Path], schema: type[BaseModel]) -> dict[Path, dict[str, Any]]:
+        found = {}
+        for file in files:
+            try:
+                found[file] = read_facts(file, schema)
+            except FactsError as error:
+                self._note(error)
+        return found
+
+    @property
+    def problems(self) -> list[str]:
+        return list(dict.fromkeys(self._problems))
 
     @cached_property
     def trainer(self) -> ResolvedTrainer:
@@ -177,33 +305,47 @@ class Run:
         return [(f"{tag}, sum of what is logged", seconds) for tag, seconds in sums.items()]
 
 
-def differing(configs: Sequence[Any], path: str = "") -> list[tuple[str, tuple[Any, ...]]]:
-    """``(dotted key, its value in each)`` of the keys in which configs differ; ``MISSING`` where one lacks it."""
-    if all(isinstance(config, dict) for config in configs):
-        names = sorted(set().union(*configs))
-        return [
-            found
-            for name in names
-            for found in differing([config.get(name, MISSING) for config in configs], f"{path}.{name}".lstrip("."))
-        ]
-    return [] if all(config == configs[0] for config in configs) else [(path, tuple(configs))]
+def read_export(path: Path) -> dict[str, Any]:
+    """Read the ``parity.json`` of an export, a file or its folder.
+
+    Raises:
+        FileNotFoundError: there is none. FactsError: it is not what an export writes.
+    """
+    file = path / "parity.json" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is no export: it has no parity.json; make one by python -m interop.export")
+    return read_facts(file, _Export)
 
 
-def computing(key: str) -> bool:
-    return key not in _SEEDS | NAMES
+def _is_inside(file: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
 
 
-def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group runs that differ in seeds and names only, in their order. Members that copied each other differ."""
-    groups: list[list[Run]] = []
-    for run in runs:
-        for group in groups:
-            if not run.exploits and not any(computing(key) for key, _ in differing([group[0].config, run.config])):
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    return groups
+def _starts(files: Sequence[Path]) -> tuple[float, ...]:
+    """Read when each start of the run began to log: its event file is named after the time, in ns."""
+    return tuple(sorted(int(found[1]) / 1e9 for file in files if (found := re.search(r"\.(\d{19})$", file.name))))
+
+
+def _gaps(records: Sequence[Mapping[str, Any]], *, begins_at_zero: bool) -> list[str]:
+    """List steps between which lines are missing: those of updates come at equal distances, but for the last one."""
+    steps = [record["step"] for record in records if any(tag.startswith("train/") for tag in record)]
+    known = [0, *steps] if begins_at_zero else steps  # else its first line is where it began
+    problems = []
+    if back := [(a, b) for a, b in pairwise(steps) if b <= a]:  # a log to which two processes wrote
+        problems.append(f"steps go back in metrics.jsonl, first from {back[0][0]:,} to {back[0][1]:,}")
+    distances = Counter(b - a for a, b in pairwise(known) if b > a)
+    # the most frequent, and of those the smallest
+    usual = min(distances, key=lambda distance: (-distances[distance], distance), default=0)
+    gaps = [(a, b) for a, b in pairwise(known) if b - a > usual]
+    if gaps:
+        places = ", ".join(f"{a:,} and {b:,}" for a, b in gaps[:5]) + (", …" if len(gaps) > 5 else "")
+        problems.append(f"metrics.jsonl has a line each {usual:,} steps, but none between {places}")
+    return problems
+
+
+def _not_finite(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    counts = Counter(tag for record in records for tag, value in record.items() if is_not_finite(value))
+    return [f"{tag} was not finite in {count:,} of the lines" for tag, count in sorted(counts.items())]
 
 
 def _number(value: float | None) -> float:
@@ -218,7 +360,3 @@ def _adds_up(tag: str) -> bool:
 
 def is_not_finite(value: Any) -> bool:
     return value is None or not abs(value) <= LARGEST
-
-
-def value_text(value: Any) -> str:
-    return "—" if value is MISSING else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

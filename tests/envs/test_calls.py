@@ -21,7 +21,7 @@ from ejax.envs.adapters.gymnasium import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, closing, short_error, under_way, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.play.saved_policy import evaluate_run
-from ejax.report.reading import read_run
+from ejax.report.runs import Run
 from ejax.run import train
 from ejax.runtime.process_exit import interruptible
 from ejax.schema.trust import trust
@@ -318,6 +318,6 @@ def test_a_run_that_native_code_ended_with_code_0_is_unfinished_and_goes_on(
     command = [sys.executable, "-m", "ejax.train", "--config", str(file), "env.id=rude_tasks:Rude", "--run", str(run)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=600)
     assert done.returncode == 0 and once.exists()  # which says nothing: docs/host_envs.md
-    assert re.match(state, read_run(run).state), read_run(run).state
+    assert re.match(state, Run(run).state), Run(run).state
     assert train(run_config, run_dir=run, resume="latest").finished
-    assert read_run(run).state == "finished"
+    assert Run(run).state == "finished"

@@ -37,7 +37,7 @@ from ejax.population.step import (
     with_values,
 )
 from ejax.report.__main__ import main as report
-from ejax.report.reading import read_run, runs_in
+from ejax.report.runs import Run, runs_in
 from ejax.run import train
 from ejax.runtime.sharding import members_mesh
 from ejax.schema.writing import LinkError
@@ -340,7 +340,7 @@ def test_a_member_has_the_numbers_of_a_run_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_report_has_the_time_of_all_members_once(trained: PopulationResult, tmp_path: Path) -> None:
-    root, *members = map(read_run, [trained.run_dir, *runs_in(trained.run_dir)])
+    root, *members = map(Run, [trained.run_dir, *runs_in(trained.run_dir)])
     assert [each.together for each in members] == [trained.run_dir.resolve()] * M
     assert root.wall_s is not None and root.wall_s >= trained.elapsed_time_sec - 0.05  # two clocks
     sessions = [each.sessions[0].end - each.sessions[0].start for each in members]

@@ -20,7 +20,7 @@ from tiny import EVALUATED, STEPS, tiny
 from ejax.config import parse_config
 from ejax.logs.metric_log import SESSIONS, MetricLog
 from ejax.report.__main__ import main
-from ejax.report.reading import read_run
+from ejax.report.runs import Run
 from ejax.run import train
 from ejax.store.run_dir import create_run_directory
 
@@ -195,7 +195,7 @@ def test_wall_time_is_of_whole_sessions_and_of_killed_ones_as_the_log_says(run: 
     for at in (15, 35):
         (run / "logs" / "tiny" / f"events.out.tfevents.{at}.host.{int(START + at) * 10**9}").touch()
     record(run, (-50, 14), (33, 99))  # building came before the event file, the last save after the last line
-    assert [(each.start, each.end) for each in read_run(run).sessions] == [
+    assert [(each.start, each.end) for each in Run(run).sessions] == [
         (START - 50, START + 14),
         (START + 33, START + 99),
         (START + 15, START + 30),
@@ -207,7 +207,7 @@ def test_wall_time_is_of_whole_sessions_and_of_killed_ones_as_the_log_says(run: 
 def test_a_session_without_a_line_in_the_log_counts(run: Path) -> None:
     metrics_of(run).write_text("")
     record(run, (-5, 2))
-    assert read_run(run).wall_s == 7.0
+    assert Run(run).wall_s == 7.0
 
 
 @pytest.mark.slow
@@ -215,10 +215,10 @@ def test_the_wall_time_is_that_of_the_console(tmp_path: Path) -> None:
     began = time.time()
     result = train(parse_config(tiny(tmp_path, iterations=2, **EVALUATED)))
     seconds = time.time() - began
-    assert (wall := read_run(result.run_dir).wall_s) is not None
+    assert (wall := Run(result.run_dir).wall_s) is not None
     assert result.elapsed_time_sec - 0.05 <= wall <= seconds + 0.05  # two clocks
     result = train(parse_config(tiny(tmp_path, iterations=3, **EVALUATED)), resume="latest", run_dir=result.run_dir)
-    assert (both := read_run(result.run_dir)).wall_s is not None
+    assert (both := Run(result.run_dir)).wall_s is not None
     assert len(both.sessions) == 2 and both.wall_s - wall >= result.elapsed_time_sec - 0.05
 
 
@@ -626,7 +626,7 @@ def test_a_run_that_a_resume_lengthened_is_as_long_as_it_says_now(tmp_path: Path
     told = f"2 updates until step {2 * STEPS}, then 3"
     assert f"finished{told}" in report(run).rows["runs"][1]
     shutil.rmtree(run / "checkpoints" / f"tiny_step_{3 * STEPS}")  # as of a resume that was killed before its first
-    read = read_run(run)
+    read = Run(run)
     assert read.lengths == told and read.updates == (3, 3)
     assert read.state == "not finished: no checkpoint is of its last update, 3"
     again = train(parse_config(tiny(tmp_path, iterations=3, exp_name="again"))).run_dir
@@ -634,9 +634,9 @@ def test_a_run_that_a_resume_lengthened_is_as_long_as_it_says_now(tmp_path: Path
 
 
 def test_a_run_without_its_last_checkpoint_is_not_finished(run: Path) -> None:
-    assert read_run(run).state == "finished"
+    assert Run(run).state == "finished"
     shutil.rmtree(run / "checkpoints" / f"tiny_step_{UPDATES * STEPS}")
-    assert read_run(run).state == f"not finished: no checkpoint is of its last update, {UPDATES}"
+    assert Run(run).state == f"not finished: no checkpoint is of its last update, {UPDATES}"
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")

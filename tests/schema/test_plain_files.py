@@ -201,7 +201,7 @@ PLAIN_JSON = {
     "ejax/policies/mlp.py": "read back at once",
     "ejax/policies/vla/config.py": "read back at once",
     "ejax/policies/vla/words.py": "words",
-    "ejax/report/runs.py": "a text to be shown",
+    "ejax/report/cells.py": "a text to be shown",
     "ejax/runtime/processes.py": "texts between processes",
     "ejax/schema/plain_files.py": "to_json itself",
     "ejax/store/replay_rows.py": "counts",
