@@ -189,7 +189,7 @@ def _evaluation(metrics: dict[str, float]) -> dict[str, float]:
 
 def _of_fresh_episodes(fresh: dict[str, dict[str, Any]], tag: str) -> dict[str, str]:
     """Write each checkpoint's value of the watched metric over its fresh episodes, for a summary."""
-    from ejax.logs.charts import number
+    from ejax.schema.messages import number
 
     return {
         f"{which} checkpoint over {facts['episodes']:,} fresh episodes": f"{tag} {number(facts[tag])}"
