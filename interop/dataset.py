@@ -8,7 +8,7 @@ EmbodiChain's class of this name, with its arguments and its two collate functio
                              collate_fn=OnlineDataset.passthrough_collate_fn)
 
 With a sampler of sizes, ``chunk_size_every=32`` in item mode makes items that a DataLoader of ``batch_size=32`` can
-stack: each of its workers collates successive items of its own, from a random stream of its own. Tensors are copies
+stack: each of its workers collates its own successive items, from its own random stream. Tensors are copies
 that nothing else writes to.
 """
 

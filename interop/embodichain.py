@@ -18,7 +18,7 @@ From EmbodiChain to ejax, from a file of any version:
     python -m ejax.train --config train.yaml --resume FILE.pt
     python -m ejax.train --config train.yaml policy.init_from=FILE.pt
 
-The first goes on with the training: parameters, normalizers, optimizer moments, learning rate, schedule and step count
+The first continues the training: parameters, normalizers, optimizer moments, learning rate, schedule and step count
 are the file's. Environments start new episodes, as they do when EmbodiChain resumes, and the search for the best
 evaluation starts over. The second takes the parameters alone and starts a new training from them, at step 0.
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # its module needs torch
 
 _NOT_DISTRIBUTED = (
     "got true: the run's folder depends on how many devices the training machine has; "
-    "go on there by python -m ejax.train --config … --resume FILE.pt"
+    "continue there by python -m ejax.train --config … --resume FILE.pt"
 )
 
 
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
             config = load_config(args.config)
             for note in import_pt(args.file, config, args.run, policy_only=args.policy_only):
                 print(f"note: {note}")
-            print(f"go on with: python -m ejax.train --run {args.run} --resume latest")
+            print(f"continue with: python -m ejax.train --run {args.run} --resume latest")
     except (CheckpointError, OSError, TypeError, ValueError) as error:
         return refused("interop.embodichain", error)
     except ModuleNotFoundError as error:
@@ -122,7 +122,7 @@ def export_pt(
 
 
 def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = False) -> list[str]:
-    """Make the folder ``run`` of an ejax run that goes on from EmbodiChain's ``file``.
+    """Make the folder ``run`` of an ejax run that continues from EmbodiChain's ``file``.
 
     Args:
         policy_only: leave the optimizer's state out.

@@ -263,7 +263,7 @@ def _write(
     left_out: dict[str, str] | None,
     leapp: bool = False,
 ) -> dict[str, Any]:
-    """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate.
+    """Write and check everything in a folder beside ``to``, then move it there. Returns the certificate.
 
     Args:
         left_out: format -> the reason. None: all were chosen, and one that cannot be made is an error.

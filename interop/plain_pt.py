@@ -76,16 +76,16 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
     Numbers of 16 bits become float32, which holds all their values (NumPy has no bfloat16).
 
     Raises:
-        ValueError: see ``load_plain``; or an entry is no dense tensor of finite numbers.
+        ValueError: see ``load_plain``; or an entry is not a dense tensor of finite numbers.
         FileNotFoundError: there is no such file.
     """
     payload = load_plain(path)
     tensors = next((payload[key] for key in _NESTED if isinstance(payload.get(key), dict)), payload)
     for name, x in tensors.items():
-        if odd := odd_tensor(x) if isinstance(name, str) else "a key that is no text":
+        if odd := odd_tensor(x) if isinstance(name, str) else "a key that is not text":
             raise ValueError(
                 f"{path} is not a state dict: it has {odd} at {repr(name)[:_MAX_CHARS]}, where a tensor is expected. "
-                f"Save model.state_dict(), by itself or under one of {', '.join(_NESTED)}"
+                f"Save model.state_dict(), alone or under one of {', '.join(_NESTED)}"
             )
     # NumPy has no bfloat16
     half = (torch.float16, torch.bfloat16)

@@ -379,12 +379,12 @@ def _largest(*errors: NDArray[Any]) -> dict[str, float]:
 
 
 def check_plain(path: Path, most: int = MAX_ARTEFACT) -> None:
-    """Refuse what is no regular file, or too large, before a library opens it: FileNotFoundError, ValueError."""
+    """Refuse what is not a regular file, or too large, before a library opens it: FileNotFoundError, ValueError."""
     if not path.exists():
         made = "python -m interop.export RUN --to DIR has written, with this format among its --formats"
         raise FileNotFoundError(f"there is no {path}: give a folder that {made}")
     if not path.is_file():
-        raise ValueError(f"{path} is no regular file")
+        raise ValueError(f"{path} is not a regular file")
     if (size := path.stat().st_size) > most:
         raise ValueError(f"{path} has {size} bytes; at most {most} are read")
 

@@ -225,7 +225,7 @@ def _outputs(distribution: Any, obs: PyTree, form: ActionForm | Spec) -> tuple[A
     if isinstance(distribution, MultiCategorical):
         return to_action(form, action, jnp), jnp.concatenate([part.logits for part in distribution.parts], axis=-1)
     normal = distribution.base if isinstance(distribution, TanhNormal) else distribution
-    if not isinstance(normal, Normal):  # of one's own
+    if not isinstance(normal, Normal):  # a custom one
         return (to_action(form, action, jnp),)
     return to_action(form, action, jnp), normal.mean, normal.log_std
 

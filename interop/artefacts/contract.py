@@ -141,7 +141,7 @@ def _text(length: int) -> dict[str, Any]:
 
 def _memory(spec: Spec, memory: MemorySpec) -> dict[str, Any]:
     if memory.type == "own":
-        layout = "the arrays of its own memory, one after the other"
+        layout = "the arrays of the policy's memory, one after the other"
     elif memory.type == "history":
         layout = f"the last {memory.length - 1} observations, the last one in the end, and how many there have been"
     else:

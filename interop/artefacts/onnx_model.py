@@ -71,7 +71,7 @@ def convert(function: Callable[..., Any], spec: Spec) -> onnx.ModelProto:
 
 
 def _let_noise_be_left_out(graph: onnx.GraphProto, spec: Spec) -> None:
-    """Give the input ``noise`` a default: one row of zeros, which is expanded to the batch."""
+    """Make zeros the default of the input ``noise``: one row of zeros, which is expanded to the batch."""
     every_row, rows, one, shape = f"{NOISE}_of_batch", "_rows", "_one", "_rows_by_one"
     for node in graph.node:
         node.input[:] = [every_row if name == NOISE else name for name in node.input]
@@ -91,7 +91,7 @@ def _let_noise_be_left_out(graph: onnx.GraphProto, spec: Spec) -> None:
 
 @contextlib.contextmanager
 def _silence(library: str) -> Iterator[None]:
-    """Drop what an exporter reports of its own libraries, such as that torchvision is not installed."""
+    """Drop what an exporter reports of its libraries, such as that torchvision is not installed."""
     logger = logging.getLogger(library)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -16,7 +16,7 @@ hundred times beyond it.
 The case ``consecutive`` of a policy with memory is answered step by step, each with the memory that the artefact itself
 gave at the step before: κ is then of the whole way from the episode's start.
 
-Where actions are choices, a row may differ from JAX's only if the logits tie: the chosen one's logit is no further
+Where actions are choices, a row may differ from JAX's only if the logits tie: the chosen one's logit is not further
 below the best one's than two logits may err together. A NaN or infinity has to appear exactly where it does
 in JAX's answer. ``interop.standalone_verify`` measures by this rule.
 """

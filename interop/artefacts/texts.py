@@ -2,7 +2,7 @@
 
     {"schema_version": 1, "about": …, "texts": [{"utf8": "70757420…", "shown": "put …", "tokens": [5, 3, …]}, …]}
 
-``utf8`` is the text's bytes in hexadecimal; some are no valid UTF-8, which a robot may also be sent.
+``utf8`` is the text's bytes in hexadecimal; some are not valid UTF-8, which a robot may also be sent.
 """
 
 from collections.abc import Sequence

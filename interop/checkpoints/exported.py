@@ -44,7 +44,7 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
         raise ValueError(f"{folder} holds a policy {kind}; give its run, or a checkpoint of it")
     form = next((form for form in _WEIGHTS if form in report["artefacts"]), None)
     if form is None:
-        raise ValueError(f"{folder} holds no weights by themselves; export with --formats {','.join(_WEIGHTS)}")
+        raise ValueError(f"{folder} holds no weights alone; export with --formats {','.join(_WEIGHTS)}")
     _check_spaces(spec, env)
     policy: Any = policy_of(spec)
     weights = load_weights(folder / FORMATS[form].file)

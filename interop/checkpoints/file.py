@@ -61,7 +61,7 @@ class PtFile:
     world_size: int
     """Processes that trained together, each with ``num_envs`` environments and minibatches of ``batch_size``."""
     ranks_differ: bool
-    """Each rank normalizes observations by statistics of its own; those in ``policy`` are one's."""
+    """Each rank normalizes observations by its own statistics; those in ``policy`` are one's."""
 
 
 def read_pt(path: Path) -> PtFile:
@@ -146,7 +146,7 @@ def scheduler_state(schedule: ScheduleConfig, base_rate: float, rate: float, ste
 def bound_to(trainer_file: Path, policy: StateDict, seed: int) -> dict[str, Any]:
     """Make the keys of schema 2 that tie a checkpoint to one trainer, from another checkpoint of that trainer.
 
-    Random streams start from ``seed``: ejax has none that torch could go on with.
+    Random streams start from ``seed``: ejax has none that torch could continue.
 
     Raises:
         ValueError: ``trainer_file`` is not of schema 2, or of another policy.

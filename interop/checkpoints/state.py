@@ -73,7 +73,7 @@ def pt_payload(
     if lr_scheduler is not None or layout == "0.3":
         kwargs = {"name": schedule.name, "kwargs": dict(schedule.kwargs)}
         payload |= {"lr_scheduler": lr_scheduler, "lr_scheduler_cfg": kwargs}
-    # EmbodiChain has another trainer, with a schema of its own, for algorithms with the environment in their program
+    # EmbodiChain has another trainer, with its own schema, for algorithms with the environment in their program
     differentiable = algorithm.update is None and algorithm.with_teacher is None
     if differentiable:
         payload["schema_version"] = 1
@@ -119,7 +119,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     if config.algorithm.record.keeps_target and not policy_only:
         name = config.algorithm.name
         raise ValueError(
-            f"EmbodiChain has no {name}, so no file goes on with its training; start one: policy.init_from=FILE.pt"
+            f"EmbodiChain has no {name}, so no file continues its training; start one: policy.init_from=FILE.pt"
         )
     options: Any = config.algorithm.cfg
     notes = []
@@ -150,7 +150,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     if rest:
         notes.append(
             f"{saved.global_step} env steps are not a whole number of updates, of {rows} each; "
-            f"counting goes on from {saved.global_step - rest}"
+            f"counting continues from {saved.global_step - rest}"
         )
     if saved.optimizer is None:
         notes.append("the file has no optimizer state: the optimizer's moments start at zero")
@@ -275,7 +275,7 @@ def _size_notes(saved: PtFile, num_devices: int, rows: int, update: int) -> list
         there = saved.global_step / saved.num_updates
         notes.append(
             f"the file's {saved.num_updates} updates were of {there:.6g} env steps each on average; "
-            f"here one has {rows}, so counting goes on from update {update}"
+            f"here one has {rows}, so counting continues from update {update}"
         )
     return notes
 

@@ -18,7 +18,7 @@ and a policy with memory, before actor and before critic, torch's names of a GRU
 
     actor_encoder.<i·s>.weight, .bias, ...                the MLP before it, if any
     actor_memory.{weight_ih, weight_hh, bias_ih, bias_hh}_l<layer>
-    critic_encoder. ..., critic_memory. ...               the same, where the critic has a memory of its own
+    critic_encoder. ..., critic_memory. ...               the same, where the critic has its own memory
 
 A FlashActor of B blocks has no log_std, and as its actor
 
@@ -26,7 +26,7 @@ A FlashActor of B blocks has no log_std, and as its actor
     actor.<b>.{0, 2}.weight, .bias                        the two of block b, 1 to B
     actor.<B + r + 1>.weight, .bias                       output Linear, r = 1 with an RMSNorm
 
-Source: EmbodiChain's MLP, ActorCritic and ActorOnly; it has no encoders and no blocks of its own.
+Source: EmbodiChain's MLP, ActorCritic and ActorOnly; it has neither encoders nor blocks.
 """
 
 from collections.abc import Iterator, Mapping

@@ -80,7 +80,7 @@ def _actor_of(policy: ActorCriticWithMemory) -> Any:
 
 
 def _draw_cases(policy: ActorCriticWithMemory, *rest: Any) -> list[Case]:
-    return draw_cases(_actor_of(policy), *rest)  # the memory of a critic is no input of an export
+    return draw_cases(_actor_of(policy), *rest)  # the memory of a critic is not an input of an export
 
 
 EXPORTER = Exporter(

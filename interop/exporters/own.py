@@ -1,4 +1,4 @@
-"""Export of policies of your own, which have no twin in torch: the program that JAX compiles, by ``jax.export``."""
+"""Export of custom policies, which have no twin in torch: the program that JAX compiles, by ``jax.export``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -65,7 +65,7 @@ def exporter_of(policy: Policy) -> Exporter:
 
 
 def exporter_of_any(policy: Policy) -> tuple[Exporter, str]:
-    """Return the record of a policy, that of one's own where its class has none, and then the reason: else empty."""
+    """Return a policy's record, that of custom policies where its class has none, and then the reason: else empty."""
     try:
         return exporter_of(policy), ""
     except TypeError as error:

@@ -66,7 +66,7 @@ def _describe(policy: VLAPolicy, leaves: Mapping[str, Any], paths: Paths) -> tup
     policy = replace(policy, model=policy.model.model_copy(update={"torch_dtype": "float32"}))
     model = policy.model
     if taken := {TOKENS, NOISE} & {*model.images, *model.numbers}:
-        raise ValueError(f"an export has inputs of its own called {', '.join(sorted(taken))}; rename the observation's")
+        raise ValueError(f"an export has its own inputs called {', '.join(sorted(taken))}; rename the observation's")
     sentence = bytes(policy.instruction).decode() if policy.instruction is not None else None
     flow = model.head.type == "flow"
     spec = VLASpec(

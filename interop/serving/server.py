@@ -122,7 +122,7 @@ class Batches:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Compute each batch size once, then answer requests."""
-        with ThreadPoolExecutor(1, "ejax-serve") as pool:  # one thread: the event loop goes on meanwhile
+        with ThreadPoolExecutor(1, "ejax-serve") as pool:  # one thread: the event loop continues meanwhile
             example = _Request(self._policy.example, self._policy.first_memory, asyncio.Future())
             for exponent in range((self._max_rows - 1).bit_length() + 1):
                 self._act([example] * 2**exponent)
@@ -286,6 +286,6 @@ def _is_meant(request: Request, host: str) -> bool:
 
 
 def _has_token(request: Request, token: str) -> bool:
-    """Recognize ``Bearer TOKEN``, and ``Api-Key TOKEN`` as openpi's client sends it."""
+    """Return whether it sends ``Bearer TOKEN``, or ``Api-Key TOKEN`` as openpi's client sends it."""
     kind, _, given = request.headers.get("Authorization", "").partition(" ")
     return kind.lower() in ("bearer", "api-key") and hmac.compare_digest(given.encode(), token.encode())

@@ -114,7 +114,7 @@ def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
     """Load the tokenizer of an export.
 
     Raises:
-        FileNotFoundError: there is none. ValueError: it is no tokenizer, or of another policy.
+        FileNotFoundError: there is none. ValueError: it is not a tokenizer, or of another policy.
     """
     tokenizer = Tokenizer.load(directory / TOKENIZER)
     if (tokenizer.num_tokens, tokenizer.max_words) != (spec.num_tokens, spec.max_words):

@@ -54,7 +54,7 @@ class MemorySpec:
     """Memory between the numbers and a network; see ``ejax.policies.recurrence``."""
 
     type: Literal["gru", "lstm", "history", "actor", "own"]
-    """actor: the critic reads what the actor's memory gives; own: of a policy of your own."""
+    """actor: the critic reads what the actor's memory gives; own: of a custom policy."""
     size: int = 0
     """M, numbers of the memory: zeros where an episode starts."""
     width: int = 0
@@ -189,7 +189,7 @@ class PolicySpec(DeployedForms):
     images: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     """(height, width, channels) of each image by its name, uint8, in the order in which their features come."""
     encoder: EncoderSpec | None = None
-    """The encoder of each image, with weights of its own. None: there are no images."""
+    """The encoder of each image, each with its weights. None: there are no images."""
     actor: NetworkSpec
     critic: NetworkSpec | None = None
     """With images, actor and critic share the encoders and the actor's normalizer, which is of all the numbers."""
@@ -273,7 +273,7 @@ class ProgramSpec(DeployedForms):
     images: Mapping[str, tuple[int, int, int]]
     memory: MemorySpec | None
     head: Literal["normal", "tanh_normal", "categorical", "multi_categorical", "own"]
-    """own: a distribution of your own, of which the most probable action alone is an output."""
+    """own: a custom distribution, of which the most probable action alone is an output."""
     sizes: tuple[int, ...]
     unread: ClassVar[Mapping[str, tuple[int, ...]]] = {}  # type: ignore[misc]  # no field: a program reads all
 

@@ -37,7 +37,7 @@ class Tokenizer:
         """Read a tokenizer.
 
         Raises:
-            ValueError: it is no tokenizer, or of another type.
+            ValueError: it is not a tokenizer, or of another type.
         """
         try:
             raw = parse_json(text)

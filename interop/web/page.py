@@ -166,7 +166,7 @@ def assemble(data: Mapping[str, Any], engine: Mapping[str, bytes]) -> str:
 
 
 def _policy(policy: Policy, params: Params, env: Env, part: str) -> dict[str, Any]:
-    """Weights of the actor, as the export has them. ValueError: it is no MLP that reads that part alone."""
+    """Pack the actor's weights, as the export has them. ValueError: it is not an MLP that reads that part alone."""
     if injected(policy) or type(policy) not in (ActorCritic, ActorOnly, ActorQ):
         text = (
             "--web computes the MLPs of actor_critic and actor_q only, without memory, images and modules of your own"

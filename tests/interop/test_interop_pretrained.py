@@ -212,7 +212,7 @@ def test_halves_become_float32(tmp_path: Path) -> None:
     ("payload", "message"),
     [
         ({"a": torch.ones(1), "epoch": 3}, r"is not a state dict: it has 3 at 'epoch'.*state_dict"),
-        ({1: torch.ones(1)}, "has a key that is no text at 1"),
+        ({1: torch.ones(1)}, "has a key that is not text at 1"),
         ({"a": torch.tensor([float("nan")])}, "with NaN or infinity at 'a'"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
         ([torch.ones(1)], "holds a list"),

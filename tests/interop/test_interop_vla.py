@@ -453,7 +453,7 @@ def test_a_policy_that_was_always_told_the_same_needs_no_text() -> None:
 def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
     policy, _ = made("keypoints")
     policy = dataclasses.replace(policy, model=policy.model.model_copy(update={"numbers": ("noise",)}))
-    with pytest.raises(ValueError, match="inputs of its own called noise"):
+    with pytest.raises(ValueError, match="inputs called noise"):
         spec_of(policy, Talk())
 
 

@@ -135,7 +135,7 @@ def test_interop_refuses_the_same(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for read in (interop_files.check_plain, interop_files.read_bytes):
         for odd in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-            with pytest.raises(ValueError, match="is no regular file"):
+            with pytest.raises(ValueError, match="regular file"):
                 read(odd)
     (tmp_path / "a").write_bytes(b"12345")
     assert interop_files.read_bytes(tmp_path / "a", 5) == b"12345"
