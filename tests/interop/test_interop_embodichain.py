@@ -1,6 +1,7 @@
 """EmbodiChain's checkpoints: read from each version, trained on from, written so that it goes on from them."""
 
 import json
+import re
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
@@ -201,48 +202,34 @@ def test_torchs_optimizer_and_scheduler_go_on_from_the_file(
 def test_a_run_goes_on_from_embodichains_file_and_back_into_one(
     golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole way by the command lines: 2 updates in EmbodiChain, 2 in ejax, and a file for EmbodiChain."""
-    file = config_file(golden, tmp_path)
-    run = tmp_path / "run"
-    assert embodichain.main(["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(run)]) == 0
+    """The whole way by the command lines: 2 updates in EmbodiChain, 2 in ejax, and a file for EmbodiChain. ``--resume``
+    does in one step what a folder made of the file and ``--resume latest`` do in two; bit for bit."""
+    file, run, one = config_file(golden, tmp_path), tmp_path / "run", tmp_path / "one"
+    from_pt = ["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(run)]
+    assert embodichain.main(from_pt) == 0
     assert "note:" not in capsys.readouterr().out
     directory, config = open_run_directory(run)
     result = train(config, resume="latest", run_dir=run)
     assert (result.num_updates, result.global_step, result.finished) == (4, 256, True)
     assert [entry["global_step"] for entry in result.train_history] == [192, 256]
     assert result.last_train_metrics["train/learning_rate"] == pytest.approx(0.01 * 0.25)
+    state, _ = load_checkpoint(directory.find("latest", print), build(config).state)
+
+    resume = ["--config", str(file), "--run", str(one), "--resume", str(POINT_MASS)]
+    assert main(resume) == 0
+    resumed, meta = load_checkpoint(open_run_directory(one)[0].find("latest", print), build(config).state)
+    assert meta["num_updates"] == 4
+    assert_same(resumed.train, state.train)
 
     out = tmp_path / "back.pt"
     assert embodichain.main(["to-pt", str(run), "--out", str(out), "--like", str(POINT_MASS)]) == 0
     payload = torch.load(out, weights_only=True)
     assert (payload["schema_version"], payload["global_step"], payload["num_updates"]) == (2, 256, 4)
     assert float(payload["optimizer"]["state"][0]["step"]) == 12.0  # 3 epochs of one minibatch, 4 updates
-    state, _ = load_checkpoint(directory.find("latest", print), build(config).state)
     assert_same(pt_file.read_pt(out).policy, state_dict_from_params(build(config).policy, state.train.params))
 
-    assert embodichain.main(["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(run)]) == 2
-    assert "holds a run already" in capsys.readouterr().err
-
-
-@pytest.mark.slow  # two trainings of each way; the asynchronous test below compares the ways too
-def test_resume_takes_embodichains_file(
-    golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In one step what a folder made of the file and ``--resume latest`` do in two; bit for bit. Never into a run."""
-    file = config_file(golden, tmp_path)
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert main(["--config", str(file), "--run", str(one), "--resume", str(POINT_MASS)]) == 0
-    embodichain.main(["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(two)])
-    assert main(["--run", str(two), "--resume", "latest"]) == 0
-    ended = []
-    for run in (one, two):
-        directory, config = open_run_directory(run)
-        ended.append(load_checkpoint(directory.find("latest", print), build(config).state))
-    assert ended[0][1]["num_updates"] == 4
-    assert_same(ended[0][0].train, ended[1][0].train)
-
-    assert main(["--config", str(file), "--run", str(one), "--resume", str(POINT_MASS)]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert embodichain.main(from_pt) == main(resume) == 2  # never into a run
+    assert capsys.readouterr().err.count("holds a run already") == 2
 
 
 def test_resume_refuses_a_file_that_does_not_fit(
@@ -393,16 +380,32 @@ def test_shac_takes_and_gives_the_policy_alone(golden: dict[str, Any]) -> None:
         pt_state.restore(saved, config, parts)
 
 
-def test_counters_that_do_not_fit_are_told(golden: dict[str, Any], parts: Parts, config: RunConfig) -> None:
-    saved = replace(pt_file.read_pt(POINT_MASS), global_step=150)
+NOTES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({"global_step": 150}, {}, ["150 env steps are not a whole number of updates.*continues from 128"]),
+    ({}, {"trainer__iterations": 10}, ["'total_iters': 4.*'total_iters': 10"]),
+    ({"schedule_step": None, "schedule": None}, {}, [r"the file has no lr_scheduler; the config's, \('linear',"]),
+    (
+        {},
+        {"algorithm__cfg": {"gamma": 0.9, "batch_size": 32}},
+        ["cfg.batch_size was 64 there and is 32 here", "cfg.gamma was 0.97 there and is 0.9 here"],
+    ),
+]
+"""Changes of the file, changes of the config, and what is noted then."""
+
+
+@pytest.mark.parametrize(("of_file", "of_config", "expected"), NOTES)
+def test_what_the_file_and_the_config_say_differently_is_told(
+    of_file: dict[str, Any], of_config: dict[str, Any], expected: list[str], golden: dict[str, Any]
+) -> None:
+    if "algorithm__cfg" in of_config:
+        cfg = options(golden)["algorithm"]["cfg"]
+        of_config = {"algorithm__cfg": {**cfg, **of_config["algorithm__cfg"]}}
+    config = parse_config(options(golden, **of_config))
+    saved, parts = replace(pt_file.read_pt(POINT_MASS), **of_file), build(config)
     state, notes = pt_state.restore(saved, config, parts)
-    assert int(state.update) == 2
-    assert notes == ["150 env steps are not a whole number of updates, of 64 each; counting continues from 128"]
-    raw = options(golden, trainer__iterations=10)
-    _, notes = pt_state.restore(pt_file.read_pt(POINT_MASS), parse_config(raw), parts)
-    assert len(notes) == 1
-    assert "'total_iters': 4" in notes[0]
-    assert "'total_iters': 10" in notes[0]
+    assert int(state.update) == 2 and len(notes) == len(expected)
+    assert all(re.search(text, note) for text, note in zip(expected, notes, strict=True))
+    assert pt_state.restore(saved, config, parts, policy_only=True)[1] == []
 
 
 def test_devices_and_ranks_count_in_an_update(golden: dict[str, Any]) -> None:
@@ -539,25 +542,6 @@ def test_an_activation_that_is_not_the_files_is_refused(
     config = parse_config(options(golden, policy__actor={"type": "mlp", "network_cfg": network}))
     with pytest.raises(ValueError, match=message):
         pt_state.restore(pt_file.read_pt(POINT_MASS), config, build(config), policy_only=True)
-
-
-def test_options_that_are_not_the_files_are_told(golden: dict[str, Any]) -> None:
-    cfg = {**options(golden)["algorithm"]["cfg"], "gamma": 0.9, "batch_size": 32}
-    config = parse_config(options(golden, algorithm__cfg=cfg))
-    saved = pt_file.read_pt(POINT_MASS)
-    _, notes = pt_state.restore(saved, config, build(config))
-    assert notes == [
-        "algorithm.cfg.batch_size was 64 there and is 32 here",
-        "algorithm.cfg.gamma was 0.97 there and is 0.9 here",
-    ]
-    assert pt_state.restore(saved, config, build(config), policy_only=True)[1] == []
-
-
-def test_a_config_with_a_schedule_that_the_file_lacks_is_told_of(config: RunConfig, parts: Parts) -> None:
-    saved = replace(pt_file.read_pt(POINT_MASS), schedule_step=None, schedule=None)
-    _, notes = pt_state.restore(saved, config, parts)
-    assert len(notes) == 1
-    assert "the file has no lr_scheduler; the config's, ('linear'," in notes[0]
 
 
 def test_files_and_policies_that_do_not_fit_are_refused(
