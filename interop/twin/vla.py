@@ -64,7 +64,7 @@ class TorchVLA(Twin):
             self.register_buffer("_left", torch.from_numpy(spec.time_left), persistent=False)
         else:
             self.log_std = nn.Parameter(torch.zeros(size))
-        if spec.critic_sizes:
+        if spec.critic_sizes:  # its weights come with the others, and nothing deployed asks for its value
             self.critic = _critic(width, spec.critic_sizes)
         self.to_action = ToAction(spec)
 
@@ -75,24 +75,15 @@ class TorchVLA(Twin):
             leaves: ``spec.inputs`` [B, ...], in that order.
         """
         given = dict(zip(self.spec.inputs, leaves, strict=True))
-        context = self.encode(given)[0]
+        context = self.encode(given)
         if self.spec.head == "flow":
             end = self.from_noise(context, given["noise"])
             return self.to_action(end), end
         mean = self._suffix(context, self.action_place[None].expand(context[1].shape[0], -1, -1)).flatten(1)
         return self.to_action(mean), mean, self.log_std.clamp(*self.spec.log_std_range).expand_as(mean)
 
-    @torch.no_grad()
-    def value(self, *leaves: Tensor) -> Tensor:
-        """[B], of ``spec.inputs`` but the noise; zeros without a critic."""
-        (_, there, _), x = self.encode(dict(zip(self.spec.inputs, leaves, strict=False)))
-        if not self.spec.critic_sizes:
-            return torch.zeros(len(x), device=x.device)
-        weight = there[..., None].to(x.dtype)
-        return self.critic((self.norm(x) * weight).sum(1) / weight.sum(1))[..., 0]
-
-    def encode(self, given: dict[str, Tensor]) -> tuple[Context, Tensor]:
-        """Compute the suffix's inputs from an observation, and the prefix's tokens [B, P, W]."""
+    def encode(self, given: dict[str, Tensor]) -> Context:
+        """Compute the suffix's inputs from an observation."""
         numbers = torch.cat([given[name].float() for name in self.spec.observation], dim=-1)
         if self.spec.normalized:
             numbers = self.normalizer(numbers)
@@ -113,7 +104,7 @@ class TorchVLA(Twin):
         for block in self._blocks:
             x, cache = block(x, there, None)
             caches.append(cache)
-        return (caches, there, number), x
+        return caches, there, number
 
     def from_noise(self, context: Context, noise: Tensor) -> Tensor:
         """[B, K·A]: where the flow leads from ``noise`` [B, K·A], without noise on the way."""

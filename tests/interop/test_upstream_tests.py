@@ -104,16 +104,16 @@ def test_torch_differentiates_through_jax(clone: Path) -> None:
     assert "| all | 1 | 0 | 0 | 0 |" in run(clone).stdout
 
 
-def test_a_test_without_a_reason_fails(clone: Path) -> None:
-    clone.write_text("def test_of_something():\n    assert 1 == 2, 'two'\n")
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("def test_of_something():\n    assert 1 == 2, 'two'\n", "test_of_something: AssertionError: two"),
+        ("import embodichain.no.such.thing as x\nx.Name.of.nothing\n", ""),
+    ],
+    ids=["a test without a reason", "a file that cannot be read"],
+)
+def test_what_fails_is_counted_and_fails(content: str, told: str, clone: Path) -> None:
+    clone.write_text(content)
     done = run(clone)
     assert done.returncode == 1
-    assert "| all | 0 | 0 | 0 | 1 |" in done.stdout
-    assert "test_of_something: AssertionError: two" in done.stdout
-
-
-def test_a_file_that_cannot_be_read_fails(clone: Path) -> None:
-    clone.write_text("import embodichain.no.such.thing as x\nx.Name.of.nothing\n")
-    done = run(clone)
-    assert done.returncode == 1
-    assert "| all | 0 | 0 | 0 | 1 |" in done.stdout
+    assert "| all | 0 | 0 | 0 | 1 |" in done.stdout and told in done.stdout
