@@ -59,9 +59,12 @@ def make_world(
     return replace(world, selected=active or SPEC.active, max_episode_steps=100)
 
 
-def reward(name: str, world: World, action: Array | None = None, info: dict | None = None, **params: object) -> float:
-    state = replace(world.state, action=jnp.zeros(8) if action is None else action)
-    return float(find_functor("rewards", name)(replace(world, state=state, info=info or {}), **params))
+def reward(name: str, given: dict, **params: object) -> float:
+    """Compute a reward in the world of these arguments; ``before``: those of the world before, ``info``: the step's."""
+    former, info = given.get("before"), given.get("info", {})
+    world = make_world(**{key: x for key, x in given.items() if key not in ("before", "info")})
+    world = replace(world, info=info, before=None if former is None else make_world(**former))
+    return float(find_functor("rewards", name)(world, **params))
 
 
 # --- observations -----------------------------------------------------------------------------------------
@@ -121,104 +124,64 @@ def test_target_position() -> None:
 
 # --- rewards ----------------------------------------------------------------------------------------------
 
+GOAL = {"source_entity_cfg": CUBE, "target_pose_key": "goal_pose"}
+XY, GAUSS = {"use_xy_only": True}, {"exponential": True}
+HIGH = {"cube": (0.0, 0.0, 0.35), "goal": (0.0, 0.4, 0.05)}
+PAIR = {"source_entity_cfg": CUBE, "target_entity_cfg": POST}
+NEAR_POST = {"cube": (0.5, 0.1, 0.4)}
+MOVING = {"qvel": (3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0, 12.0)}
+AT_LIMITS = {"qpos": (0.9 * 2 * np.pi, 0.0, 0.0, 0.0, 0.0, 0.0, 0.02, 0.01)}
+PROGRESS = {"positive_weight": 2.0, "negative_weight": 0.5, **GOAL}
+ACTED = {"action": jnp.array([3.0] * 6 + [0.0, 0.0]), "before": {"action": jnp.array([1.0] * 6 + [0.0, 0.0])}}
+
+
+def moved(before: float, after: float, step: int = 7) -> dict:
+    """Arguments of a world whose cube was and is so far from the goal, m."""
+    one, other = ({"cube": (0.0, x, 0.05), "goal": (0.0, 0.0, 0.05)} for x in (before, after))
+    return {**other, "step": step, "before": one}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "params", "expected"),
+    [
+        ("distance_to_target", {}, GOAL, -0.5),  # 0.3 and 0.4 m away
+        ("distance_to_target", {}, {**GOAL, **XY}, -0.5),
+        ("distance_to_target", {}, {**GOAL, **GAUSS, "sigma": 0.5}, np.exp(-0.5)),
+        ("distance_to_target", {}, {**GOAL, **GAUSS, **XY, "sigma": 0.12}, np.exp(-0.25 / (2 * 0.12**2))),
+        ("distance_to_target", HIGH, GOAL, -0.5),
+        ("distance_to_target", HIGH, {**GOAL, **XY}, -0.4),
+        ("incremental_distance_to_target", moved(0.5, 0.4), PROGRESS, 2.0 * np.tanh(1.0)),
+        ("incremental_distance_to_target", moved(0.4, 0.5), PROGRESS, -0.5 * np.tanh(1.0)),
+        # an episode's first step, for anything before it
+        ("incremental_distance_to_target", moved(0.5, 0.4, step=1), PROGRESS, 0.0),
+        ("action_smoothness_penalty", ACTED, {}, -np.sqrt(24.0)),  # of raw actions: Δ = 2 over 6 dimensions
+        ("action_smoothness_penalty", {**ACTED, "step": 1}, {}, 0.0),
+        ("success_reward", {"info": {"success": jnp.array(True)}}, {}, 1.0),
+        ("success_reward", {"info": {"success": False}}, {}, 0.0),
+        ("success_reward", {}, {}, 0.0),
+        ("joint_velocity_penalty", MOVING, {}, -13.0),
+        ("joint_velocity_penalty", MOVING, {"part_name": "arm"}, -3.0),
+        ("joint_velocity_penalty", MOVING, {"part_name": "arm", "joint_ids": [0, 6]}, -5.0),
+        # q̂ = 0.5 but for one joint at 0.95 and one finger at 0.25: −(0.3 − 0.05) − (0.3 − 0.25)
+        ("joint_limit_penalty", AT_LIMITS, {"margin": 0.3}, -0.3),
+        ("joint_limit_penalty", AT_LIMITS, {"joint_ids": [0], "margin": 0.1}, -0.05),
+        ("distance_between_objects", NEAR_POST, PAIR, -0.5),
+        ("distance_between_objects", NEAR_POST, {**PAIR, **GAUSS, "sigma": 0.2}, np.exp(-0.25 / (2 * 0.2**2))),
+        # the cube is upright, the post a quarter turn about z: trace 1, so 0
+        ("orientation_alignment", NEAR_POST, PAIR, 0.0),
+        ("orientation_alignment", NEAR_POST, {**PAIR, "source_entity_cfg": POST}, 1.0),
+    ],
+)
+def test_a_reward_is_its_formula(name: str, given: dict, params: dict, expected: float) -> None:
+    assert reward(name, given, **params) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
 
 def test_reaching_behind_the_object() -> None:
     """û = (0.6, 0.8, 0): the place behind is (−0.6 − 0.018, −0.4 − 0.024, 0.065)."""
-    world = make_world(goal=(-0.3, 0.0, 0.05))
-    tool = np.asarray(world.eef_pose("arm")[:3, 3])
-    distance = np.linalg.norm(tool - [-0.618, -0.424, 0.065])
-    given = {"object_cfg": CUBE, "behind_offset": 0.03, "height_offset": 0.015, "distance_scale": 8.0}
-    expected = 1.0 - np.tanh(8.0 * distance)
-    assert reward("reaching_behind_object", world, part_name="arm", **given) == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        ({}, -0.5),
-        ({"exponential": True, "sigma": 0.5}, np.exp(-0.5)),
-        ({"use_xy_only": True}, -0.5),
-        ({"exponential": True, "sigma": 0.12, "use_xy_only": True}, np.exp(-0.25 / (2 * 0.12**2))),
-    ],
-)
-def test_distance_to_target(params: dict, expected: float) -> None:
-    world = make_world(goal=(-0.3, 0.0, 0.05))  # 0.3 and 0.4 m away
-    got = reward("distance_to_target", world, source_entity_cfg=CUBE, target_pose_key="goal_pose", **params)
-    assert got == pytest.approx(expected, rel=1e-4)
-
-
-def test_distance_to_target_counts_height_unless_told_not_to() -> None:
-    world = make_world(cube=(0.0, 0.0, 0.35), goal=(0.0, 0.4, 0.05))
-    params = {"source_entity_cfg": CUBE, "target_pose_key": "goal_pose"}
-    assert reward("distance_to_target", world, **params) == pytest.approx(-0.5)
-    assert reward("distance_to_target", world, use_xy_only=True, **params) == pytest.approx(-0.4)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "step", "expected"),
-    [
-        (0.5, 0.4, 7, 2.0 * np.tanh(1.0)),  # nearer by 0.1 m
-        (0.4, 0.5, 7, -0.5 * np.tanh(1.0)),
-        (0.5, 0.4, 1, 0.0),  # an episode's first step, for anything before it
-    ],
-)
-def test_incremental_distance(before: float, after: float, step: int, expected: float) -> None:
-    world = make_world(cube=(0.0, after, 0.05), goal=(0.0, 0.0, 0.05), step=step)
-    world = replace(world, before=make_world(cube=(0.0, before, 0.05), goal=(0.0, 0.0, 0.05)))
-    params = {"positive_weight": 2.0, "negative_weight": 0.5, "target_pose_key": "goal_pose"}
-    got = reward("incremental_distance_to_target", world, source_entity_cfg=CUBE, **params)
-    assert got == pytest.approx(expected, rel=1e-4)
-
-
-def test_smoothness_is_between_raw_actions() -> None:
-    """Δ = 2 over 6 dimensions: −√24."""
-    former = jnp.array([1.0] * 6 + [0.0, 0.0])
-    action = jnp.array([3.0] * 6 + [0.0, 0.0])
-    world = replace(make_world(), before=make_world(action=former))
-    assert reward("action_smoothness_penalty", world, action) == pytest.approx(-np.sqrt(24.0))
-    first = replace(make_world(step=1), before=make_world(action=former))
-    assert reward("action_smoothness_penalty", first, action) == 0.0
-
-
-def test_success_reward() -> None:
-    world = make_world()
-    assert reward("success_reward", world, info={"success": jnp.array(True)}) == 1.0
-    assert reward("success_reward", world, info={"success": False}) == 0.0
-    assert reward("success_reward", world) == 0.0
-
-
-def test_joint_velocity_penalty() -> None:
-    world = make_world(qvel=(3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0, 12.0))
-    assert reward("joint_velocity_penalty", world) == pytest.approx(-13.0)
-    assert reward("joint_velocity_penalty", world, part_name="arm") == pytest.approx(-3.0)
-    assert reward("joint_velocity_penalty", world, part_name="arm", joint_ids=[0, 6]) == pytest.approx(-5.0)
-    with pytest.raises(ValueError, match="no control part 'leg'; there is arm, hand"):
-        reward("joint_velocity_penalty", world, part_name="leg")
-
-
-def test_joint_limit_penalty() -> None:
-    """q̂ = 0.5 but for one joint at 0.95 and one finger at 0.25: −(0.3 − 0.05) − (0.3 − 0.25)."""
-    world = make_world(qpos=(0.9 * 2 * np.pi, 0.0, 0.0, 0.0, 0.0, 0.0, 0.02, 0.01))
-    assert reward("joint_limit_penalty", world, margin=0.3) == pytest.approx(-0.3, abs=1e-5)
-    assert reward("joint_limit_penalty", world, joint_ids=[0], margin=0.1) == pytest.approx(-0.05, abs=1e-5)
-    with pytest.raises(ValueError, match="the robot has 8 joints"):
-        reward("joint_limit_penalty", world, joint_ids=[9])
-
-
-def test_distance_and_alignment_of_two_objects() -> None:
-    """Cube upright at the origin's height, post a quarter turn about z: trace 1, so 0; itself: 1."""
-    world = make_world(cube=(0.5, 0.1, 0.4))
-    params = {"source_entity_cfg": CUBE, "target_entity_cfg": POST}
-    assert reward("distance_between_objects", world, **params) == pytest.approx(-0.5)
-    expected = np.exp(-0.25 / (2 * 0.2**2))
-    assert reward("distance_between_objects", world, exponential=True, sigma=0.2, **params) == pytest.approx(expected)
-    assert reward("orientation_alignment", world, **params) == pytest.approx(0.0, abs=1e-6)
-    assert reward("orientation_alignment", world, source_entity_cfg=POST, target_entity_cfg=POST) == pytest.approx(1.0)
-
-
-def test_an_object_that_is_not_there_is_named_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match="no rigid object 'ball'; there is cube, post"):
-        reward("distance_between_objects", make_world(), source_entity_cfg=CUBE, target_entity_cfg={"uid": "ball"})
+    tool = np.asarray(make_world().eef_pose("arm")[:3, 3])
+    expected = 1.0 - np.tanh(8.0 * np.linalg.norm(tool - [-0.618, -0.424, 0.065]))
+    params = {"object_cfg": CUBE, "behind_offset": 0.03, "height_offset": 0.015, "distance_scale": 8.0}
+    assert reward("reaching_behind_object", {}, part_name="arm", **params) == pytest.approx(expected, abs=1e-5)
 
 
 # --- events -----------------------------------------------------------------------------------------------
@@ -300,41 +263,50 @@ def act(name: str, action: Array, world: World | None = None, **params: object) 
     return term.apply(world, action).target
 
 
-def test_delta_qpos_adds_to_where_the_joints_are() -> None:
-    moved = make_world(qpos=(0.3, *HOME[1:]))
-    np.testing.assert_allclose(act("DeltaQposTerm", jnp.ones(8), moved, scale=0.1)[:2], [0.4, -1.47], atol=1e-6)
+HAND = {"active": (6, 7)}
+ARM_TENTH = {"part_name": "arm", "scale": 0.1}
+BACKWARDS = {"joint_names": ["Joint3", "Joint1"], "preserve_order": True, "clip": 0.5}
 
 
-def test_delta_qpos_drives_active_joints_only() -> None:
-    target = act("DeltaQposTerm", jnp.ones(2), make_world(active=(1, 6)), scale=0.1)
-    np.testing.assert_allclose(target, np.add(HOME, [0, 0.1, 0, 0, 0, 0, 0.1, 0]), atol=1e-6)
-
-
-def test_absolute_positions() -> None:
-    action = jnp.arange(8.0)
-    np.testing.assert_allclose(act("QposTerm", action, scale=0.5), 0.5 * action, atol=1e-6)
-    part = act("JointPositionAction", jnp.ones(2), part_name="hand", scale=0.01, offset=0.02)
-    np.testing.assert_allclose(part[6:], [0.03, 0.03], atol=1e-6)
-    near_home = act("DefaultJointPositionAction", jnp.full(6, 4.0), part_name="arm", scale=0.1)
-    np.testing.assert_allclose(near_home[:6], np.array(HOME[:6]) + 0.1, atol=1e-6)  # clipped to 1
-
-
-def test_denormalized_and_normalized_positions_count_columns() -> None:
-    hand = make_world(active=(6, 7))
-    np.testing.assert_allclose(act("QposDenormalizedTerm", jnp.array([-1.0, 0.5]), hand)[6:], [0.0, 0.03], atol=1e-6)
-    np.testing.assert_allclose(act("QposNormalizedTerm", jnp.array([0.04, 0.01]), hand)[6:], [1.0, 0.25], atol=1e-6)
-    chosen = act("QposDenormalizedTerm", jnp.array([0.01, 1.0]), hand, joint_ids=[1])
-    np.testing.assert_allclose(chosen[6:], [0.01, 0.04], atol=1e-6)
-    limits = act("JointPositionToLimitsAction", jnp.array([0.0, 9.0]), part_name="hand")
-    np.testing.assert_allclose(limits[6:], [0.02, 0.04], atol=1e-6)
-
-
-def test_relative_positions_of_a_selection() -> None:
-    target = act("RelativeJointPositionAction", jnp.full(6, 1.0), part_name="arm", scale=0.1)
-    np.testing.assert_allclose(target, np.add(HOME, [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.0, 0.0]), atol=1e-6)
-    named = {"joint_names": ["Joint3", "Joint1"], "preserve_order": True, "clip": 0.5}
-    target = act("RelativeJointPositionAction", jnp.array([2.0, 0.25]), **named)
-    np.testing.assert_allclose(target[:3], [0.25, -1.57, 1.57 + 0.5], atol=1e-6)
+@pytest.mark.parametrize(
+    ("name", "action", "given", "params", "targets"),
+    [
+        # from where the joints are, and of active joints only
+        (
+            "DeltaQposTerm",
+            [1.0] * 8,
+            {"qpos": (0.3, *HOME[1:])},
+            {"scale": 0.1},
+            {0: 0.4, **dict(enumerate(np.add(HOME, 0.1)[1:], 1))},
+        ),
+        ("DeltaQposTerm", [1.0] * 2, {"active": (1, 6)}, {"scale": 0.1}, {1: -1.47, 6: 0.14}),
+        ("QposTerm", range(8), {}, {"scale": 0.5}, dict(enumerate(0.5 * np.arange(8)))),
+        (
+            "JointPositionAction",
+            [1.0] * 2,
+            {},
+            {"part_name": "hand", "scale": 0.01, "offset": 0.02},
+            {6: 0.03, 7: 0.03},
+        ),
+        # clipped to 1, but for the term of the first form
+        ("DefaultJointPositionAction", [4.0] * 6, {}, ARM_TENTH, dict(enumerate(np.add(HOME[:6], 0.1)))),
+        ("DefaultJointPositionTerm", [4.0] * 6, {}, ARM_TENTH, dict(enumerate(np.add(HOME[:6], 0.4)))),
+        # columns count active joints
+        ("QposDenormalizedTerm", [-1.0, 0.5], HAND, {}, {6: 0.0, 7: 0.03}),
+        ("QposNormalizedTerm", [0.04, 0.01], HAND, {}, {6: 1.0, 7: 0.25}),
+        ("QposDenormalizedTerm", [0.01, 1.0], HAND, {"joint_ids": [1]}, {6: 0.01, 7: 0.04}),
+        ("JointPositionToLimitsAction", [0.0, 9.0], {}, {"part_name": "hand"}, {6: 0.02, 7: 0.04}),
+        ("RelativeJointPositionAction", [1.0] * 6, {}, ARM_TENTH, dict(enumerate(np.add(HOME[:6], 0.1)))),
+        ("RelativeJointPositionAction", [2.0, 0.25], {}, BACKWARDS, {0: 0.25, 2: 1.57 + 0.5}),
+    ],
+)
+def test_an_action_sets_targets_by_its_formula(
+    name: str, action: Any, given: dict, params: dict, targets: dict[int, float]
+) -> None:
+    target = act(name, jnp.asarray(list(action), jnp.float32), make_world(**given), **params)
+    expected = np.array(HOME)  # the others keep theirs
+    expected[list(targets)] = list(targets.values())
+    np.testing.assert_allclose(target, expected, atol=1e-6)
 
 
 def test_velocities_and_efforts_reach_the_drives() -> None:
@@ -476,10 +448,6 @@ def test_actions_that_do_not_fit_are_refused(given: Any, key: str, word: str) ->
     refused(act, name, jnp.zeros(width), key=key, word=word, **part, **params)
 
 
-def untargeted(name: str) -> float:
-    return reward(name, replace(make_world(), before=make_world()), source_entity_cfg=CUBE)
-
-
 @refusals(
     (lambda: observations.normalize_robot_joint_data(make_world(), jnp.zeros(8), joint_ids=[8]), "[8]", "8 joints"),
     (lambda: observations.normalize_robot_joint_data(make_world(), jnp.zeros(8)), "", "either joint_ids or control"),
@@ -488,17 +456,19 @@ def untargeted(name: str) -> float:
     (lambda: find_functor("rewards", "succes_reward"), "'succes_reward'", "Did you mean 'success_reward'"),
     (lambda: find_functor("events", "DeltaQposTerm"), "", "it belongs under env.actions"),
     *(
-        (partial(untargeted, name), "target_pose", "is stored; there is goal_pose")
+        (partial(reward, name, {"before": {}}, source_entity_cfg=CUBE), "target_pose", "is stored; there is goal_pose")
         for name in ("distance_to_target", "incremental_distance_to_target")
+    ),
+    (partial(reward, "joint_velocity_penalty", {}, part_name="leg"), "'leg'", "there is arm, hand"),
+    (partial(reward, "joint_limit_penalty", {}, joint_ids=[9]), "", "the robot has 8 joints"),
+    (
+        partial(reward, "distance_between_objects", {}, **{**PAIR, "target_entity_cfg": {"uid": "ball"}}),
+        "'ball'",
+        "cube, post",
     ),
 )
 def test_calls_that_do_not_fit_are_refused(given: Any, key: str, word: str) -> None:
     refused(given, key=key, word=word)
-
-
-def test_a_default_position_term_of_the_first_form_does_not_clip() -> None:
-    target = act("DefaultJointPositionTerm", jnp.full(6, 4.0), part_name="arm", scale=0.1)
-    np.testing.assert_allclose(target[:6], np.array(HOME[:6]) + 0.4, atol=1e-6)
 
 
 def euler(rotation: Array) -> Array:
