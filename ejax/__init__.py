@@ -24,7 +24,7 @@ _PLACES = {
     "ejax.algorithms.shac": ("SHACConfig", "shac_update"),
     "ejax.collectors.buffer": ("RolloutBuffer", "RolloutQueue"),
     "ejax.collectors.collect": ("collect_rollout",),
-    "ejax.algorithms.stateful": ("GRPO", "PPO", "BaseAlgorithm", "build_algo"),
+    "ejax.collectors.stateful": ("GRPO", "PPO", "BaseAlgorithm", "build_algo"),
     "ejax.config": ("RunConfig", "load_config", "parse_config"),
     "ejax.envs.check": ("check_env",),
     "ejax.envs.task.world": ("World",),

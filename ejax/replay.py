@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from ejax.collectors.config import CollectorConfig
+from ejax.config.collector import CollectorConfig
 from ejax.envs.description import WHOLE
 from ejax.envs.host.calls import HostEnvError, call_env, closing
 from ejax.logs.json_records import check_facts

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ejax import run
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.stateful import BaseAlgorithm
+from ejax.collectors.stateful import BaseAlgorithm
 from ejax.config import ConfigError, Problem
 from ejax.config.load import parse_untrusted
 from ejax.training.callbacks import Callback, RunResult

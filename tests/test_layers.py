@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["schema", "runtime", "types"],
     ["numerics", "distributions", "returns", "losses", "optim"],
-    ["policies", "envs", "rollout", "episodes", "collectors", "data"],
-    ["evaluation", "algorithms", "experts"],
+    ["policies", "envs", "rollout", "episodes", "data"],
+    ["evaluation", "algorithms", "collectors", "experts"],
     ["config"],
     ["logs", "store", "training"],
     ["run", "trainer", "population", "play", "report", "preflight"],

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax.core import FrozenDict
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
-from ejax.collectors.replay_buffer import Replay, Transition, add_rollout, init_replay, sample_rows, take_rows
+from ejax.algorithms.replay_buffer import Replay, Transition, add_rollout, init_replay, sample_rows, take_rows
 from ejax.schema.frozen import Kwargs, PathText, StrictModel
 from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Rollout

@@ -35,8 +35,8 @@ from ejax.algorithms.off_policy import (
     policy_problems,
 )
 from ejax.algorithms.record import Algorithm
+from ejax.algorithms.replay_buffer import Transition
 from ejax.algorithms.soft_actor import learned_alpha, sample_soft, step_networks, with_skipped_fraction
-from ejax.collectors.replay_buffer import Transition
 from ejax.numerics.reward_scale import RewardScale, deviation, init_reward_scale, track_returns
 from ejax.numerics.value_bins import bin_values, expected_value, project_support
 from ejax.optim import ScheduleConfig, follow_critic

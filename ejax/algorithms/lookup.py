@@ -8,7 +8,7 @@ def find_algorithm(name: str) -> Algorithm:
     """Find the record of a registered name, or of ``package.module:ALGORITHM``. ValueError: it is not a record.
     Raises ImportError, UnknownNameError or UntrustedCodeError as ``ejax.schema.registry.resolve``."""
     found = resolve("algorithm", name)
-    record = getattr(found, "record", found)  # of a class of ``ejax.algorithms.stateful``
+    record = getattr(found, "record", found)  # of a class of ``ejax.collectors.stateful``
     if not isinstance(record, Algorithm):
         raise ValueError(
             f"'{name}' is a {type(found).__name__}, not an ejax.algorithms.record.Algorithm: name the record that the "

@@ -25,10 +25,10 @@ from ejax.algorithms.demonstrations import (
     fill_demonstrations,
     sample_own,
 )
+from ejax.algorithms.host_rows import HostRows
 from ejax.algorithms.options import GradientOptions, indivisible
 from ejax.algorithms.record import RunShape, refuse_memory
-from ejax.collectors.host_rows import HostRows
-from ejax.collectors.replay_buffer import Replay, ReplayConfig, add_and_take, add_rollout, init_replay
+from ejax.algorithms.replay_buffer import Replay, ReplayConfig, add_and_take, add_rollout, init_replay
 from ejax.envs.spaces import obs_forms
 from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedules
 from ejax.policies.normalize import update_normalizer

@@ -30,8 +30,8 @@ from ejax.algorithms.off_policy import (
     policy_problems,
 )
 from ejax.algorithms.record import Algorithm
+from ejax.algorithms.replay_buffer import Transition
 from ejax.algorithms.soft_actor import learned_alpha, sample_soft, step_networks, with_skipped_fraction
-from ejax.collectors.replay_buffer import Transition
 from ejax.optim import follow_critic
 from ejax.policies.calls import BatchStatisticsPolicy, BinnedPolicy
 from ejax.schema.problems import Problem

@@ -11,7 +11,7 @@ import optax
 from flax import struct
 
 from ejax.algorithms.record import ResetPolicy
-from ejax.collectors.replay_buffer import Replay, drop_tails, put_back
+from ejax.algorithms.replay_buffer import Replay, drop_tails, put_back
 from ejax.numerics.episodes import (
     EpisodeStats,
     drop_current_episodes,

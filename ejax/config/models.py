@@ -30,7 +30,7 @@ from pydantic import (
 
 from ejax.algorithms.lookup import find_algorithm
 from ejax.algorithms.record import Algorithm
-from ejax.collectors.config import CollectorConfig
+from ejax.config.collector import CollectorConfig
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
 from ejax.policies.memory_config import MemoryConfig

@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ejax.config import RunConfig
 from ejax.logs.best import Best
 from ejax.logs.metric_log import MetricLog, keep_up_to, write_note, write_session
 from ejax.runtime.streams import note_losses
@@ -37,11 +36,12 @@ _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
 class MetricWriter:
     """The sinks of one run directory. A context manager, used from one thread.
 
-    A run that is not new goes on from its update: later JSONL lines are dropped, TensorBoard hides later points, W&B
+    A run that is not new continues from its update: later JSONL lines are dropped, TensorBoard hides later points, W&B
     continues the same run. Lines that ejax did not write so are set aside and reported.
 
     Args:
-        meta: of the checkpoint that the run goes on from; empty for a run from the beginning.
+        config: the ``ejax.config.RunConfig`` of the run.
+        meta: of the checkpoint that the run continues from; empty for a run from the beginning.
         rows: env steps of one update.
         update: updates that are made already.
         evaluates_again: the evaluation at ``update`` is written a second time: drop the first.
@@ -56,7 +56,7 @@ class MetricWriter:
     def __init__(
         self,
         run_dir: Path,
-        config: RunConfig,
+        config: Any,
         meta: Mapping[str, Any],
         *,
         rows: int,
@@ -198,7 +198,7 @@ def _import_wandb() -> Any:
         ) from error
 
 
-def _start_wandb(wandb: Any, log_dir: Path, config: RunConfig, *, resumes: bool) -> Any:
+def _start_wandb(wandb: Any, log_dir: Path, config: Any, *, resumes: bool) -> Any:
     trainer, id_file = config.trainer, log_dir / "wandb_id"
     run_id = read_text(id_file).strip() if resumes and id_file.exists() else None
     make_folder(log_dir / "wandb", log_dir.parent)

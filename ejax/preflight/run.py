@@ -17,7 +17,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from ejax.collectors.replay_buffer import take_out
+from ejax.algorithms.replay_buffer import take_out
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.envs.mujoco.choice import ENGINES
 from ejax.policies.heads import uses_dropout

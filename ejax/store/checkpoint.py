@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import BaseModel, NonNegativeInt
 
 import ejax
-from ejax.collectors.replay_buffer import replays_in, with_rows, without_rows
+from ejax.algorithms.replay_buffer import replays_in, with_rows, without_rows
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.schema.plain_files import is_side_file, to_json
 from ejax.schema.registry import import_entry

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
-from ejax.collectors.host_rows import HostRows
-from ejax.collectors.replay_buffer import Replay, Transition
+from ejax.algorithms.host_rows import HostRows
+from ejax.algorithms.replay_buffer import Replay, Transition
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.runtime.sharding import is_main_process, wait_for_all
 from ejax.runtime.tree_text import named_leaves

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from ejax.algorithms.demonstrations import SECTION, DemonstrationConfig
+from ejax.algorithms.replay_buffer import Replay
 from ejax.algorithms.step import RunState
-from ejax.collectors.replay_buffer import Replay
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.data.samplers import attempt_seeds
 from ejax.data.task import Episode, NoSuccessError, attempts, flatten, nest_fields

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel
 
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.stateful import BaseAlgorithm
+from ejax.collectors.stateful import BaseAlgorithm
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.envs.wrappers.wrapper import EnvWrapper

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from ejax.algorithms.replay_buffer import Replay, put_back, take_out
 from ejax.algorithms.step import Learn, RunState, drop_episodes
 from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector, HostStep
-from ejax.collectors.replay_buffer import Replay, put_back, take_out
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.runtime.processes import Group

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.collectors.replay_buffer import replays_in
+from ejax.algorithms.replay_buffer import replays_in
 from ejax.logs.usage import TIME
 from ejax.runtime.process_exit import interruptible
 from ejax.runtime.sharding import is_main_process

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from ejax.collectors.host_rows import HostRows
-from ejax.collectors.replay_buffer import replays_in
+from ejax.algorithms.host_rows import HostRows
+from ejax.algorithms.replay_buffer import replays_in
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.run_config import NOTHING, idle_notes
 from ejax.logs.metrics import MetricWriter

@@ -6,9 +6,9 @@ from functools import partial
 import jax
 import optax
 
+from ejax.algorithms.host_rows import RowMemory
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState
-from ejax.collectors.host_rows import RowMemory
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.policies.heads import uses_dropout
 from ejax.training.replay_memory import check_fits

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from ejax.collectors.host_rows import HostRows, RowMemory
-from ejax.collectors.replay_buffer import Replay, put_back, replays_in, row_bytes, take_out
+from ejax.algorithms.host_rows import HostRows, RowMemory
+from ejax.algorithms.replay_buffer import Replay, put_back, replays_in, row_bytes, take_out
 from ejax.config import ConfigError, Problem
 from ejax.schema.plain_files import read_text
 from ejax.schema.writing import make_folder

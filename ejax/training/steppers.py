@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
+from ejax.algorithms.replay_buffer import put_back, take_out
 from ejax.algorithms.step import RunState, repeat_step
-from ejax.collectors.replay_buffer import put_back, take_out
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on, shard, sharded, sharded_somewhere
 from ejax.training import programs
 from ejax.types import Array, Key, Metrics

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ejax.collectors.config import CollectorConfig
+from ejax.config.collector import CollectorConfig
 from ejax.envs.host.calls import Call, CutOff, EnvAbandoned, exits_are_errors, under_way
 from ejax.runtime.process_exit import SIGNALS, hard_exit, owns_process
 

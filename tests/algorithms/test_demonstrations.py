@@ -18,7 +18,7 @@ from tiny import tiny_sac
 
 from ejax.algorithms.demonstrations import DemonstrationConfig, draw_minibatch
 from ejax.algorithms.off_policy import OffPolicyState
-from ejax.collectors.replay_buffer import Replay, ReplayConfig, init_replay
+from ejax.algorithms.replay_buffer import Replay, ReplayConfig, init_replay
 from ejax.config import ConfigError, parse_config
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import attempt_seeds

@@ -23,7 +23,7 @@ from ejax.algorithms.flash_sac import (
     track_scale,
 )
 from ejax.algorithms.off_policy import OffPolicyState
-from ejax.collectors.replay_buffer import Transition, init_replay
+from ejax.algorithms.replay_buffer import Transition, init_replay
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.distributions import ActionSpec
 from ejax.numerics.reward_scale import init_reward_scale

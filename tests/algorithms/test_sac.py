@@ -16,8 +16,8 @@ from tiny import NETWORK as TINY
 from whole_runs import assert_refused
 
 from ejax.algorithms.off_policy import OffPolicyState, make_own
+from ejax.algorithms.replay_buffer import Transition
 from ejax.algorithms.sac import ALGORITHM, SACConfig, sac_step, sac_target, sac_update
-from ejax.collectors.replay_buffer import Transition
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.distributions import ActionSpec
 from ejax.envs.tasks.point_mass import PointMassRL

@@ -19,9 +19,9 @@ from small_configs import BASE, ROOT, gym, make, of, trainer
 
 from ejax.algorithms.demonstrations import DemonstrationConfig
 from ejax.algorithms.distill import DistillConfig
-from ejax.collectors.config import CollectorConfig
-from ejax.collectors.replay_buffer import ReplayConfig
+from ejax.algorithms.replay_buffer import ReplayConfig
 from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.collector import CollectorConfig
 from ejax.config.data import DataConfig
 from ejax.config.embodichain.check import check
 from ejax.config.models import CameraConfig, PolicyConfig, TrainerConfig

@@ -10,7 +10,7 @@ import pytest
 from tiny import NETWORK
 
 import ejax
-from ejax.algorithms.stateful import GRPO, PPO
+from ejax.collectors.stateful import GRPO, PPO
 from ejax.envs.tasks.point_mass import PointMassRL
 
 N, F, A = 4, 3, 2

@@ -11,7 +11,7 @@ import numpy as np
 from golden_pairs import Golden, Pair, load, under
 
 from ejax.algorithms.flash_sac import ALGORITHM, FlashSACConfig, ReturnScale, flash_sac_step
-from ejax.collectors.replay_buffer import Transition
+from ejax.algorithms.replay_buffer import Transition
 from ejax.distributions import ActionSpec
 from ejax.numerics.reward_scale import init_reward_scale
 from ejax.policies.flash import FlashQ

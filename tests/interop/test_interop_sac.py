@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from toy_policies import ORIGIN
 
+from ejax.algorithms.replay_buffer import Transition
 from ejax.algorithms.sac import ALGORITHM, SACConfig, sac_step
-from ejax.collectors.replay_buffer import Transition
 from ejax.distributions import ActionSpec, action_spec
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies.actor_q import ActorQ

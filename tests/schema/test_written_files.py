@@ -28,8 +28,8 @@ WRITES = {
     ("ejax/schema/writing.py", name): _WRITER
     for name in ("open", "os.open", "os.mkdir", "os.replace", "place.mkdir", "path.write_bytes")
 } | {
-    ("ejax/collectors/host_rows.py", "file.open"): "rows' files, in the folder that place_rows has made below the run",
-    ("ejax/collectors/host_rows.py", "np.lib.format.open_memmap"): "the same, after what had its name was removed",
+    ("ejax/algorithms/host_rows.py", "file.open"): "rows' files, in the folder that place_rows has made below the run",
+    ("ejax/algorithms/host_rows.py", "np.lib.format.open_memmap"): "the same, after what had its name was removed",
     ("ejax/data/buffer.py", "path.open"): f"the shared memory, {_OWN_FOLDER}",
     ("ejax/data/buffer.py", "path.touch"): f"the shared memory, {_OWN_FOLDER}",
     ("ejax/data/control.py", "(folder / COUNTS).touch"): _OWN_FOLDER,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.collectors.replay_buffer import Replay, Steps, Transition, without_rows
+from ejax.algorithms.replay_buffer import Replay, Steps, Transition, without_rows
 from ejax.store import replay_rows
 from ejax.store.checkpoint import (
     CheckpointError,

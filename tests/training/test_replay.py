@@ -14,7 +14,7 @@ from damages import same, what_is_left
 from several_processes import two_processes
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny_sac
 
-from ejax.collectors.replay_buffer import replays_in
+from ejax.algorithms.replay_buffer import replays_in
 from ejax.config import ConfigError, parse_config
 from ejax.population.loop import train_population
 from ejax.run import train

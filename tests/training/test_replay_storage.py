@@ -13,8 +13,8 @@ import pytest
 from damages import same, what_is_left
 from tiny import tiny_sac
 
-from ejax.collectors.host_rows import HostRows
-from ejax.collectors.replay_buffer import (
+from ejax.algorithms.host_rows import HostRows
+from ejax.algorithms.replay_buffer import (
     ReplayConfig,
     add_and_take,
     add_rollout,

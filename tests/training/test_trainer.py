@@ -10,7 +10,7 @@ from damages import same, what_is_left
 from helpers.tiny import EPISODE, EVALUATED, NUM_ENVS, STEPS, tiny
 
 from ejax.algorithms.ppo import ALGORITHM, PPOConfig
-from ejax.algorithms.stateful import PPO, build_algo
+from ejax.collectors.stateful import PPO, build_algo
 from ejax.config import ConfigError, parse_config
 from ejax.envs.task.world import World
 from ejax.envs.tasks.point_mass import PointMassRL

@@ -21,7 +21,7 @@ from rude_runs import config, in_workers
 from rude_tasks import end
 
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
-from ejax.collectors.config import CollectorConfig
+from ejax.config.collector import CollectorConfig
 from ejax.envs.host.calls import EnvAbandoned, EnvOverdue, HostEnvError, call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.collectors.replay_buffer import ReplayConfig, add_rollout, drop_tails, init_replay, sample_rows, take_rows
+from ejax.algorithms.replay_buffer import ReplayConfig, add_rollout, drop_tails, init_replay, sample_rows, take_rows
 from ejax.types import Rollout
 
 GAMMA = 0.9

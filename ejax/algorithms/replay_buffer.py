@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from pydantic import PositiveInt
 
-from ejax.collectors.host_rows import HostRows
+from ejax.algorithms.host_rows import HostRows
 from ejax.numerics.finite import finite_rows
 from ejax.runtime.sharding import by_device
 from ejax.schema.frozen import MayChange, PathText, StrictModel
