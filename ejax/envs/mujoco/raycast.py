@@ -13,21 +13,24 @@ far away; no shadows, no reflections, no haze. Of solids with an alpha below 1 o
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.mujoco.drawing import Appearance
-from ejax.envs.mujoco.intersections import ENTER, Vec, dot, larger, select, solid_normal
 from ejax.envs.mujoco.kinematics import Pose, body_poses, times_constant
 from ejax.envs.mujoco.scenery import KINDS, Camera, Lights, Scenery, Solid, Texture, place_camera, scenery
 from ejax.numerics.platforms import by_platform
 from ejax.types import Array, CameraView
 
 _FAR = 1e6  # m: the depth of a miss
+_TINY = 1e-12
+
+Vec: TypeAlias = tuple[Array, ...]
+"""Three numbers, or three per pixel."""
 
 
 class _Layer(NamedTuple):
@@ -74,7 +77,7 @@ def draw(
     if moving:
         front = _cast(moving, poses, appearance.rgba, rays, light)
         nearer = front.depth < depth
-        rgb, depth = select(nearer, front.rgb, rgb), jnp.where(nearer, front.depth, depth)
+        rgb, depth = _select(nearer, front.rgb, rgb), jnp.where(nearer, front.depth, depth)
     if clear:
         film = _cast(clear, poses, appearance.rgba, rays, light)
         through = 1.0 - film.alpha
@@ -127,13 +130,13 @@ def _fixed_backdrop(asset: str, view: CameraView | None, width: int, height: int
 
 def _backdrop(scene: Scenery, still: Sequence[Solid], poses: Sequence[Pose], rays: _Rays, lights: Lights) -> _Layer:
     direction = rays.directions()
-    height = direction[2] * jax.lax.rsqrt(dot(direction, direction))
+    height = direction[2] * jax.lax.rsqrt(_dot(direction, direction))
     place = (height + 1.0) * (0.5 * (len(scene.sky) - 1))
     sky = tuple(jnp.interp(place, jnp.arange(len(scene.sky), dtype=jnp.float32), scene.sky[:, i]) for i in range(3))
     if not still:
         return _Layer(jnp.full_like(height, _FAR), sky, jnp.ones_like(height))
     front = _cast(still, poses, {}, rays, lights)
-    return _Layer(front.depth, select(front.depth < _FAR, front.rgb, sky), jnp.ones_like(height))
+    return _Layer(front.depth, _select(front.depth < _FAR, front.rgb, sky), jnp.ones_like(height))
 
 
 def _cast(
@@ -157,15 +160,15 @@ def _cast(
     mine = _gather(nearest & mask, table)
     direction = rays.directions()
     offset = tuple(rays.camera.eye[i] + depth * direction[i] - mine["centre"][i] for i in range(3))
-    place = tuple(dot(offset, mine["turn"][i::3]) for i in range(3))
-    own = solid_normal({solid.kind for solid in solids}, mine, place)
-    normal = tuple(dot(mine["turn"][3 * i : 3 * i + 3], own) for i in range(3))
+    place = tuple(_dot(offset, mine["turn"][i::3]) for i in range(3))
+    own = _solid_normal({solid.kind for solid in solids}, mine, place)
+    normal = tuple(_dot(mine["turn"][3 * i : 3 * i + 3], own) for i in range(3))
     rgb = _shade(mine, normal, lights, rays.camera.frame)
     for i, solid in enumerate(solids):
         if solid.texture is not None:
             texel = _texel(solid.texture, place[0], place[1], depth * rays.pixel)
             seen = nearest & mask == i
-            rgb = select(seen, tuple(one * other for one, other in zip(rgb, texel, strict=True)), rgb)
+            rgb = _select(seen, tuple(one * other for one, other in zip(rgb, texel, strict=True)), rgb)
     return _Layer(depth, rgb, mine["colour"][3])
 
 
@@ -183,7 +186,7 @@ def _nearest(solids: Sequence[Solid], turns: Array, centres: Array, shown: Array
         def one_more(nearest: Array, solid: tuple[Array, ...], kind: str = kind) -> tuple[Array, None]:
             number, shown, start, way, size = solid
             direction = (rays.along(way[0]), rays.along(way[1]), rays.along(way[2]))
-            depth, hit = ENTER[kind]((start[0], start[1], start[2]), direction, (size[0], size[1], size[2]))
+            depth, hit = _ENTER[kind]((start[0], start[1], start[2]), direction, (size[0], size[1], size[2]))
             bits = (jax.lax.bitcast_convert_type(depth, jnp.int32) & ~mask) | number
             hit &= (depth > 0.0) & shown
             return jnp.minimum(nearest, jnp.where(hit, bits, np.iinfo(np.int32).max)), None
@@ -225,12 +228,12 @@ def _shade(mine: Mapping[str, Sequence[Array]], normal: Vec, lights: Lights, fra
     shine = [jnp.zeros_like(emission)] * 3
     for i in range(lights.direction.shape[0]):
         towards = -forward if i == 0 else -lights.direction[i] / jnp.linalg.norm(lights.direction[i])
-        facing = larger(dot(normal, towards), 0.0)
+        facing = _larger(_dot(normal, towards), 0.0)
         bright = [each + facing * lights.diffuse[i, c] for c, each in enumerate(bright)]
         # of a constant; traced numbers may be anything
         if not (isinstance(lights.specular, np.ndarray) and not lights.specular[i].any()):
             half = towards - forward
-            cosine = larger(dot(normal, half / jnp.linalg.norm(half)), 1e-6)
+            cosine = _larger(_dot(normal, half / jnp.linalg.norm(half)), 1e-6)
             spot = gloss * jnp.where(facing > 0.0, jnp.exp(power * jnp.log(cosine)), 0.0)
             shine = [each + spot * lights.specular[i, c] for c, each in enumerate(shine)]
     return tuple(base * light + spot for base, light, spot in zip(mine["colour"][:3], bright, shine, strict=True))
@@ -247,3 +250,126 @@ def _texel(texture: Texture, x: Array, y: Array, footprint: Array) -> Vec:
     mean = texture.texel.reshape(-1, 3).mean(axis=0)
     fade = jnp.clip(2.0 * footprint * max(texture.repeat), 0.0, 1.0)
     return tuple(flat[index, c] + fade * (mean[c] - flat[index, c]) for c in range(3))
+
+
+def _solid_normal(kinds: Set[str], mine: Mapping[str, Sequence[Array]], place: Vec) -> Vec:
+    """Return unit normals at ``place``, both in the solid's frame."""
+    (x, y, z), (a, b, c) = place, mine["size"]
+    zero, one = jnp.zeros_like(x), jnp.ones_like(x)
+    up: Vec = (zero, zero, one)
+    found: dict[str, Vec] = {}
+    if "box" in kinds:  # of the face that is nearest
+        inside = a - jnp.abs(x), b - jnp.abs(y), c - jnp.abs(z)
+        on_x = (inside[0] <= inside[1]) & (inside[0] <= inside[2])
+        on_y = ~on_x & (inside[1] <= inside[2])
+        on = on_x, on_y, ~on_x & ~on_y
+        found["box"] = tuple(jnp.where(face, jnp.sign(each), 0.0) for face, each in zip(on, place, strict=True))
+    if "ellipsoid" in kinds:
+        found["ellipsoid"] = _unit((x / (a * a), y / (b * b), z / (c * c)))
+    if "sphere" in kinds:
+        found["sphere"] = _unit(place)
+    if "capsule" in kinds:
+        found["capsule"] = _unit((x, y, z - jnp.clip(z, -b, b)))
+    if "cylinder" in kinds:
+        on_cap = b - jnp.abs(z) < a - jnp.sqrt(x * x + y * y)
+        found["cylinder"] = _select(on_cap, (zero, zero, jnp.sign(z)), _unit((x, y, zero)))
+    for kind, own in found.items():
+        up = _select(mine["kind"][0] == KINDS.index(kind), own, up)
+    return up
+
+
+def _unit(vector: Vec) -> Vec:
+    scale = jax.lax.rsqrt(_dot(vector, vector) + _TINY)
+    return vector[0] * scale, vector[1] * scale, vector[2] * scale
+
+
+def _enter_plane(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
+    depth = -origin[2] / _not_zero(direction[2])
+    hit = depth > 0.0
+    for i in (0, 1):
+        hit &= (jnp.abs(origin[i] + depth * direction[i]) <= size[i]) | (size[i] <= 0.0)
+    return depth, hit
+
+
+def _enter_box(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
+    enters, leaves = zip(*(_slab(*each) for each in zip(origin, direction, size, strict=True)), strict=True)
+    enter = _larger(_larger(enters[0], enters[1]), enters[2])
+    leave = _smaller(_smaller(leaves[0], leaves[1]), leaves[2])
+    return enter, enter < leave
+
+
+def _enter_ball(origin: Vec, direction: Vec, radius: Array | float) -> tuple[Array, Array]:
+    a, b, c = _dot(direction, direction), _dot(origin, direction), _dot(origin, origin) - radius**2
+    inside = b * b - a * c
+    return (-b - jnp.sqrt(_larger(inside, 0.0))) / a, inside > 0.0
+
+
+def _enter_ellipsoid(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
+    (x, y, z), (u, v, w), (a, b, c) = origin, direction, size
+    return _enter_ball((x / a, y / b, z / c), (u / a, v / b, w / c), 1.0)  # t is the same in the scaled space
+
+
+def _enter_cylinder(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
+    radius, half, _ = size
+    enter, leave, inside = _endless(origin, direction, radius)
+    bottom, top = _slab(origin[2], direction[2], half)
+    enter = _larger(enter, bottom)
+    return enter, (enter < _smaller(leave, top)) & (inside > 0.0)
+
+
+def _enter_capsule(origin: Vec, direction: Vec, size: Vec) -> tuple[Array, Array]:
+    radius, half, _ = size
+    side, _, inside = _endless(origin, direction, radius)
+    z = origin[2] + side * direction[2]
+    end, round_hit = _enter_ball((origin[0], origin[1], origin[2] - jnp.where(z > 0.0, half, -half)), direction, radius)
+    on_side = (jnp.abs(z) < half) & (inside > 0.0)
+    return jnp.where(on_side, side, end), on_side | (round_hit & (inside > 0.0))
+
+
+def _endless(origin: Vec, direction: Vec, radius: Array) -> tuple[Array, Array, Array]:
+    """Return depths at which the ray enters and leaves the cylinder about z, and a number > 0 where it does."""
+    (x, y, _), (u, v, _) = origin, direction
+    a = u * u + v * v + _TINY
+    b = x * u + y * v
+    cross = x * v - y * u
+    inside = radius**2 * a - cross * cross  # = b² − a·(x² + y² − r²), without its cancellation
+    root, scale = jnp.sqrt(_larger(inside, 0.0)), 1.0 / a
+    return (-b - root) * scale, (-b + root) * scale, inside
+
+
+def _slab(start: Array, rate: Array, half: Array) -> tuple[Array, Array]:
+    inverse = 1.0 / _not_zero(rate)
+    middle, width = -start * inverse, jnp.abs(inverse) * half
+    return middle - width, middle + width
+
+
+_ENTER: dict[str, Callable[[Vec, Vec, Vec], tuple[Array, Array]]] = {
+    "plane": _enter_plane,
+    "box": _enter_box,
+    "ellipsoid": _enter_ellipsoid,
+    "sphere": lambda origin, direction, size: _enter_ball(origin, direction, size[0]),
+    "capsule": _enter_capsule,
+    "cylinder": _enter_cylinder,
+}
+"""(origin, direction, size) in the solid's frame -> depth where the ray enters, and whether it does."""
+
+
+def _select(condition: Array, new: Vec, old: Vec) -> Vec:
+    return tuple(jnp.where(condition, one, other) for one, other in zip(new, old, strict=True))
+
+
+def _dot(one: Sequence[Array], other: Sequence[Array]) -> Array:
+    return one[0] * other[0] + one[1] * other[1] + one[2] * other[2]
+
+
+def _larger(one: Array, other: Array | float) -> Array:
+    """Return the maximum without ``jnp.maximum``'s care for NaN, which costs as much again."""
+    return jnp.where(one > other, one, other)
+
+
+def _smaller(one: Array, other: Array | float) -> Array:
+    return jnp.where(one < other, one, other)
+
+
+def _not_zero(x: Array) -> Array:
+    return jnp.where(jnp.abs(x) > _TINY, x, _TINY)
