@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from damages import DAMAGES, damage
 from flax import struct
+from kills import Killed, kill_at
 
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.runtime.sharding import make_mesh, sharded
@@ -56,6 +57,11 @@ def own(tmp_path: Path) -> Path:
     return save_checkpoint(tmp_path, "a_step_64", make_state(), {"global_step": 64})
 
 
+def assert_holds(path: Path, seed: int) -> None:
+    """Require the state of ``make_state(seed)``."""
+    chex.assert_trees_all_equal(load_checkpoint(path, make_state(3))[0], make_state(seed))
+
+
 def data_file(path: Path) -> Path:
     """Find the largest file of the checkpoint's arrays."""
     return max((file for file in (path / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
@@ -67,12 +73,8 @@ def test_a_state_comes_back_bit_by_bit(saved: Path) -> None:
     assert jax.tree.structure(state) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
         assert (a.dtype, a.shape, np.asarray(a).tobytes()) == (b.dtype, b.shape, np.asarray(b).tobytes())
-    assert meta["global_step"] == 64
-
-
-def test_a_checkpoint_tells_its_schema_and_libraries(saved: Path) -> None:
-    meta = verify_checkpoint(saved)
-    assert meta["schema_version"] == 2
+    assert meta == json.loads((saved / "meta.json").read_text())
+    assert (meta["global_step"], meta["schema_version"]) == (64, 2)
     assert {"ejax", "jax", "flax", "optax"} <= set(meta["versions"])
 
 
@@ -90,15 +92,6 @@ def test_what_several_devices_saved_comes_back_on_one(tmp_path: Path) -> None:
     loaded, _ = load_checkpoint(path, jax.eval_shape(lambda: jax.tree.map(jnp.zeros_like, state)))
     assert {len(x.devices()) for x in jax.tree.leaves(loaded)} == {1}
     np.testing.assert_array_equal(loaded["envs"], np.arange(8.0))
-
-
-def test_numbers_of_64_bits_come_back_whole(tmp_path: Path) -> None:
-    """The state of an environment outside JAX, which has none of them."""
-    state = {"time": np.array([1.0 + 1e-12]), "rng": np.array([2**63 + 5], np.uint64)}
-    save_checkpoint(tmp_path, "a", state, {})
-    loaded, _ = load_checkpoint(tmp_path / "a", state)
-    for name, x in state.items():
-        assert (loaded[name].dtype, loaded[name].tobytes()) == (x.dtype, x.tobytes())
 
 
 DTYPES = (
@@ -129,10 +122,13 @@ def test_every_type_that_jax_has_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 2])
-def test_arrays_of_64_bits_of_an_environment_outside_jax_keep_them(size: int, tmp_path: Path) -> None:
-    state = {name: np.ones(size, name) for name in ("int64", "uint64", "float64")} | {"other": np.ones(1, bool)}
+def test_arrays_of_64_bits_of_an_environment_outside_jax_come_back_whole(size: int, tmp_path: Path) -> None:
+    """JAX has none of them."""
+    state = {name: np.full(size, 2**62 + 5, name) for name in ("int64", "uint64")}
+    state |= {"float64": np.full(size, 1.0 + 1e-12), "other": np.ones(1, bool)}
     loaded, _ = load_checkpoint(save_checkpoint(tmp_path, "a_step_1", state, {"global_step": 1}), state)
-    assert {name: x.dtype for name, x in loaded.items()} == {name: x.dtype for name, x in state.items()}
+    for name, x in state.items():
+        assert (loaded[name].dtype, loaded[name].tobytes()) == (x.dtype, x.tobytes())
 
 
 def test_a_key_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
@@ -162,60 +158,31 @@ def test_what_is_not_stored_as_it_was_given_gets_no_name(tmp_path: Path, monkeyp
 )
 def test_every_name_of_a_folder_works(folder: str, tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / folder / "of a run", "a_step_64", make_state(), {"global_step": 64})
-    chex.assert_trees_all_equal(load_checkpoint(path, make_state(1))[0], make_state())
+    assert_holds(path, seed=0)
 
 
 def test_saving_again_replaces(own: Path) -> None:
     save_checkpoint(own.parent, own.name, make_state(seed=2), {"global_step": 64})
-    state, _ = load_checkpoint(own, make_state())
-    np.testing.assert_array_equal(
-        state["train"].params["params"]["w"], make_state(seed=2)["train"].params["params"]["w"]
-    )
-
-
-def truncate(path: Path) -> Path:
-    file = data_file(path)
-    file.write_bytes(file.read_bytes()[:-1])
-    return file
+    assert_holds(own, seed=2)
 
 
 def flip(path: Path) -> Path:
+    """Change a bit of the arrays."""
     file = data_file(path)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    assert damage(file, "one bit")
     return file
-
-
-def remove(path: Path) -> Path:
-    file = data_file(path)
-    file.unlink()
-    return file
-
-
-def edit_meta(path: Path) -> Path:
-    file = path / "meta.json"
-    file.write_text(file.read_text().replace("64", "65"))
-    return file
-
-
-@pytest.mark.parametrize("change", [truncate, flip, remove, edit_meta])
-def test_a_damaged_file_is_named(own: Path, change: Callable[..., Any]) -> None:
-    name = str(change(own).relative_to(own))
-    with pytest.raises(CheckpointError, match="is damaged") as error:
-        load_checkpoint(own, make_state())
-    assert name in str(error.value)
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_damage_to_each_file_is_noticed(how: str, saved: Path, tmp_path: Path) -> None:
-    """The list of digests included."""
-    for number, file in enumerate(file for file in saved.rglob("*") if file.is_file()):
-        copy = tmp_path / str(number)
-        shutil.copytree(saved, copy)
-        if damage(copy / file.relative_to(saved), how):
-            with pytest.raises(CheckpointError, match=r"is damaged|is incomplete"):
-                verify_checkpoint(copy)
+def test_damage_to_each_file_is_noticed_and_named(how: str, saved: Path, tmp_path: Path) -> None:
+    """The list of digests included, where the name may be that of the first file that it lacks."""
+    names = [file.relative_to(saved) for file in saved.rglob("*") if file.is_file()]
+    for number, name in enumerate(names):
+        copy = shutil.copytree(saved, tmp_path / str(number))
+        if damage(copy / name, how):
+            with pytest.raises(CheckpointError, match=r"is damaged|is incomplete") as caught:
+                load_checkpoint(copy, make_state())
+            assert str(name) in str(caught.value) or name.name == "SHA256"
 
 
 @pytest.mark.parametrize(
@@ -248,34 +215,31 @@ def test_an_emptied_state_is_refused_though_the_digests_agree(own: Path) -> None
 
 
 def test_arrays_that_cannot_be_read_are_refused_though_the_digests_agree(own: Path) -> None:
-    truncate(own)
+    damage(data_file(own), "cut in half")
     write_digests(own)
     with pytest.raises(CheckpointError, match="is damaged: state cannot be read"):
         load_checkpoint(own, make_state())
 
 
-def test_a_list_without_a_digest_of_its_own_was_cut_short(own: Path) -> None:
-    listing = own / "SHA256"
+def without_last_line(path: Path) -> None:
+    listing = path / "SHA256"
     listing.write_text("".join(listing.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(CheckpointError, match="SHA256 was changed"):
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (without_last_line, "SHA256 was changed"),  # the list's own digest
+        (lambda path: (path / "SHA256").unlink(), "incomplete"),
+        (shutil.rmtree, "does not exist"),
+        (lambda path: rewrite_meta(path, {"schema_version": 99}), r"schema version 99.*reads 2"),
+    ],
+    ids=["cut short", "not finished", "not there", "another schema"],
+)
+def test_what_is_no_whole_checkpoint_is_refused(change: Callable[[Path], Any], text: str, own: Path) -> None:
+    change(own)
+    with pytest.raises(CheckpointError, match=text):
         verify_checkpoint(own)
-
-
-def test_a_checkpoint_that_was_not_finished_is_refused(own: Path) -> None:
-    (own / "SHA256").unlink()
-    with pytest.raises(CheckpointError, match="incomplete"):
-        verify_checkpoint(own)
-
-
-def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="does not exist"):
-        verify_checkpoint(tmp_path / "nothing")
-
-
-def test_another_schema_is_refused(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, "a_step_1", make_state(), {"schema_version": 99})
-    with pytest.raises(CheckpointError, match=r"schema version 99.*reads 2"):
-        load_checkpoint(path, make_state())
 
 
 def other(change: Callable[..., Any]) -> Any:
@@ -316,54 +280,28 @@ def test_a_save_that_fails_keeps_the_checkpoint_before_it(own: Path, monkeypatch
     with pytest.raises(OSError, match="no space"):
         save_checkpoint(own.parent, own.name, make_state(seed=1), {})
     monkeypatch.undo()
-    state, _ = load_checkpoint(own, make_state())
-    np.testing.assert_array_equal(state["train"].params["params"]["w"], make_state()["train"].params["params"]["w"])
+    assert_holds(own, seed=0)
 
 
-class Killed(BaseException):
-    """In place of a SIGKILL: nothing that handles errors handles it."""
-
-
-def killed_at(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, count: int) -> None:
-    """Let the ``count``-th call of a function be the last thing before the end, which comes before the call."""
-    real, calls = getattr(module, name), []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        if len(calls) == count:
-            raise Killed
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(module, name, call)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("owner", "name", "count", "is_new", "recovered"),
+    [
+        (os, "replace", 1, False, False),  # before its meta is there
+        (os, "replace", 2, False, False),  # before its digests are there
+        (os, "replace", 3, False, False),  # before the old one is set aside
+        (os, "replace", 4, True, True),  # before the new one is put in its place
+        (shutil, "rmtree", 1, True, False),  # before the old one is removed
+    ],
+)
 def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(
-    count: int, own: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, count: int, is_new: bool, recovered: bool, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes before its meta or its digests are there, before the old one is set aside, or before the new one is put
-    in its place."""
-    killed_at(monkeypatch, os, "replace", count)
+    kill_at(monkeypatch, owner, name, count)
     with pytest.raises(Killed):
         save_checkpoint(own.parent, own.name, make_state(seed=1), {"global_step": 64})
     monkeypatch.undo()
-    assert recover_checkpoints(own.parent) == ([] if count < 4 else [own])
-    state, _ = load_checkpoint(own, make_state())
-    left = make_state(seed=int(count == 4))["train"].params["params"]["w"]
-    np.testing.assert_array_equal(state["train"].params["params"]["w"], left)
-    assert [path.name for path in own.parent.iterdir()] == [own.name]
-
-
-def test_a_kill_before_the_old_one_is_removed_keeps_the_new_one(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed_at(monkeypatch, shutil, "rmtree", 1)
-    with pytest.raises(Killed):
-        save_checkpoint(own.parent, own.name, make_state(seed=1), {"global_step": 64})
-    monkeypatch.undo()
-    assert recover_checkpoints(own.parent) == []
-    state, _ = load_checkpoint(own, make_state())
-    np.testing.assert_array_equal(
-        state["train"].params["params"]["w"], make_state(seed=1)["train"].params["params"]["w"]
-    )
+    assert recover_checkpoints(own.parent) == ([own] if recovered else [])
+    assert_holds(own, seed=int(is_new))
     assert [path.name for path in own.parent.iterdir()] == [own.name]
 
 
@@ -395,9 +333,8 @@ def test_a_leftover_that_is_a_file_blocks_nothing(own: Path) -> None:
 def test_the_meta_alone_can_be_replaced(own: Path) -> None:
     before = (own / "meta.json").read_text()
     rewrite_meta(own, {"global_step": 64, "best_eval_value": 0.5})
-    state, meta = load_checkpoint(own, make_state(seed=1))
-    assert meta["best_eval_value"] == 0.5 and (own / "meta.json").read_text() != before
-    np.testing.assert_array_equal(state["train"].params["params"]["w"], make_state()["train"].params["params"]["w"])
+    assert verify_checkpoint(own)["best_eval_value"] == 0.5 and (own / "meta.json").read_text() != before
+    assert_holds(own, seed=0)
 
 
 def test_checkpoints_are_listed_by_number_and_name(tmp_path: Path) -> None:
@@ -416,40 +353,25 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_the_newest_checkpoint_is_found(run: RunDirectory) -> None:
+def test_the_newest_checkpoint_is_found_and_damaged_ones_are_reported(run: RunDirectory) -> None:
     assert run.find("latest", pytest.fail).name == "a_step_20"
-
-
-def test_a_damaged_newest_one_is_reported_and_the_one_before_it_found(run: RunDirectory) -> None:
     name = flip(run.checkpoints / "a_step_20").name
-    reports = []
+    reports: list[str] = []
     assert run.find("latest", reports.append).name == "a_step_10"
     assert len(reports) == 1 and "a_step_20 is damaged" in reports[0] and name in reports[0]
+    flip(run.checkpoints / "a_step_10")
+    for which, text in (("latest", "all 2 are damaged"), ("best", r"no best checkpoint.*none yet")):
+        with pytest.raises(CheckpointError, match=text):
+            run.find(which, lambda _: None)
 
 
-def test_a_run_without_a_good_checkpoint_says_so(run: RunDirectory) -> None:
-    for step in (10, 20):
-        truncate(run.checkpoints / f"a_step_{step}")
-    with pytest.raises(CheckpointError, match="all 2 are damaged"):
-        run.find("latest", lambda _: None)
-    with pytest.raises(CheckpointError, match=r"no best checkpoint.*none yet"):
-        run.find("best", lambda _: None)
-
-
-def test_only_the_newest_checkpoints_are_kept(run: RunDirectory) -> None:
+def test_only_the_newest_checkpoints_and_one_best_are_kept(run: RunDirectory) -> None:
     run.save(make_state(), {"global_step": 30}, keep=2)
     assert [path.name for path in run.periodic()] == ["a_step_30", "a_step_20"]
-
-
-def test_there_is_one_best_checkpoint(run: RunDirectory) -> None:
     for step in (10, 20):
         run.save_best(make_state(), {"global_step": step})
     assert [path.name for path in run.best()] == ["a_best_step_20"]
     assert run.find("best", pytest.fail).name == "a_best_step_20"
-
-
-def test_meta_is_plain_json(saved: Path) -> None:
-    assert json.loads((saved / "meta.json").read_text())["global_step"] == 64
 
 
 def test_leaves_whose_names_would_be_equal_come_back_each_in_its_place(tmp_path: Path) -> None:

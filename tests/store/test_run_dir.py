@@ -13,6 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from kills import Killed, kill_at
 from tiny import tiny
 
 import ejax
@@ -324,28 +325,12 @@ def test_a_resume_that_lengthens_a_run_is_recorded_and_keeps_the_schedules_horiz
     assert dict(open_run_directory(run)[1].algorithm.cfg.lr_scheduler.kwargs) == {"total_iters": 2}
 
 
-class Killed(BaseException):
-    pass
-
-
-def test_a_kill_while_a_change_is_recorded_leaves_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = train(parse_config(tiny(tmp_path))).run_dir
-    longer = parse_config(tiny(tmp_path, iterations=3))
-    real, left = os.replace, 0
-
-    def replace_some(source: Any, target: Any, **folders: int) -> None:
-        nonlocal left
-        if left == 0:
-            raise Killed
-        left -= 1
-        real(source, target, **folders)
-
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_kill_while_a_change_is_recorded_leaves_a_whole_run(
+    count: int, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, _ = open_run_directory(run)
-    for count in range(4):
-        left = count
-        with monkeypatch.context() as patched, pytest.raises(Killed):
-            patched.setattr(os, "replace", replace_some)
-            record_changes(directory.config_file, bind(longer), 64)
-        open_run_directory(run)
-        if count == 3:  # the new configs are there
-            assert open_run_directory(run)[1].trainer.iterations == 3
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(patch, os, "replace", count)
+        record_changes(directory.config_file, bind(parse_config(tiny(iterations=3))), 64)
+    assert open_run_directory(run)[1].trainer.iterations == (3 if count == 4 else 1)  # the new configs are there

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from damages import asynchronous_run, damage, outcome, same, what_is_left
+from kills import Killed, kill_at
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, bind, parse_config
@@ -66,23 +67,6 @@ def test_a_killed_run_resumes_to_the_same_bits(env: str, tmp_path: Path) -> None
     assert resumed.finished and resumed.latest_checkpoint_path == tmp_path / f"run/checkpoints/tiny_step_{30 * STEPS}"
     # nothing is missing in the log, nothing is in it twice
     assert same(what_is_left(tmp_path / "run", "tiny"), what_is_left(tmp_path / "whole", "tiny"), log=True)
-
-
-class Killed(BaseException):
-    """In place of a SIGKILL: nothing that handles errors handles it."""
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, count: int) -> None:
-    """Kill the run at the ``count``-th call of ``owner.name``, before it does anything."""
-    real, calls = getattr(owner, name), []
-
-    def call(*args: object, **kwargs: object) -> object:
-        calls.append(name)
-        if len(calls) == count:
-            raise Killed
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, call)
 
 
 def left(run: Path) -> tuple[dict, list[tuple[str, object]]]:
