@@ -331,28 +331,24 @@ def test_two_processes_collect_beside_the_updates_what_one_does(tmp_path: Path) 
     assert [row["collector/staleness"] for row in rows if "collector/staleness" in row] == [0.0, 1.0, 1.0]
 
 
-def device(process: int) -> SimpleNamespace:
-    return SimpleNamespace(process_index=process)
-
-
-def test_groups_that_processes_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.training.build.all_devices", lambda config: [device(0), device(1)])
-    with pytest.raises(
-        ConfigError, match=r"num_groups: got 1, but each of 2 processes .* a multiple of 2: \S+num_groups=2"
-    ):
-        build(parse_config(TINY, ["trainer.distributed=true", "trainer.collector.mode=host"]))
-
-
-def test_processes_of_unequal_numbers_of_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.training.build.all_devices", lambda config: [device(0), device(1), device(1)])
-    with pytest.raises(ConfigError, match=r"distributed: got true for processes of \[1, 2\] devices"):
-        build(parse_config(hosted("host", 1), ["trainer.distributed=true"]))
-
-
-def test_a_free_schedule_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("processes_of_devices", "collector", "text"),
+    [
+        ([0, 1], {"mode": "host"}, r"num_groups: got 1, but each of 2 processes .* a multiple of 2: \S+num_groups=2"),
+        ([0, 1, 1], {"mode": "host", "num_groups": 2}, r"distributed: got true for processes of \[1, 2\] devices"),
+        ([0, 1], {"mode": "async", "num_groups": 2, "schedule": "free"}, r"schedule: got 'free' in several processes"),
+    ],
+    ids=["groups", "devices", "schedule"],
+)
+def test_what_processes_cannot_share_is_refused(
+    processes_of_devices: list[int], collector: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [SimpleNamespace(process_index=process) for process in processes_of_devices]
+    monkeypatch.setattr("ejax.training.build.all_devices", lambda config: devices)
     monkeypatch.setattr("ejax.training.host_parts.process_count", lambda: 2)
-    with pytest.raises(ConfigError, match=r"collector\.schedule: got 'free' in several processes"):
-        build(parse_config(hosted("async", 1), ["trainer.collector.schedule=free"]))
+    given = {**TINY, "trainer": {**TINY["trainer"], "collector": collector, "distributed": "schedule" not in collector}}
+    with pytest.raises(ConfigError, match=text):
+        build(parse_config(given))
 
 
 def test_metrics_of_several_collections_add_up_and_the_longest_wait_counts() -> None:

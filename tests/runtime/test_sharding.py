@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from whole_runs import assert_refused
 
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
@@ -189,23 +190,23 @@ def test_devices_that_cannot_share_a_run_are_refused(tmp_path: Path, was: int, n
         rescale_for_devices(config, tmp_path, now)
 
 
+ALL, HOSTED = "trainer.distributed=true", "trainer.collector.mode=host"
+
+
 @pytest.mark.slow
-def test_what_cannot_be_distributed_is_refused() -> None:
-    hosted = ["trainer.distributed=true", "trainer.collector.mode=host"]
-    with pytest.raises(ConfigError, match=r"learner_devices: are given with trainer\.distributed: true"):
-        build(parse_config(PPO, [*hosted, "trainer.collector.learner_devices=[cpu:0]"]))
-    with pytest.raises(ConfigError, match=r"shard_parameters: got true, but the policy acts outside the program"):
-        build(parse_config(PPO, [*hosted, "trainer.shard_parameters=true"]))
-    with pytest.raises(ConfigError, match=r"num_groups: got 3, which does not divide the 16 environments of 4 devices"):
-        build(parse_config(PPO, [*hosted, "trainer.collector.num_groups=3"]))
-    with pytest.raises(
-        ConfigError, match=r"trainer\.shard_parameters: got true, which needs trainer\.distributed: true"
-    ):
-        build(parse_config(PPO, ["trainer.shard_parameters=true"]))
-    with pytest.raises(ConfigError, match=r"shard_parameters: got 3, .* the 4 devices; allowed: true, 2$"):
-        build(parse_config(PPO, ["trainer.distributed=true", "trainer.shard_parameters=3"]))
-    with pytest.raises(ConfigError, match=r"trainer\.shard_parameters"):
-        parse_config(PPO, ["trainer.distributed=true", "trainer.shard_parameters=1"])
+@pytest.mark.parametrize(
+    ("given", "key", "word"),
+    [
+        ([ALL, HOSTED, "trainer.collector.learner_devices=[cpu:0]"], "trainer.collector.learner_devices", "leave"),
+        ([ALL, HOSTED, "trainer.shard_parameters=true"], "trainer.shard_parameters", "outside the program"),
+        ([ALL, HOSTED, "trainer.collector.num_groups=3"], "trainer.collector.num_groups", "16 environments of 4"),
+        (["trainer.shard_parameters=true"], "trainer.shard_parameters", "needs trainer.distributed: true"),
+        ([ALL, "trainer.shard_parameters=3"], "trainer.shard_parameters", "the 4 devices; allowed: true, 2"),
+        ([ALL, "trainer.shard_parameters=1"], "trainer.shard_parameters", "got 1"),
+    ],
+)
+def test_what_cannot_be_distributed_is_refused(given: list[str], key: str, word: str) -> None:
+    assert_refused(PPO, given, key, word)
 
 
 @pytest.mark.slow

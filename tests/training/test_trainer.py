@@ -133,11 +133,6 @@ def test_host_environments_are_objects_too(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_a_wrong_key_is_refused_when_the_trainer_is_made() -> None:
-    with pytest.raises(ConfigError, match="num_env"):
-        Trainer(PointMassRL(), policy_of(raw()), ALGORITHM, num_env=4)
-
-
 class Writer:
     """A ``SummaryWriter``'s method."""
 
@@ -200,17 +195,14 @@ def test_embodichains_arguments_make_the_same_run(tmp_path: Path) -> None:
         ({"event_cfg": {"push": {"func": lambda: 0}}}, "push.func: got .*register it by @register_functor"),
         ({"event_cfg": {"push": 3}}, r"trainer\.events\.train\.push: got 3"),
         ({"event_cfg": 3}, r"trainer\.events\.train: got 3"),
+        ({"num_env": 4}, "num_env"),
+        ({"env": policy_of(raw())}, "env: got ActorCritic, which has no reset; the order is env, policy, algorithm"),
     ],
     ids=lambda x: "" if isinstance(x, str) else ", ".join(x),
 )
 def test_arguments_that_cannot_be_honoured_are_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        Trainer(PointMassRL(), policy_of(raw()), ALGORITHM, **arguments)
-
-
-def test_a_policy_in_the_place_of_the_environment_is_recognized() -> None:
-    with pytest.raises(ConfigError, match="env: got ActorCritic, which has no reset; the order is env, policy, algo"):
-        Trainer(policy_of(raw()), PointMassRL(), ALGORITHM)  # type: ignore[arg-type]  # EmbodiChain's order
+        Trainer(**{"env": PointMassRL(), "policy": policy_of(raw()), "algorithm": ALGORITHM} | arguments)
 
 
 def test_a_batch_size_is_the_algorithms() -> None:
