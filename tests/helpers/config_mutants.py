@@ -147,6 +147,11 @@ algorithm:
 # --- how it is broken -------------------------------------------------------------------------------------
 
 
+def _each(words: str) -> list[str]:
+    """Split a line of words: a list of short texts takes a line each."""
+    return words.split()
+
+
 def _numbers() -> tuple[Any, ...]:
     large = (2**31 - 1, 2**31, 2**32, 2**33, 2**53, 2**63 - 1, 2**63, 10**30, 10**300)
     floats = (math.nan, math.inf, -math.inf, 1e308, 1e39, 3.4e38, 1e-320, 1e30, 0.1, -0.0, 1.5, 4e18, 1e10)
@@ -154,118 +159,36 @@ def _numbers() -> tuple[Any, ...]:
 
 
 _TEXTS = (
-    *("", " ", "none", "null", "1", "1e5", "1e999", "-1e-8", ".inf", "nan", "NaN", "Infinity", "true", "1_000", "0x1F"),
-    *(
-        "é",
-        "🤖" * 50,
-        "مرحبا",
-        "a\u0301",
-        "\u202eabc",
-        "\ud800",
-        "a\x00b",
-        "a\nb",
-        "a\tb",
-        "\ufeff",
-        "\x1b[31m",
-        "\u2028",
+    *_each(
+        "none null 1 1e5 1e999 -1e-8 .inf nan NaN Infinity true 1_000 0x1F ../.. / /dev/null /dev/zero ~ {} ${HOME}"
     ),
-    *("x" * 300, "a/" * 200, "../..", "/", "/dev/null", "/dev/zero", "~", "{}", "${HOME}", "%s%n", "a.b.c", "a" * 5000),
-    *("os:system", "playgound:CartpoleBalance", "gymnax:", ":", "torch:a:b", "PointMasRL", "ppoo", "Actor_Critic"),
-    *(
-        "cuda:99999999999999999999",
-        "cpu:0",
-        "embodichain-0.3",
-        "relu",
-        "async",
-        "eval/metrics/x",
-        "linear",
-        "(a+)+$",
-        "[",
-    ),
+    *_each("%s%n a.b.c os:system playgound:CartpoleBalance gymnax: : torch:a:b PointMasRL ppoo Actor_Critic cpu:0"),
+    *_each("cuda:99999999999999999999 embodichain-0.3 relu async eval/metrics/x linear (a+)+$ [ é مرحبا a\u0301"),
+    *("", " ", "🤖" * 50, "\u202eabc", "\ud800", "a\x00b", "a\nb", "a\tb", "\ufeff", "\x1b[31m", "\u2028"),
+    *("x" * 300, "a/" * 200, "a" * 5000),
 )
 _HUGE = (10**5, 10**6, 10**7)
 """Lengths of texts and lists; the larger ones rarely."""
 _RAW = (
-    *(
-        "!!int abc",
-        "!!bool abc",
-        "!!map x",
-        "!!seq x",
-        "!!float x",
-        "!!null x",
-        "!!timestamp x",
-        "!!timestamp 2024-13-45",
-    ),
-    *("!!binary =", "!!binary aGk=", "!!set {a, b}", "!!omap [a: 1]", "!!pairs [a: 1]", "!!str [1]", "!!int [1]"),
-    *("!custom x", "!!python/object/apply:os.system [true]", "!!python/name:os.system ''", "! x", "!<tag:x> y"),
-    *(
-        "2024-01-01",
-        "2024-13-45",
-        "2024-02-30",
-        "2024-01-01 10:00:00",
-        "99999-01-01",
-        "12:30:45",
-        "1:99",
-        "0o17",
-        "0b1",
-    ),
-    *(
-        "&a [*a]",
-        "&a {b: *a}",
-        "*nowhere",
-        "&a 1",
-        "{<<: 1}",
-        "{<<: [1]}",
-        "{<<: {a: 1}}",
-        "&a {<<: *a}",
-        "{? [1] : 2}",
-    ),
-    *(
-        "{1: 2}",
-        "{null: 1}",
-        "{true: 1}",
-        "{1.5: 1}",
-        "{=: 1}",
-        "=",
-        "<<",
-        "on",
-        "yes",
-        "~",
-        ".NAN",
-        "-.INF",
-        "1__0",
-        "+1",
-    ),
-    *(
-        '"\\ud800"',
-        '"\\0"',
-        '"\\UFFFFFFFF"',
-        '"\\x"',
-        "'",
-        '"',
-        "[",
-        "{",
-        "]",
-        "}",
-        "@",
-        "`",
-        "%",
-        "|",
-        ">",
-        "? ",
-        "- ",
-    ),
+    *_each("2024-01-01 2024-13-45 2024-02-30 99999-01-01 12:30:45 1:99 0o17 0b1 = << on yes ~ .NAN -.INF 1__0 +1"),
+    *_each("*nowhere NaN Infinity -Infinity 1e400 [NaN] {} [] [[]] [{}] ' \" [ { ] } @ ` % | >"),
+    *(f"!!{tag}" for tag in ("int abc", "bool abc", "map x", "seq x", "float x", "null x", "timestamp x", "binary =")),
+    *(f"!!{tag}" for tag in ("binary aGk=", "set {a, b}", "omap [a: 1]", "pairs [a: 1]", "str [1]", "int [1]")),
+    *("!!timestamp 2024-13-45", "!!python/object/apply:os.system [true]", "!!python/name:os.system ''"),
+    *("!custom x", "! x", "!<tag:x> y", "2024-01-01 10:00:00", "? ", "- ", "{a: {}}", "[1, [2, [3]]]", "&a 1"),
+    *("&a [*a]", "&a {b: *a}", "{<<: 1}", "{<<: [1]}", "{<<: {a: 1}}", "&a {<<: *a}", "{? [1] : 2}"),
+    *("{1: 2}", "{null: 1}", "{true: 1}", "{1.5: 1}", "{=: 1}"),
+    *('"\\ud800"', '"\\0"', '"\\UFFFFFFFF"', '"\\x"'),
     *("9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000, "1." + "9" * 5000, "1:" * 3000 + "1", "1e" + "9" * 400),
     *("[" * 200 + "]" * 200, "[" * 5000 + "]" * 5000, "{a: " * 3000 + "1" + "}" * 3000, "[" * 100_000),
-    *("NaN", "Infinity", "-Infinity", "1e400", "[NaN]", "{}", "[]", "[[]]", "[{}]", "{a: {}}", "[1, [2, [3]]]"),
     "[" + ", ".join(["1"] * 3000) + "]",
     "{" + ", ".join(f"k{i}: {i}" for i in range(3000)) + "}",
-    "[&a [x,x,x,x,x,x,x,x,x], "
-    + ", ".join(f"&{b} [{','.join([f'*{a}'] * 9)}]" for a, b in itertools.pairwise("abcdefghi"))
-    + "]",
-    "[&a {k: 1}, "
-    + ", ".join(f"&{b} {{<<: [{','.join([f'*{a}'] * 9)}]}}" for a, b in itertools.pairwise("abcdefghi"))
-    + "]",
+    *(
+        f"[&a {first}, "
+        + ", ".join(f"&{b} {step.format(','.join([f'*{a}'] * 9))}" for a, b in itertools.pairwise("abcdefghi"))
+        + "]"
+        for first, step in (("[x,x,x,x,x,x,x,x,x]", "[{}]"), ("{k: 1}", "{{<<: [{}]}}"))
+    ),
 )
 
 _SECTIONS = (
@@ -273,9 +196,11 @@ _SECTIONS = (
     *("algorithm.cfg", "algorithm.cfg", "algorithm.cfg.optimizer", "algorithm.cfg.lr_scheduler"),
 )
 _WORDS = (
-    *("adaptive", "fixed", "free", "async", "host", "device", "auto", "mse", "nll", "vtrace", "exact", "max", "min"),
-    *("linear", "cosine", "step", "exponential", "adam", "sgd", "tanh", "gelu", "none", "PointMassRL", "CartPoleRL"),
-    *("actor_only", "vision", "ppo", "grpo", "apg", "shac", "bc", "recorded", "eval/success_rate", "complete", "x"),
+    *_each(
+        "adaptive fixed free async host device auto mse nll vtrace exact max min linear cosine step exponential adam"
+    ),
+    *_each("sgd tanh gelu none PointMassRL CartPoleRL actor_only vision ppo grpo apg shac bc recorded complete x"),
+    "eval/success_rate",
 )
 
 Path_ = tuple[str | int, ...]
@@ -306,9 +231,8 @@ def _set(draft: Draft, tree: Any, path: Path_, value: Any, what: str) -> None:
 
 
 def _value(rng: random.Random) -> Any:
-    return rng.choice(
-        (rng.choice(_numbers()), rng.choice(_TEXTS), rng.choice((None, True, False, [], {}, [1], {"a": 1})))
-    )
+    odd = (None, True, False, [], {}, [1], {"a": 1})
+    return rng.choice((rng.choice(_numbers()), rng.choice(_TEXTS), rng.choice(odd)))
 
 
 def _delete(draft: Draft, rng: random.Random, found: list[Base]) -> None:
@@ -344,7 +268,7 @@ def _move(draft: Draft, rng: random.Random, found: list[Base]) -> None:
         holder[str(name)] = value
     else:
         holder.append(value)
-    draft.told.append(f"{'.'.join(map(str, taken))} copied beside {'.'.join(map(str, path))}")
+    draft.told.append(f"{'.'.join(map(str, taken))} copied next to {'.'.join(map(str, path))}")
 
 
 def _rename(draft: Draft, rng: random.Random, found: list[Base]) -> None:
@@ -392,9 +316,8 @@ def _add(draft: Draft, rng: random.Random, found: list[Base]) -> None:
     keys = [key for each in allowed_keys(section, name) for key in each]
     if isinstance(holder, dict) and keys:
         key = rng.choice(keys)
-        value = rng.choice(
-            (rng.choice((0, 1, 2, 8, 0.5, 1e-3, True, False, None, [], ["robot"])), _value(rng), rng.choice(_WORDS))
-        )
+        likely = rng.choice((0, 1, 2, 8, 0.5, 1e-3, True, False, None, [], ["robot"]))
+        value = rng.choice((likely, _value(rng), rng.choice(_WORDS)))
         holder[key] = value
         draft.told.append(f"{section}.{key} added = {value!r:.40}")
 
@@ -410,9 +333,8 @@ def _splice(draft: Draft, rng: random.Random, found: list[Base]) -> None:
 def _override(draft: Draft, rng: random.Random, found: list[Base]) -> None:
     path = rng.choice(_paths(rng.choice((draft.base.train, rng.choice(found).train))))
     key = ".".join(map(str, path[: rng.randint(1, len(path))]))
-    value = rng.choice((rng.choice(_RAW), rng.choice(_TEXTS), str(rng.choice(_numbers())), "x" * 10**5)).replace(
-        "\x00", ""
-    )
+    value = rng.choice((rng.choice(_RAW), rng.choice(_TEXTS), str(rng.choice(_numbers())), "x" * 10**5))
+    value = value.replace("\x00", "")
     odd = (value, f"{key}={value}={value}", f"={value}", f"{key}.={value}", f".{key}={value}", "a." * 3000 + "b=1", "")
     text = f"{key}={value}" if rng.random() < 0.85 else rng.choice(odd)
     draft.overrides.append(text)
@@ -420,16 +342,8 @@ def _override(draft: Draft, rng: random.Random, found: list[Base]) -> None:
 
 
 _CHANGES = [
-    (_delete, 10),
-    (_replace, 30),
-    (_retype, 12),
-    (_move, 12),
-    (_rename, 6),
-    (_tweak, 30),
-    (_add, 20),
-    (_grow, 3),
-    (_splice, 22),
-    (_override, 12),
+    *((_delete, 10), (_replace, 30), (_retype, 12), (_move, 12), (_rename, 6), (_tweak, 30), (_add, 20)),
+    *((_grow, 3), (_splice, 22), (_override, 12)),
 ]
 
 
