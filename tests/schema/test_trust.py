@@ -1,7 +1,6 @@
 """Every way in for ``package.module:Name``: a file that names it runs nothing, the person who names it is obeyed."""
 
 import argparse
-import ast
 import copy
 import hashlib
 import json
@@ -379,27 +378,6 @@ def test_an_override_opens_the_gate_for_nothing_else_in_a_run(
     assert not mark.exists()
 
 
-def test_ejax_vouches_for_no_config() -> None:
-    """``parse_config`` and ``trust_strings`` are for a program's own words; the list has each use, with the reason."""
-    allowed = {
-        ("ejax/config/load.py", "trust_strings"): "parse_config itself",
-        ("ejax/schema/trust.py", "trust_strings"): "the words of a command line",
-        ("ejax/data/record.py", "trust_strings"): "--task-cfg and --action-config, on the command line",
-        (
-            "ejax/training/policies.py",
-            "trust_strings",
-        ): "build_policy, whose section is the program's own as parse_config's is",
-    }
-    found = set()
-    for folder in ("ejax", "interop"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                name = getattr(node, "attr", getattr(node, "id", None))
-                if name in ("parse_config", "trust_strings") and isinstance(node, ast.Name | ast.Attribute):
-                    found.add((str(path.relative_to(ROOT)), name))
-    assert found == set(allowed)
-
-
 class _Pickled:
     """Its pickle imports ``evilmod``."""
 
@@ -546,59 +524,6 @@ def test_every_command_that_opens_a_file_has_the_option(
     with pytest.raises(SystemExit):
         command(["--help"])
     assert "--trust package.module:Name" in capsys.readouterr().out
-
-
-# --- nothing else imports by a name -----------------------------------------------------------------------
-
-_RUNS_CODE = {
-    *("import_module", "__import__", "find_spec", "spec_from_file_location", "exec_module", "run_path", "run_module"),
-    *("exec", "eval", "resolve_name", "locate"),
-}
-_UNPICKLES = {"pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.loads", "joblib.load"}
-_ALLOWED = {
-    ("ejax/schema/lazy_names.py", "import_module"): "tables of public names",
-    ("ejax/runtime/process_exit.py", "import_module"): "the module that a command names",
-    ("ejax/__main__.py", "run_module"): "its own table of commands",
-    ("ejax/schema/trust.py", "import_module"): "the gate",
-    ("ejax/schema/code_places.py", "find_spec"): "for the gate: a top-level name, which imports nothing",
-    ("ejax/schema/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
-    ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
-    ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
-    ("ejax/envs/mujoco/choice.py", "import_module"): "an engine of its own table",
-    ("ejax/logs/metrics.py", "import_module"): "wandb",
-    ("ejax/config/load.py", "find_spec"): "wandb",
-    ("ejax/runtime/device.py", "find_spec"): "packages that decide XLA's flags: top-level names",
-    (
-        "ejax/schema/plain_files.py",
-        "find_spec",
-    ): "a package that carries files: a top-level name, which imports nothing",
-    ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",
-    ("interop/standalone_verify.py", "find_spec"): "onnxruntime",
-    ("interop/verify.py", "find_spec"): "onnxruntime and PyYAML",
-    (
-        "ejax/envs/adapters/gymnasium.py",
-        "pickle.loads",
-    ): "what the worker has pickled itself, to see whether that can be",
-    ("ejax/data/worker.py", "pickle.loads"): "the order, in a folder of mode 700 that its owner made",
-    ("ejax/data/supervisor.py", "pickle.loads"): "the worker's spec, in the same folder",
-    ("ejax/data/failures.py", "pickle.loads"): "a worker's error, from shared memory of mode 600",
-}
-
-
-def test_nothing_else_imports_by_a_name_or_unpickles() -> None:
-    found = set()
-    for path in [*(ROOT / "ejax").rglob("*.py"), *(ROOT / "interop").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call | ast.ImportFrom):
-                called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-                imported = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-                plain = called in {"exec", "eval"} or called.rpartition(".")[2] in _RUNS_CODE - {"exec", "eval"}
-                words = {called.rpartition(".")[2]} if plain else {called} & _UNPICKLES
-                words |= {name for name in imported if name in _RUNS_CODE} | (
-                    set(imported) & {"loads", "Unpickler"} if getattr(node, "module", "") == "pickle" else set()
-                )
-                found |= {(str(path.relative_to(ROOT)), word) for word in words}
-    assert found == _ALLOWED.keys()
 
 
 def test_every_test_that_the_table_names_is_there() -> None:

@@ -1,12 +1,11 @@
 """Files are written by one module, through no link below a run, and a crash leaves the old one or the new one."""
 
-import ast
 import errno
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,81 +15,6 @@ from ejax.schema.plain_files import ExpansionError, a_path, expanded, is_side_fi
 from ejax.schema.writing import LinkError, append_file, make_folder, move, new_file, replace_file, replacing
 
 ROOT = Path(__file__).parents[2]
-_WRITES = re.compile(
-    r"os\.(replace|rename|renames|link|symlink|mkfifo|truncate)|shutil\.(copy2?|copyfile|copytree|move|unpack_archive)|.*\.write_(bytes|text)"
-    r"|(np|numpy)\.save\w*|.*\bopen_memmap|.*\.tofile|(torch(\.jit|\.onnx|\.export)?|onnx|ET|cv2|plt|imageio)\.(save|dump|imwrite|imsave|savefig)"
-    r"|(json|pickle|yaml)\.dump|.*\.(rename|touch|symlink_to|hardlink_to|mkdir|makedirs)|tempfile\.(mkstemp|NamedTemporaryFile)"
-)
-"""Calls that write a file, or give one its name, by what is called; ``open`` and ``os.open`` have more to it."""
-_WRITER = "the one writer itself"
-_OWN_FOLDER = "into a folder that this process has just made, where nobody else's files are"
-WRITES = {
-    ("ejax/schema/writing.py", name): _WRITER
-    for name in ("open", "os.open", "os.mkdir", "os.replace", "place.mkdir", "path.write_bytes")
-} | {
-    ("ejax/algorithms/host_rows.py", "file.open"): "rows' files, in the folder that place_rows has made below the run",
-    ("ejax/algorithms/host_rows.py", "np.lib.format.open_memmap"): "the same, after what had its name was removed",
-    ("ejax/data/buffer.py", "path.open"): f"the shared memory, {_OWN_FOLDER}",
-    ("ejax/data/buffer.py", "path.touch"): f"the shared memory, {_OWN_FOLDER}",
-    ("ejax/data/control.py", "(folder / COUNTS).touch"): _OWN_FOLDER,
-    ("ejax/data/supervisor.py", "(self.folder / ORDER).write_bytes"): _OWN_FOLDER,
-    ("ejax/data/worker.py", "(folder / LIFE).open"): _OWN_FOLDER,
-    ("ejax/data/worker.py", "(folder / SPEC).write_bytes"): _OWN_FOLDER,
-    ("ejax/runtime/streams.py", "os.open"): "os.devnull",
-    ("ejax/store/checkpoint.py", "shutil.copytree"): f"links, {_OWN_FOLDER}",
-    ("ejax/schema/writing.py", "os.link"): _OWN_FOLDER,
-    ("ejax/store/run_dir.py", "path.mkdir"): "fails where anything is there",
-    ("ejax/store/run_dir.py", "path.parent.mkdir"): "above the run",
-    ("interop/export.py", "made.mkdir"): _OWN_FOLDER,
-    ("interop/artefacts/formats.py", "path.write_bytes"): _OWN_FOLDER,
-    ("interop/artefacts/formats.py", "torch.save"): _OWN_FOLDER,
-    ("interop/artefacts/formats.py", "torch.export.save"): _OWN_FOLDER,
-    ("interop/artefacts/leapp_bundle.py", "(folder / name).write_bytes"): _OWN_FOLDER,
-    ("interop/artefacts/leapp_bundle.py", "(folder / MODEL).write_bytes"): _OWN_FOLDER,
-    ("interop/artefacts/parity.py", "np.savez_compressed"): _OWN_FOLDER,
-    ("interop/artefacts/parity.py", "path.open"): _OWN_FOLDER,
-    ("ejax/envs/host/guarded.py", "np.savez_compressed"): "into what new_file has opened",
-    ("interop/checkpoints/file.py", "torch.save"): "into what replacing has opened",
-}
-"""Module and call, with the reason."""
-
-
-def written(tree: ast.AST) -> Iterator[str]:
-    """List the calls of a module that write a file, as they stand there."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func)
-        if called in ("open", "io.open", "os.open") or called.endswith(".open"):
-            modes = [ast.unparse(each) for each in (*node.args, *(pair.value for pair in node.keywords))]
-            if any(re.fullmatch(r"'(?=.*[wxa+])[rwxabt+]+'|.*(O_(WRONLY|RDWR|CREAT)|flags).*", mode) for mode in modes):
-                yield called
-        elif _WRITES.fullmatch(called):
-            yield called
-
-
-def test_nothing_in_ejax_or_interop_writes_files_otherwise() -> None:
-    """``WRITES`` has each exception, with its reason."""
-    found = set()
-    for folder in ("ejax", "interop"):
-        for path in (ROOT / folder).rglob("*.py"):
-            found |= {(str(path.relative_to(ROOT)), call) for call in written(ast.parse(path.read_text()))}
-    assert found == set(WRITES)
-
-
-@pytest.mark.parametrize(
-    ("code", "writes"),
-    [
-        *((code, True) for code in ("open(x, 'w')", "open(x, mode='ab')", "p.open('r+b')", "p.write_text(x)")),
-        *((code, True) for code in ("os.replace(a, b)", "shutil.copyfile(a, b)", "np.savez(x)", "p.rename(q)")),
-        *((code, True) for code in ("os.open(x, os.O_WRONLY)", "json.dump(a, f)", "p.open('xb')", "torch.save(a, b)")),
-        *((code, False) for code in ("open(x)", "p.open('rb')", "json.dumps(a)", "a.replace(b, c)")),
-    ],
-)  # fmt: skip
-def test_ways_of_writing_are_known(code: str, writes: bool) -> None:
-    assert bool(list(written(ast.parse(code)))) == writes
-
-
 WAYS: dict[str, Callable[[Path, Path], object]] = {
     "replace": lambda path, below: replace_file(path, "new", below),
     "new": lambda path, below: new_file(path, below).close(),
