@@ -10,7 +10,7 @@ import pytest
 
 from ejax.envs.description import describe
 from ejax.envs.mujoco.choice import how_to_install
-from ejax.envs.tasks.grasp_task import HALF_EDGE, ROBOT
+from ejax.envs.tasks.grasp_task import HALF_EDGE, ROBOT_NUMBERS
 from ejax.envs.tasks.instructed_place import (
     CUBE_DISTANCE,
     CUBES,
@@ -138,7 +138,9 @@ def test_the_scene_tells_where_things_are_and_what_is_meant(drawn: Any) -> None:
     state, obs = drawn
     assert len(SCENE) == 21 and [feature.name for feature in describe(ENV).observation["scene"]] == list(SCENE)
     assert [feature.unit for feature in describe(ENV).observation["scene"][13:]] == ["m", "m"] + ["1"] * 6
-    assert [feature.name for feature in describe(ENV).observation["state"]] == list(ROBOT) and len(ROBOT) == 11
+    assert [feature.name for feature in describe(ENV).observation["state"]] == list(ROBOT_NUMBERS) and len(
+        ROBOT_NUMBERS
+    ) == 11
     scene = dict(zip(SCENE, obs["scene"].T, strict=True))
     np.testing.assert_array_equal(scene["cube_2 y"], state.physics.qpos[:, 16])
     np.testing.assert_array_equal(scene["zone right x"], state.zones[:, 2, 0])

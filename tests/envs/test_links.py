@@ -9,7 +9,7 @@ import pytest
 from stick_robots import h1_2_sticks, microduck_sticks
 
 from ejax.envs.locomotion.catalog import velocity_task
-from ejax.envs.locomotion.model import LeggedModel, make_model, read_links
+from ejax.envs.locomotion.model import LeggedModel, make_legged_model, read_links
 from ejax.envs.locomotion.robots import FILE, Foot, JointDrives, LeggedRobot, Shape, robot_file
 from ejax.envs.locomotion.terrain import Terrain
 
@@ -51,14 +51,14 @@ URDF = """<robot name="hopper">
 def made(robot: LeggedRobot, folder: Path, text: str, name: str = "robot.xml") -> LeggedModel:
     path = folder / name
     path.write_text(text)
-    return make_model(replace(robot, source=f"{FILE}{path}", shapes=()), Terrain(), 0.005)
+    return make_legged_model(replace(robot, source=f"{FILE}{path}", shapes=()), Terrain(), 0.005)
 
 
 def test_our_own_file_read_as_any_other_makes_the_same_robot(tmp_path: Path) -> None:
     """After 0.2 s, to the digits that MuJoCo writes. Alone our file has no unit of angles, which is the scene's."""
     text = robot_file("quadruped.xml").read_text().replace("<default>", '<compiler angle="radian"/><default>', 1)
     positions = []
-    for legged in (make_model(QUADRUPED, Terrain(), 0.005), made(QUADRUPED, tmp_path, text)):
+    for legged in (make_legged_model(QUADRUPED, Terrain(), 0.005), made(QUADRUPED, tmp_path, text)):
         data = mujoco.MjData(legged.model)
         data.qpos[2] = QUADRUPED.height
         data.qpos[list(legged.joint_qpos)] = data.ctrl[:] = QUADRUPED.home
@@ -119,7 +119,7 @@ def test_a_file_that_lacks_something_is_refused_with_what_it_has(old: str, new: 
 
 def test_without_a_file_the_joints_are_told_that_it_must_have() -> None:
     with pytest.raises(ValueError, match=r"no package is known.*microduck.*left_hip_yaw, left_hip_roll"):
-        make_model(MICRODUCK, Terrain(), 0.002)
+        make_legged_model(MICRODUCK, Terrain(), 0.002)
 
 
 def test_a_urdf_becomes_a_floating_base_with_what_is_fixed_to_it(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_mass_that_meshes_would_have_is_asked_for(tmp_path: Path) -> None:
 
 def test_anymal_c_weighs_what_its_urdf_says() -> None:
     try:
-        legged = make_model(ANYMAL_C, Terrain(), 0.005)
+        legged = make_legged_model(ANYMAL_C, Terrain(), 0.005)
     except ModuleNotFoundError:
         pytest.skip("the package with the links of anymal_c is not installed")
     np.testing.assert_allclose(legged.model.body_mass.sum(), 52.135, atol=1e-3)

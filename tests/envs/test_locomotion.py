@@ -10,7 +10,7 @@ import pytest
 
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
 from ejax.envs.locomotion.contacts import FootTimers, follow_contacts, start_timers
-from ejax.envs.locomotion.model import PLACE, LeggedModel, make_model
+from ejax.envs.locomotion.model import PLACE_WIDTH, LeggedModel, make_legged_model
 from ejax.envs.locomotion.motion import heading, observe_motion
 from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
 from ejax.envs.locomotion.terrain import Terrain, height_below
@@ -36,7 +36,7 @@ def installed(robot: LeggedRobot) -> bool:
 def made(robot: LeggedRobot, terrain: Terrain = FLAT) -> LeggedModel:
     if not installed(robot):
         pytest.skip(f"the package with the links of {robot.name} is not installed")
-    return make_model(robot, terrain, 0.005)
+    return make_legged_model(robot, terrain, 0.005)
 
 
 def at_home(robot: LeggedRobot, legged: LeggedModel) -> mujoco.MjData:
@@ -149,13 +149,13 @@ def test_a_flight_and_its_landing_are_timed() -> None:
         joint_qvel=(),
         upright=0,
         feet=(0, 1),
-        foot_sensors=((0,), (PLACE,)),
+        foot_sensors=((0,), (PLACE_WIDTH,)),
         guarded_sensors=(),
         self_sensors=(),
     )
-    readings = np.zeros((4, 2 * PLACE))
+    readings = np.zeros((4, 2 * PLACE_WIDTH))
     readings[2:, 0], readings[2:, 1], readings[:, 6], readings[:, 7] = 1.0, (5.0, 9.0), 1.0, 1.0
-    readings[0, PLACE] = 1.0
+    readings[0, PLACE_WIDTH] = 1.0
     timers = FootTimers(touching=jnp.array([False, True]), air_time=jnp.array([0.3, 0.0]))
     timers, contacts = follow_contacts(timers, legged, jnp.array(readings), 0.01)
     np.testing.assert_array_equal(contacts.found, [True, True])
@@ -177,13 +177,13 @@ def test_self_contacts_count_physics_steps_above_the_threshold() -> None:
         upright=0,
         feet=(0,),
         foot_sensors=((0,),),
-        guarded_sensors=(PLACE,),
-        self_sensors=(2 * PLACE, 3 * PLACE),
+        guarded_sensors=(PLACE_WIDTH,),
+        self_sensors=(2 * PLACE_WIDTH, 3 * PLACE_WIDTH),
     )
-    readings = np.zeros((4, 4 * PLACE))
-    readings[:, PLACE + 1] = [0.0, 3.0, 7.0, 1.0]
-    readings[:, 2 * PLACE + 1] = [11.0, 9.0, 0.0, 0.0]
-    readings[:, 3 * PLACE + 1] = [50.0, 0.0, 12.0, 0.0]
+    readings = np.zeros((4, 4 * PLACE_WIDTH))
+    readings[:, PLACE_WIDTH + 1] = [0.0, 3.0, 7.0, 1.0]
+    readings[:, 2 * PLACE_WIDTH + 1] = [11.0, 9.0, 0.0, 0.0]
+    readings[:, 3 * PLACE_WIDTH + 1] = [50.0, 0.0, 12.0, 0.0]
     _, contacts = follow_contacts(start_timers(1), legged, jnp.array(readings), 0.005)
     assert contacts.guarded_force == 7.0
     assert contacts.self_contacts == 2.0
@@ -213,10 +213,10 @@ def test_parts_that_shall_not_touch_the_ground_are_weighed_one_by_one() -> None:
         foot_sensors=((0,),),
         guarded_sensors=(),
         self_sensors=(),
-        unwanted_sensors=((PLACE, 2 * PLACE), (3 * PLACE,)),
+        unwanted_sensors=((PLACE_WIDTH, 2 * PLACE_WIDTH), (3 * PLACE_WIDTH,)),
     )
-    readings = np.zeros((4, 4 * PLACE))
-    readings[1, PLACE + 1], readings[2, 2 * PLACE + 2], readings[3, 3 * PLACE + 1] = 3.0, 4.0, 7.0
+    readings = np.zeros((4, 4 * PLACE_WIDTH))
+    readings[1, PLACE_WIDTH + 1], readings[2, 2 * PLACE_WIDTH + 2], readings[3, 3 * PLACE_WIDTH + 1] = 3.0, 4.0, 7.0
     _, contacts = follow_contacts(start_timers(1), legged, jnp.array(readings), 0.005)
     np.testing.assert_allclose(contacts.unwanted_force, [4.0, 7.0])
 

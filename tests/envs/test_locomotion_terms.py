@@ -10,7 +10,7 @@ import pytest
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.task.terms import Term
 from ejax.envs.task.terms import observe_all as observe_terms
-from ejax.envs.terms.legged import OBSERVATIONS, REWARDS
+from ejax.envs.terms.legged import LEGGED_REWARDS, OBSERVATIONS
 from ejax.envs.terms.legged_world import Contacts, LeggedState, LeggedWorld, Motion
 from ejax.envs.terms.registry import TERMS
 
@@ -136,7 +136,7 @@ def test_only_a_failure_counts_as_terminated() -> None:
 
 def test_every_reward_has_a_test() -> None:
     (cases,) = (mark.args[1] for mark in test_a_reward_is_its_formula.pytestmark if mark.name == "parametrize")
-    assert {case[0] for case in cases} == {each.__name__ for each in REWARDS}
+    assert {case[0] for case in cases} == {each.__name__ for each in LEGGED_REWARDS}
 
 
 @pytest.mark.parametrize(

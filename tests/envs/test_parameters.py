@@ -16,7 +16,7 @@ from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
 from ejax.envs.mujoco.models import load_accelerated_model, load_parametric_model
 from ejax.envs.mujoco.parameters import FIELDS, ModelRows, constants, parameter
-from ejax.envs.tasks.grasp_task import make_model
+from ejax.envs.tasks.grasp_task import make_grasp_model
 from ejax.types import Array
 
 SCENE = """<mujoco><option timestep="0.01" integrator="Euler" iterations="20" ls_iterations="20">
@@ -170,7 +170,7 @@ def test_friction_slows_a_sliding_ball_by_mu_g_until_it_rolls() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asset", [SCENE, "push_cube.xml", "cart_pole.xml", make_model()], ids=lambda x: x[:13])
+@pytest.mark.parametrize("asset", [SCENE, "push_cube.xml", "cart_pole.xml", make_grasp_model()], ids=lambda x: x[:13])
 def test_mjx_derives_what_mj_set_const_does(asset: str) -> None:
     mjx = pytest.importorskip("mujoco.mjx")
     values = {name: value[0] for name, value in drawn(asset, INERTIAL, 1).items()}

@@ -40,7 +40,7 @@ from ejax.config import parse_config
 from ejax.envs.actions import action_form, to_action
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.envs.tasks.cart_pole import CartPoleRL
-from ejax.envs.tasks.grasp_task import ROBOT
+from ejax.envs.tasks.grasp_task import ROBOT_NUMBERS
 from ejax.envs.tasks.instructed_place import InstructedPlaceRL
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.play.saved_policy import evaluate_run
@@ -284,7 +284,7 @@ def test_the_contract_says_which_input_is_text() -> None:
     seen = {name: np.zeros((1, width), np.float32) for name, width in widths.items()}
     contract = make_contract({"id": "InstructedPlaceRL", "cfg": {}}, env, spec, seen, "none")
     state, instruction = contract["observation"]
-    assert [feature["name"] for feature in state["features"]] == list(ROBOT) and "text" not in state
+    assert [feature["name"] for feature in state["features"]] == list(ROBOT_NUMBERS) and "text" not in state
     assert instruction["text"] == {"encoding": "utf-8", "length": 64} and instruction["features"] is None
     assert "then zeros" in instruction["meaning"] and instruction["shape"] == ["batch", 64]
 

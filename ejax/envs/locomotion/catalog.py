@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Shape
-from ejax.envs.locomotion.tasks import Push, T, VelocityTask, check_names
+from ejax.envs.locomotion.tasks import Push, Record, VelocityTask, check_names
 from ejax.envs.task.entities import per_joint
 from ejax.envs.terms.registry import find_functor
 from ejax.schema.frozen import freeze
@@ -114,7 +114,7 @@ def _of_joints(joints: tuple[str, ...], given: Any) -> tuple[float, ...]:
     return per_joint(joints, given if isinstance(given, Mapping) else {".*": given})
 
 
-def _filled(kind: type[T], table: Mapping[str, Any], where: str) -> T:
+def _filled(kind: type[Record], table: Mapping[str, Any], where: str) -> Record:
     check_names(where, table, [field.name for field in fields(kind)])
     needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [name for name in needed if name not in table]:

@@ -27,7 +27,7 @@ from ejax.envs.task.mjcf import find_child
 from ejax.schema.messages import shorten
 
 _CONTACT_DATA = ("found", "force", "normal", "tangent")
-PLACE = 10  # Numbers of a contact sensor for each of its places
+PLACE_WIDTH = 10  # Numbers of a contact sensor for each of its places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class LeggedModel:
 
 
 @functools.lru_cache(maxsize=16)
-def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedModel:
+def make_legged_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedModel:
     """Compose the model; ``timestep``, s, is of a physics step. Raises ModuleNotFoundError: the package that has the
     robot's links is not installed. ValueError: no package has them, or the file lacks something."""
     root = ET.parse(robot_file("scene.xml")).getroot()
@@ -174,7 +174,7 @@ def _like(pattern: str, geoms: list[str]) -> list[str]:
 
 def _places(model: mujoco.MjModel, names: list[str]) -> tuple[int, ...]:
     starts = [(int(model.sensor(name).adr[0]), int(model.sensor(name).dim[0])) for name in names]
-    return tuple(place for start, size in starts for place in range(start, start + size, PLACE))
+    return tuple(place for start, size in starts for place in range(start, start + size, PLACE_WIDTH))
 
 
 COLLISION = re.compile(r".*_collision\d*")

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from ejax.schema.plain_files import package_folder
 
-Vector: TypeAlias = tuple[float, float, float]
+Offset: TypeAlias = tuple[float, float, float]
 
 FILE = "file:"
 """Before the path of a model that belongs neither to a package nor to ejax."""
@@ -26,7 +26,7 @@ class Foot:
     """One foot: a point on a body, and what touches the ground."""
 
     body: str
-    offset: Vector  # m, in the body's frame: the point whose height and velocity count
+    offset: Offset  # m, in the body's frame: the point whose height and velocity count
     geoms: str  # Regular expression
     contacts: int  # With the ground at once, of each geom
 
@@ -36,7 +36,7 @@ class Imu:
     """The place of observed velocities, in place of the base's."""
 
     body: str
-    offset: Vector  # m, in the body's frame, which the velocities are in too
+    offset: Offset  # m, in the body's frame, which the velocities are in too
 
 
 @dataclass(frozen=True, kw_only=True)

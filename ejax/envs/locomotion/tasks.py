@@ -11,7 +11,7 @@ from flax.core import FrozenDict
 from ejax.envs.locomotion.robots import LeggedRobot
 from ejax.envs.task.entities import per_joint
 from ejax.envs.task.terms import Shaping, Term
-from ejax.envs.terms.commands import CommandRanges, Range, check_range
+from ejax.envs.terms.commands import CommandRanges, NumberRange, check_range
 from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
 from ejax.schema.messages import did_you_mean
@@ -19,7 +19,7 @@ from ejax.schema.messages import did_you_mean
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-T = TypeVar("T", bound="DataclassInstance")
+Record = TypeVar("Record", bound="DataclassInstance")
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 
 
@@ -27,14 +27,14 @@ _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 class Push:
     """Sudden changes of the base's velocity, all in the world's frame, each axis uniform."""
 
-    interval: Range = (1.0, 3.0)  # s, uniform
-    x: Range = (-0.5, 0.5)
-    y: Range = (-0.5, 0.5)
-    z: Range = (-0.4, 0.4)
+    interval: NumberRange = (1.0, 3.0)  # s, uniform
+    x: NumberRange = (-0.5, 0.5)
+    y: NumberRange = (-0.5, 0.5)
+    z: NumberRange = (-0.4, 0.4)
     """m/s"""
-    roll: Range = (-0.52, 0.52)
-    pitch: Range = (-0.52, 0.52)
-    yaw: Range = (-0.78, 0.78)
+    roll: NumberRange = (-0.52, 0.52)
+    pitch: NumberRange = (-0.52, 0.52)
+    yaw: NumberRange = (-0.78, 0.78)
     """rad/s"""
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Push:
             check_range(f"push.{field.name}", getattr(self, field.name), positive=field.name == "interval")
 
     @property
-    def ranges(self) -> tuple[Range, ...]:
+    def ranges(self) -> tuple[NumberRange, ...]:
         return tuple(getattr(self, axis) for axis in _AXES)
 
 
@@ -58,7 +58,7 @@ class VelocityTask:
     encoder_bias: float  # rad: half the width of the joint positions' error, drawn for an episode
     rewards: Mapping[str, Mapping[str, Any]]
     push: Push | None = None
-    drop: Range = (0.0, 0.0)  # m: how much higher than at rest an episode starts
+    drop: NumberRange = (0.0, 0.0)  # m: how much higher than at rest an episode starts
     spread: float = 0.5  # m: an episode starts at x and y within ± this
     turn: float = math.pi  # rad: an episode starts looking within ± this of the world's x
     terminations: Mapping[str, Mapping[str, Any]] = FrozenDict(bad_orientation=FrozenDict(limit=math.radians(70.0)))
@@ -142,7 +142,7 @@ def _check_reward(robot: LeggedRobot, name: str, spec: Mapping[str, Any]) -> Non
             raise ValueError(f"rewards.{name}.{parameter} must give a number > 0 for each joint")
 
 
-def _changed(where: str, old: T, given: Mapping[str, Any]) -> T:
+def _changed(where: str, old: Record, given: Mapping[str, Any]) -> Record:
     """Change numbers and ranges of ``old``, each into one of its kind, as floats."""
     check_names(where, given, [field.name for field in fields(old)])
     new: dict[str, Any] = {}

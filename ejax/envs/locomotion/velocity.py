@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
 from ejax.envs.locomotion.contacts import FootTimers, follow_contacts, no_contacts, start_timers
-from ejax.envs.locomotion.model import LeggedModel, make_model
+from ejax.envs.locomotion.model import LeggedModel, make_legged_model
 from ejax.envs.locomotion.motion import drive_torque, heading, link_masses, observe_motion
 from ejax.envs.locomotion.robots import FILE, robot_file
 from ejax.envs.locomotion.tasks import Push, VelocityTask, change_task
@@ -113,7 +113,7 @@ class VelocityRL(PhysicsTask):
 
     @property
     def legged(self) -> LeggedModel:
-        return make_model(self.task.robot, self.ground, self.task.timestep)
+        return make_legged_model(self.task.robot, self.ground, self.task.timestep)
 
     @property
     def num_substeps(self) -> int:

@@ -18,7 +18,7 @@ from ejax.envs.task.sensor_cameras import SensorCamera
 from ejax.envs.task.terms import Term
 from ejax.envs.terms.actions import ActionTerm
 from ejax.envs.terms.observations import OF_CAMERAS
-from ejax.envs.terms.of_tasks import MODES, TASK_EVENTS
+from ejax.envs.terms.of_tasks import EVENT_MODES, TASK_EVENTS
 from ejax.envs.terms.reading import read_specs
 from ejax.envs.terms.registry import TERMS
 from ejax.envs.terms.terminations import FIRST_FORM, SCENE_ONLY
@@ -81,7 +81,7 @@ def read_manager_spec(
         control_parts = env.take("control_parts")
         extensions = read_extensions(root, env, _parameters(task), default_limit)
         events = read_specs(env.open("events"), "events", robot_uid)
-        events += read_specs(Section(functor_events, TASK_EVENTS, report), "events", robot_uid, MODES)
+        events += read_specs(Section(functor_events, TASK_EVENTS, report), "events", robot_uid, EVENT_MODES)
         observations = read_specs(env.open("observations"), "observations", robot_uid)
         observations = _seen(root, observations, cameras, [*(each.uid for each in objects), robot_uid], sensing)
         rewards = read_specs(env.open("rewards"), "rewards", robot_uid)

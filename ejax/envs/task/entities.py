@@ -18,9 +18,10 @@ from ejax.schema.messages import did_you_mean
 from ejax.schema.paths import unique
 from ejax.types import Array
 
-T = TypeVar("T")
-Entity: TypeAlias = Mapping[str, str]
-Kind: TypeAlias = Literal["body", "joint", "site", "geom", "sensor"]
+_T = TypeVar("_T")
+Entity: TypeAlias = Mapping[str, Any]
+"""``{"uid": name}``"""
+ElementKind: TypeAlias = Literal["body", "joint", "site", "geom", "sensor"]
 
 ROBOT = "robot"
 """The ``uid`` of everything that drives move; a gym config's robot has another uid too."""
@@ -28,12 +29,12 @@ FREE, BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 
-def find_entity(model: mujoco.MjModel, kind: Kind, name: str) -> int:
+def find_entity(model: mujoco.MjModel, kind: ElementKind, name: str) -> int:
     """Get the number of the element of this name. Raises ValueError, listing the names: there is none."""
     return look_up(kind, name, names_of(model, kind))
 
 
-def look_up(what: str, name: Any, table: Mapping[str, T], where: str = "") -> T:
+def look_up(what: str, name: Any, table: Mapping[str, _T], where: str = "") -> _T:
     """Get an entry by its name. Raises ValueError, listing the names: there is none."""
     if name not in table:
         there = ", ".join(table) or "none"
@@ -41,7 +42,7 @@ def look_up(what: str, name: Any, table: Mapping[str, T], where: str = "") -> T:
     return table[name]
 
 
-def names_of(model: mujoco.MjModel, kind: Kind) -> dict[str, int]:
+def names_of(model: mujoco.MjModel, kind: ElementKind) -> dict[str, int]:
     """Name -> number of every named element of a kind, in the model's order."""
     count = model.njnt if kind == "joint" else getattr(model, f"n{kind}")
     element = getattr(model, kind)
@@ -203,7 +204,7 @@ def home_of(asset: str, keyframe: str | int | None) -> tuple[mujoco.MjData, dict
     return data, markers
 
 
-def label(model: mujoco.MjModel, kind: Kind, index: int) -> str:
+def label(model: mujoco.MjModel, kind: ElementKind, index: int) -> str:
     """Get the name of an element; of one without a name its kind and number."""
     return getattr(model, kind)(index).name or f"{kind} {index}"
 

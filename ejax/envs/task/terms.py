@@ -30,7 +30,7 @@ from ejax.types import Array, Key
 if TYPE_CHECKING:  # it imports MuJoCo, which not every task needs
     from ejax.envs.task.world import World
 
-Kind: TypeAlias = Literal["rewards", "observations", "actions", "events", "terminations", "commands", "curricula"]
+TermKind: TypeAlias = Literal["rewards", "observations", "actions", "events", "terminations", "commands", "curricula"]
 """Named as the sections of a gym config's ``env``."""
 KeyOf: TypeAlias = Callable[[int, "Term"], Key]
 """The key of an event, by its place and itself."""
@@ -70,7 +70,7 @@ class Term:
 
     name: str
     func: Callable[..., Any]
-    kind: Kind = "rewards"
+    kind: TermKind = "rewards"
     params: Mapping[str, Any] = FrozenDict()
     weight: float = 1.0
     mode: str = ""

@@ -46,7 +46,7 @@ ACTION = (
     *(Feature(f"tool centre point {axis} change / action_scale", "m") for axis in "xyz"),
     Feature("grip, -1 open and 1 closed", "1"),
 )
-ROBOT = (
+ROBOT_NUMBERS = (
     *(f"{joint} angle" for joint in ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")),
     *(f"finger {side} travel" for side in (1, 2)),
     *(f"tool {axis}" for axis in "xyz"),
@@ -64,7 +64,7 @@ _STANDS = 0.01  # Largest distance of a cube's centre from its place on the floo
 
 
 @functools.cache
-def make_model(
+def make_grasp_model(
     cubes: tuple[str, ...] = ("cube",), zones: tuple[str, ...] = ("goal",), zone_rgba: str | None = None
 ) -> str:
     """Compose the MJCF: cubes that can be grasped, and a disc for each zone (``marker_name``). Without the friction

@@ -15,14 +15,14 @@ from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_task import (
     HALF_EDGE,
     HOME,
-    ROBOT,
+    ROBOT_NUMBERS,
     GraspTask,
     describe_numbers,
     draw_place,
     draw_turn,
     horizontal_distance,
     is_set_down,
-    make_model,
+    make_grasp_model,
 )
 from ejax.envs.tasks.place_instructions import BYTES, COLOURS, LENGTH, MEANING, ZONES, Split, pairs, wordings
 from ejax.numerics.text import as_text
@@ -107,7 +107,7 @@ class InstructedPlaceRL(GraspTask):
 
     @property
     def asset(self) -> str:
-        return make_model(CUBES, ZONES, _ZONE_RGBA)
+        return make_grasp_model(CUBES, ZONES, _ZONE_RGBA)
 
     @property
     def instructions(self) -> tuple[str, ...]:
@@ -117,7 +117,9 @@ class InstructedPlaceRL(GraspTask):
 
     @property
     def parts(self) -> dict[str, tuple[Feature, ...]]:
-        return {name: describe_numbers(each) for name, each in (("goal", GOAL), ("scene", SCENE), ("state", ROBOT))}
+        return {
+            name: describe_numbers(each) for name, each in (("goal", GOAL), ("scene", SCENE), ("state", ROBOT_NUMBERS))
+        }
 
     @property
     def description(self) -> EnvDescription:

@@ -20,7 +20,7 @@ from ejax.types import Array, CameraView, Key
 
 Position: TypeAlias = tuple[float, float, float]
 """m"""
-Range: TypeAlias = tuple[Position, Position]
+PositionRange: TypeAlias = tuple[Position, Position]
 """(low, high), m"""
 
 
@@ -106,7 +106,7 @@ class PhysicsTask(Task):
         )
 
 
-def draw_position(key: Key, centre: Position, offset: Range) -> Array:
+def draw_position(key: Key, centre: Position, offset: PositionRange) -> Array:
     """[3], m: ``centre`` with an offset between these two, uniform."""
     low, high = jnp.asarray(offset[0]), jnp.asarray(offset[1])
     return jnp.asarray(centre) + jax.random.uniform(key, (3,), minval=low, maxval=high)

@@ -11,19 +11,19 @@ from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_task import (
     GOAL_MARKER,
     HOME,
-    ROBOT,
+    ROBOT_NUMBERS,
     GraspTask,
     check_reachable,
     describe_numbers,
     draw_place,
     draw_turn,
     is_set_down,
-    make_model,
+    make_grasp_model,
 )
 from ejax.types import Array, Key
 
 OBSERVATION = (
-    *ROBOT,
+    *ROBOT_NUMBERS,
     *(f"{point} {axis}" for point in ("cube", "goal", "cube - tool", "goal - cube") for axis in "xyz"),
     "was lifted",
 )
@@ -78,7 +78,7 @@ class PickPlaceRL(GraspTask):
 
     @property
     def asset(self) -> str:
-        return make_model()
+        return make_grasp_model()
 
     def start(self, key: Key) -> PickPlaceState:
         key_cube, key_turn, key_goal = jax.random.split(key, 3)

@@ -12,7 +12,7 @@ from flax.core import FrozenDict
 from ejax.envs.description import Feature, features
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.task.world import World
-from ejax.envs.tasks.physics_task import PhysicsTask, Position, Range, draw_position
+from ejax.envs.tasks.physics_task import PhysicsTask, Position, PositionRange, draw_position
 from ejax.types import Array, Key
 
 _JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
@@ -70,8 +70,8 @@ class PushCubeRL(PhysicsTask):
     sim_steps_per_control: int = 4
     cube_position: Position = (-0.6, -0.4, 0.05)
     goal_position: Position = (-0.9, -0.6, 0.05)
-    cube_position_range: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
-    goal_position_range: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    cube_position_range: PositionRange = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    goal_position_range: PositionRange = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     joint_limits: float = 0.5
     rewards: Mapping[str, Any] = FrozenDict()
     functor_events: Mapping[str, Any] = FrozenDict()

@@ -15,7 +15,7 @@ from flax.core import FrozenDict
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.task.step import Outcome, Snapshot, join_outcomes
-from ejax.envs.task.terms import Added, Kind, Term, apply_events, total
+from ejax.envs.task.terms import Added, Term, TermKind, apply_events, total
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze_fields, thaw
 from ejax.schema.paths import unique
@@ -143,7 +143,7 @@ class Task:
         own, weights = self.reward_terms(world, world.before), {**self.own_weights, **self.added.weights}
         return total(self.of("rewards"), world, own=own, weights=weights, start=outcome.reward)
 
-    def of(self, kind: Kind) -> tuple[Term, ...]:
+    def of(self, kind: TermKind) -> tuple[Term, ...]:
         """List the terms of a kind, in their order, those of a config last."""
         added = {"events": self.added.events, "rewards": self.added.rewards}.get(kind, ())
         return tuple(each for each in self.terms if each.kind == kind) + added

@@ -24,7 +24,7 @@ from ejax.types import Array
 
 Scale: TypeAlias = float | Sequence[float]
 Joints: TypeAlias = tuple[int, ...]
-Command: TypeAlias = Literal["qpos", "qvel", "qf"]
+DriveTarget: TypeAlias = Literal["qpos", "qvel", "qf"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ActionTerm:
     high: tuple[float, ...]  # likewise
     apply: Callable[[SceneWorld, Array], SceneState]
     """Sets new targets, from the world before the step and the term's numbers [width]."""
-    command: Command | None = None
+    command: DriveTarget | None = None
     joints: Joints = ()  # The targets that it sets: two terms of one config may not set the same. None: not known.
 
     @property
@@ -208,7 +208,7 @@ def _position_term(
     return ActionTerm(tuple(ranges[:, 0].tolist()), tuple(ranges[:, 1].tolist()), apply, "qpos", joints)
 
 
-def _drive_term(joints: Joints, scale: Scale, command: Command, field: str, high: tuple[float, ...]) -> ActionTerm:
+def _drive_term(joints: Joints, scale: Scale, command: DriveTarget, field: str, high: tuple[float, ...]) -> ActionTerm:
     check_scale(scale, len(joints))
 
     def apply(world: SceneWorld, action: Array) -> SceneState:

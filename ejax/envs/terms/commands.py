@@ -15,12 +15,12 @@ from flax import struct
 
 from ejax.types import Array, Key
 
-Range: TypeAlias = tuple[float, float]
+NumberRange: TypeAlias = tuple[float, float]
 
 _SLOWEST_FORWARD = 0.3  # m/s
 
 
-def check_range(where: str, bounds: Range, *, positive: bool) -> None:
+def check_range(where: str, bounds: NumberRange, *, positive: bool) -> None:
     """Raise ValueError at bounds in the wrong order, or not above 0 where they have to be."""
     if bounds[0] > bounds[1] or (positive and bounds[0] <= 0.0):
         raise ValueError(f"{where} must be [lowest, highest]{', above 0' if positive else ''}, got {list(bounds)}")
@@ -39,10 +39,10 @@ class Command:
 class CommandRanges:
     """Ranges of commands: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on."""
 
-    lin_vel_x: Range = (-1.0, 1.0)
-    lin_vel_y: Range = (-1.0, 1.0)
-    ang_vel_z: Range = (-0.5, 0.5)
-    resampling_time: Range = (3.0, 8.0)
+    lin_vel_x: NumberRange = (-1.0, 1.0)
+    lin_vel_y: NumberRange = (-1.0, 1.0)
+    ang_vel_z: NumberRange = (-0.5, 0.5)
+    resampling_time: NumberRange = (3.0, 8.0)
     standing: float = 0.1
     heading: float = 0.3
     forward: float = 0.2

@@ -11,13 +11,12 @@ import numpy as np
 
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
 from ejax.envs.randomization.changes import Change
-from ejax.envs.task.entities import refuse_constrained
+from ejax.envs.task.entities import Entity, refuse_constrained
 from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.world import World
-from ejax.envs.terms.observations import Entity
 from ejax.types import Array, Key
 
-Range = Sequence[Sequence[float]]
+AxisBounds = Sequence[Sequence[float]]
 """[lowest, highest]"""
 
 
@@ -48,8 +47,8 @@ def randomize_rigid_object_pose(
     world: SceneWorld,
     key: Key,
     entity_cfg: Entity,
-    position_range: Range | None = None,
-    rotation_range: Range | None = None,
+    position_range: AxisBounds | None = None,
+    rotation_range: AxisBounds | None = None,
     relative_position: bool = True,
     relative_rotation: bool = False,
     physics_update_step: int = -1,
@@ -76,8 +75,8 @@ def randomize_rigid_object_pose(
 def randomize_target_pose(
     world: World,
     key: Key,
-    position_range: Range,
-    rotation_range: Range | None = None,
+    position_range: AxisBounds,
+    rotation_range: AxisBounds | None = None,
     relative_position: bool = False,
     relative_rotation: bool = False,
     reference_entity_cfg: Entity | None = None,
@@ -97,7 +96,7 @@ def randomize_robot_qpos(
     world: World,
     key: Key,
     entity_cfg: Entity | None = None,
-    qpos_range: Range | None = None,
+    qpos_range: AxisBounds | None = None,
     relative_qpos: bool = True,
     joint_ids: Sequence[int] | None = None,
 ) -> World:
@@ -124,8 +123,8 @@ EVENTS = (randomize_rigid_object_pose, randomize_target_pose, randomize_robot_qp
 def _draw(
     key: Key,
     reference: Array,
-    position_range: Range | None,
-    rotation_range: Range | None,
+    position_range: AxisBounds | None,
+    rotation_range: AxisBounds | None,
     relative_position: bool,
     relative_rotation: bool,
 ) -> Array:
@@ -141,7 +140,7 @@ def _draw(
     return make_pose(position, rotation)
 
 
-def _uniform(key: Key, bounds: Range) -> Array:
+def _uniform(key: Key, bounds: AxisBounds) -> Array:
     if np.shape(bounds) != (2, 3):
         raise ValueError(f"a range is two lists of three numbers, got {bounds}")
     low, high = (jnp.array(bound, jnp.float32) for bound in bounds)

@@ -192,7 +192,7 @@ def root_height_below_minimum(world: LeggedWorld, limit: float) -> Outcome:
     return Outcome(fail=world.legged.motion.position[2] < limit)
 
 
-REWARDS = (
+LEGGED_REWARDS = (
     *(track_linear_velocity, track_angular_velocity, upright, body_orientation_l2, body_ang_vel, angular_momentum),
     *(lin_vel_z_l2, ang_vel_xy_l2, joint_torques_l2, flight_time, unwanted_contacts),
     *(pose, joint_pos_limits, joint_acc_l2, action_rate_l2, is_terminated, feet_air_time, foot_gait),

@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.mujoco.rotations import quaternion_from_matrix
+from ejax.envs.task.entities import Entity
 from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.world import World
 from ejax.types import Array
-
-Entity = Mapping[str, Any]
-"""``{"uid": name}``"""
 
 
 def normalize_robot_joint_data(

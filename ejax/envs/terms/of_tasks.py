@@ -22,7 +22,7 @@ from ejax.schema.sections import Section
 
 TASK_EVENTS = "functor_events"
 """The field of tasks that take them."""
-MODES = ("interval", "startup", "reset")
+EVENT_MODES = ("interval", "startup", "reset")
 """The default first."""
 
 
@@ -41,7 +41,7 @@ def read_added(
         ConfigError: all that is wrong, by key.
     """
     report = KeyReport()
-    added_events = read_specs(Section(events, TASK_EVENTS, report), "events", ROBOT, MODES)
+    added_events = read_specs(Section(events, TASK_EVENTS, report), "events", ROBOT, EVENT_MODES)
     report.raise_if_refused(TASK_EVENTS)
     weights: dict[str, float] = {}
     functors: dict[str, Any] = {}

@@ -6,16 +6,16 @@ from typing import Any
 
 from ejax.envs.randomization.names import modes_of
 from ejax.envs.task.entities import ROBOT
-from ejax.envs.task.terms import Kind, Shaping, Term
+from ejax.envs.task.terms import Shaping, Term, TermKind
 from ejax.envs.terms.events import PhysicsEvent
 from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.envs.terms.vocabulary import CONTRACTS, IGNORED
 from ejax.schema.frozen import freeze
 from ejax.schema.sections import Section
 
-_GIVEN: dict[Kind, int] = {"events": 2, "observations": 2, "rewards": 1, "actions": 2, "terminations": 1}
+_GIVEN: dict[TermKind, int] = {"events": 2, "observations": 2, "rewards": 1, "actions": 2, "terminations": 1}
 """Arguments that a functor gets before its parameters."""
-_MODES: dict[Kind, tuple[str, ...]] = {
+_MODES: dict[TermKind, tuple[str, ...]] = {
     "events": ("reset", "startup", "interval"),
     "observations": ("modify", "add"),
     "rewards": ("add", "replace"),
@@ -23,14 +23,14 @@ _MODES: dict[Kind, tuple[str, ...]] = {
 """The default first."""
 
 
-def read_specs(section: Section, kind: Kind, robot_uid: str, modes: tuple[str, ...] = ()) -> tuple[Term, ...]:
+def read_specs(section: Section, kind: TermKind, robot_uid: str, modes: tuple[str, ...] = ()) -> tuple[Term, ...]:
     """Read the functors of a section of ``env``, in the config's order. ``modes``: those allowed, by default all."""
     modes = modes or _MODES.get(kind, ())
     terms = [_read_term(name, each, kind, modes, robot_uid) for name, each in section.sections()]
     return tuple(term for term in terms if term is not None)
 
 
-def _read_term(name: str, section: Section, kind: Kind, modes: tuple[str, ...], robot_uid: str) -> Term | None:
+def _read_term(name: str, section: Section, kind: TermKind, modes: tuple[str, ...], robot_uid: str) -> Term | None:
     func_name = section.take("func")
     if kind == "actions":
         func_name = _read_contract(section, func_name)
@@ -84,7 +84,7 @@ def _read_shaping(section: Section) -> Shaping:
     )
 
 
-def _find(section: Section, kind: Kind, name: Any) -> Callable[..., Any] | None:
+def _find(section: Section, kind: TermKind, name: Any) -> Callable[..., Any] | None:
     if not isinstance(name, str):
         section.problem("func", f"got {name!r}; must name a functor")
         return None

@@ -7,26 +7,26 @@ from typing import Any, TypeVar
 from ejax.envs.randomization.events import Curriculum
 from ejax.envs.randomization.names import CURRICULUM, REFUSED
 from ejax.envs.randomization.physics import PHYSICS
-from ejax.envs.task.terms import Kind, as_term
+from ejax.envs.task.terms import TermKind, as_term
 from ejax.envs.terms import actions, commands, events, legged, observations, rewards, terminations, tool_actions
 from ejax.envs.terms.vocabulary import REFUSED_FUNCTORS
 from ejax.schema.messages import did_you_mean
 from ejax.schema.trust import import_trusted
 
-F = TypeVar("F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     return {each.__name__: each for each in functions}
 
 
-TERMS: dict[Kind, dict[str, Callable[..., Any]]] = {
+TERMS: dict[TermKind, dict[str, Callable[..., Any]]] = {
     "observations": {
         **_by_name((*observations.OF_WORLD, *observations.OF_CAMERAS)),
         "get_object_pose": observations.get_rigid_object_pose,  # its newer name
         **legged.OBSERVATIONS,
     },
-    "rewards": _by_name((*rewards.REWARDS, *legged.REWARDS)),
+    "rewards": _by_name((*rewards.REWARDS, *legged.LEGGED_REWARDS)),
     "events": _by_name((*events.EVENTS, *(events.PhysicsEvent(*each) for each in PHYSICS.items()))),
     "actions": {
         "DeltaQposTerm": actions.delta_qpos,
@@ -54,10 +54,10 @@ TERMS: dict[Kind, dict[str, Callable[..., Any]]] = {
 """See ``ejax.envs.task.terms`` on what each kind takes and gives."""
 
 
-def register_functor(kind: Kind, name: str, *, override: bool = False) -> Callable[[F], F]:
+def register_functor(kind: TermKind, name: str, *, override: bool = False) -> Callable[[_F], _F]:
     """Add a function: ``@register_functor("rewards", "lift_height")``. Raises ValueError: the name is taken."""
 
-    def register(function: F) -> F:
+    def register(function: _F) -> _F:
         if name in TERMS[kind] and not override:
             raise ValueError(f"{kind} functor '{name}' is registered already; pass override=True to replace it")
         TERMS[kind][name] = function
@@ -66,7 +66,7 @@ def register_functor(kind: Kind, name: str, *, override: bool = False) -> Callab
     return register
 
 
-def find_functor(kind: Kind, name: str) -> Callable[..., Any]:
+def find_functor(kind: TermKind, name: str) -> Callable[..., Any]:
     """Return the function of a name.
 
     Raises:
@@ -92,4 +92,4 @@ def find_functor(kind: Kind, name: str) -> Callable[..., Any]:
 def find_reward(name: str) -> Callable[..., Any]:
     """Return a reward as f(world, **params); functions that are not ejax's have EmbodiChain's signature."""
     function = find_functor("rewards", name)
-    return function if function in (*rewards.REWARDS, *legged.REWARDS) else as_term(function)
+    return function if function in (*rewards.REWARDS, *legged.LEGGED_REWARDS) else as_term(function)
