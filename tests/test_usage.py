@@ -189,4 +189,4 @@ def test_a_profile_that_would_begin_after_the_run_is_refused() -> None:
 def test_a_resumed_run_that_is_past_its_profile_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(parse_config(tiny(tmp_path, iterations=2))).run_dir
     train(parse_config(tiny(tmp_path, iterations=3, profile={"start": 1})), resume="latest", run_dir=run)
-    assert "no profile: trainer.profile.start is 1, and the run goes on at 2" in capsys.readouterr().err
+    assert "no profile: trainer.profile.start is 1, and the run continues at 2" in capsys.readouterr().err

@@ -148,7 +148,7 @@ def _tick(value: float, step: float) -> str:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float, str | None]:
-    """Give the bottom and top of an axis, and a note where it is cut."""
+    """Return the bottom and top of an axis, and a note where it is cut."""
     low, high = min(values), max(values)
     inner_low, inner_high = np.percentile(values, (2, 98)).tolist()
     note = None

@@ -32,13 +32,13 @@ def read_facts(file: Path, schema: type[BaseModel]) -> dict[str, Any]:
         raise FactsError(f"{file} is not text in UTF-8") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise FactsError(f"{file} is no JSON, or was cut short: {error.msg} ({where})") from None
+        raise FactsError(f"{file} is not JSON, or was cut short: {error.msg} ({where})") from None
     except ValueError as error:
         raise FactsError(f"{file} cannot be read: {error}") from None
 
 
 def check_facts(facts: Any, schema: type[BaseModel]) -> dict[str, Any]:
-    """Return ``facts``. FactsError: they are no mapping of the schema's form."""
+    """Return ``facts``. FactsError: they are not a mapping of the schema's form."""
     if not isinstance(facts, dict):
         raise FactsError(f"holds a {type(facts).__name__}; it must be a mapping")
     try:

@@ -61,7 +61,7 @@ class MetricLog:
 
     def __init__(self, path: Path) -> None:
         self._file = append_file(path, path.parents[1])
-        before = read_bytes(path, _MAX_BYTES)  # the digest goes on from what earlier calls wrote
+        before = read_bytes(path, _MAX_BYTES)  # the digest continues that of earlier calls
         self._bytes, self._digest = len(before), hashlib.sha256(before)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -120,14 +120,14 @@ def keep_up_to(
     elif later:
         aside = _aside(path, "superseded")
         replace_file(aside, b"".join(later), path.parents[1])
-        problems.append(f"{path}: the run goes on from step {step}; what it had of later ones is in {aside.name} now")
+        problems.append(f"{path}: the run continues from step {step}; its lines of later ones are in {aside.name} now")
     if content:
         replace_file(path, b"".join(lines), path.parents[1])
     return problems
 
 
 def read_log(path: Path, *, logged: Mapping[str, Any] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read the lines of a log, and list what is wrong with it; it is not changed.
+    """Read the lines of a log, and list its defects; it is not changed.
 
     Args:
         logged: a checkpoint's entry on the file; None: it has none.
@@ -145,7 +145,7 @@ def read_log(path: Path, *, logged: Mapping[str, Any] | None = None) -> tuple[li
 
 
 def _scan(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[int], int | None]:
-    """Give each line with its record, the numbers of foreign lines, and that of one that a kill cut short."""
+    """Return each line with its record, the numbers of foreign lines, and that of one that a kill cut short."""
     found, wrong, cut_short = [], [], None
     for number, line in enumerate(content.splitlines(keepends=True), 1):
         try:

@@ -6,7 +6,7 @@ A run directory holds, in EmbodiChain's layout and with its tags::
     logs/sessions.jsonl                  one line a call, once it ends: {"start": 1.7e9, "end": 1.7e9}
     logs/notes.log                       one line for each standard stream that went quiet
     logs/<exp_name>/events.out.tfevents… TensorBoard
-    logs/wandb_id                        the W&B run to go on with, if there is one
+    logs/wandb_id                        the W&B run to continue, if there is one
 
 Each write reaches the operating system before it returns, in about 0.1 ms for 20 tags: a killed process loses nothing
 that it had logged. tensorboardX's own writer would lose its queue, and wait for ever once its disk is full.
@@ -121,7 +121,7 @@ class MetricWriter:
         """
         metrics = {tag: float(value) for tag, value in metrics.items()}
         for name, sink in self._sinks.items():
-            with by_product(f"a line of {name}", self.alarm, Exception):  # W&B has its own; the training goes on
+            with by_product(f"a line of {name}", self.alarm, Exception):  # W&B has its own; the training continues
                 sink(step, metrics)
         if self._view is not None:
             self._view.write(step, metrics if shown is None else shown, best)

@@ -17,7 +17,7 @@ def times(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def memory_in_use(first: jax.Device) -> dict[str, float]:
-    """Give the peak MiB of this process, and what its devices of the kind of ``first`` have and had at most."""
+    """Return the peak MiB of this process, and those in use and at peak of its devices of ``first``'s kind."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _OF_MAXRSS
     found = {"memory/host_peak_mib": most / _MIB}
     for device in jax.local_devices(backend=first.platform):
@@ -29,7 +29,7 @@ def memory_in_use(first: jax.Device) -> dict[str, float]:
 
 
 def breakdown(seconds: Mapping[str, float]) -> str:
-    """List the longest activities first, in one line; what is less than a percent is left out."""
+    """List the longest activities first, in one line; those of less than a percent are left out."""
     # physics is inside other activities
     total = sum(value for name, value in seconds.items() if name != "physics") or 1.0
     longest = sorted(seconds.items(), key=lambda item: -item[1])

@@ -1,4 +1,4 @@
-"""The files of a population: a lane for each member, as of a run by itself, and summaries over all."""
+"""The files of a population: a lane for each member, as of a single run, and summaries over all."""
 
 import math
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _SHOWN = ("charts/SPS", "population/alive", "train/loss/median")
 
 
 class MemberLanes(Members):
-    """The members' lanes, and what is logged of all of them; ``writer`` has the log of all."""
+    """The members' lanes, and the log of all of them, which ``writer`` has."""
 
     def __init__(self, run: OpenRun, parts: PopulationParts, writer: MetricWriter) -> None:
         config, meta, count = run.config, run.meta, len(parts.members)
@@ -104,7 +104,7 @@ class MemberLanes(Members):
             with by_product(EXPLOITS, self._writer.alarm):
                 exploited = Exploited(step=run.step, update=run.update, member=i, parent=parent, values=values)
                 write_exploit(self._folder, exploited)
-            run.note(f"update {run.update}: member {i} goes on from member {parent} with {values}")
+            run.note(f"update {run.update}: member {i} continues from member {parent} with {values}")
             # the metric is from before the copy, which revives a broken member
             self._alive[i] = True
 
@@ -175,7 +175,7 @@ def _lane(run: OpenRun, index: int, config: RunConfig, meta: Mapping[str, Any]) 
     """Open a member's folder and log; ``meta``: its part of the population's."""
     directory, is_new = run.directory.member(index), run.location.is_new
     make_folder(directory.path, run.directory.path)
-    run.stack.enter_context(run_lock(directory.path))  # a member can be gone on with by itself
+    run.stack.enter_context(run_lock(directory.path))  # a member can be continued alone
     if is_new or not directory.config_file.exists():
         create_run_directory(config, directory.path)
     else:

@@ -1,4 +1,4 @@
-"""Lineage in population-based training, ``exploits.jsonl``: who went on from whom, and with which values."""
+"""Lineage in population-based training, ``exploits.jsonl``: who continued from whom, and with which values."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ EXPLOITS = "exploits.jsonl"
 
 
 class Exploited(BaseModel):
-    """One line: after ``update`` a member goes on from another's parameters."""
+    """One line: after ``update`` a member continues from another's parameters."""
 
     step: NonNegativeInt
     update: NonNegativeInt
@@ -40,7 +40,7 @@ def write_exploit(population: Path, exploited: Exploited) -> None:
 
 
 def values_at(exploits: Sequence[Exploited], member: int, step: float, first: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a member's values after ``step``; ``first``: those that it began with."""
+    """Return a member's values after ``step``; ``first``: those that it began with."""
     own = [each.values for each in exploits if each.member == member and each.step <= step]
     return {key: (own[-1] if own else first).get(key, value) for key, value in first.items()}
 

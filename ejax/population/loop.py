@@ -1,4 +1,4 @@
-"""The training of a population: one program makes every member's updates, in the loop of a run by itself."""
+"""The training of a population: one program makes every member's updates, in the loop of a single run."""
 
 from dataclasses import replace
 from functools import partial
@@ -31,8 +31,8 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
     if config.population is None:
         raise ConfigError([Problem("population", "is missing; ejax.run.train trains one run")])
     if resume == "best" or (resume is not None and is_foreign_checkpoint(resume)):
-        text = f"got --resume {resume}, but a population goes on from its latest state, or from a checkpoint of all"
-        raise CheckpointError(f"{text}; --run RUN/members/I --resume best goes on with one member by itself")
+        text = f"got --resume {resume}, but a population continues from its latest state, or from a checkpoint of all"
+        raise CheckpointError(f"{text}; --run RUN/members/I --resume best continues one member alone")
     if process_count() > 1:
         text = "is trained by one process; start it on one machine, or leave population out"
         raise ConfigError([Problem("population", text)])

@@ -41,9 +41,9 @@ class PopulationParts:
 
     members: tuple[Member, ...]
     configs: tuple[RunConfig, ...]
-    """Config of each member by itself; bound."""
+    """Config of each member alone; bound."""
     parts: Parts
-    """Those of the first member by itself: environment, policy, and what else all have in common."""
+    """Those of the first member alone: environment, policy, and all else that members share."""
     stepper: DeviceStepper[PopulationState]
     evaluator: DeviceEvaluator
     state: PopulationState
@@ -164,7 +164,7 @@ def _check_values(make_step: Callable[[Values], Step], state: PopulationState) -
 
     if not values or fits(values):
         return
-    # each by itself first; else it is their combination
+    # each alone first; else it is their combination
     wrong = [name for name in values if not fits({name: values[name]})] or list(values)
     text = f"decides what is computed, so that each value needs its own program; {SEPARATELY}"
     raise ConfigError([Problem(f"population.{OPTIONS}{name}", text) for name in wrong])
@@ -186,7 +186,7 @@ def _exploit(config: RunConfig, member: RunConfig) -> Exploit | None:
 
 
 def _bounds(model: Any, key: str) -> tuple[float, float]:
-    """Give the range that an option's field allows; an open end counts as closed, since factors are positive."""
+    """Return the range that an option's field allows; an open end counts as closed, since factors are positive."""
     *sections, name = key.split(".")
     for section in sections:
         model = model.model_fields[section].annotation

@@ -28,7 +28,7 @@ Values = Mapping[str, Any]
 FITNESS = "charts/episode_reward_avg_100"
 """Compared by ``exploit``: the mean return of each member's last 100 episodes of training."""
 PARENT = "population/parent"
-"""Metric [M]: the member whose parameters each one goes on from; its own number where it goes on by itself."""
+"""Metric [M]: the member whose parameters each one continues from; its own number where it copies none."""
 _EXPLOIT = 0x9B7
 """Folded into the key, so that what is drawn here is not drawn in a member."""
 
@@ -89,7 +89,7 @@ def make_population_step(
 ) -> Callable[[PopulationState, Key], tuple[PopulationState, Metrics]]:
     """Make one update of every member, ``(state, keys [M]) -> (state, metrics [M])``.
 
-    With ``stops_at_nonfinite`` an update that is not applied in whole breaks a member, as it ends a run by itself.
+    With ``stops_at_nonfinite`` an update that is not applied in whole breaks a member, as it ends a single run.
     """
 
     def one(state: RunState, values: Values, alive: Array, update: Array, key: Key) -> tuple[RunState, Array, Metrics]:
@@ -120,7 +120,7 @@ def make_population_step(
         metrics = {**metrics, "population/alive": alive.astype(jnp.float32)}
         if exploit is None:
             return state, metrics
-        # a population has no key of its own: the first member's stands for it
+        # a population has no key: the first member's stands for it
         return _maybe_exploit(state, metrics, jax.random.fold_in(keys[0], _EXPLOIT), exploit)
 
     return step
@@ -133,11 +133,11 @@ def own_keys(keys: Key, update: Array) -> Key:
 
 
 def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit) -> tuple[PopulationState, Array]:
-    """Let the members of the lowest fitness [M] go on from those of the highest, with values near theirs.
+    """Let the members of the lowest fitness [M] continue from those of the highest, with values near theirs.
 
     A broken member has the lowest fitness, and lives again. One of fitness NaN, not known, neither gives nor receives:
     its first episode may be the longest. Environments and random numbers stay each member's own. The second result is
-    the member that each one goes on from, [M] int32.
+    the member that each one continues from, [M] int32.
     """
     num_members = fitness.shape[0]
     key_donor, key_perturb = jax.random.split(key)
@@ -149,7 +149,7 @@ def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit
     donor = order[jax.random.randint(key_donor, (exploit.count,), 0, exploit.count)]
     receiver = order[num_members - exploit.count :]
     own = jnp.arange(num_members, dtype=jnp.int32)
-    # a donor that is not known, where few are, gives nothing: its receiver goes on from itself
+    # a donor that is not known, where few are, gives nothing: its receiver keeps its own
     gives = known[donor] & ~waits[receiver]
     parent = own.at[receiver].set(jnp.where(gives, donor, receiver).astype(jnp.int32))
 

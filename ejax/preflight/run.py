@@ -277,7 +277,7 @@ def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) ->
     rollout = jax.eval_shape(collect, parts.state.train.params, key)
     # outside JAX some steps only reset: the mask is an input of the real program
     rollout = replace(rollout, valid=jax.ShapeDtypeStruct(rollout.reward.shape, bool))
-    # environments on the host are no arrays of the program
+    # environments on the host are not arrays of the program
     state, replays = take_out(replace(parts.state, envs=()))
     place = SingleDeviceSharding(devices[0])
     return stepper.learn.trace(*(shapes_on(place, each) for each in (state, rollout, key, replays)))

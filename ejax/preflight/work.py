@@ -89,7 +89,7 @@ def _add_operation(work: Work, name: str, equation: Any) -> None:
     elif name not in _MOVES:
         work.elements += _size(result)
     if name.startswith(_PASSES):
-        # of what is gathered from or scattered into only the rows are touched
+        # of an array that is gathered from or scattered into only the rows are touched
         touched = operands[1:] if name.startswith(("gather", "scatter")) else operands
         work.num_bytes += sum(map(_bytes, (*touched, *(() if name.startswith("scatter") else results))))
 

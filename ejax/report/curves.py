@@ -17,7 +17,7 @@ _SEEDS = {"trainer.seed", "trainer.eval_seed", "data.seed"}
 NAMES = {f"trainer.{name}" for name in ("exp_name", "output_dir", "console", "use_wandb", "wandb_project_name")}
 """Keys of a run's names and places, which change nothing that it computes."""
 _MAX_KEYS = 8
-"""Keys that runs of a sweep differ in; runs that differ in more are no sweep."""
+"""Keys that runs of a sweep differ in; runs that differ in more are not a sweep."""
 _HEADLINES = (
     *("eval/success_rate", "eval/avg_reward", "eval/avg_length"),
     *("charts/success_rate_avg_100", "charts/episode_reward_avg_100", "charts/episode_length_avg_100"),
@@ -50,7 +50,7 @@ def groups_of(runs: Sequence[Run]) -> list[CurveGroup]:
             prefix = commonprefix(own)  # noqa: RUF071 of names, letter by letter
             # of no other run's name
             by_prefix = f"{prefix}…" if sum(name.startswith(prefix) for name in names) == len(own) else ""
-            # the first that says what they share, and fits
+            # the first that names their values, and fits
             fitting = [text for text in (by_keys, by_prefix, " + ".join(own)) if 1 < len(text) <= _LABEL]
             label = f"{fitting[0] if fitting else f'{label}, …'} ({len(group)} runs)"
         groups.append(CurveGroup(label, i, group))
@@ -68,9 +68,9 @@ def sweep(groups: Sequence[CurveGroup]) -> str:
     watched = {(run.trainer.best_eval_metric, run.trainer.best_eval_mode) for run in runs}
     keys = _swept([group.runs[0] for group in groups])
     reasons = {
-        "members went on from each other, and with other values than their first": any(run.exploits for run in runs),
+        "members continued from each other, and with other values than their first": any(run.exploits for run in runs),
         "the runs watch different metrics": len(watched) > 1,
-        f"the runs differ in {len(keys)} keys, which is no sweep": len(keys) > _MAX_KEYS,
+        f"the runs differ in {len(keys)} keys, which is not a sweep": len(keys) > _MAX_KEYS,
     }
     if why := next((reason for reason, holds in reasons.items() if holds), ""):
         return f'<p class="note">No table: {why}.</p>'

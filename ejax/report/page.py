@@ -115,7 +115,7 @@ def _name(runs: Sequence[Run]) -> None:
 
 
 def _values(runs: Sequence[Run]) -> dict[Path, str]:
-    """Give the values in which a population's members differ, as a suffix of their names; empty for other runs.
+    """Return the values in which a population's members differ, as a suffix of their names; empty for other runs.
 
     Values that exploits change are left out: a name would show those at the start.
     """

@@ -64,14 +64,14 @@ def runs_in(given: Path) -> list[Path]:
     """List the folders of a population's members, or the run's own.
 
     Raises:
-        FileNotFoundError: ``given`` is no run, and no name of one. FactsError: a member is elsewhere.
+        FileNotFoundError: ``given`` is neither a run nor the name of one. FactsError: a member is elsewhere.
     """
     path = find_run(given)
     # isdecimal: int() reads ² as no number
     members = [folder for folder in (path / "members").glob("[0-9]*") if folder.name.isdecimal()]
     for folder in members:
         if not _is_inside(folder, path):
-            raise FactsError(f"{folder} leads out of the population's folder; give the run that it leads to by itself")
+            raise FactsError(f"{folder} leads out of the population's folder; give the run that it leads to")
     return sorted(members, key=lambda folder: int(folder.name)) or [path]
 
 
@@ -82,7 +82,7 @@ class Run:
         given: as for ``find_run``.
 
     Raises:
-        FileNotFoundError: that is no run. FactsError: it has no readable config.
+        FileNotFoundError: that is not a run. FactsError: it has no readable config.
     """
 
     def __init__(self, given: Path) -> None:
@@ -252,7 +252,7 @@ class Run:
         return best
 
     def fresh(self, which: Literal["best", "last"]) -> tuple[int, float] | None:
-        """Give the number of fresh episodes of that checkpoint and the watched metric. None: it has none."""
+        """Return the number of fresh episodes of that checkpoint and the watched metric. None: it has none."""
         facts, tag = self.evaluations.get(f"fresh_{which}", {}), self.trainer.best_eval_metric
         step = self.last_step if which == "last" else self.best.step if self.best else None
         # of a checkpoint that is not the best, or the last, any more
@@ -302,7 +302,7 @@ class Run:
     def time_parts(self) -> list[tuple[str, float]]:
         """List the sums of the tags in seconds that add up; a value that was not finite is left out."""
         sums = {tag: sum(x for x in self.series(tag).values() if x == x) for tag in sorted(self.tags) if _adds_up(tag)}
-        return [(f"{tag}, sum of what is logged", seconds) for tag, seconds in sums.items()]
+        return [(f"{tag}, sum of the logged ones", seconds) for tag, seconds in sums.items()]
 
 
 def read_export(path: Path) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def read_export(path: Path) -> dict[str, Any]:
     """
     file = path / "parity.json" if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"{path} is no export: it has no parity.json; make one by python -m interop.export")
+        raise FileNotFoundError(f"{path} is not an export: it has no parity.json; make one by python -m interop.export")
     return read_facts(file, _Export)
 
 

@@ -60,7 +60,7 @@ class RunResult:
             "run": str(self.run_dir),
             "steps": f"{self.global_step:,}, in {self.num_updates:,} updates",
             "wall time": f"{duration(self.elapsed_time_sec)}, {self.training_fps:,.0f} steps/s",
-            "finished": "yes" if self.finished else 'no; go on with train(config, resume="latest")',
+            "finished": "yes" if self.finished else 'no; continue with train(config, resume="latest")',
             **({} if self.best_eval_value is None else {"best evaluation": number(self.best_eval_value)}),
             "best checkpoint": str(self.best_checkpoint_path or "none"),
             "latest checkpoint": str(self.latest_checkpoint_path or "none"),
@@ -125,7 +125,7 @@ class Callback(Protocol):
         return
 
     def on_rollout(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
-        """Run for each rollout, with what is known of it before an update: rewards, lengths, waiting times."""
+        """Run for each rollout, with its metrics before an update: rewards, lengths, waiting times."""
         return
 
     def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
@@ -145,11 +145,11 @@ class Callback(Protocol):
         return
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what a checkpoint keeps of this callback: numbers, texts, lists and mappings of JSON."""
+        """Return the state that a checkpoint keeps of this callback: numbers, texts, lists and mappings of JSON."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state_dict`` gave. It comes before ``on_start`` where a run goes on."""
+        """Take back what ``state_dict`` gave. It comes before ``on_start`` where a run continues."""
         return
 
 
@@ -168,7 +168,7 @@ class Callbacks:
         return iter(self._named.values())
 
     def meta(self) -> dict[str, Any]:
-        """Give the states of all that have one, for the meta of a checkpoint; ValueError if JSON cannot hold one."""
+        """Return the states of all that have one, for the meta of a checkpoint; ValueError if JSON cannot hold one."""
         states: dict[str, Any] = {name: each.state_dict() for name, each in self._named.items()}
         for name, state in states.items():
             try:
@@ -181,7 +181,7 @@ class Callbacks:
         return {"callbacks": kept} if kept else {}
 
     def load(self, states: Mapping[str, Any]) -> list[str]:
-        """Give each callback its state back; messages about states that nobody takes."""
+        """Hand each callback its state; return messages about states that nobody takes."""
         for name, each in self._named.items():
             if name in states:  # a callback that is new to the run begins from its start
                 each.load_state_dict(json.loads(states[name]) if isinstance(states[name], str) else states[name])

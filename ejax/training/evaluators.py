@@ -41,7 +41,7 @@ class Evaluator(AbstractContextManager[Any], Protocol):
 
 
 def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluator:
-    """Make what evaluates: in an environment of its own, where it lives outside JAX."""
+    """Make the evaluator; environments outside JAX are built once more for it."""
     trainer, env = config.trainer, parts.eval_env
     if not isinstance(parts.env, HostEnv):
         return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env, env), trainer)
@@ -132,7 +132,7 @@ class DeviceEvaluator(Evaluator):
 
 
 class HostEvaluator(Evaluator):
-    """Steps environments of its own, in the caller's thread. Without any it serves a run that is not evaluated."""
+    """Steps separate environments, in the caller's thread. Without any it serves a run that is not evaluated."""
 
     def __init__(self, policy: Policy, env: HostEnv | None, trainer: TrainerConfig) -> None:
         self._policy, self._env, self._trainer = policy, env, trainer

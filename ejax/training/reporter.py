@@ -52,7 +52,7 @@ class MetricReporter(Callback):
 
     def _log(self, run: TrainingRun, metrics: dict[str, float]) -> None:
         for tag in sorted(run.extra.keys() & metrics.keys()):
-            run.extra[f"{OWN}{tag}"] = run.extra.pop(tag)  # an error would cost what was trained since the last save
+            run.extra[f"{OWN}{tag}"] = run.extra.pop(tag)  # an error would cost the training since the last save
             if tag not in self._renamed:
                 self._writer.alarm(f"run.log: ejax logs '{tag}' too; the number of that name is logged as {OWN}{tag}")
             self._renamed.add(tag)

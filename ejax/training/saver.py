@@ -76,7 +76,7 @@ class Progress(Callback):
 
 @dataclass(frozen=True)
 class Lane:
-    """Folder, log and counters of a run by itself, or of one member of a population."""
+    """Folder, log and counters of a single run, or of one member of a population."""
 
     config: RunConfig
     directory: RunDirectory
@@ -143,11 +143,11 @@ class Saver:
                 rewrite_meta(self.latest, self.meta(update))
 
     def rescue(self, reason: str, requested: bool) -> NoReturn:
-        """Save what is complete and end the process while the main thread is stuck in an environment.
+        """Save the last complete state and end the process while the main thread is stuck in an environment.
 
         Args:
             reason: what the main thread hangs in.
-            requested: the user wanted the run to stop, so this is no failure.
+            requested: the user wanted the run to stop, so this is not a failure.
         """
         code = 1
         with self._lock:  # for good: should the main thread come back after all, it saves nothing beside this

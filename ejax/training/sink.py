@@ -1,7 +1,7 @@
 """Sink of a run or of a population: evaluate, save, and hand each event to the callbacks, ejax's and the caller's.
 
 Of several processes all have one, and the first's writes: they advance, stop and save at the same updates, by its word
-where it alone knows what comes next.
+where it alone knows the next one.
 """
 
 import math
@@ -134,7 +134,7 @@ class RunSink(Sink[Any, Any]):
         self.saver.complete = state, first
         self.note(f"built and compiled in {seconds:.1f} s")
         if profile is not None and profile.start < first:
-            text = f"trainer.profile.start is {profile.start}, and the run goes on at {first}"
+            text = f"trainer.profile.start is {profile.start}, and the run continues at {first}"
             self._writer.alarm(f"no profile: {text}")
         for each in self._all:
             each.on_start(self._run)
@@ -213,7 +213,7 @@ class RunSink(Sink[Any, Any]):
             require_measured(self._trainer.best_eval_metric, metrics)
             if self._members is None and (text := unfinished_note(metrics, self._trainer.num_eval_episodes)):
                 self._writer.alarm(text)
-        except Exception as error:  # of any kind: what was trained until here is kept
+        except Exception as error:  # of any kind: the training until here is kept
             run.evaluation_due = True
             with noting(error, "saving the run"):
                 self._on_best_decided("failed")  # other processes save with this one, and then see it fail
@@ -308,14 +308,14 @@ class RunSink(Sink[Any, Any]):
         if run.evaluation_due:
             self._evaluate_now()
         for saver, own in zip(self._savers, self._of_lanes(state), strict=True):
-            saver.save(own, update)  # a member can be continued by itself; a run by itself is saved already
+            saver.save(own, update)  # a member can be continued alone; a single run is saved already
         fresh = self._evaluate_fresh(should_stop) if finished else []  # of an unfinished run they would come again
         if not finished:
             self.note(
                 f"stopped at {run.step} {run.config.step_name}{'' if self._members is None else ' of each member'}; "
-                f"go on with python -m ejax.train --run {self._directory.path} --resume latest"
+                f"continue with python -m ejax.train --run {self._directory.path} --resume latest"
             )
-        self._reporter.seconds()  # of what came after the last line of the log
+        self._reporter.seconds()  # those after the last line of the log
         facts: dict[str, Any] = {
             "run_dir": self._directory.path,
             "global_step": run.step,

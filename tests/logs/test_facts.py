@@ -21,7 +21,7 @@ def test_facts_are_read_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"", "is no JSON, or was cut short"),
+        (b"", "is not JSON, or was cut short"),
         (b'{"number": 3, "na', r"cut short: .*line 1, column 15"),
         (b"\xff\xfe", "is not text in UTF-8"),
         (b"[1, 2]", "holds a list; it must be a mapping"),

@@ -38,7 +38,7 @@ def test_what_comes_after_the_checkpoint_is_set_aside_and_said(log: tuple[Path, 
     (aside,) = path.parent.glob("metrics.superseded-*.jsonl")
     assert steps(path) == [10, 20, 20] and steps(aside) == [30] and asides(path) == []
     assert path.read_bytes() + aside.read_bytes() == before
-    assert f"goes on from step 20; what it had of later ones is in {aside.name}" in said
+    assert f"continues from step 20; its lines of later ones are in {aside.name}" in said
 
 
 def test_an_evaluation_that_is_made_again_is_dropped(log: tuple[Path, dict[str, Any]]) -> None:

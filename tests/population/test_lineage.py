@@ -66,5 +66,5 @@ def test_the_summary_and_the_report_have_current_values_and_who_copied_whom(
     assert report([str(run), "--to", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert all(lineage(exploits, each.member) in page for each in exploits)
-    assert "went on from each other" in page and "learning_rate=1e-05" not in page
+    assert "continued from each other" in page and "learning_rate=1e-05" not in page
     assert all(f"{number(each.values[RATE])} now" in page for each in exploits[-1:])

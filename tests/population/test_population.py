@@ -346,7 +346,7 @@ def test_the_report_has_the_time_of_all_members_once(trained: PopulationResult, 
     sessions = [each.sessions[0].end - each.sessions[0].start for each in members]
     assert sessions == [each.wall_s for each in members] == [root.wall_s] * M
     assert report([str(trained.run_dir), "--to", str(tmp_path / "page.html")]) == 0
-    assert (tmp_path / "page.html").read_text().count("time/compile_s, sum of what is logged") == 1
+    assert (tmp_path / "page.html").read_text().count("time/compile_s, sum of the logged ones") == 1
 
 
 @pytest.mark.slow

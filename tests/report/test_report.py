@@ -551,7 +551,7 @@ def test_evaluations_of_checkpoints_and_quarantined_episodes_are_shown(run: Path
         (("{run}/logs",), "is not a run of ejax: it has no configs/resolved.json"),
         (("{run}", "--to", "page.txt"), "give --to FILE.html"),
         (("{run}", "--to", "{run}/no/page.html"), "No such file or directory"),
-        (("{run}", "--parity", "{run}"), "is no export: it has no parity.json"),
+        (("{run}", "--parity", "{run}"), "is not an export: it has no parity.json"),
     ],
 )
 def test_bad_input_is_an_error_that_says_so(

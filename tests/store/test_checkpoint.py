@@ -188,7 +188,7 @@ def test_damage_to_each_file_is_noticed_and_named(how: str, saved: Path, tmp_pat
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("", "meta.json is no JSON"),
+        ("", "meta.json is not JSON"),
         ("[" * 100_000, "meta.json cannot be read: it is nested deeper than 100 levels"),
         ("[]", "meta.json holds a list"),
         ('{"versions": {}}', "meta.json lacks the key 'schema_version'"),
