@@ -78,6 +78,10 @@ def options_of(module: str) -> frozenset[str]:
     for adder, (owner, options) in ADDED.items():
         if f"{adder}(" in FILES[module].read_text() and module != owner:
             made |= options
+    if 'add_argument(f"--{name}"' in FILES[module].read_text():  # in a loop over a table of the module
+        tables = [node.value for node in tree_of(module).body if isinstance(node, ast.Assign)]
+        keys = [key for table in tables if isinstance(table, ast.Dict) for key in table.keys]
+        made |= {f"--{key.value}" for key in keys if isinstance(key, ast.Constant)}
     if not made and module in ("ejax.pretrain", "ejax.distill"):
         return options_of("ejax.train")
     return frozenset(made)
