@@ -1,7 +1,7 @@
-"""Curves and slices as SVG: colours are variables of the page's style, values stand in ``data-`` attributes."""
+"""Curves as SVG: colours are variables of the page's style, values stand in ``data-`` attributes."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby, pairwise
@@ -91,34 +91,6 @@ def curves_figure(title: str, curves: Sequence[Curve], x_name: str) -> str:
     )
 
 
-def slice_figure(key: str, points: Sequence[tuple[object, float, str, int]], y_name: str) -> str:
-    """Draw a dot a run over the values of a key, to scale if numbers; ``points``: (value, result, label, colour)."""
-    numbers = [float(value) for value, *_ in points if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) == len(points):
-        log = min(numbers) > 0 and max(numbers) / min(numbers) >= 8  # learning rates and the like
-        places = [math.log10(value) if log else value for value in numbers]
-        names = {place: f"{value:.4g}" for place, value in zip(places, numbers, strict=True)}
-    else:
-        texts = sorted({str(value) for value, *_ in points})  # words stand side by side, in the order of the alphabet
-        places = [float(texts.index(str(value))) for value, *_ in points]
-        names = {float(i): text for i, text in enumerate(texts)}
-    margin = 0.08 * (max(places) - min(places)) or 0.5
-    x = _Axis(min(places) - margin, max(places) + margin, _LEFT, _RIGHT)
-    bottom, top, _ = _range([result for _, result, *_ in points])
-    y = _Axis(bottom, top, _BOTTOM, _TOP)
-    ticks = _spread([(place, name) for place, name in sorted(names.items())], x)
-    dots = "".join(
-        f'<circle cx="{x(place):.1f}" cy="{y(result):.1f}" r="4" class="c{colour % NUM_COLOURS}" data-value='
-        f'"{result!r}"><title>{escape(f"{label}: {key} = {value}, {y_name} {number_text(result)}")}</title></circle>'
-        for place, (value, result, label, colour) in zip(places, points, strict=True)
-    )
-    return (
-        f"<figure><figcaption>{escape(key)}</figcaption>"
-        f'<svg class="slice" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(f"{y_name} over {key}")}">'
-        f"{_frame(x, y, key.rpartition('.')[2], ticks)}{dots}</svg></figure>"
-    )
-
-
 @dataclass(frozen=True)
 class _Axis:
     low: float
@@ -161,12 +133,12 @@ def _range(values: Sequence[float]) -> tuple[float, float, str | None]:
     return low - margin, high + margin, note
 
 
-def _frame(x: _Axis, y: _Axis, x_name: str, x_ticks: Iterable[tuple[float, str]] | None = None) -> str:
+def _frame(x: _Axis, y: _Axis, x_name: str) -> str:
     parts = []
     for value, text in y.ticks():
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
         parts.append(f'<text x="{_LEFT - 5}" y="{y(value) + 3.5:.1f}" text-anchor="end">{text}</text>')
-    for value, text in x.ticks() if x_ticks is None else x_ticks:
+    for value, text in x.ticks():
         anchor = "end" if x(value) > _RIGHT - 12 else "middle"
         parts.append(f'<text x="{x(value):.1f}" y="{_BOTTOM + 13}" text-anchor="{anchor}">{escape(text)}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>')
@@ -174,16 +146,6 @@ def _frame(x: _Axis, y: _Axis, x_name: str, x_ticks: Iterable[tuple[float, str]]
         f'<text class="name" x="{(_LEFT + _RIGHT) / 2}" y="{_HEIGHT - 5}" text-anchor="middle">{escape(x_name)}</text>'
     )
     return "".join(parts)
-
-
-def _spread(ticks: Sequence[tuple[float, str]], x: _Axis) -> list[tuple[float, str]]:
-    """Keep those that find room beside the one before."""
-    kept: list[tuple[float, str]] = []
-    for place, name in ticks:
-        name = name if len(name) <= 16 else f"{name[:15]}…"
-        if not kept or x(place) - x(kept[-1][0]) > 3.2 * (len(name) + len(kept[-1][1])):
-            kept.append((place, name))
-    return kept
 
 
 def _line(curve: Curve, x: _Axis, y: _Axis) -> str:

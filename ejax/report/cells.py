@@ -6,19 +6,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ejax.logs.charts import LARGEST, NUM_COLOURS, number_text
+from ejax.logs.charts import NUM_COLOURS, number_text
 
 EMPTY_CELL = "—"
 MISSING = object()
 """In place of a key that a config does not have."""
 _LONG = 120
 """Characters of a config's value that are shown at once."""
-
-
-def plain_value(value: Any) -> object:
-    # a larger number would be infinite in a figure's single precision
-    is_drawn = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-    return value if is_drawn else value_text(value)
 
 
 def number_cell(value: float | None) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ejax.logs.charts import curve_of, curves_figure, slice_figure
-from ejax.report.cells import MISSING, number_cell, plain_value, swatch, table, value_cell, value_text
+from ejax.logs.charts import curve_of, curves_figure
+from ejax.report.cells import MISSING, number_cell, swatch, table, value_cell, value_text
 from ejax.report.runs import Run
 
 _SEEDS = {"trainer.seed", "trainer.eval_seed", "data.seed"}
@@ -97,17 +97,7 @@ def sweep(groups: Sequence[CurveGroup]) -> str:
         rows.append((math.inf if middle is None else middle if mode == "min" else -middle, cells))
     rows.sort(key=lambda row: row[0])
     head = ["runs", f"{title}: median", "1st quartile", "3rd quartile", "runs with one", *(key for key, _ in keys)]
-    figures = []
-    for key, values in keys:
-        points = [
-            (plain_value(value), x, run.name, group.colour)
-            for group, value, found in zip(groups, values, results, strict=True)
-            for run, x in found
-        ]
-        if points and not any(isinstance(value, dict | list) for value in values):  # the table has those
-            figures.append(slice_figure(key, points, title))
-    grid = f'<h3>{escape(title)}</h3><div class="grid">{"".join(figures)}</div>' if figures else ""
-    return table(head, [cells for _, cells in rows], "sweep") + grid
+    return table(head, [cells for _, cells in rows], "sweep")
 
 
 def curves(groups: Sequence[CurveGroup]) -> str:

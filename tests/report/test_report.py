@@ -30,7 +30,7 @@ START = 1_700_000_000.0
 
 
 class Page(HTMLParser):
-    """Rows of the tables by their id, as texts and as exact numbers; curves by title and label; slices' dots."""
+    """Rows of the tables by their id, as texts and as exact numbers; curves by title and label."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -38,7 +38,6 @@ class Page(HTMLParser):
         self.rows: dict[str, list[list[str]]] = {}
         self.data: dict[str, list[list[float]]] = {}
         self.curves: dict[str, dict[str, dict[str, str]]] = {}
-        self.dots: list[float] = []
         self.attributes: list[tuple[str, str, str]] = []
         self._table = self._title = ""
         self.feed(html)
@@ -64,8 +63,6 @@ class Page(HTMLParser):
                 self.curves[self._title] = {}
             case "path", str(kind) if kind.startswith("line "):
                 self.curves[self._title][given["data-label"]] = given
-            case "circle", _:
-                self.dots.append(float(given["data-value"]))
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "table":
@@ -283,7 +280,6 @@ def test_a_sweep_is_sorted_by_its_best_and_drawn_by_key(tmp_path: Path) -> None:
     order = sorted(best, key=lambda name: -best[name])
     assert [row[0] for row in page.rows["sweep"][1:]] == order
     assert [row[0] for row in page.data["sweep"][1:]] == [best[name] for name in order]
-    assert page.dots == list(best.values())
     differing = {row[0]: row[1:] for row in page.rows["differences"][1:]}
     assert differing["algorithm.cfg.optimizer.learning_rate"] == ["0.0001", "0.001", "0.01"]
 
