@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from damages import same, what_is_left
+from tiny import EVALUATED, tiny
 
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check
@@ -53,27 +54,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def raw(output_dir: Path, events: object, updates: int = 2, **trainer: object) -> dict:
-    network = {"type": "mlp", "hidden_sizes": [8]}
-    return {
-        "env": {"id": "EmbodiedEnv", "cfg": {"gym_config": copy.deepcopy(CART_POLE), "physics": "mujoco"}},
-        "trainer": {
-            "exp_name": "tilted",
-            "num_envs": 2,
-            "buffer_size": 8,
-            "iterations": updates,
-            "enable_eval": True,
-            "eval_freq": 32,
-            "num_eval_envs": 2,
-            "num_eval_episodes": 2,
-            "updates_per_dispatch": 1,
-            "output_dir": str(output_dir),
-            "console": False,
-            "events": copy.deepcopy(events),
-            **trainer,
-        },
-        "policy": {"name": "actor_critic", "actor": network, "critic": network},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1}},
-    }
+    cfg = {"gym_config": copy.deepcopy(CART_POLE), "physics": "mujoco"}
+    changes: dict = {"exp_name": "tilted", "iterations": updates, **EVALUATED, **trainer}
+    return tiny(output_dir, "EmbodiedEnv", env_cfg=cfg, events=copy.deepcopy(events), **changes)
 
 
 def cart_pole(max_episode_steps: int, **interval_events: dict) -> EmbodiedEnv:

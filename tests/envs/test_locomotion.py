@@ -141,18 +141,15 @@ def test_all_engines_sense_the_same_contacts(engine: str) -> None:
     np.testing.assert_allclose(force, expected, rtol=0.02, atol=0.5)
 
 
+def sensed(*feet: tuple[int, ...], **sensors: tuple) -> LeggedModel:
+    """Make a model that is its contact sensors alone: where the places of each foot's begin, and of others'."""
+    nothing: dict = {"xml": "", "joint_qpos": (), "joint_qvel": (), "upright": 0, "feet": tuple(range(len(feet)))}
+    return LeggedModel(**nothing, foot_sensors=feet, **{"guarded_sensors": (), "self_sensors": (), **sensors})
+
+
 def test_a_flight_and_its_landing_are_timed() -> None:
     """Two feet, 4 steps of 0.01 s: one lands in the third, one lifts off in the second and is up for three of them."""
-    legged = LeggedModel(
-        xml="",
-        joint_qpos=(),
-        joint_qvel=(),
-        upright=0,
-        feet=(0, 1),
-        foot_sensors=((0,), (PLACE_WIDTH,)),
-        guarded_sensors=(),
-        self_sensors=(),
-    )
+    legged = sensed((0,), (PLACE_WIDTH,))
     readings = np.zeros((4, 2 * PLACE_WIDTH))
     readings[2:, 0], readings[2:, 1], readings[:, 6], readings[:, 7] = 1.0, (5.0, 9.0), 1.0, 1.0
     readings[0, PLACE_WIDTH] = 1.0
@@ -170,16 +167,7 @@ def test_a_flight_and_its_landing_are_timed() -> None:
 
 
 def test_self_contacts_count_physics_steps_above_the_threshold() -> None:
-    legged = LeggedModel(
-        xml="",
-        joint_qpos=(),
-        joint_qvel=(),
-        upright=0,
-        feet=(0,),
-        foot_sensors=((0,),),
-        guarded_sensors=(PLACE_WIDTH,),
-        self_sensors=(2 * PLACE_WIDTH, 3 * PLACE_WIDTH),
-    )
+    legged = sensed((0,), guarded_sensors=(PLACE_WIDTH,), self_sensors=(2 * PLACE_WIDTH, 3 * PLACE_WIDTH))
     readings = np.zeros((4, 4 * PLACE_WIDTH))
     readings[:, PLACE_WIDTH + 1] = [0.0, 3.0, 7.0, 1.0]
     readings[:, 2 * PLACE_WIDTH + 1] = [11.0, 9.0, 0.0, 0.0]
@@ -204,17 +192,7 @@ def test_commands_are_drawn_within_their_ranges_and_shares() -> None:
 
 
 def test_parts_that_shall_not_touch_the_ground_are_weighed_one_by_one() -> None:
-    legged = LeggedModel(
-        xml="",
-        joint_qpos=(),
-        joint_qvel=(),
-        upright=0,
-        feet=(0,),
-        foot_sensors=((0,),),
-        guarded_sensors=(),
-        self_sensors=(),
-        unwanted_sensors=((PLACE_WIDTH, 2 * PLACE_WIDTH), (3 * PLACE_WIDTH,)),
-    )
+    legged = sensed((0,), unwanted_sensors=((PLACE_WIDTH, 2 * PLACE_WIDTH), (3 * PLACE_WIDTH,)))
     readings = np.zeros((4, 4 * PLACE_WIDTH))
     readings[1, PLACE_WIDTH + 1], readings[2, 2 * PLACE_WIDTH + 2], readings[3, 3 * PLACE_WIDTH + 1] = 3.0, 4.0, 7.0
     _, contacts = follow_contacts(start_timers(1), legged, jnp.array(readings), 0.005)
