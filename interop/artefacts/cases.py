@@ -10,7 +10,6 @@ environment's numbers.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,16 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.collectors.group_worker import sample_action
+from ejax.collectors import collect_rollout
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
-from ejax.envs.actions import ActionForm, action_form, to_action
-from ejax.policies.calls import apply_policy, first_memory, forget, forget_outside
+from ejax.envs.actions import ActionForm, to_action
+from ejax.policies.calls import apply_policy
 from ejax.policies.vla.flow import FlowChunk
-from ejax.rollout import EnvCarry, reset, step, with_memory
+from ejax.rollout import reset
 from ejax.schema.paths import join, named
 from ejax.schema.paths import leaves as leaf_paths
 from ejax.schema.paths import nest as nest_parts
-from ejax.types import Array, Env, HostEnv, Key, Params, Policy, PolicyWithMemory, PyTree
+from ejax.types import Array, Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import Arrays, Case, allowed_error
 from interop.standalone_verify import CONSECUTIVE
@@ -127,29 +126,15 @@ def observe_env(policy: Policy, env: Env | HostEnv, params: Params, spec: Spec) 
     Returns:
         The observations [B, ...] by path, with the actor's ``memory`` where it has one.
     """
+    key_reset, key_steps = jax.random.split(jax.random.key(0))
     if isinstance(env, HostEnv):
-        return _observe_outside(policy, env, params, spec)
+        start = env.reset(np.random.SeedSequence(0).generate_state(env.num_envs).astype(np.uint32))
+    else:
+        start = reset(env, key_reset, _NUM_ENVS)
     num_steps = steps_to_observe(spec, env.observation_space)
-    obs, memory = _act(policy, env, params, jax.random.key(0), num_steps=num_steps)
-    leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
+    rollout, _ = collect_rollout(env, policy, params, start, key_steps, num_steps)
+    leaves = leaves_of(rollout.obs) | ({} if rollout.memory is None else {MEMORY: rollout.memory["actor"]})
     return as_read(spec, {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in leaves.items()})
-
-
-def _observe_outside(policy: Policy, env: HostEnv, params: Params, spec: Spec) -> Arrays:
-    seed = np.random.SeedSequence(0).generate_state(env.num_envs).astype(np.uint32)
-    key, form = jax.random.key(0), action_form(env.action_space)
-    obs = env.reset(seed)
-    memory = first_memory(policy, env.num_envs)
-    seen: list[PyTree] = []
-    for t in range(steps_to_observe(spec, env.observation_space)):
-        leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
-        seen.append(jax.tree.map(np.array, leaves))  # a copy: it may write the next one over this one
-        drawn, given, memory = sample_action(policy, params, obs, memory, key, np.int32(t), {})
-        timestep = env.step(to_action(form, drawn if given is None else given))
-        obs = timestep.obs
-        ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
-        memory = forget_outside(policy, memory, ended)
-    return as_read(spec, jax.tree.map(lambda *steps: np.concatenate(steps), *seen))
 
 
 def steps_to_observe(spec: Spec, space: gymnasium.Space) -> int:
@@ -324,22 +309,3 @@ def _disturbed_answers(
 
 def _is_float(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-@partial(jax.jit, static_argnames=("policy", "env", "num_steps"))
-def _act(policy: Policy, env: Env, params: Params, key: Key, *, num_steps: int) -> tuple[PyTree, PyTree]:
-    """Observations, and memories at them, [T, N, ...]."""
-    key_reset, key_steps = jax.random.split(key)
-    form = action_form(env.action_space)
-
-    def one_step(carry: EnvCarry, key: Key) -> tuple[EnvCarry, tuple[PyTree, PyTree]]:
-        key_action, key_env = jax.random.split(key)
-        distribution, _, remembered = apply_policy(policy, params, carry.obs, carry.memory)
-        numbers = distribution.env_action(distribution.sample(key_action))
-        after, timestep = step(env, carry, to_action(form, numbers, jnp), key_env)
-        # as in ``unroll``: rows that ended forget
-        after = replace(after, memory=forget(policy, remembered, timestep.terminated | timestep.truncated))
-        return after, (carry.obs, carry.memory)
-
-    start = with_memory(reset(env, key_reset, _NUM_ENVS), policy)
-    return jax.lax.scan(one_step, start, jax.random.split(key_steps, num_steps))[1]

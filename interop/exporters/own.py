@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
-from ejax.policies.calls import apply_policy, first_memory, rows_like
+from ejax.policies.calls import apply_policy, first_memory
 from ejax.types import Array, Key, Params, PolicyWithMemory, PyTree
 from interop.artefacts.cases import draw_cases, nest_inputs
 from interop.artefacts.parity import Case
@@ -19,7 +19,7 @@ from interop.twin.spec import MemorySpec, Paths, ProgramSpec
 
 @dataclass(frozen=True)
 class OneMemory:
-    """A policy with its memory as one array [B, M] under ``actor``: its leaves one after the other, zeros for an
+    """A policy with its memory as one array [..., M] under ``actor``: its leaves one after the other, zeros for an
     episode's first step, also where its own memory begins otherwise."""
 
     policy: PolicyWithMemory
@@ -32,17 +32,20 @@ class OneMemory:
         return {"actor": jnp.zeros((num_rows, size))}
 
     def apply(self, params: Params, obs: PyTree, *, memory: PyTree) -> Any:
-        packed = memory["actor"]
+        packed, rows = memory["actor"], memory["actor"].shape[:-1]
         first, form = jax.tree.flatten(self.policy.init_memory(1))
-        ends = np.cumsum([x.size for x in first])[:-1]
-        goes_on = (packed != 0.0).any(axis=-1)
-        leaves = [
-            jnp.where(rows_like(goes_on, x), part.reshape(-1, *x.shape[1:]).astype(x.dtype), x)
-            for part, x in zip(jnp.split(packed, ends, axis=-1), first, strict=True)
-        ]
-        distribution, value, after = self.policy.apply(params, obs, memory=jax.tree.unflatten(form, leaves))
-        parts = [x.reshape(x.shape[0], -1).astype(packed.dtype) for x in jax.tree.leaves(after)]
-        return distribution, value, {"actor": jnp.concatenate(parts, axis=-1)}
+        parts = jnp.split(packed, np.cumsum([x.size for x in first])[:-1], axis=-1)
+        continues = (packed != 0.0).any(axis=-1)
+
+        def own(part: Array, x: Array) -> Array:
+            begun = part.reshape(*rows, *x.shape[1:]).astype(x.dtype)
+            flag = continues.reshape(*rows, *[1] * (x.ndim - 1))
+            return jnp.where(flag, begun, jnp.broadcast_to(x[0], begun.shape))
+
+        given = jax.tree.unflatten(form, list(map(own, parts, first)))
+        distribution, value, after = self.policy.apply(params, obs, memory=given)
+        packed_after = [x.reshape(*rows, -1).astype(packed.dtype) for x in jax.tree.leaves(after)]
+        return distribution, value, {"actor": jnp.concatenate(packed_after, axis=-1)}
 
 
 def _describe(policy: Any, leaves: Mapping[str, Any], paths: Paths = ()) -> tuple[Any, ProgramSpec]:
