@@ -79,11 +79,9 @@ def test_a_camera_of_another_name_is_not_taken() -> None:
     assert film_view(env, flight((30.0, 0.0, 1.0)), ASPECT) == film_view(Flight(), flight((30.0, 0.0, 1.0)), ASPECT)
 
 
+@dataclass(frozen=True)
 class Wrapper(EnvWrapper):
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    inner = property(lambda self: self._inner)
+    env: Any
 
 
 class Misspelt(Flight):

@@ -17,6 +17,7 @@ from tiny import tiny
 from ejax.config import ConfigError, parse_config
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.envs.manager.embodied import EmbodiedEnv
+from ejax.envs.mujoco.drawing import asset_of
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
 from ejax.envs.randomization.draws import read_draw
 from ejax.envs.randomization.physics import randomize_articulation_mass, randomize_drive_gains
@@ -185,7 +186,7 @@ def test_objects_of_other_tasks_are_found_by_name(env: Any) -> None:
     )
     mass = of("randomize_rigid_object_mass", entity_cfg={"uid": uid}, mass_range=[2.0, 2.0], operation="scale")
     randomized = RandomizedEnv(env, {"com": com, "mass": mass, "gains": GAINS})
-    body = randomized._model.body(uid).id
+    body = load_model(asset_of(env) or "").body(uid).id
     state, _ = randomized.reset(KEY)
     assert (state.env.physics.parameters["body_ipos"][body] >= 0.01).all()
     np.testing.assert_allclose(state.env.physics.parameters["body_mass"][body], 0.2, rtol=1e-6)
@@ -421,7 +422,8 @@ def test_chunks_and_pictures_carry_over_what_is_inside() -> None:
     after, timestep = step(chunked, carry, jnp.zeros((2, 18)), KEY)
     assert timestep.truncated.all()
     np.testing.assert_array_equal(*(each.state.env.physics.parameters["body_mass"] for each in (carry, after)))
-    drawn = RenderedEnv(push_cube(**startup), blank=True, width=4, height=4)
+    inner = RandomizedEnv(PushCubeRL(episode_length=1, physics="mujoco"), startup)
+    drawn = RenderedEnv(inner, blank=True, width=4, height=4)
     carry = reset(drawn, KEY, 2)
     after, timestep = step(drawn, carry, jnp.zeros((2, 6)), KEY)
     assert timestep.truncated.all() and after.obs.keys() == {"image", "state"}

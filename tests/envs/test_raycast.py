@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.drawing import Appearance, _free_camera
+from ejax.envs.mujoco.drawing import Appearance, free_camera
 from ejax.envs.mujoco.engine import render
 from ejax.envs.mujoco.kinematics import body_poses
 from ejax.envs.mujoco.models import load_drawn_model
@@ -210,7 +210,7 @@ def _segmentation(model: mujoco.MjModel, data: mujoco.MjData, size: int, view: C
     with mujoco.Renderer(model, size, size) as renderer:
         renderer.enable_segmentation_rendering()
         model.vis.global_.fovy = view.fovy
-        renderer.update_scene(data, camera=_free_camera(view))
+        renderer.update_scene(data, camera=free_camera(view))
         drawn = renderer.render()
     is_geom = drawn[..., 1] == int(mujoco.mjtObj.mjOBJ_GEOM)
     return np.where(is_geom, drawn[..., 0], 0)

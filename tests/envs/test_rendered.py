@@ -17,7 +17,7 @@ from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.tasks.cart_pole import CartPoleRL
 from ejax.envs.tasks.instructed_place import InstructedPlaceRL
 from ejax.envs.tasks.push_cube import PushCubeRL
-from ejax.envs.wrappers.rendered import RenderedEnv, draw_state
+from ejax.envs.wrappers.rendered import RenderedEnv, WristCamera, draw_state, draw_wrist
 from ejax.experts.push_cube import make_task
 from ejax.rollout import reset, step
 from ejax.types import CameraView
@@ -86,7 +86,7 @@ def test_a_camera_at_the_tool_sees_what_is_below_it_wherever_it_is() -> None:
     state, obs = env.reset(jax.random.key(0))
     assert obs["wrist"].shape == env.observation_space["wrist"].shape == (12, 12, 3)
     turned = replace(state, physics=replace(state.physics, qpos=state.physics.qpos.at[0].add(0.5)))
-    moved = env._pictures(turned)["wrist"]
+    moved = draw_wrist(env, turned, WristCamera(width=12, height=12))
     dark = [np.asarray(x).max(axis=-1) < 40 for x in (obs["wrist"], moved)]  # the fingers, and nothing else
     assert dark[0].any() and (dark[0] == dark[1]).mean() > 0.8
     assert (np.asarray(obs["wrist"]) != np.asarray(moved)).mean() > 0.1

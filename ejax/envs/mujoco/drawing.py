@@ -74,7 +74,7 @@ def render(
     if camera is not None:
         model.vis.global_.fovy = camera.fovy  # for a free camera; ``main`` has its own
     for _ in range(2):  # an endless floor is laid around the camera of the scene before
-        renderer.update_scene(data, camera=own_camera(model) if camera is None else _free_camera(camera))
+        renderer.update_scene(data, camera=own_camera(model) if camera is None else free_camera(camera))
     if camera is not None:
         for eye in renderer.scene.camera:
             _aim(eye, camera, width / height)
@@ -119,7 +119,8 @@ def triple(vector: NDArray[Any]) -> tuple[float, float, float]:
     return x, y, z
 
 
-def _free_camera(view: CameraView) -> mujoco.MjvCamera:
+def free_camera(view: CameraView) -> mujoco.MjvCamera:
+    """Return MuJoCo's camera of a view; its picture's size at unit distance is the model's."""
     camera = mujoco.MjvCamera()
     camera.type = mujoco.mjtCamera.mjCAMERA_FREE
     forward = np.subtract(view.target, view.eye)
