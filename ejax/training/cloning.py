@@ -5,7 +5,6 @@ of its windows; of kept episodes each process draws all of them and reads those 
 other in each process, it draws those alone.
 """
 
-import math
 import threading
 import time
 import zlib
@@ -15,14 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from ejax.algorithms.step import RunState, init_host_run_state
-from ejax.config import ConfigError, Problem
 from ejax.config.data import DataConfig
 from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError
 from ejax.data.dataset import Chunks, ChunkSource
@@ -36,7 +33,7 @@ from ejax.schema.messages import noting
 from ejax.schema.registry import place_of_task
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import sample_obs
-from ejax.training.fields import policy_numbers, read_array, read_observation, real_numbers
+from ejax.training.fields import open_kept, policy_numbers, read_array, read_observation, real_numbers
 from ejax.training.host_steppers import MeshUpdate
 from ejax.training.parts import Ingredients, Parts
 from ejax.training.programs import jitted
@@ -56,12 +53,12 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
     ``layout``: of several devices, which have ``algorithm.cfg.batch_size`` windows of each gradient step each.
     """
     config, update, options = made.config, made.config.algorithm.record.update, made.config.algorithm.cfg
-    obs, space = sample_obs(made.env, 1), made.env.action_space
+    obs = sample_obs(made.env, 1)
     mesh = None if layout is None else layout.mesh
     num_devices = 1 if mesh is None else mesh.size
     num_windows = num_devices * config.trainer.buffer_size // data.chunk_size
     check = partial(check_obs, made.policy)  # outside the program, where values can be seen
-    numbers = partial(policy_numbers, space)
+    numbers = partial(policy_numbers, made.env.action_space, config.env.action_chunk)
     demonstrations = Demonstrations(data, num_windows, obs, mesh=mesh, check=check, numbers=numbers)
     same = {"policy": made.policy, "optimizer": made.optimizer, "config": options, "dropout": made.dropout}
 
@@ -77,9 +74,6 @@ def cloning_parts(made: Ingredients, data: DataConfig, layout: Layout | None = N
         (lambda state, batch: alone(state, batch, made.key)) if mesh_update is None else mesh_update.learn,
         mesh_update=mesh_update,
         group=Group(config.trainer.process_timeout_s) if process_count() > 1 else None,
-        action_chunk=config.env.action_chunk,
-        # of choices, the policy itself checks them
-        num_outputs=math.prod(space.shape) if isinstance(space, gymnasium.spaces.Box) else 0,
         env=made.env if isinstance(made.env, HostEnv) else None,
     )
     state = init_host_run_state(made.policy, made.optimizer, made.key, obs)
@@ -94,8 +88,6 @@ class CloningStepper(Stepper[RunState]):
         clone: an update of the run from a batch.
         mesh_update: whose it is, on several devices.
         group: the processes that draw a part of each batch. None: this is the only one.
-        action_chunk: K, actions of one decision of the policy.
-        num_outputs: numbers of one decision; 0: it is not of numbers.
         env: closed at the end.
     """
 
@@ -106,12 +98,10 @@ class CloningStepper(Stepper[RunState]):
         *,
         mesh_update: MeshUpdate | None,
         group: Group | None,
-        action_chunk: int,
-        num_outputs: int,
         env: HostEnv | None,
     ) -> None:
         self.demonstrations, self._clone, self._mesh_update, self._group = demonstrations, clone, mesh_update, group
-        self._env, self._action_chunk, self._num_outputs = env, action_chunk, num_outputs
+        self._env = env
 
     def start(self, state: RunState) -> RunState:
         self._update = self._first = int(state.update)
@@ -123,11 +113,12 @@ class CloningStepper(Stepper[RunState]):
         del count
         drawn, began = self.demonstrations.next(should_stop), time.perf_counter()
         is_first = self._update == self._first
-        if drawn is not None and is_first:
-            self._check_actions(drawn[0])
-            if self._mesh_update is not None:
-                self._mesh_update.compile(state, drawn[0])  # not while the others wait
-        if not self._all_have(drawn is not None) or drawn is None:
+        if drawn is not None and is_first and self._mesh_update is not None:
+            self._mesh_update.compile(state, drawn[0])  # not while the others wait
+        has_batch = drawn is not None
+        if self._group is not None:  # all processes must make the update, or none
+            has_batch = all(self._group.gather(has_batch, "have its part of the batch"))
+        if drawn is None or not has_batch:
             return None
         batch, waited_s = drawn  # seconds in which the device had nothing to do
         state, metrics = self._clone(state, batch)
@@ -137,10 +128,6 @@ class CloningStepper(Stepper[RunState]):
         self._update += 1
         rows: dict[str, Any] = {name: np.array([value]) for name, value in facts.items()}
         return state, {name: x[None] for name, x in metrics.items()} | rows
-
-    def _all_have(self, own: bool) -> bool:
-        """Agree that there is a batch: all processes must make the update, or none."""
-        return own if self._group is None else all(self._group.gather(own, "have its part of the batch"))
 
     def reports(self) -> list[str]:
         notes, self.demonstrations.notes = self.demonstrations.notes, []
@@ -157,15 +144,6 @@ class CloningStepper(Stepper[RunState]):
             with noting(error, "closing the environment"):
                 if self._env is not None:
                     self._env.close()
-
-    def _check_actions(self, batch: Batch) -> None:
-        given = batch["action"].shape[2:]
-        if self._num_outputs and given != (self._num_outputs // self._action_chunk,):
-            text = (
-                f"the demonstrated actions are {list(given)}, but the policy decides on {self._num_outputs} numbers, "
-                f"which are {self._action_chunk} actions (env.cfg.action_chunk)"
-            )
-            raise ConfigError([Problem("data.action_field", text)])
 
 
 class Demonstrations:
@@ -325,16 +303,9 @@ def _make_engine(options: OnlineDataEngineCfg, seed: int) -> OnlineDataEngine:
 
 def _open_folder(config: DataConfig, count: int | None, part: slice) -> tuple[ChunkSource, PyTree]:
     """Open the first ``count`` episodes, or all, to read a ``part`` of each draw, with what identifies them."""
-    try:
-        from ejax.data.lerobot.recorded import RecordedEpisodes
-
-        chosen = None if count is None else range(count)
-        episodes = RecordedEpisodes(str(config.folder), episodes=chosen, cache_mb=config.cache_mb, part=part)
-    except ImportError as error:
-        text = f"'recorded' needs pyarrow: pip install -e '.[data]' in ejax's folder ({error})"
-        raise ConfigError([Problem("data.source", text)]) from error
-    except (OSError, ValueError, IndexError) as error:
-        raise ConfigError([Problem("data.folder", str(error))]) from error
+    chosen = None if count is None else range(count)
+    options = {"episodes": chosen, "cache_mb": config.cache_mb, "part": part}
+    episodes = open_kept("windows", str(config.folder), "data", **options)
     # bytes that distinguish kept episodes from others, without reading their frames
     facts = [episodes.reader.fields(i) for i in range(len(episodes))]
     numbers = [np.array([each["length"], each["seed"]], np.int64).tobytes() for each in facts]

@@ -26,7 +26,7 @@ from ejax.schema.frozen import thaw
 from ejax.schema.messages import explain
 from ejax.schema.registry import resolve
 from ejax.store.checkpoint import load_checkpoint, verify_checkpoint
-from ejax.training.fields import read_array, read_observation
+from ejax.training.fields import open_kept, read_array, read_observation
 from ejax.training.parts import Parts
 from ejax.types import Env, HostEnv, PyTree, Rollout
 
@@ -110,15 +110,7 @@ def read_rollout(
 
 
 def _recorded(folder: str) -> Iterator[Episode]:
-    try:
-        from ejax.data.lerobot.read import EpisodeReader
-
-        reader = EpisodeReader(folder)
-    except ImportError as error:
-        text = f"needs pyarrow: pip install -e '.[data]' in ejax's folder ({error})"
-        raise ConfigError([Problem(f"{SECTION}.folder", text)]) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError([Problem(f"{SECTION}.folder", str(error))]) from error
+    reader = open_kept("episodes", folder, SECTION)
     for i in reader.training:
         yield reader[i]
 

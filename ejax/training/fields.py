@@ -1,5 +1,6 @@
 """Fields of demonstrations, by path, as the observations and actions of an environment."""
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -9,10 +10,16 @@ import gymnasium
 from ejax.config import ConfigError, Problem
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
 from ejax.schema.paths import find
+from ejax.schema.registry import import_entry
 from ejax.types import PyTree
 
 Fields = Mapping[str, Any]
 """Arrays [R, C, ...] of R windows, nested as their paths are."""
+_READERS = {
+    "windows": "ejax.data.lerobot.recorded:RecordedEpisodes",
+    "episodes": "ejax.data.lerobot.read:EpisodeReader",
+}
+"""They need the extra ``data``."""
 
 
 class ObservationPaths(Protocol):
@@ -23,6 +30,17 @@ class ObservationPaths(Protocol):
 
     @property
     def obs_parts(self) -> Mapping[str, Any]: ...
+
+
+def open_kept(kind: str, folder: str, section: str, **options: Any) -> Any:
+    """Open a folder of kept episodes by the entry ``kind`` of ``_READERS``. ConfigError: it cannot be read."""
+    try:
+        return import_entry(_READERS, kind)(folder, **options)
+    except ImportError as error:
+        text = f"needs pyarrow: pip install -e '.[data]' in ejax's folder ({error})"
+        raise ConfigError([Problem(f"{section}.folder", text)]) from error
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError([Problem(f"{section}.folder", str(error))]) from error
 
 
 def read_observation(fields: Fields, expected: PyTree, paths: ObservationPaths, section: str) -> PyTree:
@@ -72,10 +90,18 @@ def real_numbers(array: Any) -> Any:
     return array.astype("float32") if array.dtype.kind == "f" else array
 
 
-def policy_numbers(space: Any, actions: Any) -> Any:
-    """Return the numbers by which a policy acts so [R, C, ...]: choices from 0 on, a Box's as float32. ConfigError: a
-    choice that the environment does not have."""
+def policy_numbers(space: Any, action_chunk: int, actions: Any) -> Any:
+    """Return the numbers by which a policy acts so [R, C, ...]: choices from 0 on, a Box's as float32.
+
+    ``space`` is of one decision, which has ``action_chunk`` actions. ConfigError: actions of another width, or a choice
+    that the environment does not have.
+    """
     if isinstance(space, gymnasium.spaces.Box):
+        width = math.prod(space.shape)
+        if actions.shape[2:] != (width // action_chunk,):
+            text = f"the demonstrated actions are {list(actions.shape[2:])}, but the policy decides on {width} numbers"
+            remedy = f"which are {action_chunk} actions (env.cfg.action_chunk)"
+            raise ConfigError([Problem("data.action_field", f"{text}, {remedy}")])
         return actions.astype("float32") if actions.dtype.kind in "fiu" else actions
     counts = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
     if actions.shape[2:] != counts.shape:

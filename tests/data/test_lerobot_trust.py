@@ -380,7 +380,7 @@ INT8 = {"dtype": "int8"}
         (INFO, "total_episodes", 10**40, "total_episodes"),
         (INFO, "total_episodes", 9, "has 3 episodes in meta/episodes, its info.json has 9"),
         (INFO, "features", [], r"has 'features' \[\]"),
-        (INFO, "features", {}, "which info.json lacks"),
+        (INFO, "features", {}, "in info.json it is None"),
         (INFO, "features.actions", 3, "has 'features.actions' 3"),
         (INFO, "features.x", {"dtype": 3}, "has 'features.x.dtype' 3"),
         (INFO, "features.x", {**INT8, "shape": [-1]}, r"features\.x'.*shape \[-1\] must be"),
@@ -392,7 +392,7 @@ INT8 = {"dtype": "int8"}
         (OURS, "episode", {"mark": 3}, "has 'episode.mark' 3"),
         (OURS, "episode", {"mark": {"shape": [], "dtype": "O"}}, "fields that no episode can have"),
         (OURS, "episode", {"mark": {"shape": [], "dtype": "f4,(9,9)f4"}}, "should match pattern"),
-        (OURS, "frames.actions.feature", "y", "as 'y', which"),
+        (OURS, "frames.actions.feature", "y", "as .y., .*in info.json it is None"),
         (OURS, "frames.actions", {"shape": [], "dtype": "float32", "feature": "rewards"}, "is another field's, too"),
     ],
 )

@@ -72,12 +72,12 @@ def test_numbers_become_actions_of_the_space(space: Any, given: Any, expected: A
 )
 def test_demonstrated_actions_become_a_policys_numbers(space: Any, numbers: Any) -> None:
     actions = to_action(action_form(space), np.array(numbers)[0])[None]
-    found = policy_numbers(space, actions)
+    found = policy_numbers(space, 1, actions)
     np.testing.assert_array_equal(found, numbers)
     assert found.dtype.kind == ("f" if isinstance(space, spaces.Box) else "i")
     if not isinstance(space, spaces.Box):
         with pytest.raises(ConfigError, match="action_field"):
-            policy_numbers(space, actions + 3)
+            policy_numbers(space, 1, actions + 3)
 
 
 def test_in_a_program_what_is_as_it_should_be_is_no_operation() -> None:

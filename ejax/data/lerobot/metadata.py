@@ -151,17 +151,13 @@ def load_ours(folder: Path, info: Mapping[str, Any]) -> dict[str, Any]:
     for path, entry in ours["frames"].items():
         name, shape = entry["feature"], entry["shape"]
         there = info["features"].get(name)
-        problem = None
-        if there is None:
-            problem = "which info.json lacks"
-        elif name in taken:
-            problem = "which is another field's, too"
-        elif there.get("shape") != (shape or [1]):
-            problem = f"with shape {shown(shape)}; in info.json it is {shown(there.get('shape'))}"
-        elif there["dtype"] in _IMAGES and not (entry["dtype"] == "uint8" and len(shape) == 3):
-            problem = f"which is an image in info.json, and {entry['dtype']}{shape} here"
-        if problem:
-            raise ValueError(f"{where} keeps field '{path}' as {shown(name)}, {problem}")
+        image = there is not None and there["dtype"] in _IMAGES
+        fits = not image or (entry["dtype"] == "uint8" and len(shape) == 3)
+        if name in taken or there is None or there.get("shape") != (shape or [1]) or not fits:
+            known = "which is another field's, too" if name in taken else f"{entry['dtype']}{shape}"
+            raise ValueError(
+                f"{where} keeps field '{path}' as {shown(name)}, {known}; in info.json it is {shown(there)}"
+            )
         taken.add(name)
     return dict(ours)
 
