@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refusals, refused
 from tiny import tiny
 from toy_tasks import Formula
 
-from ejax.config import ConfigError, parse_config
+from ejax.config import parse_config
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.randomization.physics import PHYSICS
@@ -53,31 +54,33 @@ def walk(**changes: tuple[int, int, float]) -> tuple[np.ndarray[Any, Any], np.nd
 ALL = np.ones((6, 3), bool)
 
 
-def test_the_earliest_step_is_named_though_later_ones_differ_more() -> None:
-    found = first_difference(TERMS, *walk(a=(3, 1, 0.02), b=(5, 0, 0.5)), ALL, 0.01)
-    assert found and (found["term"], found["step"], found["episode"]) == ("state/a", 3, 1)
-    assert found["size"] == pytest.approx(0.02) and found["beside"] == []
-    assert first_difference(TERMS, *walk(a=(3, 1, 0.02), b=(5, 0, 0.5)), ALL, 0.6) is None
+LATER = walk(a=(3, 1, 0.02), b=(5, 0, 0.5))
+TOGETHER_AT_2 = walk(a=(2, 2, 0.9), b=(2, 2, 0.1), c=(2, 2, 0.02), d=(2, 2, 0.3))
+ENDED = ALL.copy()
+ENDED[4:, 1] = False
+STILL = np.zeros((6, 3, 4), np.float32)
 
 
-def test_within_a_step_contacts_come_first_and_the_others_stand_beside_them() -> None:
-    found = first_difference(TERMS, *walk(a=(2, 2, 0.9), b=(2, 2, 0.1), c=(2, 2, 0.02), d=(2, 2, 0.3)), ALL, 0.01)
-    assert found and found["term"] == "contact c" and found["beside"] == ["observation b", "reward/d", "state/a"]
-
-
-def test_what_comes_after_an_episodes_end_is_no_difference() -> None:
-    valid = ALL.copy()
-    valid[4:, 1] = False
-    assert first_difference(TERMS, *walk(a=(4, 1, 0.5)), valid, 0.01) is None
-
-
-def test_a_number_that_breaks_by_one_engine_differs_and_one_that_hardly_moves_does_not() -> None:
-    x, y = walk(b=(1, 0, np.nan))
-    found = first_difference(TERMS, x, y, ALL, 0.01)
-    assert found and (found["term"], found["step"], found["size"]) == ("observation b", 1, np.inf)
-    still = np.zeros_like(x)
-    assert first_difference(TERMS, still, still + 9e-5, ALL, 0.01) is None
-    assert first_difference(TERMS, still, still + 2e-4, ALL, 0.01) is not None
+@pytest.mark.parametrize(
+    ("numbers", "valid", "tolerance", "expected"),
+    [
+        (LATER, ALL, 0.01, ("state/a", 3, 1, 0.02, [])),  # the earliest, though a later one differs more
+        (LATER, ALL, 0.6, None),
+        (TOGETHER_AT_2, ALL, 0.01, ("contact c", 2, 2, 0.02, ["observation b", "reward/d", "state/a"])),
+        (walk(a=(4, 1, 0.5)), ENDED, 0.01, None),  # after an episode's end
+        (walk(b=(1, 0, np.nan)), ALL, 0.01, ("observation b", 1, 0, np.inf, [])),  # breaks by one engine
+        ((STILL, STILL + 9e-5), ALL, 0.01, None),  # hardly moves
+        ((STILL, STILL + 2e-4), ALL, 0.01, ("contact c", 0, 0, 0.02, ["observation b", "reward/d", "state/a"])),
+    ],
+)
+def test_a_difference_is_first_by_step_then_by_group(numbers: Any, valid: Any, tolerance: float, expected: Any) -> None:
+    found = first_difference(TERMS, *numbers, valid, tolerance)
+    if expected is None:
+        assert found is None
+        return
+    assert found
+    assert (found["term"], found["step"], found["episode"], found["beside"]) == (*expected[:3], expected[4])
+    assert found["size"] == pytest.approx(expected[3])
 
 
 DROP = """<mujoco><option timestep="0.01"/><worldbody><geom name="floor" type="plane" size="1 1 1"/>
@@ -231,16 +234,15 @@ def test_options_of_a_comparison_alone_are_refused(capsys: Any) -> None:
     assert "--explain is of a comparison: give --engine A,B" in capsys.readouterr().err
 
 
-def test_what_cannot_be_compared_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="no engine 'bullet'; there is c"):
-        check_engines(["c", "bullet"])
-    with pytest.raises(ValueError, match="once"):
-        check_engines(["c", "mujoco"])
-    with pytest.raises(ConfigError, match="PointMassRL has no argument physics"):
-        with_engine(parse_config(tiny()), "mjx")
+@refusals((["c", "bullet"], "--engine", "'bullet'"), (["c", "mujoco"], "--engine", "once"))
+def test_what_cannot_be_compared_is_named(given: list[str], key: str, word: str) -> None:
+    refused(check_engines, given, key=key, word=word)
+
+
+def test_an_engine_that_is_not_there_is_refused_or_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(with_engine, parse_config(tiny()), "mjx", key="env", word="physics")
     monkeypatch.setattr("ejax.play.comparison.how_to_install", {"warp": "pip install -e '.[warp]'"}.get)
-    with pytest.raises(ValueError, match=r"warp is not installed: pip install -e '\.\[warp\]'"):
-        check_engines(["c", "warp"])
+    refused(check_engines, ["c", "warp"], key="warp is not installed", word="pip install -e '.[warp]'")
     assert check_engines(["all"]) == ["mujoco", "mjx"]
     made = {"checkpoint": "x", "seed": 0, "episodes": 2, "tolerance": 0.01, "rows": [], "differences": []}
     assert "warp is left out: not installed (pip" in as_markdown({**made, "left_out": {"warp": "pip install x"}})

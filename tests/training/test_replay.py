@@ -11,11 +11,12 @@ import jax
 import numpy as np
 import pytest
 from damages import same, what_is_left
+from refusals import refusals, refused
 from several_processes import two_processes
 from tiny import EVALUATED, NUM_ENVS, STEPS, tiny_sac
 
 from ejax.algorithms.replay_buffer import replays_in
-from ejax.config import ConfigError, parse_config
+from ejax.config import parse_config
 from ejax.population.loop import train_population
 from ejax.run import train
 from ejax.store import checkpoint, replay_rows
@@ -135,13 +136,17 @@ def test_a_run_of_another_number_of_devices_goes_on_with_its_strata(tmp_path: Pa
     assert again.num_updates == 6
 
 
-def test_strata_that_do_not_divide_the_environments_or_the_minibatch_are_refused() -> None:
-    text = r"algorithm\.cfg\.replay\.strata: got 3, which does not divide {}; give a divisor"
-    for name, strata in (("the environments of all devices 4", 3), (r"algorithm\.cfg\.batch_size 8", 3)):
-        with pytest.raises(ConfigError, match=text.format(name)):
-            build(parse_config(tiny_sac(sac={"replay": {"capacity": 80, "strata": strata}})))
-    with pytest.raises(ConfigError, match=r"replay\.strata: got 2, which 4 devices cannot share; give a multiple"):
-        build(parse_config(tiny_sac(sac={"replay": {"capacity": 80, "strata": 2}}, distributed=True)))
+REPLAY = "algorithm.cfg.replay"
+
+
+@refusals(
+    ({"sac": {"replay": {"capacity": 80, "strata": 3}}}, f"{REPLAY}.strata", "the environments of all devices 4"),
+    ({"sac": {"replay": {"capacity": 240, "strata": 3}}, "num_envs": 3}, f"{REPLAY}.strata", "batch_size 8"),
+    ({"sac": {"replay": {"capacity": 80, "strata": 2}}, "distributed": True}, f"{REPLAY}.strata", "4 devices"),
+    ({"sac": {"replay": {"capacity": 2 * 10**9}}}, f"{REPLAY}.capacity", "the largest that fits"),
+)
+def test_a_replay_buffer_that_cannot_be_is_refused_before_it_is_made(given: Any, key: str, word: str) -> None:
+    refused(lambda: build(parse_config(tiny_sac(**given))), key=key, word=word)
 
 
 def test_a_start_shows_the_bytes_of_the_replay_buffer() -> None:
@@ -153,18 +158,11 @@ def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replay_memory, "free_bytes", lambda device: 10_000)
-    text = r"capacity: got 80: transitions of 128 bytes make 10240 bytes, and 10000 are free on cpu; .* fits is 78$"
-    with pytest.raises(ConfigError, match=text):
-        build(parse_config(tiny_sac()))
+    beside = tiny_sac(sac={"demonstrations": {"num_transitions": 20, "task": "PushCubeExpert"}})
+    for raw, size, most in ((tiny_sac(), 10240, 78), (beside, 12800, 58)):
+        error = refused(build, parse_config(raw), key=f"{REPLAY}.capacity", word=f"128 bytes make {size} bytes")
+        assert str(error).endswith(f"fits is {most}")
     build(parse_config(tiny_sac(sac={"replay": {"capacity": 78}})))
-    beside = {"num_transitions": 20, "task": "PushCubeExpert"}
-    with pytest.raises(ConfigError, match=r"got 80: transitions of 128 bytes make 12800 bytes.* fits is 58$"):
-        build(parse_config(tiny_sac(sac={"demonstrations": beside})))
-
-
-def test_a_buffer_larger_than_the_machine_is_refused_before_it_is_made() -> None:
-    with pytest.raises(ConfigError, match=r"replay\.capacity: got 2000000000: .* the largest that fits is \d+"):
-        build(parse_config(tiny_sac(sac={"replay": {"capacity": 2 * 10**9}})))
 
 
 @pytest.mark.slow
