@@ -18,14 +18,12 @@ from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.play.player import play_episodes
-from ejax.play.saved_policy import chosen_checkpoint, elsewhere, restore_policy
+from ejax.play.saved_policy import opened_policy, restore_policy
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.actor_q import ActorQ
 from ejax.policies.heads import injected
-from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.schema.plain_files import read_bytes, read_text
 from ejax.schema.writing import make_folder, replace_file
-from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.episode import as_document
@@ -113,12 +111,10 @@ def write_page(
     if to.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--web {to}: a page is written as .html; give --web FILE.html")
     engine = _read_engine(wasm)
-    directory, config = open_policy_run(run, show["member"])
-    prepare_jax(show["device"])
-    config = elsewhere(config, overrides)
-    trainer, path = config.trainer, chosen_checkpoint(directory, show["checkpoint"], "ejax.play")
-    seed = trainer.eval_seed if show["seed"] is None else show["seed"]
-    with matmul_precision(trainer.matmul_precision, show["device"]):
+    which = {name: show[name] for name in ("member", "checkpoint", "device")}
+    with opened_policy(run, overrides, **which, command="ejax.play") as (directory, config, path):
+        trainer = config.trainer
+        seed = trainer.eval_seed if show["seed"] is None else show["seed"]
         env = build_env(config, phase="eval", num_envs=1, quarantine=directory.path / "quarantine" / "play")
         if isinstance(env, HostEnv):
             with closing(env):
