@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 
 from ejax.algorithms.ppo import ppo_update
 from ejax.config import ConfigError, RunConfig, parse_config
@@ -374,10 +375,8 @@ def test_shac_takes_and_gives_the_policy_alone(golden: dict[str, Any]) -> None:
     plain = parse_config(raw, [f"policy.{name}_obs_normalization=false" for name in ("actor", "critic")])
     fresh = build(plain)
     assert pt_state.pt_payload(plain, fresh, fresh.state, meta, layout="seed").keys() == {"global_step", "policy"}
-    with pytest.raises(ValueError, match=r"EmbodiChain has no shac: layout '0\.3' has no place"):
-        pt_state.pt_payload(config, parts, state, meta)
-    with pytest.raises(ValueError, match=r"start one: policy\.init_from=FILE\.pt"):
-        pt_state.restore(saved, config, parts)
+    refused(pt_state.pt_payload, config, parts, state, meta, word="EmbodiChain has no shac: layout '0.3' has no place")
+    refused(pt_state.restore, saved, config, parts, word="start one: policy.init_from=FILE.pt")
 
 
 NOTES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
@@ -474,10 +473,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file, content = tmp_path / "a.pt", POINT_MASS.read_bytes()
     for damaged in (b"", b"hello", *(content[:size] for size in (100, len(content) // 2, -10))):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match="not a torch file, or is damaged"):
-            pt_file.read_pt(file)
-    with pytest.raises(ValueError, match="not a torch file, or is damaged"):
-        pt_file.read_pt(tmp_path)
+        refused(pt_file.read_pt, file, word="not a torch file, or is damaged")
+    refused(pt_file.read_pt, tmp_path, word="not a torch file, or is damaged")
     with pytest.raises(FileNotFoundError):
         pt_file.read_pt(tmp_path / "none.pt")
 
@@ -549,8 +546,7 @@ def test_files_and_policies_that_do_not_fit_are_refused(
 ) -> None:
     file = tmp_path / "a.pt"
     torch.save({"model_state_dict": {}}, file)
-    with pytest.raises(ValueError, match=r"'global_step' is missing; it has model_state_dict"):
-        pt_file.read_pt(file)
+    refused(pt_file.read_pt, file, word="'global_step' is missing; it has model_state_dict")
     with pytest.raises(ValueError, match=r"actor\.0\.weight is float32\[16, 5\]|lacks actor\.1\.weight"):
         pt_state.restore(pt_file.read_pt(SEED), config, parts)
 
@@ -564,13 +560,11 @@ def test_files_and_policies_that_do_not_fit_are_refused(
         pt_state.restore(replace(saved, policy=wide), clamped, build(clamped))
 
     meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
-    with pytest.raises(ValueError, match=r"only the ActorCritic of 0\.3"):
-        pt_state.pt_payload(config, parts, parts.state, meta, layout="head")
+    refused(pt_state.pt_payload, config, parts, parts.state, meta, layout="head", word="only the ActorCritic of 0.3")
     with pytest.raises(ValueError, match=r"not a checkpoint of EmbodiChain 0\.3"):
         pt_state.pt_payload(config, parts, parts.state, meta, like=SEED)
     squashed = parse_config(options(golden, policy__squash_actions=True))
-    with pytest.raises(ValueError, match="by tanh_normal"):
-        pt_state.pt_payload(squashed, build(squashed), parts.state, meta)
+    refused(pt_state.pt_payload, squashed, build(squashed), parts.state, meta, word="by tanh_normal")
 
 
 @pytest.mark.filterwarnings("default")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from exports import HERE, ROOT, case_of, certificate, contract_of, needs
 from memory_runs import MEMORIES, make_run
+from refusals import refused
 
 pytest.importorskip("torch")
 
@@ -102,8 +103,7 @@ def test_a_loaded_policy_remembers_by_itself_until_it_is_reset(module: str, expo
     first, second = policy.act(together)
     np.testing.assert_allclose(second, case.expected["action"][0], atol=1e-4)
     assert np.abs(first - second).max() > 1e-3  # the other row remembers
-    with pytest.raises(ValueError, match=r"remembers a batch of \[2\], but got \[3\]; call reset\(\)"):
-        policy.act(np.stack([steps[0]] * 3))
+    refused(policy.act, np.stack([steps[0]] * 3), word="remembers a batch of [2], but got [3]; call reset()")
 
 
 @needs("onnx")
@@ -142,10 +142,8 @@ def test_a_deployed_policy_remembers_as_it_did_in_jax(
 
 def test_a_policy_with_memory_has_no_interface_without_it(exported: Any) -> None:
     policy, together = load_policy(exported[2]), np.zeros((2, 6), np.float32)
-    with pytest.raises(ValueError, match="is called by act"):
-        policy.get_action({"obs": together})
-    with pytest.raises(ValueError, match="is called by act"):
-        policy.get_value(together)
+    refused(policy.get_action, {"obs": together}, word="is called by act")
+    refused(policy.get_value, together, word="is called by act")
 
 
 def test_weights_come_back_and_are_torchs_own(exported: Any) -> None:

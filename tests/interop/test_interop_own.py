@@ -15,6 +15,7 @@ import pytest
 from exports import certificate, needs, save_run
 from flax import struct
 from own_policies import HIDDEN, OBS
+from refusals import refused
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -73,13 +74,11 @@ def test_a_run_is_exported_verified_and_acts_as_it_did(run: Path, capsys: pytest
     np.testing.assert_allclose(action, jnp.clip(distribution.mode(), -1.0, 1.0), rtol=1e-5, atol=1e-6)
     for mine, its in zip(after, jax.tree.leaves(remembered), strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="of your own; give its run"):
-        read_export(to, build_env(config))
+    refused(read_export, to, build_env(config), word="of your own; give its run")
     if importlib.util.find_spec("torch"):
         from interop import policy as torch_side
 
-        with pytest.raises(ValueError, match=r"no torch twin; interop\.onnx_policy"):
-            torch_side.load_policy(to)
+        refused(torch_side.load_policy, to, word="no torch twin; interop.onnx_policy")
 
 
 def trained(policy: Any, params: Any) -> Trained:
@@ -174,8 +173,7 @@ def test_a_distribution_of_ones_own_gives_its_mode_alone() -> None:
 
 def test_an_observation_that_is_neither_numbers_nor_an_image_is_refused() -> None:
     leaves = {"mode": gymnasium.spaces.MultiBinary(3), **observed(PointMassRL())}
-    with pytest.raises(ValueError, match=r"the observation has mode int8\[3\]; let the environment give"):
-        EXPORTER.describe(Peaked(), leaves)
+    refused(EXPORTER.describe, Peaked(), leaves, word="the observation has mode int8[3]; let the environment give")
 
 
 class Named(nn.Module):

@@ -22,6 +22,7 @@ from exports import (
     save_run,
     skip_without_formats,
 )
+from refusals import refused
 
 from ejax.config import load_config, parse_config
 from ejax.distributions import action_spec
@@ -270,8 +271,7 @@ def test_an_image_that_is_no_bytes_is_not_exported() -> None:
             return state, {**obs, "image": obs["image"].astype(jnp.float32)}
 
     policy, _ = make(Scene())
-    with pytest.raises(ValueError, match=r"'image' is float32\[16, 20, 3\]; an export takes uint8"):
-        spec_of(policy, Floats())
+    refused(spec_of, policy, Floats(), word="'image' is float32[16, 20, 3]; an export takes uint8")
 
 
 ENV = Scene(shapes=(("image", (10, 13, 3)),))

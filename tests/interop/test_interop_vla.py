@@ -26,6 +26,7 @@ from exports import (
     skip_without_formats,
     verify_without,
 )
+from refusals import refused
 
 from ejax.evaluation import evaluate
 from ejax.numerics.text import as_bytes
@@ -243,8 +244,7 @@ def test_a_text_may_be_one_several_or_bytes() -> None:
     ):
         np.testing.assert_array_equal(tokenizer.tokens(texts, (2,)), np.stack([one] * 2))
     for texts in (["red"], np.zeros((3, 9), np.uint8), 3.0, [1, 2]):
-        with pytest.raises(ValueError, match=r"must be one str, strs in the shape \[2\]"):
-            tokenizer.tokens(texts, (2,))
+        refused(tokenizer.tokens, texts, (2,), word="must be one str, strs in the shape [2]")
 
 
 @pytest.mark.parametrize(
@@ -272,12 +272,10 @@ def test_another_tokenizer_is_found_even_under_a_new_hash(keypoints: Path, tmp_p
     with pytest.raises(ParityError, match="the tokenizer makes"):
         verify(folder)
     rewrite(folder, "tokenizer.json", lambda x: x.update(vocabulary=words[1:]))
-    with pytest.raises(ValueError, match="they are of two policies"):
-        verify(folder)
+    refused(verify, folder, word="they are of two policies")
     rewrite(folder, "tokenizer.json", lambda x: x.update(vocabulary=words[::-1]))
     rewrite(folder, "texts.json", lambda x: x.update(texts=[]))
-    with pytest.raises(ValueError, match="holds no text"):
-        verify(folder)
+    refused(verify, folder, word="holds no text")
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ParityError, match=r"missing or changed since the export: tokenizer\.json"):
         verify(folder)
@@ -436,8 +434,7 @@ def test_a_policy_that_was_always_told_the_same_needs_no_text() -> None:
 def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
     policy, _ = made("keypoints")
     policy = dataclasses.replace(policy, model=policy.model.model_copy(update={"numbers": ("noise",)}))
-    with pytest.raises(ValueError, match="inputs called noise"):
-        spec_of(policy, Talk())
+    refused(spec_of, policy, Talk(), word="inputs called noise")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusals import refused
 
 from ejax.config import RunConfig
 from ejax.distributions import ActionSpec
@@ -139,8 +140,7 @@ def test_what_does_not_fit_is_named(state_dict: dict[str, np.ndarray], message: 
 
 
 def test_a_policy_without_counterpart_is_refused() -> None:
-    with pytest.raises(TypeError, match="MLP has no counterpart"):
-        state_dict_from_params(MLP(network(), 2), {})
+    refused(state_dict_from_params, MLP(network(), 2), {}, word="MLP has no counterpart")
 
 
 OPTIMIZERS = [
