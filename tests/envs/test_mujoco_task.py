@@ -262,6 +262,14 @@ def test_a_config_adds_terms_by_weights() -> None:
     assert info["rewards"] == {name: pytest.approx(weight * info["terms"][name]) for name, weight in weights.items()}
 
 
+class Added(Reach):
+    weights = {"near": 1.0, "apart": {"func": "distance_between_objects", "params": ENTITIES}}
+
+
+def test_a_class_may_have_terms_in_its_weights() -> None:
+    assert Added().added.rewards[0].name == "apart" and Added(weights={"near": 3.0}).added.weights == {"near": 3.0}
+
+
 class Steered(Reach):
     actions = ("speed of the tip [m/s]",)
 

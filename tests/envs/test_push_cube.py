@@ -221,6 +221,11 @@ def test_a_term_of_ones_own_sees_the_action_that_was_done() -> None:
     assert timestep.info["rewards"]["small"] == -1.5
 
 
+def test_the_former_hook_of_rewards_is_refused_with_the_new_one() -> None:
+    with pytest.raises(TypeError, match=r"Mine\.rewards .* name the method reward_terms"):
+        type("Mine", (PushCubeRL,), {"rewards": lambda self, world, before: {}})
+
+
 @pytest.mark.parametrize(
     ("rewards", "text"),
     [

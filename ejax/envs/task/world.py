@@ -82,6 +82,8 @@ class World(Snapshot):
     if not TYPE_CHECKING:  # a type checker must still find misspelt names
 
         def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property that failed: its error, not this one
+                return object.__getattribute__(self, name)
             raise AttributeError(
                 f"this world has no '{name}': only a gym config has control parts, drives and cameras, and only "
                 "VelocityRL has a legged robot"

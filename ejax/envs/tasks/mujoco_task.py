@@ -179,7 +179,7 @@ class MuJoCoTask(PhysicsTask):
         return gymnasium.spaces.Box(-np.inf, np.inf, self._observed[0], np.float32)
 
     def reset(self, key: Key) -> tuple[TaskState, Array]:
-        world = self._start_of(key)
+        world = self.first_world(key)
         begun = self.apply_start_events(key, world)
         # what events move changes the sensors' readings
         world = world if begun is world else self._sensed(begun)
@@ -208,13 +208,13 @@ class MuJoCoTask(PhysicsTask):
         seen: list[tuple[Feature, ...] | None] = []
 
         def first() -> Array:
-            obs, names = self._observe(self._start_of(jax.random.key(0)))
+            obs, names = self._observe(self.first_world(jax.random.key(0)))
             seen.append(names)
             return obs
 
         return jax.eval_shape(first).shape, seen[-1]
 
-    def _start_of(self, key: Key) -> World:
+    def first_world(self, key: Key) -> World:
         key_noise, key_start = jax.random.split(key)
         model = load_model(self.asset)
         home, markers = home_of(self.asset, self.keyframe)

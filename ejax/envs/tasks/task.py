@@ -224,8 +224,12 @@ class Task:
         bound = getattr(self, self.action_bound) if self.action_bound else 1.0
         return gymnasium.spaces.Box(-bound, bound, (len(self.action_features),), np.float32)
 
+    def first_world(self, key: Key) -> Any:
+        """Draw the world that an episode starts in, before any event."""
+        return self.world(self.start(key))
+
     def reset(self, key: Key) -> tuple[Any, PyTree]:
-        world = self.observe_noisy(self.apply_start_events(key, self.world(self.start(key))), key)
+        world = self.observe_noisy(self.apply_start_events(key, self.first_world(key)), key)
         return world.state, world.obs
 
     def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:

@@ -76,12 +76,12 @@ def try_added(task: Any) -> None:
             text = f"{name} changes a MuJoCo model, and {type(task).__name__} has none"
             report.refuse(event.key, f"{text}; give a function of yours, f(world, key), with the task's world.state")
     report.raise_if_refused(TASK_EVENTS)
-    plain = replace(task, **{name: FrozenDict() for name in (TASK_EVENTS, task.reward_field) if name in vars(task)})
-    state, obs = jax.eval_shape(plain.reset, key)
+    state = jax.eval_shape(lambda: task.first_world(key).state)
     for event in sorted(task.added.events, key=lambda each: ("startup", "reset", "interval").index(each.mode)):
         after = functools.partial(lambda e, s, k: apply_events([e], task.world(s), e.mode, lambda *_: k).state, event)
         state = try_call(report, event.key, after, state, key) or state
     report.raise_if_refused(TASK_EVENTS)
+    state, obs = jax.eval_shape(task.reset, key)
     action = jax.ShapeDtypeStruct(task.action_space.shape, jnp.float32)
     info = dict.fromkeys(("success", "fail"), jax.ShapeDtypeStruct((), bool))
 
