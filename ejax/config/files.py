@@ -41,7 +41,7 @@ def read_file(path: Path) -> dict[str, Any]:
         if suffix not in MAX_BYTES:
             raise UnreadableError(f"'{path.suffix}' is not the suffix of a config; allowed: {', '.join(MAX_BYTES)}")
         text = _decoded(read_bytes(path, MAX_BYTES[suffix]))
-        data = read_json(text) if suffix == ".json" else read_yaml(text)
+        data = read_json_text(text) if suffix == ".json" else read_yaml(text)
         if isinstance(data, dict):
             return data
         kind = "nothing" if data is None else f"a {type(data).__name__}"
@@ -85,7 +85,7 @@ def read_yaml(text: str) -> Any:
     return _bounded(data)
 
 
-def read_json(text: str) -> Any:
+def read_json_text(text: str) -> Any:
     """Parse JSON, with NaN and Infinity as numbers. Raises UnreadableError: as ``read_yaml``."""
     try:
         return _bounded(json.loads(text, object_pairs_hook=_unique))

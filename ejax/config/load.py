@@ -205,7 +205,7 @@ def _override(draft: Draft, text: str) -> None:
 
 _GYM_CONFIG = {
     "read": "ejax.config.embodichain.gym_config:read_gym_config",
-    "note": "ejax.config.embodichain.gym_config:note_manager_form",
+    "note": "ejax.config.embodichain.gym_config:note_gym_config",
 }
 """The reader of EmbodiChain's gym configs, which few runs have."""
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ejax.policies.normalize import ObsNormalizer
-from ejax.schema.paths import find, join, leaves, named, nest
+from ejax.schema.paths import find, leaves, named, nest, part_names
 from ejax.types import Array, PyTree
 
 
@@ -47,5 +47,5 @@ def part_of(obs: PyTree, path: str) -> PyTree:
 def without(obs: PyTree, names: tuple[str, ...]) -> PyTree:
     """Drop the arrays of these names, and sections that become empty."""
     parts = [each for each in leaves(obs) if not isinstance(each[1], Mapping)]
-    named_parts = zip(join(path for path, _ in parts), parts, strict=True)
+    named_parts = zip(part_names(path for path, _ in parts), parts, strict=True)
     return nest(each for name, each in named_parts if name not in names)

@@ -5,15 +5,15 @@ from typing import Any
 
 import jax
 
-from ejax.schema.paths import join
+from ejax.schema.paths import part_names
 from ejax.types import PyTree
 
 
 def named_leaves(tree: PyTree, separator: str = ".") -> dict[str, Any]:
-    """Return the leaves of a tree by name, in JAX's order: no two have the same, see ``ejax.schema.paths.join``."""
+    """Return the leaves of a tree by name, in JAX's order: no two are the same (``ejax.schema.paths.part_names``)."""
     parts = jax.tree_util.tree_leaves_with_path(tree)
     keys = (tuple(jax.tree_util.keystr((key,), simple=True) for key in path) for path, _ in parts)
-    return dict(zip(join(keys, separator), (leaf for _, leaf in parts), strict=True))
+    return dict(zip(part_names(keys, separator), (leaf for _, leaf in parts), strict=True))
 
 
 def describe_tree(tree: PyTree) -> str:

@@ -31,14 +31,14 @@ def module_of(place: str) -> str:
 
 def note_code(places: Iterable[str]) -> dict[str, str]:
     """Note for a run where its code lies, ``{module: "SHA-256 file"}``; of installed packages nothing."""
-    files = {module_of(place): file_of(place) for place in places}
+    files = {module_of(place): source_file(place) for place in places}
     own = {name: file for name, file in files.items() if file and name.partition(".")[0] not in _SAME_EVERYWHERE}
     return {name: f"{_digest(file)} {file}" for name, file in own.items() if "site-packages" not in Path(file).parts}
 
 
 def change_since_noted(place: str) -> str:
     """Describe how the code found here differs from that which the run noted; "" where it does not."""
-    file, (digest, _, then) = file_of(place), noted.get(module_of(place), "").partition(" ")
+    file, (digest, _, then) = source_file(place), noted.get(module_of(place), "").partition(" ")
     if not then or (file and _digest(file) == digest):
         return ""
     differs = f", from which {file} differs" if file else ""
@@ -48,7 +48,7 @@ def change_since_noted(place: str) -> str:
 
 def two_of_a_name(place: str) -> str:
     """Describe the code found here where the run noted another that is still there; "" where PYTHONPATH decides."""
-    here, lay = file_of(place), _noted_file(place)
+    here, lay = source_file(place), _noted_file(place)
     chosen = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     if not here or lay in ("", here) or _root_of(place, here) in chosen:
         return ""
@@ -61,7 +61,7 @@ def reach(place: str) -> str:
     noted, in which case a notice is returned."""
     lay, top = _noted_file(place), module_of(place).partition(".")[0]
     with contextlib.suppress(*_NOT_FOUND):
-        if lay and not file_of(place):
+        if lay and not source_file(place):
             if (kind := _made_by_ejax(lay)) is not None:
                 return f"{lay} lies in {kind}, from which no code is run"
             # last, or before the entry that another package of that name is in
@@ -73,7 +73,7 @@ def reach(place: str) -> str:
     return ""
 
 
-def file_of(place: str) -> str:
+def source_file(place: str) -> str:
     """Return the source file of a place's module, importing none; "" where there is none."""
     module, path, origin = module_of(place), None, ""
     if module.endswith(".py"):

@@ -23,7 +23,7 @@ def leaves(tree: Any, order: Callable[[Iterable[Any]], Iterable[Any]] = list, ab
         yield from leaves(tree[key], order, (*above, key))
 
 
-def join(paths: Iterable[Path], separator: str = ".") -> list[str]:
+def part_names(paths: Iterable[Path], separator: str = ".") -> list[str]:
     """Join the keys of each path of a tree into its name.
 
     Keys of a section in which two names would be equal, such as ``a.b`` next to ``a`` with a ``b``, get a backslash
@@ -52,7 +52,7 @@ def named(tree: Any) -> dict[str, Any]:
         for head in accumulate(str(key).split(".")[:-1], "{}.{}".format):
             if (*above, head) in sections:
                 raise ValueError(f"the key '{key}' reads like a part of '{head}', which is next to it; rename one")
-    return dict(zip(join(path for path, _ in parts), (part for _, part in parts), strict=True))
+    return dict(zip(part_names(path for path, _ in parts), (part for _, part in parts), strict=True))
 
 
 def find(tree: Any, name: str, separator: str = ".", *default: Any) -> Any:

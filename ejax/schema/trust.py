@@ -24,10 +24,10 @@ from typing import Any
 from ejax.schema.code_places import (
     as_imported,
     change_since_noted,
-    file_of,
     main_module,
     module_of,
     reach,
+    source_file,
     two_of_a_name,
 )
 from ejax.schema.messages import short_repr
@@ -161,7 +161,7 @@ def _argument(text: str) -> str:
 
 
 def _refusal(place: str) -> str:
-    found = file_of(place)
+    found = source_file(place)
     where = f"found in {found}" if found else f"there is no file of '{module_of(place)}' here"
     if note := change_since_noted(place):
         where += f"; {note}"

@@ -25,8 +25,8 @@ from ejax.envs.actions import ActionForm, to_action
 from ejax.policies.calls import apply_policy
 from ejax.policies.vla.flow import FlowChunk
 from ejax.rollout import reset
-from ejax.schema.paths import join, named
 from ejax.schema.paths import leaves as leaf_paths
+from ejax.schema.paths import named, part_names
 from ejax.schema.paths import nest as nest_parts
 from ejax.types import Array, Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
@@ -167,7 +167,7 @@ def nest_inputs(leaves: Mapping[str, Any], paths: Paths) -> PyTree:
 def paths_of(obs: Any) -> Paths:
     """Return the keys of those arrays of an observation, or a space, whose names alone would nest otherwise."""
     paths = [path for path, _ in leaf_paths(obs) if path]
-    names = join(paths)
+    names = part_names(paths)
     odd = (path != tuple(name.split(".")) or names == [WHOLE_OBS] for name, path in zip(names, paths, strict=True))
     return tuple(pair for pair, is_odd in zip(zip(names, paths, strict=True), odd, strict=True) if is_odd)
 

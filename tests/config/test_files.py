@@ -14,7 +14,7 @@ from test_refused_configs import BOMB
 
 from ejax.config import load_config
 from ejax.config.embodichain.check import check
-from ejax.config.files import UnreadableError, read_json, read_yaml
+from ejax.config.files import UnreadableError, read_json_text, read_yaml
 from ejax.schema.values import MAX_DEPTH
 
 MERGE_BOMB = "[&a {k: 1}, " + ", ".join(
@@ -137,4 +137,4 @@ def test_nesting_is_counted_through_aliases() -> None:
     with pytest.raises(UnreadableError, match="nested deeper"):
         read_yaml(f"[&a {opened}1{closed}, &b {opened}*a{closed}, &c {opened}*b{closed}]")
     deep = "[" * MAX_DEPTH + "]" * MAX_DEPTH
-    assert read_yaml(deep) == read_json(deep)
+    assert read_yaml(deep) == read_json_text(deep)

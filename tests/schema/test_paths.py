@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from ejax.runtime.tree_text import named_leaves
-from ejax.schema.paths import find, join, leaves, named, nest, unique, within
+from ejax.schema.paths import find, leaves, named, nest, part_names, unique, within
 
 ODD: dict[str, Any] = {"a/b": 1, "100%": {"ü x": 2, "back\\slash": 3}, "A": 4, "a": 5, "observation.state": 6, ".": 7}
 
@@ -79,4 +79,4 @@ def test_two_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two terms are called 'a'"):
         unique([("a", 1), ("a", 1)], "terms")
     with pytest.raises(ValueError, match="two parts are called '1'"):
-        join([(1,), ("1",)])
+        part_names([(1,), ("1",)])

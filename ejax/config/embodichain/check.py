@@ -16,7 +16,7 @@ from ejax.config.load import device_problems, read_draft
 from ejax.config.models import EnvConfig
 from ejax.config.shipped import find_config
 from ejax.schema.messages import MAX_VALUE_CHARS, shorten
-from ejax.schema.paths import join, leaves
+from ejax.schema.paths import leaves, part_names
 from ejax.schema.problems import KeyNote, Status, with_sections
 
 _CANONICALIZED = {"trainer.cuda": "trainer.device", **LOGARITHMS}
@@ -57,7 +57,7 @@ def _check_train_config(draft: Draft, data: dict[str, Any]) -> list[KeyNote]:
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes
     }
-    keys = join(path for path, _ in leaves(data))
+    keys = part_names(path for path, _ in leaves(data))
     return [_judge(key, known, _CANONICALIZED.get(key, canonical_key(key))) for key in keys if key]
 
 
@@ -111,7 +111,7 @@ def _gym_notes(draft: Draft) -> Iterator[KeyNote]:
             refused = next((section for section in with_sections(key) if report.refuses(section)), None)
             yield (report.by_key[refused] if refused else note)._replace(key=key)
         return
-    for key in join(each for each, _ in leaves(read_file(path))):
+    for key in part_names(each for each, _ in leaves(read_file(path))):
         yield _judge(f"{name}:{key}", report.by_key, f"{name}:{key}")
 
 

@@ -154,7 +154,7 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
         return error.notes
 
 
-def note_manager_form(draft: Draft) -> None:
+def note_gym_config(draft: Draft) -> None:
     """Take over the notices of a gym config's file. This imports the functors that may run."""
     demonstrated = draft.get("data.engine.gym_config")
     read = {
