@@ -9,7 +9,7 @@ import pytest
 from benchmarks.kernel_counts.cost import Collective, Cost, instruction_cost
 from benchmarks.kernel_counts.hlo import Computation, Instruction, Module, Shape, parse
 from benchmarks.kernel_counts.launches import PROGRAM, count_launches
-from benchmarks.kernel_counts.loops import MINIBATCH, Loop, count
+from benchmarks.kernel_counts.loops import Loop, count
 
 LOOPS = (Path(__file__).parents[1] / "golden/loops.hlo").read_text()
 """As XLA's GPU compiler prints it, written by hand and small enough to count by hand."""
@@ -77,14 +77,6 @@ def test_an_instruction_is_read_with_the_leaves_of_its_tuple() -> None:
     assert steps.shapes == (Shape("s32", ()), Shape("f32", (4, 8)), Shape("f32", (3, 4, 8)))
     assert steps.called("body", "condition") == ("env_step", "unfinished")
     assert steps.trip_count == 3
-
-
-@pytest.mark.parametrize(
-    ("dtype", "num_bytes"),
-    [("pred", 6), ("s4", 3), ("bf16", 12), ("f32", 24), ("f64", 48), ("f8e4m3fn", 6), ("token", 0)],
-)
-def test_a_shape_knows_its_bytes(dtype: str, num_bytes: int) -> None:
-    assert Shape(dtype, (2, 3)).num_bytes == num_bytes
 
 
 @pytest.mark.parametrize(
@@ -184,18 +176,6 @@ def test_known_trips_multiply_what_a_loop_costs() -> None:
     # around the loop: the broadcast of the empty rows and the product
     assert program.trip.kernels == 3 * step.trip.kernels + 2
     assert program.trip.collectives == {Collective("all-reduce", 1, 8, "env step"): 3}
-
-
-def test_minibatches_are_known_by_their_scope() -> None:
-    def learn(x: jax.Array) -> jax.Array:
-        with jax.named_scope("minibatches"):
-            return jax.lax.scan(lambda x, _: (jnp.sin(x) @ jnp.cos(x), None), x, length=35)[0]
-
-    program = count(compiled(learn, jnp.ones((6, 6))))
-    minibatch = program.find(MINIBATCH)
-    assert minibatch is not None and minibatch.trips == 35
-    assert minibatch.trip.dot_flops == {"f32": 2 * 6**3}
-    assert program.trip.dot_flops == {"f32": 35 * 2 * 6**3}
 
 
 def test_what_a_scan_of_a_compiled_program_multiplies_is_known() -> None:

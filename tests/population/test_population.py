@@ -1,5 +1,6 @@
 """A population: its config, members that do not touch each other, and numbers that are those of runs by themselves."""
 
+import itertools
 import json
 import os
 import shutil
@@ -47,6 +48,7 @@ from ejax.store.run_lock import run_lock
 from ejax.train import main
 from ejax.training.build import build
 from ejax.training.saver import Progress
+from ejax.training.sink import RunSink
 from ejax.types import Key, Metrics, PyTree, TrainState
 
 RATE = "algorithm.cfg.optimizer.learning_rate"
@@ -369,6 +371,31 @@ def test_a_resumed_population_ends_bit_for_bit_as_one_that_went_on(trained: Popu
     for part in ("", "members/0", "members/3"):
         assert lines(out / "resumed" / part) == lines(trained.run_dir / part)
     assert again.best_eval_values == trained.best_eval_values
+
+
+class Killed(BaseException):
+    """In place of a SIGKILL."""
+
+
+@pytest.mark.slow
+def test_a_kill_between_a_save_and_its_evaluation_changes_nothing(
+    trained: PopulationResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(sink: RunSink, evaluation: object) -> None:
+        if next(calls) == 1:  # of the second update, which is saved, too
+            raise Killed
+        record(sink, evaluation)  # type: ignore[arg-type]
+
+    calls, record, out = itertools.count(), RunSink._record_evaluation, trained.run_dir.parent
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunSink, "_record_evaluation", kill)
+        train_population(config_of(out), run_dir=out / "killed")
+    again = train_population(config_of(out), run_dir=out / "killed", resume="latest")
+    assert again.best_eval_values == trained.best_eval_values
+    for part in ("", "members/0", "members/3"):
+        assert lines(out / "killed" / part) == lines(trained.run_dir / part)
+    best = [path.name for path in (out / "killed/members").glob("*/checkpoints/*_best_*")]
+    assert sorted(best) == sorted(path.name for path in trained.run_dir.glob("members/*/checkpoints/*_best_*"))
 
 
 @pytest.mark.slow
