@@ -10,14 +10,12 @@
     commands      (): what draws commands, ``ejax.envs.terms.commands``
     curricula     (): what raises and lowers a row's level, ``ejax.envs.randomization.events``
 
-EmbodiChain's functors of rewards take (world, obs, action, info): ``as_term`` adapts them.
+EmbodiChain's functors of rewards take (world, obs, action, info): ``ejax.envs.terms.registry.as_term`` adapts them.
 """
 
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +24,6 @@ from flax.core import FrozenDict
 from ejax.envs.task.step import Snapshot
 from ejax.schema.paths import unique
 from ejax.types import Array, Key
-
-if TYPE_CHECKING:  # it imports MuJoCo, which not every task needs
-    from ejax.envs.task.world import World
 
 TermKind: TypeAlias = Literal["rewards", "observations", "actions", "events", "terminations", "commands", "curricula"]
 """Named as the sections of a gym config's ``env``."""
@@ -158,22 +153,6 @@ def apply_events(events: Sequence[Term], world: Any, mode: str, key_of: KeyOf) -
             state = jax.tree.map(lambda new, old, due=due: jnp.where(due, new, old), state, world.state)
         world = replace(world, state=state)
     return world
-
-
-@functools.cache  # equal configs have equal terms
-def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
-    """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params). ``action`` is as the policy gave
-    it."""
-    signature = inspect.signature(func)
-    # readers of a config check parameters by the signature: the three that are given are not parameters
-    world, *rest = signature.parameters.values()
-
-    @functools.wraps(func)
-    def term(world: "World", **params: Any) -> Array:
-        return func(world, world.obs, world.action, world.info, **params)
-
-    term.__signature__ = signature.replace(parameters=[world, *rest[3:]])  # type: ignore[attr-defined]  # inspect's own
-    return term
 
 
 def as_world(world: Any, made: Any) -> Any:

@@ -1,17 +1,21 @@
 """The one table of terms by name: EmbodiChain's, those of legged robots, those registered here, and
 ``package.module:function``."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ejax.envs.randomization.events import Curriculum
 from ejax.envs.randomization.names import CURRICULUM, REFUSED
 from ejax.envs.randomization.physics import PHYSICS
-from ejax.envs.task.terms import TermKind, as_term
+from ejax.envs.task.terms import TermKind
+from ejax.envs.task.world import World
 from ejax.envs.terms import actions, commands, events, legged, observations, rewards, terminations, tool_actions
 from ejax.envs.terms.vocabulary import REFUSED_FUNCTORS
 from ejax.schema.messages import did_you_mean
 from ejax.schema.trust import import_trusted
+from ejax.types import Array
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -93,3 +97,19 @@ def find_reward(name: str) -> Callable[..., Any]:
     """Return a reward as f(world, **params); functions that are not ejax's have EmbodiChain's signature."""
     function = find_functor("rewards", name)
     return function if function in (*rewards.REWARDS, *legged.LEGGED_REWARDS) else as_term(function)
+
+
+@functools.cache  # equal configs have equal terms
+def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
+    """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params). ``action`` is as the policy gave
+    it."""
+    signature = inspect.signature(func)
+    # readers of a config check parameters by the signature: the three that are given are not parameters
+    world, *rest = signature.parameters.values()
+
+    @functools.wraps(func)
+    def term(world: World, **params: Any) -> Array:
+        return func(world, world.obs, world.action, world.info, **params)
+
+    term.__signature__ = signature.replace(parameters=[world, *rest[3:]])  # type: ignore[attr-defined]  # inspect's own
+    return term
