@@ -45,7 +45,7 @@ SHORT_NAME = {
     "charts/success_rate_avg_100": "success(100)",
 }
 """EmbodiChain's."""
-GROUPS = ("charts", "train", "rewards", "terms", "metrics", "eval")
+GROUPS = ("charts", "train", "rewards", "metrics", "eval")
 
 
 class Latest:
