@@ -8,7 +8,7 @@ from ejax.runtime.streams import keep_streams
 from ejax.schema.messages import did_you_mean
 
 COMMANDS = {
-    "train": ("ejax.train", "train a policy from a config file, or go on with a run"),
+    "train": ("ejax.train", "train a policy from a config file, or continue a run"),
     "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
     "distill": ("ejax.distill", "teach a policy what another one does"),
     "evaluate": ("ejax.evaluate", "play a trained policy: its metrics, a video, other engines and physics"),

@@ -1,6 +1,6 @@
-"""``python -m ejax.distill --config FILE teacher=RUN``: teach a policy what another one does, or go on with such a run.
+"""``python -m ejax.distill --config FILE teacher=RUN``: teach a policy what another one does, or continue such a run.
 
-The loop is that of ``python -m ejax.train``, and so are all options; ``teacher`` stands for ``algorithm.cfg.teacher``.
+The loop is that of ``python -m ejax.train``, and so are all options; ``teacher`` means ``algorithm.cfg.teacher``.
 """
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with

@@ -146,7 +146,7 @@ def record_episodes(
     policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int, samples: bool = False
 ) -> tuple[PyTree, Array]:
     """Return states [T, N, ...] and ends [T, N] of one episode each, played on past its end: those of ``episodes`` by
-    this key, in one program, which leaves the interpreter to a training beside it.
+    this key, in one program, which leaves the interpreter to a training meanwhile.
 
     In a ``ChunkedEnv`` there is a state for each action of a chunk. ``samples``: act as in training, not by the mode.
     """

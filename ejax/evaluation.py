@@ -171,7 +171,7 @@ def evaluate_host(
         healthy |= done
     missing = num_episodes - len(record.get("return", []))
     success = record.get("success", [])
-    if not np.isnan(success).all():  # an end that says nothing of it is none, beside others
+    if not np.isnan(success).all():  # an end without it counts as none, next to others
         record["success"] = np.nan_to_num(success, nan=0.0).tolist()
     always = {"return", "length", "nonfinite", "unfinished"}
     names = {name for name, values in record.items() if not np.isnan(values).all()} | always

@@ -1,4 +1,4 @@
-"""``python -m ejax.pretrain --config FILE``: clone the behaviour of demonstrations, or go on with such a run.
+"""``python -m ejax.pretrain --config FILE``: clone the behaviour of demonstrations, or continue such a run.
 
 The loop is that of ``python -m ejax.train``, and so are all options; steps are frames of demonstrations.
 """

@@ -1,4 +1,4 @@
-"""``python -m ejax.train --config FILE``: train, or go on with a run."""
+"""``python -m ejax.train --config FILE``: train, or continue a run."""
 
 from ejax.runtime.process_exit import exit_on_signal, exit_with, import_late, refused, until_signal
 
@@ -85,12 +85,12 @@ def _load(args: argparse.Namespace) -> "RunConfig":
     # ``ejax train push_cube/ppo``: an override has an =
     if args.config is None and args.overrides and "=" not in args.overrides[0]:
         args.config = args.overrides.pop(0)
-    # what a person types is trusted, and remembered for the run
+    # what a person types is trusted
     trust_words([*args.trust, *args.overrides])
     file = args.config
     if file is None:  # a run knows its own config
         if args.run is None and args.fork is None:
-            raise ConfigError([], "give --config FILE, --run DIR with --resume to go on with a run, or --fork RUN")
+            raise ConfigError([], "give --config FILE, --run DIR with --resume to continue a run, or --fork RUN")
         if args.fork is None:
             file = open_run_directory(args.run)[0].config_file
         else:
@@ -179,7 +179,9 @@ def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_eac
         "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
         f"{config.step_name.removeprefix('env ')}/s{of_all}": result.training_fps,
     }
-    last = {"interrupted": None if result.finished else "yes; go on with --resume latest"}  # the last line that is seen
+    last = {
+        "interrupted": None if result.finished else "yes; continue with --resume latest"
+    }  # the last line that is seen
     summary({key: value for key, value in (shared | facts | last).items() if value is not None})
 
 
@@ -254,7 +256,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
         "--resume",
         type=expanded,
         metavar="latest|best|PATH",
-        help="go on from a checkpoint, of --run or of the newest run; EmbodiChain's FILE.pt: in a new run",
+        help="continue from a checkpoint, of --run or of the newest run; EmbodiChain's FILE.pt: in a new run",
     )
     parser.add_argument(
         "--fork",

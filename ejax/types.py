@@ -88,7 +88,7 @@ class Rollout:
     next_obs: PyTree = None
     """The true next observation, before any reset, where the policy is an ``ActionValuePolicy``."""
     extras: dict[str, Any] = struct.field(default_factory=dict)
-    """Arrays of your own, for your own algorithm; ejax reads none of them."""
+    """Your own arrays, for your own algorithm; ejax reads none of them."""
 
     __repr__ = brief
 

@@ -263,13 +263,13 @@ def _write(
     left_out: dict[str, str] | None,
     leapp: bool = False,
 ) -> dict[str, Any]:
-    """Write and check everything in a folder beside ``to``, then move it there. Returns the certificate.
+    """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate.
 
     Args:
         left_out: format -> the reason. None: all were chosen, and one that cannot be made is an error.
     """
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
-        # beside ``to``, on the same file system: the last step is a rename
+        # next to ``to``, on the same file system: the last step is a rename
         made = Path(scratch) / "export"
         made.mkdir()
         replace_file(made / "policy.json", spec_to_json(trained.spec))

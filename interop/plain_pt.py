@@ -23,7 +23,7 @@ _PLAIN = (
     "of a file that you trust, torch.load(FILE, weights_only=False) gives what to save again"
 )
 _NESTED = ("state_dict", "model_state_dict", "model", "policy")
-"""Keys under which training programs put the state dict, beside counters and optimizers; the last is EmbodiChain's."""
+"""Keys under which training programs put the state dict, next to counters and optimizers; the last is EmbodiChain's."""
 
 
 def load_plain(path: Path) -> dict[str, Any]:

@@ -213,7 +213,7 @@ class TorchPolicy(Twin):
         return self.critic(torch.cat(known, dim=-1))[..., 0]
 
     def head(self, output: Tensor) -> Distribution:
-        """Make the distribution that the actor's output [..., num_outputs] stands for."""
+        """Make the distribution of the actor's output [..., num_outputs]."""
         if self.spec.head == "categorical":
             return Categorical(output)
         if self.spec.head == "multi_categorical":

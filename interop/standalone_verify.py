@@ -75,7 +75,7 @@ class Case:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description="Check a certified policy. Run it from outside the folder: Python imports what lies beside it.",
+        description="Check a certified policy. Run it from outside the folder: Python imports what lies next to it.",
         epilog="Exit code: 0 as certified; 1 a file changed or deviates; 2 it cannot be checked; 3 nothing was run.",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="holds parity.json and the files that it lists")

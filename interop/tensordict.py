@@ -6,7 +6,7 @@
     seed      [T, N]       its first versions    ``obs, actions, rewards, dones, values, logprobs``
 
 A layout is a nested dict of NumPy arrays (``*_dict``, which needs no torch) or a ``tensordict.TensorDict``
-(``*_tensordict``). The extras of a rollout are stored beside the layout's fields, and so is data that a
+(``*_tensordict``). The extras of a rollout are stored next to the layout's fields, and so is data that a
 layout has no field for (``next_value`` in head and seed, ``terminated`` and ``truncated`` in seed): EmbodiChain ignores
 it, and the way back is exact. Without it (a rollout that EmbodiChain collected) the way back has EmbodiChain's reading:
 

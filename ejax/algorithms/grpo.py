@@ -48,7 +48,7 @@ class GRPOConfig(MinibatchOptions):
     eps: PositiveFloat = 1e-8  # an option in the reward's unit, as EmbodiChain's, which goldens hold to 1e-6
     """Added to a group's deviation, by which its advantages are divided."""
     reset_every_rollout: bool = True
-    """Every rollout starts with new episodes; False: those under way go on."""
+    """Every rollout starts with new episodes; False: those under way continue."""
     truncate_at_first_done: bool = True
     """Only each environment's first episode of a rollout counts."""
     shared_start: bool = True

@@ -39,7 +39,7 @@ from ejax.types import (
 
 @struct.dataclass(kw_only=True)
 class RunState:
-    """All that a run needs to go on. Arrays only; a checkpoint is this and a description."""
+    """All that a run needs to continue. Arrays only; a checkpoint is this and a description."""
 
     update: Array
     """Updates done, int32; with the seed it gives the random numbers of the next one."""

@@ -70,7 +70,7 @@ class CollectorStats:
 
 
 class AsyncCollector:
-    """A maker of rollouts in a thread beside the learner's, which alone uses it, once. A context manager.
+    """A maker of rollouts in a thread next to the learner's, which alone uses it, once. A context manager.
 
     Args:
         key: ``fold_in(key, k)``'s first half is rollout k's.

@@ -1,4 +1,4 @@
-"""Algorithms that hold what their pure functions hand on, in EmbodiChain's form, for training loops of your own:
+"""Algorithms that hold the state of their pure functions, in EmbodiChain's form, for your own training loops:
 
     algorithm = PPO(PPOConfig(learning_rate=3e-4), policy)
     algorithm.initialize_buffer(num_steps=128, num_envs=64)
@@ -31,7 +31,7 @@ class BaseAlgorithm:
     """An algorithm of rollouts with its parameters, its environments under way and the last rollout.
 
     A subclass names its ``record``: ``Trainer`` takes such an object, and ``register_algo`` the class. One that
-    overrides ``collect_rollout`` and ``update`` instead serves loops of your own alone.
+    overrides ``collect_rollout`` and ``update`` instead serves your own loops alone.
 
     Args:
         cfg: the record's ``Config``, or a mapping that makes one. None: the defaults.
@@ -86,7 +86,7 @@ class BaseAlgorithm:
 
         Args:
             obs: the environments' start, as ``ejax.collect_rollout`` takes it: from ``ejax.reset``, or of a ``HostEnv``
-                from its ``reset``. None: they go on, at first with new episodes.
+                from its ``reset``. None: they continue, at first with new episodes.
             on_step_callback: see ``ejax.collect_rollout``.
 
         Raises:

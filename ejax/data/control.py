@@ -30,7 +30,7 @@ from ejax.data.task import FieldForm
 WORDS, BUFFER, COUNTS, LIFE = "words", "buffer", "counts", "traceback"
 """Files of a run: these words; the episodes; lock of the counts; the worker's lock for life, and its traceback."""
 _SLOTS = 4096
-"""Processes that count draws in words of their own; further ones begin again at the first."""
+"""Processes that count draws in separate words; further ones begin again at the first."""
 _EVENT = "U9" + 7 * ",i8"
 CAPACITY = 64 * 1024
 """Largest size of a packed failure, in bytes."""

@@ -129,7 +129,7 @@ class ScriptedTask:
         image_size: (height, width) of the pictures; None: none are drawn.
         camera: a view or its fields, as from a file; None: the environment's own.
         renderer: as in ``RenderedEnv``; train a policy with the same.
-        wrist: fields of ``WristCamera``: ``obs/wrist`` beside ``obs/image``.
+        wrist: fields of ``WristCamera``: ``obs/wrist`` next to ``obs/image``.
         instruction: of every episode; None: the expert's.
 
     Values outside their ranges raise ValueError or TypeError.
@@ -287,7 +287,7 @@ class ScriptedTask:
 
 
 def read_plan(module: str) -> Mapping[str, Any]:
-    """Read the numbers and words of an expert's plan, from the TOML beside its module; lists become tuples."""
+    """Read the numbers and words of an expert's plan, from the TOML next to its module; lists become tuples."""
     return freeze(tables_beside(module))
 
 

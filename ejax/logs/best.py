@@ -19,7 +19,7 @@ class Best:
     step: int | None = None
     """The env step that it was measured at; None: not kept."""
     reward: float | None = None
-    """``eval/avg_reward`` beside it, which decides between equal values; None: not known."""
+    """``eval/avg_reward`` of the same evaluation, which decides between equal values; None: not known."""
 
 
 def improves(metrics: Mapping[str, float], best: Best | None, *, tag: str, mode: Mode) -> bool:

@@ -55,7 +55,7 @@ def curve_of(label: str, colour: int, runs: Sequence[Mapping[int, float]]) -> Cu
 
 
 def number_text(x: float) -> str:
-    """Write a number for people; the exact one stands beside it wherever it is shown."""
+    """Write a number for people; the exact one stands next to it wherever it is shown."""
     if not math.isfinite(x):
         return "not finite"
     if x == round(x) and abs(x) < 1e15:
@@ -103,7 +103,7 @@ class _Axis:
         return min(max(place, -1e4), 1e4)  # what is cut off need not be far away
 
     def ticks(self) -> list[tuple[float, str]]:
-        rough = (self.high - self.low) / 4  # about four ticks fit beside each other
+        rough = (self.high - self.low) / 4  # about four ticks fit next to each other
         size = 10.0 ** math.floor(math.log10(rough))
         step = size * next(factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)

@@ -229,7 +229,7 @@ def _sentence(found: Facts, tolerance: float) -> str:
         return f"{text}From equal states no number differs by {tolerance:g} of its range."
     numbers = f"{first['reference']:.5g} and {first['other']:.5g}, {first['size']:.2g} of its range"
     text += f"From equal states, {first['term']} is the first to differ by {tolerance:g}: {numbers}, in step "
-    more = f"; beside it {', '.join(first['beside'][:4])}" if first["beside"] else ""
+    more = f"; next to it {', '.join(first['beside'][:4])}" if first["beside"] else ""
     ours, theirs = (", ".join(pairs) or "nothing" for pairs in first.get("touching", ([], [])))
     more += f"; in contact after it {ours}" + ("" if ours == theirs else f", by {found['engine']} {theirs}")
     return f"{text}{first['step']} of episode {first['episode']}{more}."

@@ -1,6 +1,6 @@
 """Networks of an actor, with a learned, state-independent log_std, and of a critic, if there is one.
 
-A network is the config of an MLP or a Flax Linen module ``[..., F] -> [..., size]`` of your own; ``dropout_seed`` and
+A network is the config of an MLP or your own Flax Linen module ``[..., F] -> [..., size]``; ``dropout_seed`` and
 ``observe`` go to a ``__call__`` that takes them. Source: EmbodiChain's ActorCritic and ActorOnly.
 """
 

@@ -1,4 +1,4 @@
-"""Networks of policies, as a config or as Flax modules of your own, and the action distribution at the actor's end."""
+"""Networks of policies, as a config or as your own Flax modules, and the action distribution at the actor's end."""
 
 import inspect
 from collections.abc import Iterator

@@ -120,7 +120,7 @@ def make_population_step(
         metrics = {**metrics, "population/alive": alive.astype(jnp.float32)}
         if exploit is None:
             return state, metrics
-        # a population has no key: the first member's stands for it
+        # a population has no key: the first member's serves
         return _maybe_exploit(state, metrics, jax.random.fold_in(keys[0], _EXPLOIT), exploit)
 
     return step

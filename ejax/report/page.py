@@ -50,7 +50,7 @@ def render(
     """Render the page.
 
     Args:
-        exports: path -> content of a ``parity.json``, beside those that are in the runs' folders.
+        exports: path -> content of a ``parity.json``, besides those in the runs' folders.
         folder: where the page will be, which links to videos start from.
         left_out: a line for each run that cannot be read.
     """

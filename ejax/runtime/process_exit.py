@@ -40,7 +40,7 @@ class StopRequested(KeyboardInterrupt):
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a command line and end the process with its exit code, even if an environment left threads.
 
-    The exit code is 1 where something beside the result could not be written: ``ejax.schema.writing.by_product``.
+    The exit code is 1 where something besides the result could not be written: ``ejax.schema.writing.by_product``.
     Python waits for threads that are not daemons, without a bound. Those that outlive a grace time are named, and the
     process ends without them. Only for ``if __name__ == "__main__"``: a library must not end its caller.
     """

@@ -98,4 +98,4 @@ def _lose(number: int, error: OSError) -> None:
 
 def _note(number: int) -> str:
     name = ("input", "output", "error")[number]
-    return f"standard {name} is lost ({_lost[number].strerror}): it is quiet{', the run goes on' * len(_keepers)}"
+    return f"standard {name} is lost ({_lost[number].strerror}): it is quiet{', the run continues' * len(_keepers)}"

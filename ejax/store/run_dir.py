@@ -217,7 +217,7 @@ class RunDirectory:
         newest = next(iter(self.saved()), None)
         if newest is None:
             return f"run {self.path} has no checkpoint yet; {again} starts it from the beginning"
-        return f"the last checkpoint is {newest}, what came after it is lost; go on with {again}"
+        return f"the last checkpoint is {newest}, what came after it is lost; continue with {again}"
 
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename the checkpoints of later env steps, which would pass for the newest ones, and return them."""

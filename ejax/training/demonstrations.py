@@ -87,7 +87,7 @@ def read_rollout(
 ) -> tuple[Rollout, str]:
     """Make or read as many episodes as have ``num_transitions``, in a row, leaves [T, 1, ...]; and a message.
 
-    ``num_padded``: steps at the end that are no transitions.
+    ``num_padded``: steps at the end that are not transitions.
     """
     source = wanted.task if wanted.folder is None else wanted.folder
     form, parts, num_transitions = obs_forms(env, 1), list[PyTree](), 0

@@ -55,7 +55,7 @@ def best_or_last(best: Path | None, last: Path, note: Callable[[str], None]) -> 
         verify_checkpoint(best)
         return best
     except CheckpointError as error:
-        note(f"{error}; the last checkpoint stands for it in the fresh episodes")
+        note(f"{error}; the last checkpoint replaces it in the fresh episodes")
         return last
 
 

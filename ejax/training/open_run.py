@@ -118,7 +118,7 @@ class OpenRun:
             writer.note(f"{self.parts.num_devices} devices{each}")
         if not location.is_new:
             for aside in directory.set_aside_after(update * rows):
-                writer.note(f"set aside {aside}: the run goes on from before it")
+                writer.note(f"set aside {aside}: the run continues from before it")
         if location.recorded is not None:  # what this call runs with, before devices share it
             record_changes(directory.config_file, location.recorded, update * rows)
         if location.checkpoint is not None:
@@ -193,7 +193,7 @@ def first_state(location: RunLocation, parts: Parts) -> tuple[Any, dict[str, Any
         directory.previous[:] = [source]
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         write_schedule(directory.path, 0, range(int(state.update)))
-    return state, {}, (f"goes on from {file}", *notes)
+    return state, {}, (f"continues from {file}", *notes)
 
 
 def _free_buffers(parts: Parts) -> None:

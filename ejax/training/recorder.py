@@ -1,4 +1,4 @@
-"""Videos of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
+"""Videos of a run, made during the training: EmbodiChain's event ``record_camera_data_async``.
 
 A thread plays, draws and encodes; a recorder that fails or is busy costs the video and nothing else. The thread is not
 niced: that gains nothing, and what a starved thread holds of Python's lock makes single updates late.

@@ -150,7 +150,7 @@ class Saver:
             requested: the user wanted the run to stop, so this is not a failure.
         """
         code = 1
-        with self._lock:  # for good: should the main thread come back after all, it saves nothing beside this
+        with self._lock:  # for good: should the main thread come back after all, it saves nothing more
             try:
                 self.save(*self.complete)
                 code = 0 if requested else 1

@@ -42,7 +42,7 @@ def refuse_nonfinite(update: int, metrics: Mapping[str, float], last_checkpoint:
     terms = ", ".join(name for name in broken if name not in names)
     raise NonFiniteUpdateError(
         f"update {update} gave a non-finite {what}{f' ({terms})' if terms else ''}; last checkpoint: "
-        f"{last_checkpoint or 'none'}. To go on, {_REMEDY}, and train again"
+        f"{last_checkpoint or 'none'}. To continue, {_REMEDY}, and train again"
         f"{f' with policy.init_from={last_checkpoint}' if last_checkpoint else ''}; "
         "or set algorithm.cfg.skip_nonfinite_updates=true, which skips such updates"
     )

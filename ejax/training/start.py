@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class RunLocation:
-    """A run's folder, and what is there to go on from."""
+    """A run's folder, and what it can continue from."""
 
     directory: RunDirectory
     config: RunConfig

@@ -1,4 +1,4 @@
-"""A LEAPP bundle beside ``policy.onnx``, for runtimes of robots such as Isaac ROS Deploy; in the form of leapp 0.7.2.
+"""A LEAPP bundle next to ``policy.onnx``, for runtimes of robots such as Isaac ROS Deploy; in the form of leapp 0.7.2.
 
 ``leapp.onnx`` is the policy for one row, ``leapp.yaml`` describes it. A runtime wires inputs by their ``kind``, so
 numbers are taken apart by their names: "elbow angle", "wrist_1 angle" are the elements elbow and wrist_1 of ``angle``,
@@ -72,7 +72,7 @@ def check_description(folder: Path, spec: Any, versions: Mapping[str, str]) -> N
 
 
 def _beside_model(folder: Path, spec: Any, versions: Mapping[str, str]) -> dict[str, bytes]:
-    """Make the files beside the model, of the model and ``contract.json``."""
+    """Make the files next to the model, from the model and ``contract.json``."""
     import yaml
 
     contract, model = _contract(folder), read_graph(folder / MODEL)

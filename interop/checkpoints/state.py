@@ -108,7 +108,7 @@ def read_policy(file: Path, policy: Policy, params: Params) -> Params:
 
 
 def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
-    """Make the run state that EmbodiChain's checkpoint stands for, and notes on the missing parts.
+    """Make the run state that EmbodiChain's checkpoint describes, and notes on the missing parts.
 
     Args:
         parts: of ``build(config)``.

@@ -22,7 +22,7 @@ As ``interop.artefacts.cases``, with the environment's texts in ``environment``,
     sampled     the environment's texts; the flow starts from N(0, 1), where it starts from 0 in all others but
                 ``edges`` (0 or ±4 for each number)
 
-The answers are those of the policy as it was trained, to the bytes of the text: with its adapters beside its weights,
+The answers are those of the policy as it was trained, to the bytes of the text: with its adapters next to its weights,
 and its own tokenizer. An artefact is given tokens, and has the adapters merged.
 """
 

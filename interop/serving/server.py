@@ -183,7 +183,7 @@ async def serving(
     """Serve a policy until the end of the context.
 
     Args:
-        facts: for the metadata beside those of the policy.
+        facts: for the metadata, besides those of the policy.
         port: 0: any that is free.
         token: that clients must send. None: all are served.
         max_clients: connections at a time; others are refused with status 503.

@@ -61,7 +61,7 @@ class ImageTokensSpec:
 
     @property
     def places(self) -> int:
-        """Numbers that stand beside the joint angles."""
+        """Numbers besides the joint angles."""
         return 0 if self.convolutions is None else self.convolutions.width
 
 

@@ -43,7 +43,7 @@ def describe_task(env: Any) -> dict[str, Any]:
 
 
 def facts_of(state: Any) -> dict[str, Any]:
-    """Find what an observation reads beside qpos and qvel."""
+    """Find what an observation reads besides qpos and qvel."""
     if not isinstance(state, VelocityState):
         return {"command": state.goal}
     facts = {"command": state.command.velocity, "held": state.action, "bias": state.encoder_bias}
@@ -88,14 +88,14 @@ def _velocity(env: VelocityRL) -> dict[str, Any]:
 
 
 def _model_text(asset: str) -> str:
-    """Return the MJCF as one text. ValueError: it needs files beside it, other than MJCF that it includes."""
+    """Return the MJCF as one text. ValueError: it needs files next to it, other than MJCF that it includes."""
     root = ET.fromstring(asset if asset.lstrip().startswith("<") else read_text(ASSETS / asset))
     for parent in list(root.iter()):
         for i, each in reversed(list(enumerate(parent))):
             if each.tag == "include":
                 parent[i : i + 1] = list(ET.fromstring(read_text(ASSETS / each.attrib["file"])))
     if files := sorted({each.attrib["file"] for each in root.iter() if "file" in each.attrib}):
-        raise ValueError(f"--web embeds one MJCF, and this model has {len(files)} files beside it, such as {files[0]}")
+        raise ValueError(f"--web embeds one MJCF, and this model has {len(files)} files next to it, such as {files[0]}")
     return ET.tostring(root, encoding="unicode")
 
 

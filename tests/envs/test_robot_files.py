@@ -89,7 +89,7 @@ def test_a_task_can_be_like_another_one(tmp_path: Path) -> None:
         ("standing = 0.5", "stands = 0.5", "hopper.toml: task.command has no 'stands'"),
         ("standing = 0.5", "standing = 1.5", "command.standing must be a part, from 0 to 1, got 1.5"),
         ("knee = 20.0", "ankle = 20.0", "no joint is like 'ankle'; there is hip, knee"),
-        ("[task]", "[task]\nlike = 'nobody'", "task.like must name a robot that has a file beside it, got 'nobody'"),
+        ("[task]", "[task]\nlike = 'nobody'", "task.like must name a robot that has a file next to it, got 'nobody'"),
         ("[task]", "[task", "hopper.toml is no TOML: "),
     ],
 )

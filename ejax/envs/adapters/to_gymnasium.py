@@ -83,7 +83,7 @@ class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
     ``final_obs`` and ``final_info`` as ``gymnasium.vector.SyncVectorEnv`` gives them. Row i takes the course of an
     ``EjaxEnv`` with its seed, but for last bits; ``reset(seed=s)`` gives row i the seed s + i.
 
-    ``info`` has ``success``, ``rewards`` and ``metrics`` of the rows that go on, each name with its mask ``_name``.
+    ``info`` has ``success``, ``rewards`` and ``metrics`` of the rows that continue, each name with its mask ``_name``.
     Arguments as of ``EjaxEnv``. ``options``: ``reset_mask``, [N] bool, the rows that ``reset`` resets.
     """
 
@@ -114,7 +114,7 @@ class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"options['reset_mask'] must be bool [{self.num_envs}], got {rows!r}")
         if rows is not None and not self._begun:
             raise ResetNeeded(
-                "there are no episodes yet that the other rows could go on with; call reset() without a mask"
+                "there are no episodes yet that the other rows could continue; call reset() without a mask"
             )
         self._begun = True
         return _copied(self.host.reset(seeds_of(seed, self.num_envs, self.np_random), rows)), {}

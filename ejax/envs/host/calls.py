@@ -93,7 +93,7 @@ def closing(env: Any) -> Iterator[None]:
 
 
 def waiting_for(threads: Sequence[threading.Thread]) -> AbstractContextManager[None]:
-    """Count the calls of these threads as this thread's own. Raises EnvOverdue, EnvAbandoned: cut off; they go on."""
+    """Count the calls of these threads as this thread's own. Raises EnvOverdue, EnvAbandoned: cut off, yet running."""
     return _recorded(tuple(threads))
 
 

@@ -68,7 +68,7 @@ def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return robot, own
     other = path.with_name(f"{like}.toml")
     if not other.is_file():
-        raise ValueError(f"{path}: task.like must name a robot that has a file beside it, got {like!r}")
+        raise ValueError(f"{path}: task.like must name a robot that has a file next to it, got {like!r}")
     return robot, _merged(_tables(other)[1], own, depth=2)
 
 

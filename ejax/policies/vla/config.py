@@ -130,10 +130,10 @@ class VLAConfig(StrictModel):
     """Weights to start from: .safetensors, a torch ``state_dict``, a checkpoint of ejax. None: random ones; EmbodiChain
     needs it."""
     model_class: str | None = None
-    """``package.module:Class``, or as EmbodiChain spells it ``package.module.Class``: a policy of your own, called with
+    """``package.module:Class``, or as EmbodiChain spells it ``package.module.Class``: your own policy, called with
     ``model_config``. None: the built-in model."""
     model: ModelConfig = Field(alias="model_config", default_factory=ModelConfig)
-    """Options of the built-in model, or arguments of a class of your own."""
+    """Options of the built-in model, or arguments of your own class."""
     instruction: str | None = None
     """The instruction, for an environment whose observation has no text."""
     inference_horizon: PositiveInt = 8
