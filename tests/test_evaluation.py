@@ -1,5 +1,6 @@
 """Evaluation counts each slot's own episodes: short ones are not favoured."""
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from toy_tasks import Formula, Line, told
 
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.episodes import episodes, record_episodes
 from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
 from ejax.types import Env, Timestep
 
@@ -63,15 +65,15 @@ def play(env: Env = Lengths(), *, key: jax.Array = KEY, num_envs: int = 8, num_e
 
 
 @pytest.fixture(scope="module")
-def episodes() -> Any:
+def played() -> Any:
     return jax.tree.map(np.asarray, play())
 
 
-def test_every_episode_asked_for_is_there_and_complete(episodes: Any) -> None:
-    assert {name: x.shape for name, x in episodes.items()} == dict.fromkeys(
+def test_every_episode_asked_for_is_there_and_complete(played: Any) -> None:
+    assert {name: x.shape for name, x in played.items()} == dict.fromkeys(
         ("return", "length", "nonfinite", "unfinished", "success", "metrics/steps"), (400,)
     )
-    assert set(np.unique(episodes["length"])) == {1.0, 9.0}
+    assert set(np.unique(played["length"])) == {1.0, 9.0}
 
 
 def test_short_episodes_are_not_favoured() -> None:
@@ -87,10 +89,10 @@ def test_each_slot_plays_its_own_share() -> None:
     assert len(shares) == 8 and np.isfinite(shares).all()
 
 
-def test_actions_are_the_mode_and_success_and_metrics_those_of_the_last_step(episodes: Any) -> None:
-    np.testing.assert_array_equal(episodes["return"], episodes["length"])  # reward 1 at every step
-    np.testing.assert_array_equal(episodes["success"], episodes["length"] == 9.0)
-    np.testing.assert_array_equal(episodes["metrics/steps"], episodes["length"])
+def test_actions_are_the_mode_and_success_and_metrics_those_of_the_last_step(played: Any) -> None:
+    np.testing.assert_array_equal(played["return"], played["length"])  # reward 1 at every step
+    np.testing.assert_array_equal(played["success"], played["length"] == 9.0)
+    np.testing.assert_array_equal(played["metrics/steps"], played["length"])
 
 
 def test_the_same_key_plays_the_same_episodes() -> None:
@@ -105,19 +107,33 @@ def test_an_env_that_informs_of_nothing_has_return_and_length_of_fewer_episodes_
     assert uninformed["length"].shape == (2,)
 
 
-def test_summaries_carry_embodichains_tags(episodes: Any) -> None:
-    summary = summarize(episodes)
+def test_summaries_carry_embodichains_tags(played: Any) -> None:
+    summary = summarize(played)
     tags = {"avg_reward", "avg_length", "success_rate", "metrics/steps", "nonfinite_episodes", "unfinished_episodes"}
     assert set(summary) == {f"eval/{tag}" for tag in tags}
     assert summary["eval/nonfinite_episodes"] == 0
-    assert summary["eval/avg_length"] == pytest.approx(episodes["length"].mean())
-    assert summary["eval/success_rate"] == pytest.approx(episodes["success"].mean())
+    assert summary["eval/avg_length"] == pytest.approx(played["length"].mean())
+    assert summary["eval/success_rate"] == pytest.approx(played["success"].mean())
 
 
 @pytest.mark.parametrize("counts", [(0, 4), (4, 0), (-1, 4)])
 def test_counts_that_are_not_positive_are_refused(counts: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=f"got {counts[0]} and {counts[1]}"):
         play(num_envs=counts[0], num_episodes=counts[1])
+
+
+def test_decisions_and_records_are_of_the_episodes_that_an_evaluation_counts() -> None:
+    env, num_envs, seed = Lengths(), 3, 5
+    counted = evaluate(POSITIVE, env, {}, jax.random.key(seed), num_envs=num_envs, num_episodes=2 * num_envs)["length"]
+    ends: list[list[int]] = [[] for _ in range(num_envs)]
+    made = (each for each in episodes(POSITIVE, env, {}, seed, num_envs=num_envs) if each.timestep is not None)
+    for t, decision in enumerate(itertools.islice(made, 2 * env.long), 1):
+        for row in np.flatnonzero(decision.timestep.done):
+            ends[row].append(t)
+    lengths = [np.diff([0, *each])[:2] for each in ends]  # a slot's episodes follow on each other
+    np.testing.assert_array_equal(np.concatenate(lengths), counted)
+    _, ended = record_episodes(POSITIVE, env, {}, jax.random.key(seed), num_envs=num_envs)
+    np.testing.assert_array_equal(ended.argmax(axis=0) + 1, counted[::2])
 
 
 NAN, INF = float("nan"), float("inf")
