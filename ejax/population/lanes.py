@@ -31,7 +31,7 @@ from ejax.training.sink import Members
 from ejax.training.skipped import skipped_fraction
 from ejax.types import PyTree
 
-Arrays = Mapping[str, NDArray[Any]]
+MemberArrays = Mapping[str, NDArray[Any]]
 _SHOWN = ("charts/SPS", "population/alive", "train/loss/median")
 """Summaries on the console, besides the reward's."""
 
@@ -94,7 +94,7 @@ class MemberLanes(Members):
         shown = {tag: x for tag, x in rows.items() if tag in _SHOWN or tag.startswith(FITNESS)}
         self._writer.write(run.step, rows, shown=shown)
 
-    def _record_exploits(self, run: TrainingRun, metrics: Arrays) -> None:
+    def _record_exploits(self, run: TrainingRun, metrics: MemberArrays) -> None:
         parents = metrics[PARENT].astype(int)  # a metric is float
         for i in np.flatnonzero(parents != np.arange(len(parents))).tolist():
             values = {
@@ -122,7 +122,7 @@ class MemberLanes(Members):
         known = None if self._best is None else self.lanes[self._best].progress.best
         self._writer.write(run.step, self._last_eval, known, shown=shown)
 
-    def _summarize_evaluation(self, metrics: Arrays) -> None:
+    def _summarize_evaluation(self, metrics: MemberArrays) -> None:
         living = {name: x[self._alive] for name, x in metrics.items()}
         best = {REWARD: "max", self._trainer.best_eval_metric: self._trainer.best_eval_mode}
         self._last_eval = summaries(living, best=best)

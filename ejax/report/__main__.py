@@ -23,8 +23,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from ejax.logs.json_records import FactsError
-    from ejax.report.page import render
-    from ejax.report.runs import Run, read_export, runs_in
+    from ejax.report.page import render_page
+    from ejax.report.runs import Run, read_parity, runs_in
     from ejax.schema.messages import explain
     from ejax.schema.writing import replace_file
     from ejax.store.checkpoint import CheckpointError
@@ -49,8 +49,8 @@ def _run(args: argparse.Namespace) -> int:
         for i, run in enumerate(runs):
             if any(run.path.resolve() == other.path.resolve() for other in runs[:i]):
                 raise FactsError(f"{run.path} is given twice; name each run once")
-        exports = {str(path): read_export(path) for path in args.parity}
-        page = render(runs, exports, args.to.parent, left_out)
+        exports = {str(path): read_parity(path) for path in args.parity}
+        page = render_page(runs, exports, args.to.parent, left_out)
         replace_file(args.to, page.encode("utf-8", "backslashreplace"))  # names may be no text
     except (FactsError, OSError) as error:
         return refused("ejax.report", error)

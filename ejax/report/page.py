@@ -44,7 +44,7 @@ _MAX_KEYS_OF_A_NAME = 3
 """Keys in which members differ that fit into their names."""
 
 
-def render(
+def render_page(
     runs: Sequence[Run], exports: Mapping[str, dict[str, Any]], folder: Path, left_out: Sequence[str] = ()
 ) -> str:
     """Render the page.

@@ -305,7 +305,7 @@ class Run:
         return [(f"{tag}, sum of the logged ones", seconds) for tag, seconds in sums.items()]
 
 
-def read_export(path: Path) -> dict[str, Any]:
+def read_parity(path: Path) -> dict[str, Any]:
     """Read the ``parity.json`` of an export, a file or its folder.
 
     Raises:
