@@ -257,21 +257,6 @@ def test_windows_are_successive_frames_of_one_episode(recorded: dict[str, Any]) 
         np.testing.assert_array_equal(action, episode["actions"][start : start + 8])
 
 
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_with_the_same_bits_from_recorded_episodes(
-    cloned: Any, recorded: dict[str, Any], tmp_path: Path
-) -> None:
-    whole = cloned
-    part = train(parse_config(tree(recorded, iterations=2)), run_dir=tmp_path / "part")
-    assert part.num_updates == 2 and whole.global_step == 4 * 2 * 32 * 2
-    resumed = train(
-        parse_config(tree({**recorded, "num_workers": 2, "prefetch": 3})), resume="latest", run_dir=part.run_dir
-    )
-    assert resumed.num_updates == 4
-    assert same(whole.params, resumed.params) and not same(part.params, resumed.params)
-    assert whole.last_train_metrics["train/loss"] == resumed.last_train_metrics["train/loss"]
-
-
 def test_a_resumed_stream_leaves_later_episodes_alone_and_refuses_others(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     record(folder, 4)
@@ -300,20 +285,26 @@ REMEMBERING = {**NETWORK, "memory": {"type": "history", "length": 3}}
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_windows_around_a_frame_and_goes_on_with_the_same_bits(
-    recorded: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("history_length", [None, 3])
+def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(
+    recorded: dict[str, Any], tmp_path: Path, history_length: int | None
 ) -> None:
-    def config(iterations: int) -> Any:
-        raw = tree({**recorded, "history_length": 3}, iterations=iterations)
-        return parse_config(raw | {"policy": {"name": "actor_only", "actor": REMEMBERING}})
+    """From recorded episodes, also by windows around a frame."""
+
+    def config(iterations: int, **data: Any) -> Any:
+        raw = tree({**recorded, "history_length": history_length, **data}, iterations=iterations)
+        return parse_config(raw | {"policy": {"name": "actor_only", "actor": REMEMBERING}} if history_length else raw)
 
     assert config(2).trainer.buffer_size == 2 * 32 * 2  # what is remembered is no sample
-    whole = train(config(2), run_dir=tmp_path / "whole")
-    train(config(1), run_dir=tmp_path / "part")
-    resumed = train(config(2), resume="latest", run_dir=tmp_path / "part")
-    assert same(whole.params, resumed.params)
-    without = train(parse_config(config(2).to_dict() | {"data": recorded}), run_dir=tmp_path / "without")
-    assert not same(whole.params, without.params)
+    whole = train(config(4), run_dir=tmp_path / "whole")
+    part = train(config(2), run_dir=tmp_path / "part")
+    resumed = train(config(4, num_workers=2, prefetch=3), resume="latest", run_dir=tmp_path / "part")
+    assert part.num_updates == 2 and resumed.num_updates == 4 and whole.global_step == 4 * 2 * 32 * 2
+    assert same(whole.params, resumed.params) and not same(part.params, resumed.params)
+    assert whole.last_train_metrics["train/loss"] == resumed.last_train_metrics["train/loss"]
+    if history_length is not None:
+        without = train(parse_config(config(4).to_dict() | {"data": recorded}), run_dir=tmp_path / "without")
+        assert not same(whole.params, without.params)
 
 
 def test_where_episodes_may_not_be_drawn_any_more_new_ones_are_waited_for() -> None:
@@ -366,15 +357,21 @@ def test_a_live_engine_is_learned_from_and_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_broken_task_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
-    data = engine(task_cfg={"broken_at": 20}, refill_threshold=1)
-    with pytest.raises(ArithmeticError, match="the point left the plane"):
-        train(parse_config(tree(data, iterations=10_000)), run_dir=tmp_path / "run")
-
-
-def test_a_task_that_cannot_begin_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'speed'"):
-        train(parse_config(tree(engine(task_cfg={"speed": 3}))), run_dir=tmp_path / "run")
+@pytest.mark.parametrize(
+    ("task_cfg", "error", "text"),
+    [
+        ({"broken_at": 20}, ArithmeticError, "the point left the plane"),
+        ({"speed": 3}, TypeError, "unexpected keyword argument 'speed'"),
+    ],
+)
+def test_a_broken_task_ends_the_run_with_its_own_error(
+    tmp_path: Path, task_cfg: dict[str, int], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        train(
+            parse_config(tree(engine(task_cfg=task_cfg, refill_threshold=1), iterations=10_000)),
+            run_dir=tmp_path / "run",
+        )
 
 
 def test_a_worker_that_is_ended_with_the_run_is_no_error_and_one_that_ends_by_itself_is() -> None:
