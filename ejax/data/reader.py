@@ -33,10 +33,10 @@ from ejax.data.task import Episode, Origin, nest_fields
 
 Charge: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Rows [B] that were charged, and the indices [R] of the episodes that all rows had then."""
-_LARGE = 2**18
+LARGE_BYTES = 2**18
 """Bytes from which chunks are drawn singly: copying one takes longer than choosing it."""
 _MAX_TRIES = 1000
-_WAIT_S = 1.0
+WAIT_S = 1.0
 
 
 class Quota:
@@ -120,7 +120,7 @@ class ChunkReader:
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
     def _copies(self, count: int, draw: WindowDraw, rng: np.random.Generator, charged: list[Charge]) -> Copies:
-        is_large = self._buffer.chunk_bytes(draw.size) >= _LARGE
+        is_large = self._buffer.chunk_bytes(draw.size) >= LARGE_BYTES
         one_by_one = is_large or draw.history_length is not None
         made = self._buffer.empty(count if one_by_one else 0, draw.size)
         # small ones all at once: the fewest calls. Large ones one at a time: few are torn, and few copies are wasted
@@ -153,7 +153,7 @@ class ChunkReader:
         self, count: int, draw: WindowDraw, rng: np.random.Generator, charged: list[Charge]
     ) -> tuple[Windows, NDArray[np.int64]]:
         """Return ``count`` windows, and the versions [R] of the rows at that time."""
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + WAIT_S
         while True:
             version, index, mask = self._masked(draw)
             if not mask.any():

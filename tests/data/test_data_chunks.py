@@ -125,7 +125,7 @@ def test_without_a_window_the_message_tells_the_longest_episode(buffer: Any) -> 
 
 
 def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.data.reader._WAIT_S", 0.05)
+    monkeypatch.setattr("ejax.data.reader.WAIT_S", 0.05)
     write(buffer, 0, 20)
     buffer.writing(0).__enter__()
     with pytest.raises(RuntimeError, match="of 8 rows 1 are being written"):
@@ -150,7 +150,7 @@ def test_a_copy_torn_by_a_write_is_drawn_again_within_a_bound(
             buffer.version[:] += 2
         return result
 
-    monkeypatch.setattr("ejax.data.reader._LARGE", large)
+    monkeypatch.setattr("ejax.data.reader.LARGE_BYTES", large)
     monkeypatch.setattr(buffer, copy, interrupted)
     reader, rng = ChunkReader(buffer), np.random.default_rng(0)
     if times > 1:
@@ -166,7 +166,7 @@ def test_chunks_drawn_singly_are_like_those_drawn_together(buffer: Any, monkeypa
     fill(buffer)
     made = []
     for large in (10**9, 0):
-        monkeypatch.setattr("ejax.data.reader._LARGE", large)
+        monkeypatch.setattr("ejax.data.reader.LARGE_BYTES", large)
         made.append(flatten(ChunkReader(buffer).draw(64, WindowDraw("episode", 10), np.random.default_rng(0))))
     together, singly = made
     assert {path: (a.shape, a.dtype) for path, a in singly.items()} == {

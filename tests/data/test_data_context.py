@@ -74,7 +74,7 @@ def check_by_the_letter(chunks: dict[str, Any], spec: SequenceSpecCfg) -> list[t
 def test_windows_of_a_buffer_are_those_of_the_rule(
     buffer: Any, monkeypatch: pytest.MonkeyPatch, mode: Any, history: int, horizon: int, large: int
 ) -> None:
-    monkeypatch.setattr("ejax.data.reader._LARGE", large)
+    monkeypatch.setattr("ejax.data.reader.LARGE_BYTES", large)
     spec = SequenceSpecCfg(history, horizon, mode)
     chunks = ChunkReader(buffer).draw(300, spec.draw, np.random.default_rng(0))
     drawn = check_by_the_letter(chunks, spec)

@@ -88,7 +88,7 @@ def test_a_batch_that_is_not_delivered_costs_nothing(
     buffer: Any, charged: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Singly, each chunk is charged as it is chosen: the fifth finds nothing left."""
-    monkeypatch.setattr("ejax.data.reader._LARGE", 0)
+    monkeypatch.setattr("ejax.data.reader.LARGE_BYTES", 0)
     reader = ChunkReader(buffer, Quota(charged, path, 1))
     with pytest.raises(DataBudgetExhaustedError):
         reader.draw(5, WindowDraw("episode", 2), np.random.default_rng(0))

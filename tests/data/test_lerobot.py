@@ -165,7 +165,7 @@ def test_files_end_at_their_size_and_folders_at_their_number_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fmt, "FILES_PER_CHUNK", 2)
-    monkeypatch.setattr(ejax.data.lerobot.write, "_EPISODES_PER_FILE", 3)
+    monkeypatch.setattr(ejax.data.lerobot.write, "EPISODES_PER_FILE", 3)
     keep(tmp_path / "set", range(5), file_size_mb=0.02)
     keep(tmp_path / "set", range(5, 12), file_size_mb=0.02, append=True)
     places = [(row["data/chunk_index"], row["data/file_index"]) for row in rows(tmp_path / "set")]
@@ -438,12 +438,16 @@ def test_a_cut_off_video_is_an_error_that_names_it(tmp_path: Path) -> None:
         EpisodeReader(tmp_path)[1]
 
 
-def test_what_stays_decoded_is_bounded(kept: Path) -> None:
-    reader = EpisodeReader(kept, cache_mb=0.005)
+@pytest.mark.parametrize(("cache_mb", "num_reads"), [(0.005, 16), (512.0, 8)])
+def test_what_stays_decoded_is_bounded(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, cache_mb: float, num_reads: int
+) -> None:
+    reads, read_table = [], pq.read_table
+    monkeypatch.setattr(pq, "read_table", lambda *args, **options: reads.append(1) or read_table(*args, **options))
+    reader = EpisodeReader(kept, cache_mb=cache_mb)
     for number in [*range(8), *range(8)]:
         assert_same_tree(reader[number].frames, episode(number).frames)
-        assert reader._cache.size <= 0.005 * 2**20
-    assert 1 <= len(reader._cache._kept) < 8
+    assert len(reads) == num_reads
 
 
 # What is drawn

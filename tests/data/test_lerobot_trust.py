@@ -176,7 +176,7 @@ def test_what_is_ahead_of_the_count_is_left_out_by_the_next_append(
 ) -> None:
     """As a crash leaves it while files are put in place, ``info.json`` last; also those of another recording."""
     options = {"file_size_mb": 16.0 if grows else 1e-6}
-    monkeypatch.setattr("ejax.data.lerobot.write._EPISODES_PER_FILE", 500 if grows else 1)
+    monkeypatch.setattr("ejax.data.lerobot.write.EPISODES_PER_FILE", 500 if grows else 1)
     append(kept, 3, **options)
     before, ahead = copied(kept, tmp_path), tmp_path / "ahead"
     shutil.copytree(kept, ahead)

@@ -28,7 +28,7 @@ from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
 from ejax.schema.plain_files import is_side_file
 from ejax.schema.writing import append_file, make_folder
 
-_EPISODES_PER_FILE = 500
+EPISODES_PER_FILE = 500
 """Rows of a file of ``meta/episodes``, which is rewritten with every episode."""
 _FORMER_DIGESTS = "meta/ejax_digests.json"
 """List of SHA-256 that earlier releases kept, and that an append would make wrong."""
@@ -135,7 +135,7 @@ class _Append:
         return entries | {f"{key}/from_timestamp": before / fps, f"{key}/to_timestamp": (before + len(frames)) / fps}
 
     def meta(self) -> dict[str, Any]:
-        is_full = len(self._recording.last_rows) >= _EPISODES_PER_FILE
+        is_full = len(self._recording.last_rows) >= EPISODES_PER_FILE
         return self._place("meta/episodes", fmt.EPISODES, 0, grows=not is_full)[0]
 
     def _place(self, key: str, pattern: str, size: int, *, grows: bool | None) -> tuple[dict[str, Any], bool]:
