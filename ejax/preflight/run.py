@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -165,21 +165,16 @@ def compiler_problem() -> str | None:
         "pip install -e '.[preflight]' in ejax's folder, which also brings the jax that it fits, or "
         f"pip install jax-cuda12-plugin=={wanted} jax-cuda12-pjrt=={wanted}"
     )
+    installed = {each.name: each.version for each in distributions()}
     for cuda in ("cuda12", "cuda13"):
-        found = {name: _version(name) for name in (f"jax-{cuda}-plugin", f"jax-{cuda}-pjrt")}
-        if set(found.values()) == {wanted}:
+        names = (f"jax-{cuda}-plugin", f"jax-{cuda}-pjrt")
+        found = {name: installed[name] for name in names if name in installed}
+        if len(found) == len(names) and set(found.values()) == {wanted}:
             return None
-        if all(found.values()):  # JAX does not use a plugin of another release
+        if len(found) == len(names):  # JAX does not use a plugin of another release
             have = ", ".join(f"{name} {number}" for name, number in found.items())
             return f"{have} do not fit jax {wanted}; {remedy}"
     return f"compiling for a GPU needs XLA's GPU compiler, which is not installed; {remedy}"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]:
