@@ -95,17 +95,19 @@ class RunSink(Sink[Any, Any]):
         self.saver = Saver(lane, start, more, writes=writes)
         self._savers = [self.saver] if self._members is None else self._members.savers
         self._reporter = MetricReporter(writer, self._progress, start.clock, self._device, on_log)
-        # in the order of their calls: numbers that the caller adds are logged before the state is saved
+        # a process that does not write has no callbacks and does not evaluate: it only takes part
         self._all: list[Callback] = []
         self._evaluator: Evaluator | None = None
         cameras = cameras_of(self._trainer)
         if self._members is not None:
             self._all, self._evaluator, cameras = [self._members], self._members.evaluator, ()
+            # evaluated together, but for members that broke before
             known = [each.progress.last_evaluated for each in self._members.lanes]
             self._progress.last_evaluated = max((update for update in known if update is not None), default=None)
         elif writes:
             skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
             counter = SkippedUpdates(self._progress, directory, skips=skips)
+            # in the order of their calls: numbers that the caller adds are logged before the state is saved
             self._all = [counter, self._progress, *self._callbacks, self._reporter]
             self._evaluator = make_evaluator(config, parts, directory.path / "quarantine" / "eval")
         envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env, parts.eval_env)}
