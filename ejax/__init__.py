@@ -29,6 +29,7 @@ _PLACES = {
     "ejax.envs.check": ("check_env",),
     "ejax.envs.task.world": ("World",),
     "ejax.envs.tasks.mujoco_task": ("MuJoCoTask",),
+    "ejax.envs.wrappers.wrapper": ("ObservationWrapper",),
     "ejax.evaluation": ("summarize",),
     "ejax.optim": ("OptimizerConfig", "ScheduleConfig", "make_optimizer"),
     "ejax.policies.calls": ("evaluate_actions", "get_action", "get_value"),

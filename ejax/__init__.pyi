@@ -18,6 +18,7 @@ from ejax.config import RunConfig as RunConfig, load_config as load_config, pars
 from ejax.envs.check import check_env as check_env
 from ejax.envs.task.world import World as World
 from ejax.envs.tasks.mujoco_task import MuJoCoTask as MuJoCoTask
+from ejax.envs.wrappers.wrapper import ObservationWrapper as ObservationWrapper
 from ejax.evaluation import summarize as summarize
 from ejax.optim import (
     OptimizerConfig as OptimizerConfig,
