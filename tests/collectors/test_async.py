@@ -47,6 +47,7 @@ def start_state(policy: Linear) -> TrainState:
 
 def update(state: TrainState, rollout: Any, index: int, policy: Linear) -> TrainState:
     _, key = jax.random.split(jax.random.fold_in(KEY, index))
+    rollout = jax.device_put(rollout, jax.devices()[0])  # where the learner is
     return ppo_update(state, rollout, key, policy=policy, optimizer=OPTIMIZER, config=PPO)[0]
 
 
@@ -163,16 +164,8 @@ def test_several_groups_and_timings_give_the_same_bits() -> None:
 def test_actor_and_learner_on_different_devices() -> None:
     device = jax.devices()[2]
     expected, _ = learn_beside(background(), 4, Linear())
-    running = background(share=Share(devices=[device]))
-    state, rollouts = start_state(Linear()), []
-    with running:
-        running.start(state.params)
-        for index in range(4):
-            collected = running.collect()
-            assert collected is not None and collected.rollout.value.devices() == {device}
-            rollouts.append(collected.rollout)
-            state = update(state, jax.device_put(collected.rollout, jax.devices()[0]), index, Linear())
-            running.publish(state.params, index + 1)
+    state, rollouts = learn_beside(background(share=Share(devices=[device])), 4, Linear())
+    assert all(rollout.value.devices() == {device} for rollout in rollouts)
     chex.assert_trees_all_equal(state, expected)
 
 

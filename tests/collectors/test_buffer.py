@@ -79,7 +79,7 @@ def test_done_alone_is_the_end_of_the_task_and_truncation_still_has_a_value() ->
 def test_minibatches_are_those_of_sgd_epochs() -> None:
     rollout = collected()
     buffer = filled(rollout)
-    buffer.finalize(rollout.next_value[-1], **RATES)
+    advantage, _ = buffer.finalize(rollout.next_value[-1], **RATES)
     row = jnp.arange(T * N, dtype=jnp.float32).reshape(T, N)
     buffer.set_extras({"row": row})
     seen: list[Any] = []
@@ -101,7 +101,7 @@ def test_minibatches_are_those_of_sgd_epochs() -> None:
     for each in batches:
         at = each["row"].astype(int)
         np.testing.assert_array_equal(each["obs"], rows["obs"][at])
-        np.testing.assert_array_equal(each["advantage"], buffer._extras["advantage"].reshape(-1)[at])
+        np.testing.assert_array_equal(each["advantage"], advantage.reshape(-1)[at])
     assert sorted(np.concatenate([each["row"] for each in batches[:4]])) == list(range(T * N))
 
 
@@ -125,7 +125,7 @@ def test_what_was_handed_out_stays_and_what_was_given_may_change() -> None:
     buffer = filled(rollout)
     before = buffer.steps
     buffer.clear()
-    assert len(buffer) == 0 and not buffer.is_full() and not buffer._extras
+    assert len(buffer) == 0 and not buffer.is_full()
     reused = np.zeros((N, 2), np.float32)
     step = (jnp.zeros((N, 1)), jnp.zeros(N), jnp.zeros(N, bool), jnp.zeros(N), jnp.zeros(N))
     for t in range(T):
