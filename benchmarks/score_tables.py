@@ -240,7 +240,7 @@ def _pair_one(task: str, sides: tuple[Side, Side], at: int | None) -> Compared:
 
 
 def table(found: Sequence[Compared], names: tuple[str, str]) -> Iterator[str]:
-    """Give the lines of the comparison: the tasks, and all together.
+    """Return the lines of the comparison: the tasks, and all together.
 
     For all together each score is divided by the second side's mean in its task, and the probability is the mean of
     the tasks'.

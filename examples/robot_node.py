@@ -59,7 +59,7 @@ class Observation:
         self.times["features"] = now
 
     def read(self) -> tuple[NDArray[np.float64], float] | None:
-        """Give the numbers [F], and the time of the older topic; None: a message is still to come.
+        """Return the numbers [F], and the time of the older topic; None: a message is still to come.
 
         Raises:
             ValueError: there are more or fewer numbers than the contract's others.

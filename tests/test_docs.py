@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,8 @@ import ejax.config
 import ejax.data
 
 ROOT = Path(__file__).parents[1]
+ODD_WORDS = re.compile(r"\b(told|tells?|said|anew|whatever|in turn)\b", re.IGNORECASE)
+"""Words that CONTRIBUTING.md leaves out of docstrings, comments and pages."""
 DOCS = ROOT / "docs"
 MADE = {"changelog.md", "reference/config.md"}
 """Pages that ``docs/site_pages.py`` makes when the site is built."""
@@ -126,3 +129,27 @@ def test_a_deprecated_name_works_and_names_its_successor(monkeypatch: pytest.Mon
     with pytest.warns(DeprecationWarning, match=r"ejax\.generalized_advantages is ejax\.gae now, and ends with 0\.3"):
         assert ejax.generalized_advantages is ejax.gae
     assert "generalized_advantages" not in dir(ejax)
+
+
+@pytest.mark.parametrize("folder", ["ejax", "interop", "benchmarks", "examples", "tests"])
+def test_docstrings_begin_with_a_verb_or_a_noun_and_avoid_odd_words(folder: str) -> None:
+    """CONTRIBUTING.md has the style; words that it leaves out are at home in no docstring."""
+    opening = re.compile(r"(What|Where|How|Of|Which|That|Whether|Who|Why|When|Give the|Give a|Recognize)\b")
+    odd = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+            found = isinstance(text, str) and (opening.match(text.strip()) or ODD_WORDS.search(text))
+            odd += [f"{path.relative_to(ROOT)}:{node.lineno}: {found[0]}"] if found else []
+        with path.open("rb") as file:
+            comments = [each for each in tokenize.tokenize(file.readline) if each.type == tokenize.COMMENT]
+        odd += [f"{path.relative_to(ROOT)}:{each.start[0]}" for each in comments if ODD_WORDS.search(each.string)]
+    assert not odd
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]), ids=lambda page: page.name
+)
+def test_pages_avoid_odd_words(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").split("\n")
+    assert not [f"{number}: {line}" for number, line in enumerate(lines, 1) if ODD_WORDS.search(line)]

@@ -36,7 +36,7 @@ class _Budgets(BaseModel):
 
 
 def budget_of(found: dict[str, Any]) -> dict[str, int]:
-    """Give the counts that are guarded, flat: ``train/env step/kernels`` and the like. Zeros are left out."""
+    """Return the counts that are guarded, flat: ``train/env step/kernels`` and the like. Zeros are left out."""
     counts: dict[str, int] = {}
     for name, program in found["programs"].items():
         for unit, each in program["units"].items():

@@ -128,7 +128,7 @@ def _add_operations(module: Module, within: Computation, instruction: Instructio
 
 
 def _precision(shape: Shape, instruction: Instruction) -> str:
-    """Give the type of a product's numbers after rounding; ``f32 exact`` where the program wants more than TF32."""
+    """Return the type of a product's numbers after rounding; ``f32 exact`` where the program wants more than TF32."""
     if "algorithm=dot_bf16_bf16_f32" in instruction.attributes:
         return "bf16"
     exact = re.search(r"operand_precision=\{[^}]*highest|algorithm=dot_f32_f32_f32", instruction.attributes)
@@ -159,7 +159,7 @@ def _library_flops(instruction: Instruction, shapes: list[tuple[Shape, ...]]) ->
 
 
 def _result_bytes(instruction: Instruction) -> int:
-    """Give the bytes of a collective; one that only starts has its operands in the result too, in front."""
+    """Return the bytes of a collective; one that only starts has its operands in the result too, in front."""
     if not instruction.opcode.endswith("-start") or instruction.opcode == "all-reduce-start":
         return instruction.num_bytes
     shapes = instruction.shapes[: 2 * len(instruction.operands)]

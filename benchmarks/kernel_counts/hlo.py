@@ -72,7 +72,7 @@ class Instruction:
         return None
 
     def called(self, *roles: str) -> tuple[str, ...]:
-        """Give the computations behind attributes such as ``body`` or ``calls``, in their order."""
+        """Return the computations behind attributes such as ``body`` or ``calls``, in their order."""
         texts = [self.find(rf"\b{role}=(\{{[^}}]*\}}|%?[\w.\-]+)") or "" for role in roles]
         return tuple(name for text in texts for name in re.findall(r"[\w.\-]+", text))
 
@@ -107,7 +107,7 @@ class Computation:
         return found
 
     def source(self, name: str) -> Instruction:
-        """Give the instruction of that name, or what it renames where it is a bitcast."""
+        """Return the instruction of that name, or what it renames where it is a bitcast."""
         found = self.by_name[name]
         return self.source(found.operands[0]) if found.opcode == "bitcast" else found
 

@@ -46,7 +46,7 @@ def num_shards() -> int:
 
 
 def shares_parameters() -> bool:
-    """Recognize, inside a program, parameters that are sharded over devices."""
+    """Return, inside a program, whether parameters are sharded over devices."""
     mesh = _mesh()
     return mesh is not None and _SHARE in mesh.axis_names
 

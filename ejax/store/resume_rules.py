@@ -24,7 +24,7 @@ _OF_ONE_CALL = ("device", "distributed", "shard_parameters", "profile")
 
 
 class ChangedOption(BaseModel):
-    """What one resume changed."""
+    """One change that a resume made."""
 
     step: NonNegativeInt
     updates: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]

@@ -100,7 +100,7 @@ class PopulationSummary(BaseModel):
 
 
 class ResolvedTrainer(BaseModel):
-    """Keys of ``trainer`` in every run's ``resolved.json``, of whatever version."""
+    """Keys of ``trainer`` in every run's ``resolved.json``, of any version."""
 
     exp_name: str
     seed: int = 1

@@ -34,7 +34,7 @@ _CODE = {
     "guard": "ejax.envs.host.guarded:GuardedEnv",
     "vectorize": "ejax.envs.adapters.gymnasium:vectorize",
 }
-"""What an environment of ejax's in JAX does not need, and so does not bring."""
+"""Modules that an environment of ejax's in JAX does not need, and so does not import."""
 
 
 @dataclass(frozen=True)

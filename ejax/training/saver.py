@@ -21,7 +21,7 @@ from ejax.training.callbacks import Callback, TrainingRun
 from ejax.training.open_run import OpenRun
 
 BestDecision = Literal["best", "not the best", "given up", "failed"]
-"""What became of an evaluation."""
+"""The outcome of an evaluation."""
 
 
 @dataclass

@@ -44,7 +44,7 @@ class Members(Callback, Protocol):
 
     lanes: Sequence[Lane]
     savers: Sequence[Saver]
-    """Of each member's best state, and of its last."""
+    """They save each member's best state, and its last."""
     evaluator: Evaluator
 
     def take(self, tree: PyTree, index: int) -> PyTree:
@@ -187,7 +187,7 @@ class RunSink(Sink[Any, Any]):
         self._recorder.on_save(self._run, path)
 
     def _on_best_decided(self, decision: BestDecision) -> None:
-        """Tell the other processes, before this one completes the best checkpoint with their parts."""
+        """Notify the other processes before this one completes the best checkpoint with their parts."""
         if self._start.group is not None:
             self._start.group.gather(decision, "evaluate")
 

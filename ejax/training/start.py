@@ -37,7 +37,7 @@ from ejax.training.warm_start import (
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run begins, by the arguments of ``ejax.run.train``. None of them: a new run."""
+    """The place that a run begins at, by the arguments of ``ejax.run.train``. None of them: a new run."""
 
     resume: str | None = None
     run_dir: Path | None = None

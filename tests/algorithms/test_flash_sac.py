@@ -112,7 +112,7 @@ def next_action_in_numpy(params: Any, stats: Any, key: Any) -> tuple[np.ndarray,
 
 
 def joint(action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give [s; s'] and [a; a'], the actions in [-1, 1]."""
+    """Return [s; s'] and [a; a'], the actions in [-1, 1]."""
     return np.concatenate([BATCH.obs, BATCH.next_obs]), np.concatenate([np.asarray(BATCH.action) / 2.0, action])
 
 

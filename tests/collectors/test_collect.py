@@ -32,7 +32,7 @@ class Recorder:
 
 
 def begun(outside: bool) -> tuple[Any, Any]:
-    """Give an environment, and the start that ``collect_rollout`` takes for it."""
+    """Return an environment, and the start that ``collect_rollout`` takes for it."""
     if not outside:
         return Drift(limit=4), ejax.reset(Drift(limit=4), KEY, N)
     env = PureHostEnv(Drift(limit=4), N)

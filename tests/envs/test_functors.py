@@ -256,7 +256,7 @@ def test_joints_are_put_in_their_range_with_their_targets() -> None:
 
 
 def act(name: str, action: Array, world: World | None = None, **params: object) -> Array:
-    """Give the drives' targets after a term acted."""
+    """Return the drives' targets after a term acted."""
     world = world or make_world()
     term = find_functor("actions", name)(world.scene, world.active, **params)
     assert term.width == len(action)

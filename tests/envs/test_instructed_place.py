@@ -58,7 +58,7 @@ def drawn() -> tuple[InstructedPlaceState, dict[str, np.ndarray]]:
 
 
 def meant(state: InstructedPlaceState) -> list[tuple[str, str]]:
-    """Give the colour and the zone of each row."""
+    """Return the colour and the zone of each row."""
     colour = np.take_along_axis(np.asarray(state.colours), np.asarray(state.target_cube)[:, None], 1)[:, 0]
     return [(NAMES[c], ZONES[z]) for c, z in zip(colour, np.asarray(state.target_zone), strict=True)]
 

@@ -77,7 +77,7 @@ def _variables(recorded: Golden, critic: str) -> dict[str, Any]:
 
 
 def _networks(recorded: Golden, critic: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give ``(parameters, running statistics)`` as a ``FlashQ`` names them."""
+    """Return ``(parameters, running statistics)`` as a ``FlashQ`` names them."""
     parts = {"actor": under(recorded, "actor/"), "critic": under(recorded, f"{critic}/")}
     params = {name: _parameters(part) for name, part in parts.items()}
     log_alpha = recorded["temperature/log_temp"][0]

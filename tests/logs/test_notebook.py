@@ -121,7 +121,7 @@ class Kernel:
         self.manager, self.client = manager, client
 
     def run(self, code: str, *, interrupt_at: str | None = None) -> list[str]:
-        """Give the output of a cell: text, or HTML if it has some.
+        """Return the output of a cell: text, or HTML if it has some.
 
         Args:
             interrupt_at: press the stop button as soon as this is shown.

@@ -138,7 +138,7 @@ def init(policy: Any, obs: Any) -> Any:
 
 
 def with_statistics(params: Any) -> Any:
-    """Give the parameters a normalizer that is not the identity."""
+    """Add a normalizer that is not the identity to the parameters."""
     if "normalizer" not in params:
         return params
     statistics = {"mean": jnp.full(NUM_OBSERVED, 0.3), "variance": jnp.full(NUM_OBSERVED, 2.0), "count": jnp.ones(())}

@@ -87,7 +87,7 @@ class Added(NamedTuple):
     events: tuple[Term, ...] = ()
     rewards: tuple[Term, ...] = ()
     weights: Mapping[str, float] = FrozenDict()
-    """Of the reward's terms, where a config changes them."""
+    """The reward's terms, where a config changes them."""
 
 
 def total(
