@@ -25,6 +25,7 @@ from pydantic import BaseModel, NonNegativeInt
 import ejax
 from ejax.algorithms.replay_buffer import replays_in, with_rows, without_rows
 from ejax.logs.json_records import FactsError, read_facts
+from ejax.runtime.sharding import is_main_process, wait_for_all
 from ejax.schema.plain_files import is_side_file, to_json
 from ejax.schema.registry import import_entry
 from ejax.schema.writing import link_file, make_folder, move, replace_file, sync
@@ -75,6 +76,9 @@ def save_checkpoint(
 
 def save_share(arrays: Path, state: PyTree, save_arrays: Callable[[Path, PyTree], None], previous: Path | None) -> None:
     """Write this process's part of the state of a checkpoint whose arrays are in the folder ``arrays``."""
+    if is_main_process():
+        make_folder(arrays.parent, arrays.parents[1])
+    wait_for_all("the folder of a checkpoint")  # the first process tidies up before it makes the folder
     previous = previous if previous is not None and previous.is_dir() else None
     if replays := replays_in(state):
         import_entry(_ROWS, "save")(arrays.parent, replays, previous)

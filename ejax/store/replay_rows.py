@@ -21,7 +21,7 @@ from pydantic import BaseModel, NonNegativeInt, PositiveInt
 from ejax.algorithms.host_rows import HostRows
 from ejax.algorithms.replay_buffer import Replay, Transition
 from ejax.logs.json_records import FactsError, read_facts
-from ejax.runtime.sharding import is_main_process, wait_for_all
+from ejax.runtime.sharding import is_main_process
 from ejax.runtime.tree_text import named_leaves
 from ejax.schema.plain_files import HUGE, open_plain
 from ejax.schema.writing import link_file, make_folder, new_file, replace_file
@@ -95,7 +95,6 @@ def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) ->
     Args:
         previous: a checkpoint of the same buffers in an earlier state. None: there is none.
     """
-    wait_for_all("the folder of a checkpoint")  # the first process makes it
     folder = folder / REPLAY
     make_folder(folder)
     old: list[Buffer] = []
