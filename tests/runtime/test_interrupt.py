@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands_under_way import wait_until
 from tiny import STEPS, tiny
 
 from ejax.runtime.process_exit import SIGNALS, StopRequested, interruptible, until_signal
@@ -28,14 +29,6 @@ def write_config(folder: Path) -> Path:
     file = folder / "config.json"
     file.write_text(json.dumps(tiny(iterations=100_000, save_frequency_updates=20, console=True)))
     return file
-
-
-def wait_until(condition: Any, process: "subprocess.Popen[bytes] | None" = None) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process is None or process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def heeds(process: "subprocess.Popen[bytes]", number: int) -> bool:

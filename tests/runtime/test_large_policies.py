@@ -8,33 +8,25 @@ import jax
 import numpy as np
 import pytest
 from several_processes import train_in_processes, two_processes
+from tiny import tiny
 
 from ejax.config import parse_config
 from ejax.run import train
 from ejax.store.arrays import read_arrays
 
-SHARED: dict[str, Any] = {
-    "env": {"id": "several_processes:Shown", "cfg": {"max_episode_steps": 8}},
-    "trainer": {
-        "exp_name": "large",
-        "num_envs": 2,
-        "buffer_size": 4,
-        "iterations": 3,
-        "save_frequency_updates": 1,
-        "shard_parameters": True,
-    },
-    "policy": {
-        "name": "actor_critic",
-        "actor": {"type": "mlp", "hidden_sizes": [128, 128]},
-        "critic": {"type": "mlp", "hidden_sizes": [128, 128]},
-    },
-    "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1}},
-}
+NETWORK = {"type": "mlp", "hidden_sizes": [128, 128]}
 CAMERA = {"video": {"func": "record_camera_data_async", "params": {"resolution": [32, 32], "max_env_num": 1}}}
 
 
 def changed(**trainer: Any) -> dict[str, Any]:
-    return {**SHARED, "trainer": {**SHARED["trainer"], **trainer}}
+    small = {"num_envs": 2, "buffer_size": 4, "iterations": 3, "save_frequency_updates": 1, "shard_parameters": True}
+    given = tiny(
+        env="several_processes:Shown",
+        env_cfg={"max_episode_steps": 8},
+        ppo={"batch_size": 8, "n_epochs": 1},
+        **{"exp_name": "large", **small, **trainer},
+    )
+    return given | {"policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK}}
 
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from several_processes import two_processes
+from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
@@ -30,21 +31,7 @@ from ejax.train import main
 from ejax.training.build import build
 from ejax.training.host_steppers import HostStepper, combine_metrics
 
-TINY: dict[str, Any] = {
-    "trainer": {
-        "learning_env": "PointMassRL",
-        "num_envs": 2,
-        "buffer_size": 4,
-        "iterations": 2,
-        "num_eval_episodes": 2,
-    },
-    "policy": {
-        "name": "actor_critic",
-        "actor": {"type": "mlp", "hidden_sizes": [4]},
-        "critic": {"type": "mlp", "hidden_sizes": [4]},
-    },
-    "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1}},
-}
+TINY = tiny(num_envs=2, buffer_size=4, num_eval_episodes=2, console=True, ppo={"batch_size": 8, "n_epochs": 1})
 
 
 def test_a_process_alone_leads_and_has_nobody_to_join(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands_under_way import start_process, wait_for_checkpoint
 from damages import asynchronous_run, damage, outcome, same, what_is_left
 from kills import Killed, kill_at
 from tiny import EVALUATED, STEPS, tiny
@@ -34,21 +35,6 @@ from ejax.training.steppers import DeviceStepper
 def config(output_dir: Path, env: str = "PointMassRL", updates: int = 12, **trainer: Any) -> dict[str, Any]:
     evaluated = EVALUATED | {"eval_freq": 4 * STEPS}
     return tiny(output_dir, env, **evaluated | {"iterations": updates, "save_frequency_updates": 3} | trainer)
-
-
-def start_process(raw: dict, folder: Path) -> subprocess.Popen[bytes]:
-    file = folder / "config.json"
-    file.write_text(json.dumps(raw))
-    command = [sys.executable, "-m", "ejax.train", "--config", str(file), "--run", str(folder / "run")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(os.environ))
-
-
-def wait_for_checkpoint(process: subprocess.Popen[bytes], folder: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not list((folder / "run" / "checkpoints").glob("tiny_step_*")):
-        assert process.poll() is None, process.stdout and process.stdout.read().decode()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

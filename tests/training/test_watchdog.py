@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from commands_under_way import wait_until
 from host_tasks import Drift, Linear, Wrapped
 from rude_runs import config, in_workers
 from rude_tasks import end
@@ -320,10 +321,7 @@ def test_a_step_that_hangs_in_native_code_is_left_with_the_state_saved(tmp_path:
     command = [sys.executable, "-m", "ejax.train", "--config", str(file), "env.id=rude_tasks:Rude"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([*command, "--run", str(tmp_path / "run")], stderr=subprocess.PIPE, env=env) as process:
-        deadline = time.monotonic() + 120
-        while not mark.exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(mark.exists, process)
         process.send_signal(signal.SIGTERM)
         _, told = process.communicate(timeout=BOUND)
     assert process.returncode == 0
