@@ -20,7 +20,7 @@ from ejax.envs.host.pure_host import PureHostEnv
 from ejax.logs.usage import breakdown, memory_in_use
 from ejax.run import RunResult, train
 from ejax.runtime.stopwatch import Stopwatch
-from ejax.training.profile import Operation, scopes, shares
+from ejax.training.profile import Operation, named_scopes, time_shares
 
 PROGRAM = """
 ENTRY %main {
@@ -55,7 +55,7 @@ def test_what_raises_took_its_time_too() -> None:
 
 
 def test_an_operation_belongs_to_the_function_that_it_was_traced_in() -> None:
-    parts = scopes(PROGRAM)
+    parts = named_scopes(PROGRAM)
     assert parts == {
         "dot.1": "update",
         "while.3": "the rest of collecting",
@@ -75,7 +75,7 @@ def test_a_loop_has_only_what_its_operations_leave_of_it() -> None:
         ],
         [Operation(0.0, 7.0, "copy.2")],
     ]
-    taken = shares(threads, scopes(PROGRAM))
+    taken = time_shares(threads, named_scopes(PROGRAM))
     assert taken == {"the rest of collecting": 50.0, "policy": 30.0, "environments": 20.0, "update": 50.0, "other": 7.0}
 
 

@@ -21,7 +21,7 @@ from ejax.collectors.group_worker import CollectionStopped, Gate, GroupRollout, 
 from ejax.envs.host.calls import waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.rollout import make_rollout
-from ejax.runtime.sharding import join, own_copy, sharded
+from ejax.runtime.sharding import join_shards, local_copy, sharded
 from ejax.schema.messages import explain, noting
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout
 
@@ -162,7 +162,7 @@ class HostCollector:
         )
 
     def _settled(self, params: Params) -> list[Params]:
-        return [params if place is None else own_copy(params, place) for place in self.devices or (None,)]
+        return [params if place is None else local_copy(params, place) for place in self.devices or (None,)]
 
     def state(self) -> PyTree:
         """Return ``GroupWorker.state`` of each group; () where one cannot be saved."""
@@ -219,8 +219,8 @@ class HostCollector:
         size = self.num_envs // len(devices)
         for i, device in enumerate(devices):
             own_steps, own_rows = jax.tree.map(lambda x, i=i: x[:, i * size : (i + 1) * size], (steps, rows))
-            parts.append(assemble_rollout(self.policy, own_copy(params, device), *own_steps, own_rows))
-        return join(parts, sharded(self.mesh, axis=1), axis=1)
+            parts.append(assemble_rollout(self.policy, local_copy(params, device), *own_steps, own_rows))
+        return join_shards(parts, sharded(self.mesh, axis=1), axis=1)
 
     def _start(self, index: int) -> None:
         self.doing = f"rollout {index}: reset"

@@ -181,7 +181,7 @@ def _lane(run: OpenRun, index: int, config: RunConfig, meta: Mapping[str, Any]) 
     else:
         step = run.update * run.cadence.rows
         directory.recover()
-        directory.set_aside_after(step)
+        directory.archive_after(step)
         record_changes(directory.config_file, config, step)
     writer = MetricWriter(
         directory.path,

@@ -71,7 +71,7 @@ def shapes_on(shardings: Sharding | Any | None, tree: T) -> T:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, shardings)
 
 
-def join(parts: Sequence[T], place: NamedSharding, axis: int) -> T:
+def join_shards(parts: Sequence[T], place: NamedSharding, axis: int) -> T:
     """Join trees that each lie on one of this process's devices, in order, along an axis that ``place`` shards."""
 
     def one(*shards: jax.Array) -> jax.Array:
@@ -170,8 +170,8 @@ def join_rows(tree: T, mesh: Mesh, num_rows: int) -> T:
     return cast(T, jax.tree.map(one, tree))
 
 
-def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
-    """Copy arrays to this process's ``device`` alone. For those that lie across processes the others ``give_copy``."""
+def local_copy(tree: PyTree, device: jax.Device) -> PyTree:
+    """Copy arrays to this process's ``device`` alone. For those that lie across processes the others ``send_copy``."""
 
     def own(x: jax.Array) -> jax.Array:
         x = _gathered(x)
@@ -184,8 +184,8 @@ def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
     return jax.device_put(jax.tree.map(own, tree), device)
 
 
-def give_copy(tree: PyTree) -> None:
-    """Take part in another process's ``own_copy`` of the same arrays."""
+def send_copy(tree: PyTree) -> None:
+    """Take part in another process's ``local_copy`` of the same arrays."""
     for x in jax.tree.leaves(tree):
         _gathered(x)
 
@@ -208,7 +208,7 @@ def is_main_process() -> bool:
     return process_count() == 1 or jax.process_index() == 0
 
 
-def at_hand(tree: PyTree) -> PyTree:
+def as_local(tree: PyTree) -> PyTree:
     """Take arrays that are the same on every device as those of this process alone, to compute with."""
     if process_count() == 1:
         return tree

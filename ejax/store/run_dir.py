@@ -209,7 +209,7 @@ class RunDirectory:
         except FactsError as error:
             raise CheckpointError(f"what the run started from is not known: {error}") from None
 
-    def last_word(self) -> str:
+    def status_line(self) -> str:
         """Describe what is left of a run that ends immediately, and the command to continue it."""
         if not self.config_file.exists():
             return f"{self.path} is not a run yet: nothing was left"
@@ -219,12 +219,12 @@ class RunDirectory:
             return f"run {self.path} has no checkpoint yet; {again} starts it from the beginning"
         return f"the last checkpoint is {newest}, what came after it is lost; continue with {again}"
 
-    def set_aside_after(self, step: int) -> list[Path]:
+    def archive_after(self, step: int) -> list[Path]:
         """Rename the checkpoints of later env steps, which would pass for the newest ones, and return them."""
         later = [path for path in self.saved() if int(path.name.rpartition("_")[2]) > step]
         return [move(path, path.with_name(f"superseded_{time.time_ns()}_{path.name}"), self.path) for path in later]
 
-    def take_back(self) -> None:
+    def delete_if_new(self) -> None:
         """Undo ``create_run_directory``, so that the folder can be given again; what others put there stays."""
         configs = [self.config_file.with_name(name) for name in (*_CONFIGS, CHANGES, LISTING)]
         for file in (*configs, *configs[0].parent.glob(".*partial*"), self.path / SCHEDULE, self.path / LOCK):
@@ -290,7 +290,7 @@ def create_run_directory(
     try:
         _write_configs(directory, config, versions)
     except BaseException:
-        directory.take_back()
+        directory.delete_if_new()
         raise
     return directory
 
@@ -347,7 +347,7 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
     return max(runs)
 
 
-def never_began(path: Path) -> bool:
+def has_no_config(path: Path) -> bool:
     """Return whether a kill left the folder while it was made, before there was a run."""
     there = {each.name for each in path.iterdir() if not is_side_file(each.name)} if path.is_dir() else {""}
     if there - {"configs", "checkpoints", LOCK}:

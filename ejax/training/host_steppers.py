@@ -17,7 +17,7 @@ from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCo
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.runtime.processes import Group
-from ejax.runtime.sharding import at_hand, exchange, is_main_process, make_mesh, own_copy, replicated, shard, sharded
+from ejax.runtime.sharding import as_local, exchange, is_main_process, local_copy, make_mesh, replicated, shard, sharded
 from ejax.training.programs import jitted
 from ejax.training.steppers import Layout, ShouldStop, Stepper, commit_to_device, shared_environments
 from ejax.types import Key, Metrics, Rollout
@@ -87,7 +87,7 @@ class HostStepper(Stepper[RunState]):
                     "first rollout after a resume is" if stale == 1 else f"first {stale} rollouts after a resume are"
                 )
                 self.notes.append(f"not exact: the {which} made by newer parameters than without it")
-            self.background.start(at_hand(learner.train.params), first=self._update)
+            self.background.start(as_local(learner.train.params), first=self._update)
         return replace(learner, envs=envs)
 
     def advance(self, state: RunState, count: int, should_stop: ShouldStop) -> tuple[RunState, Metrics] | None:
@@ -118,7 +118,7 @@ class HostStepper(Stepper[RunState]):
             seconds["time/update_s"] += learn_s
         self._update += 1
         if self.background is not None:
-            self.background.publish(at_hand(learner.train.params), self._update)
+            self.background.publish(as_local(learner.train.params), self._update)
         rows: dict[str, Any] = {name: np.array([value]) for name, value in (facts | seconds).items()}
         return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
 
@@ -229,7 +229,7 @@ class MeshUpdate:
         """Make the update; the metrics are this process's own."""
         state, replays = take_out(state)
         state, metrics = self._compiled(state, rows, self._key, replays)
-        return state, own_copy(metrics, self._mesh.local_devices[0])
+        return state, local_copy(metrics, self._mesh.local_devices[0])
 
 
 def combine_metrics(parts: Sequence[CollectionMetrics]) -> CollectionMetrics:

@@ -70,7 +70,7 @@ class OpenRun:
             yield
         except BaseException:
             if self.location.is_new:
-                self.directory.take_back()
+                self.directory.delete_if_new()
             raise
 
     def build(self, objects: UserObjects | None = None) -> None:
@@ -117,7 +117,7 @@ class OpenRun:
             each = " share each batch" if config.data else f", {config.trainer.num_envs} environments on each"
             writer.note(f"{self.parts.num_devices} devices{each}")
         if not location.is_new:
-            for aside in directory.set_aside_after(update * rows):
+            for aside in directory.archive_after(update * rows):
                 writer.note(f"set aside {aside}: the run continues from before it")
         if location.recorded is not None:  # what this call runs with, before devices share it
             record_changes(directory.config_file, location.recorded, update * rows)
@@ -150,7 +150,7 @@ def open_run(config: RunConfig, origin: Origin) -> Iterator[OpenRun]:
         try:
             yield OpenRun(location, watchdog, stack, group, started)
         except KeyboardInterrupt as error:
-            error.add_note(location.directory.last_word())
+            error.add_note(location.directory.status_line())
             raise
 
 

@@ -71,7 +71,9 @@ class Profiler:
         trace = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime, default=None)
         if stepper.program is None or trace is None:  # several programs have no common text
             return notes
-        seconds = {part: ns / 1e9 for part, ns in shares(lines(trace), scopes(stepper.program)).items()}
+        seconds = {
+            part: ns / 1e9 for part, ns in time_shares(thread_operations(trace), named_scopes(stepper.program)).items()
+        }
         facts = {"updates": number, "busy_s": seconds}
         with by_product("parts.json", notes.append):
             replace_file(self._folder / "parts.json", to_json(facts, indent=2), self._folder.parent)
@@ -93,13 +95,13 @@ class Profiler:
             self.close()
 
 
-def scopes(program: str) -> dict[str, str]:
+def named_scopes(program: str) -> dict[str, str]:
     """Find the part of the training that each operation belongs to, from a compiled program's text."""
     found = re.findall(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", program, re.MULTILINE)
     return {name: next((part for function, part in _PARTS if function in path), _OTHER) for name, path in found}
 
 
-def lines(trace: Path) -> Iterator[list[Operation]]:
+def thread_operations(trace: Path) -> Iterator[list[Operation]]:
     """Yield the operations of each thread or stream of a trace."""
     for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
         for line in plane.lines:
@@ -115,7 +117,7 @@ def lines(trace: Path) -> Iterator[list[Operation]]:
                 yield operations
 
 
-def shares(threads: Iterable[list[Operation]], parts: dict[str, str]) -> dict[str, float]:
+def time_shares(threads: Iterable[list[Operation]], parts: dict[str, str]) -> dict[str, float]:
     """Add up the nanoseconds of each part's operations themselves, without the operations inside them.
 
     An operation that is not in ``parts``, such as a copy by the compiler, belongs to the one around it.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ejax.config.models import CameraConfig, TrainerConfig
 from ejax.envs.description import caption_of
 from ejax.episodes import record_episodes
-from ejax.runtime.sharding import own_copy
+from ejax.runtime.sharding import local_copy
 from ejax.schema.messages import explain
 from ejax.training.callbacks import Callback, TrainingRun
 from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
@@ -73,7 +73,7 @@ class VideoRecorder(Callback):
         if not self._cameras:
             return
         # learners may have the parameters on several devices, or across processes, of which all take part
-        params = own_copy(run.state.train.params, self._device)
+        params = local_copy(run.state.train.params, self._device)
         self.record(params, jax.random.key(run.config.trainer.eval_seed), number)
 
     def record(self, params: Params, key: Key, count: int) -> None:

@@ -23,7 +23,7 @@ from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME
 from ejax.runtime.process_exit import hard_exit
 from ejax.runtime.processes import Group, RescueCall, report_failure
-from ejax.runtime.sharding import own_copy, process_count
+from ejax.runtime.sharding import local_copy, process_count
 from ejax.schema.messages import noting
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
@@ -193,7 +193,7 @@ class RunSink(Sink[Any, Any]):
 
     def _own_params(self, params: Params) -> Params:
         """Copy them to where they are evaluated: learners may have them on several devices."""
-        return own_copy(params, self._device) if self._members is None else params
+        return local_copy(params, self._device) if self._members is None else params
 
     def _begin_evaluation(self, state: Any) -> Callable[[], Metrics]:
         params = self._own_params(state.train.params)

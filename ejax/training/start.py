@@ -22,7 +22,7 @@ from ejax.store.run_dir import (
     RunDirectory,
     RunMeta,
     create_run_directory,
-    never_began,
+    has_no_config,
     new_run_folder,
     newest_run,
     open_run_directory,
@@ -122,7 +122,7 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
         checkpoint = Path(which)
         verify_checkpoint(checkpoint, RunMeta)
         run_dir = run_dir or checkpoint.absolute().parents[1]  # RUN/checkpoints/NAME
-    elif which == "latest" and run_dir is not None and never_began(run_dir):
+    elif which == "latest" and run_dir is not None and has_no_config(run_dir):
         alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
         return new_run(config, run_dir, locks, alarms=(alarm,))
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)

@@ -22,7 +22,7 @@ from ejax.run import train
 from ejax.store import checkpoint
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.resume_rules import record_changes
-from ejax.store.run_dir import RunDirectory, create_run_directory, never_began, newest_run, open_run_directory
+from ejax.store.run_dir import RunDirectory, create_run_directory, has_no_config, newest_run, open_run_directory
 from ejax.store.run_lock import RunInUseError, _started, run_lock
 from ejax.store.schedule_file import check_schedule, write_schedule
 
@@ -135,9 +135,9 @@ def test_a_folder_that_a_kill_left_before_it_was_a_run_can_be_given_again(made: 
     (path / made).parent.mkdir(parents=True) if "." in made else (path / made).mkdir(parents=True)
     if "." in made:
         (path / made).write_text("{")
-    assert never_began(path)
+    assert has_no_config(path)
     create_run_directory(config("tiny"), path)
-    assert not never_began(path) and open_run_directory(path)[1] == config("tiny")
+    assert not has_no_config(path) and open_run_directory(path)[1] == config("tiny")
 
 
 def test_a_folder_of_something_else_is_no_unfinished_run(tmp_path: Path, run: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_folder_of_something_else_is_no_unfinished_run(tmp_path: Path, run: Pa
     (tmp_path / "other" / "thesis.tex").touch()
     (run / "configs" / "resolved.json").unlink()
     (run / "checkpoints" / "tiny_step_1").mkdir()
-    assert not never_began(tmp_path / "other") and not never_began(run) and not never_began(tmp_path / "none")
+    assert not has_no_config(tmp_path / "other") and not has_no_config(run) and not has_no_config(tmp_path / "none")
 
 
 def test_the_best_checkpoint_is_used_where_no_other_is_left(tmp_path: Path) -> None:
@@ -159,10 +159,10 @@ def test_the_best_checkpoint_is_used_where_no_other_is_left(tmp_path: Path) -> N
 
 def test_a_last_word_says_what_is_left_and_how_to_go_on(tmp_path: Path, run: Path) -> None:
     directory = RunDirectory(run, "tiny")
-    assert "nothing was left" in RunDirectory(tmp_path / "none", "tiny").last_word()
-    assert f"--run {run} --resume latest starts it from the beginning" in directory.last_word()
+    assert "nothing was left" in RunDirectory(tmp_path / "none", "tiny").status_line()
+    assert f"--run {run} --resume latest starts it from the beginning" in directory.status_line()
     saved = directory.save({"w": jnp.ones(1)}, {"global_step": 10}, keep=5)
-    assert f"the last checkpoint is {saved}," in directory.last_word()
+    assert f"the last checkpoint is {saved}," in directory.status_line()
 
 
 def test_a_schedule_goes_on_where_it_was(run: Path) -> None:
