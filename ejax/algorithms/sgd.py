@@ -78,7 +78,9 @@ def sgd_epochs(
     keys = None if key_rows is None else jax.random.split(key_rows, counts.shape)
 
     grad = _gradient(loss)
-    step = partial(gradient_step, optimizer=optimizer, minibatches=minibatches, prepare=prepare, adapt_rate=adapt_rate)
+    step = partial(
+        _minibatch_step, optimizer=optimizer, minibatches=minibatches, prepare=prepare, adapt_rate=adapt_rate
+    )
     scan = partial(_scan_minibatches, step=step, stop=stop, gradient=grad)
     trained = state.params["params"]
     rows = _rows_in_cache(trained, size)
@@ -94,18 +96,46 @@ def sgd_epochs(
     return after, _summary({name: x[..., 0] for name, x in log.tree().items()}, stopped, minibatches)
 
 
-def gradient_step(
+def _scan_minibatches(
     state: TrainState,
-    minibatch: Batch,
+    batch: Batch,
+    draws: tuple[Array, Array, Key | None],
     *,
+    step: Callable[..., tuple[Any, PackedRows]],
+    stop: Callable[[Metrics], Array] | None,
+    gradient: Grad,
+    flat: FlatParams | None = None,
+) -> tuple[TrainState, Array, PackedRows]:
+    """Make the steps of all minibatches: rows, counts and keys ``draws``, leaves [epochs, minibatches, ...]. ``flat``:
+    the parameters are one vector."""
+    step = partial(step, batch=batch, gradient=gradient, flat=flat)
+    body = step if stop is None else _until(stop, step)
+    start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
+    # one scan over the minibatches of all epochs: what a loop over epochs did besides would split a CUDA graph
+    in_a_row = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
+    with jax.named_scope("minibatches"):
+        (after, stopped), log = jax.lax.scan(body, start, in_a_row)
+    log = jax.tree.map(lambda x: x.reshape(*draws[1].shape, *x.shape[1:]), log)
+    return after if flat is None else flat.unpack_state(after, like=state), stopped, log
+
+
+def _minibatch_step(
+    carry: tuple[TrainState, Array],
+    xs: tuple[Array, Array, Key | None],
+    *,
+    batch: Batch,
     gradient: Grad,
     flat: FlatParams | None,
     optimizer: optax.GradientTransformation,
     minibatches: MinibatchConfig,
     prepare: Callable[[Batch], Batch] | None,
     adapt_rate: Callable[[Array, Metrics], Array] | None,
-) -> tuple[TrainState, Metrics]:
-    """Make one step of the optimizer; arguments as of ``sgd_epochs``. ``flat``: the parameters are one vector."""
+) -> tuple[tuple[TrainState, Array], PackedRows]:
+    """Make one step of the optimizer by the minibatch of ``xs``: rows, their count and a key."""
+    (state, stopped), (rows, count, key) = carry, xs
+    minibatch, count = _take(batch, rows, count)
+    if key is not None:
+        minibatch["key"] = jax.random.split(key, rows.size)
     minibatch = minibatch if prepare is None else prepare(minibatch)
     trained = state.params["params"]
     # packed after the gradient, not before: the gradient of unpacking would be a sum of padded vectors
@@ -121,7 +151,9 @@ def gradient_step(
         skip=minibatches.skip_nonfinite,
         learning_rate=rate,
     )
-    return state, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite}
+    metrics |= {"grad_norm": norm, "skipped_minibatches": 1.0 - finite, "rows": count}
+    # one table: each array that a loop stores is a separate kernel on a GPU
+    return (state, stopped), pack_rows({name: x.astype(jnp.float32)[None] for name, x in metrics.items()})
 
 
 def _gradient(loss: Loss) -> Grad:
@@ -133,38 +165,6 @@ def _gradient(loss: Loss) -> Grad:
 
     grad: Grad = jax.jit(jax.grad(loss_of_trained, has_aux=True))
     return grad
-
-
-def _scan_minibatches(
-    state: TrainState,
-    batch: Batch,
-    draws: tuple[Array, Array, Key | None],
-    *,
-    step: Callable[..., tuple[TrainState, Metrics]],
-    stop: Callable[[Metrics], Array] | None,
-    gradient: Grad,
-    flat: FlatParams | None = None,
-) -> tuple[TrainState, Array, PackedRows]:
-    """Make the steps of all minibatches: rows, counts and keys ``draws``, leaves [epochs, minibatches, ...]."""
-
-    def one_minibatch(carry: Any, xs: tuple[Array, Array, Key | None]) -> tuple[Any, PackedRows]:
-        (state, stopped), (rows, count, key) = carry, xs
-        minibatch, count = _take(batch, rows, count)
-        if key is not None:
-            minibatch["key"] = jax.random.split(key, rows.size)
-        state, metrics = step(state, minibatch, gradient=gradient, flat=flat)
-        metrics["rows"] = count
-        # one table: each array that a loop stores is a separate kernel on a GPU
-        return (state, stopped), pack_rows({name: x.astype(jnp.float32)[None] for name, x in metrics.items()})
-
-    body = one_minibatch if stop is None else _until(stop, one_minibatch)
-    start = (state if flat is None else flat.pack_state(state), jnp.asarray(False))
-    # one scan over the minibatches of all epochs: what a loop over epochs did besides would split a CUDA graph
-    in_a_row = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
-    with jax.named_scope("minibatches"):
-        (after, stopped), log = jax.lax.scan(body, start, in_a_row)
-    log = jax.tree.map(lambda x: x.reshape(*draws[1].shape, *x.shape[1:]), log)
-    return after if flat is None else flat.unpack_state(after, like=state), stopped, log
 
 
 def _orders(key: Key, num_rows: int, size: int, minibatches: MinibatchConfig) -> tuple[Array, Array]:

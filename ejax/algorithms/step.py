@@ -144,7 +144,8 @@ def make_rollout_step(
     num_steps: int,
     dropout: bool,
 ) -> Step:
-    """Make a step that collects T steps of all environments, and updates."""
+    """Make a step that collects T steps of all environments, and learns from them."""
+    learn = make_learn(policy, optimizer, config, update=update, resets=resets)
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         key_collect, key_update, key_reset = jax.random.split(key, 3)
@@ -152,7 +153,6 @@ def make_rollout_step(
         if resets.restart:
             start = reset(env, key_reset, state.episodes.current_return.shape[0], resets.group_size)
             envs = with_memory(restart(env, envs, start, resets.group_size), policy)
-            state = drop_episodes(state)
         rollout, envs = unroll(
             policy,
             env,
@@ -164,8 +164,8 @@ def make_rollout_step(
             first_episodes=resets.restart and resets.first_only,
             **({"first_step": state.update * num_steps} if isinstance(policy, ExploringPolicy) else {}),
         )
-        state, losses = _updated(state, rollout, key_update, update, policy, optimizer, config)
-        return finish(replace(state, envs=envs), rollout, losses, rollout.valid)
+        state, metrics = learn(state, rollout, key_update)
+        return replace(state, envs=envs), metrics
 
     return step
 
@@ -173,34 +173,21 @@ def make_rollout_step(
 def make_learn(
     policy: Policy, optimizer: optax.GradientTransformation, config: Any, *, update: Update, resets: ResetPolicy
 ) -> Learn:
-    """Make an update from a rollout of elsewhere; ``state.envs`` is left as it is."""
+    """Make an update from a rollout: of the ``TrainState``, and of the algorithm's own state, if it keeps any;
+    ``state.envs`` is left as it is."""
+    static = {"policy": policy, "optimizer": optimizer, "config": config}
 
     def learn(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
         state = drop_episodes(state) if resets.restart else state
-        state, losses = _updated(state, rollout, key, update, policy, optimizer, config)
-        return finish(state, rollout, losses, rollout.valid)
+        state, scaled = _scaled(state, rollout, config)
+        if jax.tree.leaves(state.own):
+            both, losses = update((state.train, state.own), scaled, key, **static)
+            train, own = cast(tuple[TrainState, PyTree], both)
+        else:
+            (train, losses), own = update(state.train, scaled, key, **static), state.own
+        return finish(replace(state, train=train, own=own), rollout, losses, rollout.valid)
 
     return learn
-
-
-def _updated(
-    state: RunState,
-    rollout: Rollout,
-    key: Key,
-    update: Update,
-    policy: Policy,
-    optimizer: optax.GradientTransformation,
-    config: Any,
-) -> tuple[RunState, Metrics]:
-    """Make an algorithm's update of its ``TrainState``, and of its own state, if it keeps any."""
-    state, scaled = _scaled(state, rollout, config)
-    given = {"policy": policy, "optimizer": optimizer, "config": config}
-    if not jax.tree.leaves(state.own):
-        train, losses = update(state.train, scaled, key, **given)
-        return replace(state, train=train), losses
-    both, losses = update((state.train, state.own), scaled, key, **given)
-    train, own = cast(tuple[TrainState, PyTree], both)
-    return replace(state, train=train, own=own), losses
 
 
 def _scaled(state: RunState, rollout: Rollout, config: Any) -> tuple[RunState, Rollout]:
