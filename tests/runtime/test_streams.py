@@ -105,7 +105,7 @@ def test_whoever_writes_goes_on(kind: str, numbers: tuple[int, ...], tmp_path: P
     done = run(WRITERS, kind, numbers, done=str(tmp_path / "done"), before="note_losses(notes.append)")
     assert done.returncode == 0 and "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
     notes = eval((tmp_path / "done").read_text())
-    assert len(notes) == len(numbers) and all("goes on" in note for note in notes)
+    assert len(notes) == len(numbers) and all("continues" in note for note in notes)
     named = {1: "output", 2: "error"}
     assert sorted(note.split()[1] for note in notes) == sorted(named[number] for number in numbers)
     for number, printed in ((1, done.stdout), (2, done.stderr)):
