@@ -1,11 +1,11 @@
-"""`ejax transfer` where an engine is not installed.
+"""`ejax evaluate --engine all` where an engine is not installed.
 
 RIGHT: the table names what it leaves out, and how to install it.
 """
 
 from common import main
 
-from ejax.transfer.table import as_markdown
+from ejax.play.comparison import as_markdown
 
 
 def report():
