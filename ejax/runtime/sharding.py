@@ -171,7 +171,7 @@ def join_rows(tree: T, mesh: Mesh, num_rows: int) -> T:
 
 
 def local_copy(tree: PyTree, device: jax.Device) -> PyTree:
-    """Copy arrays to this process's ``device`` alone. For those that lie across processes the others ``send_copy``."""
+    """Copy arrays to this process's ``device`` alone. Where they lie across processes, all of these call it."""
 
     def own(x: jax.Array) -> jax.Array:
         x = _gathered(x)
@@ -182,12 +182,6 @@ def local_copy(tree: PyTree, device: jax.Device) -> PyTree:
         return x if x.is_fully_addressable else x.addressable_data(0)
 
     return jax.device_put(jax.tree.map(own, tree), device)
-
-
-def send_copy(tree: PyTree) -> None:
-    """Take part in another process's ``local_copy`` of the same arrays."""
-    for x in jax.tree.leaves(tree):
-        _gathered(x)
 
 
 def _gathered(x: jax.Array) -> jax.Array:
