@@ -341,6 +341,15 @@ def test_an_environment_that_draws_nothing_says_what_it_needs() -> None:
         glowing(render_mode=None).pictures()
 
 
+def test_pictures_that_need_a_missing_package_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(self: Glowing) -> Any:
+        raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
+
+    monkeypatch.setattr(Glowing, "render", render)
+    with pytest.raises(ImportError, match="pygame is not installed"):  # which every command says in a line
+        glowing().pictures()
+
+
 def test_gymnasium_is_told_to_draw_before_it_is_made() -> None:
     config = parse_config(tiny(env="gymnasium:Pendulum-v1"))
     assert filmed(config).env.cfg["render_mode"] == "rgb_array"

@@ -421,7 +421,7 @@ def test_who_wants_a_policy_gets_the_best_member_or_the_one_it_names(trained: Po
 def test_a_member_that_is_not_there_is_refused(trained: PopulationResult) -> None:
     with pytest.raises(ValueError, match=r"got member 4; .* has 0 to 3"):
         open_policy_run(trained.run_dir, 4)
-    with pytest.raises(ValueError, match="is no population"):
+    with pytest.raises(ValueError, match="is not a population"):
         open_policy_run(trained.run_dir / "members" / "0", 1)
 
 

@@ -101,8 +101,15 @@ class GymnasiumVector:
         return float(self.env.metadata.get("render_fps") or 30)  # for an environment that does not give its own
 
     def pictures(self) -> NDArray[np.uint8]:
-        """Draw every row: [N, height, width, 3] RGB. Raises ValueError: there are none, as without ``render_mode``."""
-        drawn: Any = self.env.render()
+        """Draw every row: [N, height, width, 3] RGB.
+
+        Raises:
+            ValueError: there are none, as without ``render_mode``. ImportError: it needs a package that is not here.
+        """
+        try:
+            drawn: Any = self.env.render()
+        except gymnasium.error.DependencyNotInstalled as error:  # neither of Python's errors nor of ours
+            raise ImportError(str(error)) from error
         if not drawn or any(np.ndim(each) != 3 for each in drawn):
             raise ValueError(f"{type(self.env).__name__} draws nothing: it needs env.cfg.render_mode rgb_array")
         return np.stack([np.asarray(each, np.uint8) for each in drawn])
