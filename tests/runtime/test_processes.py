@@ -81,7 +81,8 @@ def test_a_process_whose_others_do_not_come_says_so_and_waits_for_a_limited_time
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{free.getsockname()[1]}"
-    code = f"from ejax.runtime.processes import Address, join; join(Address('{where}', 2, {process}), timeout_s=1)"
+    address = f"Address('{where}', 2, {process})"
+    code = f"from ejax.runtime.processes import Address, join_group; join_group({address}, timeout_s=1)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert done.stdout == f"[processes] waiting for the others at {where}, process {process}, for at most 1 s\n"
