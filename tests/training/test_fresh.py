@@ -107,7 +107,7 @@ def test_a_damaged_best_checkpoint_is_told_and_the_last_one_stands_for_it(
     config = parse_config(tiny(tmp_path, **EVALUATED, iterations=3))
     resumed = train(config, run_dir=result.run_dir, resume="latest")
     assert resumed.finished and resumed.fresh_eval_metrics["best"]["checkpoint"] == str(last)
-    assert "the last checkpoint stands for it" in capsys.readouterr().err
+    assert "the last checkpoint replaces it" in capsys.readouterr().err
 
 
 @pytest.mark.slow
