@@ -4,6 +4,7 @@
 def test_a_bad_override(given, key, word): refused(make, given, key=key, word=word)
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,11 @@ MAX_MESSAGE = 20_000
 
 def refusals(*rows: tuple[Any, str, str]) -> pytest.MarkDecorator:
     """Parametrize a test by ``given``, ``key`` and ``word``."""
-    ids = [f"{str(given)[:60].encode('unicode_escape').decode()}-{key}" for given, key, _ in rows]
+    # without addresses: every worker must collect the same names
+    texts = [re.sub(r" at 0x[0-9a-f]+", "", str(given)) for given, *_ in rows]
+    ids = [
+        f"{text[:60].encode('unicode_escape').decode()}-{key}" for text, (_, key, _) in zip(texts, rows, strict=True)
+    ]
     return pytest.mark.parametrize(("given", "key", "word"), rows, ids=ids)
 
 
