@@ -106,7 +106,7 @@ def test_a_marker_that_collides_is_an_obstacle_where_it_was_placed(engine: str) 
     )
     env = task("", engine, solid)
     physics = Physics(env.asset, engine, 30)  # type: ignore[arg-type]
-    state = jax.jit(lambda: env._start_of(KEY).state)().physics
+    state = jax.jit(lambda: env.first_world(KEY).state)().physics
     moving = state.replace(qvel=state.qvel.at[0].set(1.0))  # type: ignore[attr-defined]
     for place, stops in ((PLACE, True), ([5.0, 0.0, 0.5], False)):
         after, _ = jax.jit(physics.step_sensing)(moving, jnp.zeros(1), {"goal": jnp.asarray(place)})
@@ -116,7 +116,7 @@ def test_a_marker_that_collides_is_an_obstacle_where_it_was_placed(engine: str) 
 def test_rows_have_markers_of_their_own_and_leave_none_behind() -> None:
     asset = MODEL.format(EVERYWHERE[0])
     physics, model = Physics(asset, "mujoco", 1), load_model(asset)
-    states = jax.vmap(lambda _: task(EVERYWHERE[0])._start_of(KEY).state.physics)(jnp.arange(3))
+    states = jax.vmap(lambda _: task(EVERYWHERE[0]).first_world(KEY).state.physics)(jnp.arange(3))
     places = jnp.arange(9.0).reshape(3, 3)
     _, readings = jax.vmap(physics.step_sensing)(states, jnp.zeros((3, 1)), {"goal": places})
     np.testing.assert_allclose(readings[:, 0], places)
