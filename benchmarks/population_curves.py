@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ejax.population.leaderboard import summaries
+from ejax.population.lanes import summaries
 from ejax.store.run_dir import open_run_directory
 
 

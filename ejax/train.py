@@ -18,7 +18,7 @@ from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
 
 if TYPE_CHECKING:
     from ejax.config import RunConfig
-    from ejax.population.leaderboard import PopulationResult
+    from ejax.population.lanes import PopulationResult
     from ejax.run import RunResult
 
 _PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -64,7 +64,7 @@ def exit_code_of(error: Exception) -> tuple[int | None, str]:
     from ejax.config import ConfigError
     from ejax.runtime.processes import ProcessesError
     from ejax.store.checkpoint import CheckpointError
-    from ejax.training.skipped import NonFiniteUpdateError
+    from ejax.training.reporter import NonFiniteUpdateError
 
     if isinstance(error, (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS)):
         return 2, explain(error)
@@ -145,9 +145,8 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     """Print the facts of a run that has ended. Returns the exit code."""
     from ejax.config.run_config import idle_notes
     from ejax.logs.console import what_moved
-    from ejax.logs.usage import breakdown
     from ejax.runtime.sharding import is_main_process
-    from ejax.training.skipped import mostly_skipped_text
+    from ejax.training.reporter import breakdown, mostly_skipped_text
 
     if not is_main_process():
         return 0

@@ -17,10 +17,10 @@ import ejax
 from ejax.config import ConfigError, parse_config
 from ejax.envs.host import pure_host
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.logs.usage import breakdown, memory_in_use
 from ejax.run import RunResult, train
 from ejax.runtime.stopwatch import Stopwatch
 from ejax.training.profile import Operation, named_scopes, time_shares
+from ejax.training.reporter import breakdown, memory_in_use
 
 PROGRAM = """
 ENTRY %main {

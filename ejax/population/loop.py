@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ejax.config import ConfigError, Problem, RunConfig, bind
-from ejax.population.lanes import MemberLanes
-from ejax.population.leaderboard import PopulationResult
+from ejax.population.lanes import MemberLanes, PopulationResult
 from ejax.population.members import build_population
 from ejax.runtime.sharding import process_count
 from ejax.schema.frozen import with_value

@@ -105,7 +105,7 @@ def make_population_step(
         # under vmap both branches run: side by side, a broken member costs as much as one that trains
         after, metrics = jax.lax.cond(alive, train, hold, state)
         sound = all_finite(after.train.params)
-        if stops_at_nonfinite:  # as ``ejax.training.skipped.refuse_nonfinite``
+        if stops_at_nonfinite:  # as ``ejax.training.reporter.refuse_nonfinite``
             skipped = [metrics.get(f"train/skipped_{name}", 0.0) for name in ("update", "fraction")]
             excessive = metrics.get("train/skipped_excessive_gradient", 0.0)
             sound &= (jnp.maximum(*skipped) - excessive <= 0.0) & jnp.isfinite(metrics.get("train/loss", 0.0))

@@ -19,18 +19,23 @@ from urllib.parse import quote
 
 from ejax.logs.json_records import FactsError
 from ejax.population.lineage import lineage, value_texts
-from ejax.report.cells import (
+from ejax.report.curves import (
     EMPTY_CELL,
     MISSING,
+    NAMES,
+    CurveGroup,
     bar,
+    curves,
+    differing,
     duration_cell,
+    groups_of,
     number_cell,
     swatch,
+    sweep,
     table,
     value_cell,
     value_text,
 )
-from ejax.report.curves import NAMES, CurveGroup, curves, differing, groups_of, sweep
 from ejax.report.runs import Run
 from ejax.schema.paths import find
 from ejax.schema.plain_files import read_bytes

@@ -14,7 +14,7 @@
     quarantine/                 what broke environments, for python -m ejax.replay
     replay/                     while it trains, with replay.storage: shared: <field>.npy, the rows of the replay buffer
     members/<i>/                of a population: the folder of each member, as of a single run
-    population.json             of a population: its members, and which is the best (``ejax.population.leaderboard``)
+    population.json             of a population: its members, and which is the best (``ejax.population.lanes``)
     exploits.jsonl              of a population: who went on from whom
     schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
 """

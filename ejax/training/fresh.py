@@ -6,7 +6,6 @@ Their seeds are used neither in training nor in the periodic evaluations, the be
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from ejax.schema.writing import by_product, replace_file
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.types import Params
 
-BROKEN_OFF = "the fresh episodes were broken off; --resume latest plays them"
 _FRESH = 0xF4E5  # sets these seeds apart from training and evaluation
 
 
@@ -71,30 +69,12 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("_")[2])
 
 
-def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Take means over the evaluations with these seeds, all of equally many episodes. None: ``play`` gave one up."""
-    found = []
-    for seed in seeds:
-        metrics = play(seed)
-        if metrics is None:
-            return None
-        found.append(metrics)
+def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any]]) -> dict[str, Any]:
+    """Take means over the evaluations ``play(seed)``, all of equally many episodes; counts are added up."""
+    found = [play(seed) for seed in seeds]
     total = {tag: sum(metrics[tag] for metrics in found) for tag in found[0]}
     counts = (NONFINITE_EPISODES, UNFINISHED_EPISODES)
     return {tag: x if tag in counts else x / len(seeds) for tag, x in total.items()}
-
-
-def play_best_and_last(
-    trainer: TrainerConfig, best: Params, last: Params, play: Callable[[Params, int], Mapping[str, Any] | None]
-) -> dict[str, dict[str, Any]] | None:
-    """Return ``evaluate_fresh`` of both policies, by ``play(params, seed)``. None: it gave one up."""
-    found = {}
-    for which, params in (("best", best), ("last", last)):
-        metrics = evaluate_fresh(fresh_seeds(trainer), partial(play, params))
-        if metrics is None:
-            return None
-        found[which] = metrics
-    return found
 
 
 def write_fresh(

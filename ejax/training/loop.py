@@ -1,28 +1,21 @@
 """THE loop: advance a run, and hand the results to a sink, until the end."""
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from ejax.algorithms.replay_buffer import replays_in
-from ejax.logs.usage import TIME
 from ejax.runtime.process_exit import interruptible
 from ejax.runtime.sharding import is_main_process
 from ejax.runtime.stopwatch import ENGINE
 from ejax.training.open_run import OpenRun
 from ejax.training.profile import Profiler
-from ejax.training.steppers import ShouldStop, Stepper
-from ejax.types import Metrics
+from ejax.training.reporter import TIME
+from ejax.training.sink import Dispatch, RunSink
 
-S = TypeVar("S")
-R = TypeVar("R", covariant=True)
 _SECONDS_PER_DISPATCH = 0.5
 """Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""
 
@@ -43,64 +36,11 @@ class Throttle:
             self.limit = max(1, min(fitting, 2 * self.limit, self._max_updates))
 
 
-@dataclass
-class Dispatch(Generic[S]):
-    """Updates in flight: dispatched, their results not read yet."""
+class Loop:
+    """One call that trains, on the host, in a ``run`` that is built. Used once."""
 
-    update: int
-    """The last of them."""
-    count: int
-    state: S
-    metrics: Metrics
-    """[≥ count, ...] each."""
-    evaluation: Callable[[], Metrics] | None
-    """Gives the results of an evaluation after the last one, or raises what went wrong in it."""
-
-
-class Sink(AbstractContextManager[Any], Protocol[S, R]):
-    """Context manager that evaluates, shows and keeps what a run makes."""
-
-    @property
-    def stopped(self) -> bool:
-        """The run is to end, though no signal came."""
-        return False
-
-    def compile(self, state: S) -> None:
-        """Compile what evaluates. In a thread, while the training is compiled."""
-        return
-
-    def start(self, state: S, seconds: float) -> None:
-        """All is compiled, after ``seconds`` since the call began."""
-        ...
-
-    def reached(self, state: S, update: int) -> Callable[[], Metrics] | None:
-        """Note that ``state`` is under way on the device, and begin the evaluation that is due after it."""
-        ...
-
-    def finish(self, dispatch: Dispatch[S], metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:
-        """Log, save and evaluate a dispatch whose metrics are there."""
-        ...
-
-    def end(self, state: S, update: int, steps_per_s: float, should_stop: ShouldStop) -> R:
-        """Save and evaluate for the last time."""
-        ...
-
-    def note(self, text: str) -> None:
-        return
-
-    def __exit__(self, *error: Any) -> None:
-        return
-
-
-class Loop(Generic[S, R]):
-    """One call that trains, on the host. Used once.
-
-    Args:
-        run: open, and built.
-    """
-
-    def __init__(self, run: OpenRun, sink: Sink[S, R]) -> None:
-        self._run, self._sink, self._stepper = run, sink, cast(Stepper[S], run.parts.stepper)
+    def __init__(self, run: OpenRun, sink: RunSink) -> None:
+        self._run, self._sink, self._stepper = run, sink, run.parts.stepper
         profile = run.config.trainer.profile if is_main_process() else None
         self._profiler = Profiler(profile, run.directory.path / "profile")
         self._first, self._cadence, self._times, self._group = run.update, run.cadence, run.clock, run.group
@@ -108,11 +48,11 @@ class Loop(Generic[S, R]):
         self._throttle = Throttle(self._stepper.max_updates, adapts=adapts)
         self._compiled_at = self._clock = run.started
 
-    def run(self) -> R:
+    def run(self) -> Any:
         """Train to the end, or until a signal, or until the sink stops it."""
-        update, total, state = self._first, self._cadence.num_updates, cast(S, self._run.state)
+        update, total, state = self._first, self._run.config.trainer.num_updates, self._run.state
         stepper, sink, profiler = self._stepper, self._sink, self._profiler
-        pending: Dispatch[S] | None = None
+        pending: Dispatch | None = None
         # evaluation compiles here while the training does in the main thread
         compiler = ThreadPoolExecutor(1, "ejax-compiler")
         with stepper, sink, compiler, profiler, interruptible() as should_stop:
@@ -147,9 +87,8 @@ class Loop(Generic[S, R]):
                     pending = None
                 if profiler.ends(update):
                     with self._times.of("profile"):
-                        notes = profiler.finish(state, stepper)
-                    for text in notes:
-                        sink.note(text)
+                        for text in profiler.finish(state, stepper):
+                            sink.note(text)
             if pending is not None:
                 self._finish(pending)
             return sink.end(state, update, self._steps_per_s(update, time.monotonic()), should_stop)
@@ -161,7 +100,7 @@ class Loop(Generic[S, R]):
         words = self._group.gather({"count": count, "stops": stops}, "begin an update")
         return words[0]["count"], any(word["stops"] for word in words)
 
-    def _finish(self, dispatch: Dispatch[S]) -> None:
+    def _finish(self, dispatch: Dispatch) -> None:
         with self._times.of(self._stepper.timer_name):  # the wait for the device is the update's own time
             metrics = {name: np.asarray(x) for name, x in jax.device_get(dispatch.metrics).items()}
         now = time.monotonic()

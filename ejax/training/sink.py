@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
@@ -20,7 +22,6 @@ from numpy.typing import NDArray
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.evaluation import unfinished_note
 from ejax.logs.metrics import MetricWriter
-from ejax.logs.usage import TIME
 from ejax.runtime.process_exit import hard_exit
 from ejax.runtime.processes import Group, RescueCall, report_failure
 from ejax.runtime.sharding import local_copy, process_count
@@ -28,13 +29,11 @@ from ejax.schema.messages import noting
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import Evaluator, make_evaluator, require_measured
-from ejax.training.fresh import BROKEN_OFF, best_or_last, fresh_seeds, params_of, play_best_and_last, write_fresh
-from ejax.training.loop import Dispatch, Sink
+from ejax.training.fresh import best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.open_run import OpenRun
 from ejax.training.recorder import VideoRecorder, cameras_of
-from ejax.training.reporter import MetricReporter, OnLog
+from ejax.training.reporter import TIME, MetricReporter, OnLog, SkippedUpdates
 from ejax.training.saver import BestDecision, Lane, Progress, Saver
-from ejax.training.skipped import SkippedUpdates
 from ejax.training.steppers import ShouldStop
 from ejax.types import Metrics, Params, Phase, PyTree
 
@@ -60,8 +59,22 @@ class Members(Callback, Protocol):
         ...
 
 
-class RunSink(Sink[Any, Any]):
-    """The events of one run, which has one lane, or of a population's members. Used once.
+@dataclass
+class Dispatch:
+    """Updates in flight: dispatched, their results not read yet."""
+
+    update: int
+    """The last of them."""
+    count: int
+    state: Any
+    metrics: Metrics
+    """[≥ count, ...] each."""
+    evaluation: Callable[[], Metrics] | None
+    """Gives the results of an evaluation after the last one, or raises what went wrong in it."""
+
+
+class RunSink:
+    """The events of one run, which has one lane, or of a population's members. A context manager, used once.
 
     Args:
         callbacks: of the caller; each event comes to them before it is logged and saved.
@@ -121,16 +134,19 @@ class RunSink(Sink[Any, Any]):
 
     @property
     def stopped(self) -> bool:
+        """The run is to end, though no signal came."""
         return self._run.stopped
 
     def note(self, text: str) -> None:
         self._writer.note(text)
 
     def compile(self, state: Any) -> None:
+        """Compile what evaluates. In a thread, while the training is compiled."""
         if self._trainer.enable_eval and self._evaluator is not None:
             self._evaluator.compile(state.train.params)
 
     def start(self, state: Any, seconds: float) -> None:
+        """All is compiled, after ``seconds`` since the call began."""
         first, profile = self._start.update, self._trainer.profile
         self._run.state = state
         self.saver.complete = state, first
@@ -145,10 +161,11 @@ class RunSink(Sink[Any, Any]):
             self._evaluate_now()
 
     def reached(self, state: Any, update: int) -> Callable[[], Metrics] | None:
+        """Note that ``state`` is under way on the device, and begin the evaluation that is due after it."""
         self.saver.complete = state, update  # a rescue saves this one while an environment hangs
         return self._begin_evaluation(state) if self._run.cadence.evaluates(update) else None
 
-    def finish(self, dispatch: Dispatch[Any], metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:
+    def finish(self, dispatch: Dispatch, metrics: dict[str, NDArray[Any]], steps_per_s: float) -> None:
         """Log, save, and only then see what the evaluation gave."""
         run, trainer = self._run, self._trainer
         run.state, run.steps_per_s = dispatch.state, steps_per_s
@@ -268,9 +285,9 @@ class RunSink(Sink[Any, Any]):
 
     def _evaluate_fresh(self, should_stop: ShouldStop) -> list[dict[str, dict[str, Any]]]:
         """Play each lane's best checkpoint and its last in fresh episodes, and return the facts; empty: none."""
-        trainer, evaluator = self._trainer, self._evaluator
+        trainer, evaluator, seeds = self._trainer, self._evaluator, fresh_seeds(self._trainer)
         lasts = [each.latest for each in self._savers if each.latest is not None]
-        if not fresh_seeds(trainer) or evaluator is None or len(lasts) < len(self._savers):
+        if not seeds or evaluator is None or len(lasts) < len(self._savers):
             return []
         if process_count() > 1:  # all of them would have to read a checkpoint
             self.note("several processes play no fresh episodes; python -m ejax.evaluate RUN --seed S does")
@@ -282,15 +299,19 @@ class RunSink(Sink[Any, Any]):
         # members' are stacked, so that one program plays all
         best = kept[0] if self._members is None else jax.tree.map(lambda *own: jnp.stack(own), *kept)
 
-        def play(params: Params, seed: int) -> dict[str, Any] | None:
-            return None if should_stop() else self._results(evaluator.begin(params, seed))
+        def play(params: Params, seed: int) -> dict[str, Any]:
+            metrics = None if should_stop() else self._results(evaluator.begin(params, seed))
+            if metrics is None:
+                raise _BrokenOffError
+            return metrics
 
-        found = play_best_and_last(trainer, best, params, play)
-        if found is None:
-            self.note(BROKEN_OFF)
+        try:
+            of_best, of_last = (evaluate_fresh(seeds, partial(play, own)) for own in (best, params))
+        except _BrokenOffError:
+            self.note("the fresh episodes were broken off; --resume latest plays them")
             return []
         folders = [path.parents[1] for path in lasts]  # RUN/checkpoints/NAME
-        rows = {which: self._of_lanes(metrics) for which, metrics in found.items()}
+        rows = {"best": self._of_lanes(of_best), "last": self._of_lanes(of_last)}
         return [
             {
                 which: write_fresh(folder, which, path, trainer, {tag: float(x) for tag, x in rows[which][i].items()})
@@ -376,6 +397,10 @@ class RunSink(Sink[Any, Any]):
         self._open.__exit__(kind, error, where)
         if error is None:
             self._show_messages()  # the last video is finished now
+
+
+class _BrokenOffError(Exception):
+    """The fresh episodes are not played to their end."""
 
 
 class _Unwritten:

@@ -22,7 +22,7 @@ from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.numerics.episodes import init_episode_stats
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
 from ejax.play.saved_policy import evaluate_run
-from ejax.population.leaderboard import best_member, summaries
+from ejax.population.lanes import best_member, summaries
 from ejax.population.loop import PopulationResult, train_population
 from ejax.population.members import build_population
 from ejax.population.step import (

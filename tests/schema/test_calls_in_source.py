@@ -153,7 +153,7 @@ PLAIN_JSON = {
     "ejax/policies/mlp.py": "read back at once",
     "ejax/policies/vla/config.py": "read back at once",
     "ejax/policies/vla/words.py": "words",
-    "ejax/report/cells.py": "a text to be shown",
+    "ejax/report/curves.py": "a text to be shown",
     "ejax/runtime/processes.py": "texts between processes",
     "ejax/schema/plain_files.py": "to_json itself",
     "ejax/store/replay_rows.py": "counts",

@@ -13,7 +13,7 @@ from ejax.config import parse_config
 from ejax.run import train
 from ejax.schema.registry import ENVS
 from ejax.train import main
-from ejax.training.skipped import NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
+from ejax.training.reporter import NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
 
 
 @pytest.fixture(autouse=True)
