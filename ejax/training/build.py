@@ -187,11 +187,6 @@ def make_first_state(made: Ingredients, num_envs: int) -> RunState:
     return with_own(state, made, num_envs)
 
 
-def num_devices(config: RunConfig) -> int:
-    """Count the devices that would share the environments."""
-    return len(all_devices(config)) if config.trainer.distributed else 1
-
-
 def all_devices(config: RunConfig) -> list[jax.Device]:
     """List the devices of the configured kind, in this machine or in those of all processes that train together."""
     if scheduler := unjoined():

@@ -24,10 +24,6 @@ class Cadence:
     """Env steps of one update."""
 
     @property
-    def num_updates(self) -> int:
-        return self.trainer.num_updates
-
-    @property
     def eval_freq(self) -> int:
         """Env steps between evaluations; 0: only at the end, if at all."""
         return self.trainer.eval_freq if self.trainer.enable_eval else 0
@@ -40,11 +36,11 @@ class Cadence:
         return crosses(update, self.rows, self.trainer.save_freq) or divides(update, every)
 
     def logs(self, update: int) -> bool:
-        return divides(update, self.trainer.log_freq_updates) or update == self.num_updates
+        return divides(update, self.trainer.log_freq_updates) or update == self.trainer.num_updates
 
     def updates_until_event(self, update: int, limit: int) -> int:
         """Count updates from ``update`` to the next one that is evaluated or saved, inclusive, up to ``limit``."""
-        limit = min(limit, self.num_updates - update)
+        limit = min(limit, self.trainer.num_updates - update)
         # a dispatch ends at an event: the states within it are never seen
         events = (n for n in range(1, limit) if self.evaluates(update + n) or self.saves(update + n))
         return next(events, limit)

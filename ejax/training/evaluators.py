@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import TrainerConfig
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.schema.messages import noting
-from ejax.training import programs
 from ejax.training.environments import build_env, evaluation_env
 from ejax.training.parts import Parts
+from ejax.training.programs import kept, key_of
 from ejax.types import Env, HostEnv, Key, Metrics, Params, Policy
 
 
@@ -40,15 +40,17 @@ class Evaluator(AbstractContextManager[Any], Protocol):
         return
 
 
-def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluator:
-    """Make the evaluator; environments outside JAX are built once more for it."""
+def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluator | None:
+    """Make the evaluator; environments outside JAX are built once more for it. None: the run is not evaluated."""
     trainer, env = config.trainer, parts.eval_env
+    if not trainer.enable_eval:
+        return None
     if not isinstance(parts.env, HostEnv):
         return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env, env), trainer)
-    if env is None and trainer.enable_eval:
+    if env is None:
         num_envs = min(trainer.num_eval_envs, trainer.num_eval_episodes)  # more would play episodes that do not count
         env = build_env(config, phase="eval", num_envs=num_envs, quarantine=quarantine)
-    return HostEvaluator(parts.policy, env if isinstance(env, HostEnv) and trainer.enable_eval else None, trainer)
+    return HostEvaluator(parts.policy, cast(HostEnv, env), trainer)
 
 
 def check_best_metric(config: RunConfig, parts: Parts) -> None:
@@ -98,9 +100,8 @@ class DeviceEvaluator(Evaluator):
         try:
             what = ("evaluate", self._policy, self._env, *episode_options(self._trainer).items())
             # the function of members is another object in each call
-            key = programs.key_of(what if self._each is None else None, params)
-            program = programs.lookup(key) or programs.keep(key, self.trace(params).lower().compile())
-            self._compiled.set_result(program)
+            key = key_of(what if self._each is None else None, params)
+            self._compiled.set_result(kept(key, lambda: self.trace(params).lower().compile()))
         except BaseException as error:
             self._compiled.set_exception(error)  # raised where the program is needed
 
@@ -132,25 +133,21 @@ class DeviceEvaluator(Evaluator):
 
 
 class HostEvaluator(Evaluator):
-    """Steps separate environments, in the caller's thread. Without any it serves a run that is not evaluated."""
+    """Steps separate environments, in the caller's thread."""
 
-    def __init__(self, policy: Policy, env: HostEnv | None, trainer: TrainerConfig) -> None:
+    def __init__(self, policy: Policy, env: HostEnv, trainer: TrainerConfig) -> None:
         self._policy, self._env, self._trainer = policy, env, trainer
 
     def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
-        env, trainer = self._env, self._trainer
-        if env is None:
-            raise RuntimeError("enable_eval is off: there is no environment to evaluate in")
-        seed = trainer.eval_seed if seed is None else seed
-        play = partial(evaluate_host, self._policy, env, params, seed)
+        trainer = self._trainer
+        play = partial(evaluate_host, self._policy, self._env, params, trainer.eval_seed if seed is None else seed)
         number, choice = trainer.num_eval_episodes, trainer.eval_episode_choice
         # in the caller's thread: some simulators work in no other
         return lambda: summarize(play(num_episodes=number, choice=choice))
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         with noting(error, "closing the environments of the evaluation"):
-            if self._env is not None:
-                self._env.close()
+            self._env.close()
 
 
 def episode_options(trainer: TrainerConfig) -> dict[str, Any]:

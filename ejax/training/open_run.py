@@ -108,7 +108,7 @@ class OpenRun:
                 started=self.started,
             )
         )
-        beyond = schedule_note(config.algorithm.cfg, update, self.cadence.num_updates)
+        beyond = schedule_note(config.algorithm.cfg, update, config.trainer.num_updates)
         for text in filter(None, (*location.alarms, beyond)):
             writer.alarm(text)
         for text in (*location.notes, *self.parts.notes, *idle_notes(config, rows)):

@@ -30,16 +30,13 @@ def key_of(what: Hashable, given: Any) -> Hashable:
     return None if what is None or not is_hashable(what) else (what, structure, forms, precision)
 
 
-def lookup(key: Hashable) -> Any:
-    """Find the program that an equal part of this process keeps. None: there is none yet."""
+def kept(key: Hashable, make: Callable[[], Any]) -> Any:
+    """Return the program that an equal part of this process keeps, else make one, and keep it if it has a key."""
     with _lock:
         if key in _kept:
             _kept.move_to_end(key)  # the one that is not used for longest goes first
-        return _kept.get(key)
-
-
-def keep(key: Hashable, program: Any) -> Any:
-    """Keep a program for others with its key, and return it."""
+            return _kept[key]
+    program = make()
     if key is not None:
         with _lock:
             _kept[key] = program
@@ -51,4 +48,4 @@ def keep(key: Hashable, program: Any) -> Any:
 def jitted(what: Hashable, function: Callable[..., Any], **options: Any) -> Any:
     """Return ``jax.jit(function, **options)``, or that of an equal ``what`` (``key_of``) earlier in this process."""
     key = ("jitted", what) if what is not None and is_hashable(what) else None
-    return lookup(key) or keep(key, jax.jit(function, **options))
+    return kept(key, lambda: jax.jit(function, **options))

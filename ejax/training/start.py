@@ -28,11 +28,9 @@ from ejax.store.run_dir import (
     open_run_directory,
 )
 from ejax.store.run_lock import run_lock
-from ejax.training.build import num_devices
+from ejax.training.build import all_devices
 from ejax.training.environments import engine_of, resolve_physics
-from ejax.training.warm_start import (
-    find_checkpoint,
-)
+from ejax.training.warm_start import find_checkpoint
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,8 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
         checkpoint = directory.find(which, alarms.append)
     config, notes = resolve_physics(recorded, None if checkpoint is None else engine_of(checkpoint))
     if checkpoint is not None:
-        config, shared = rescale_for_devices(config, checkpoint, num_devices(config))
+        num_devices = len(all_devices(config)) if config.trainer.distributed else 1
+        config, shared = rescale_for_devices(config, checkpoint, num_devices)
         notes += shared
     return RunLocation(directory, config, checkpoint, file, recorded, alarms=tuple(alarms), notes=notes)
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from ejax.algorithms.replay_buffer import put_back, take_out
 from ejax.algorithms.step import RunState, repeat_step
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on, shard, sharded, sharded_somewhere
-from ejax.training import programs
+from ejax.training.programs import kept, key_of
 from ejax.types import Array, Key, Metrics
 
 if TYPE_CHECKING:
@@ -122,9 +122,8 @@ class DeviceStepper(Stepper[State]):
         else:
             state = cast(State, shard(state, self._layout.shardings(state)))
             self._key = shard(self._key, self._layout.key)
-        program = programs.key_of(self._what, (state, self._key))
-        kept = programs.lookup(program)
-        self._compiled = kept or programs.keep(program, self.trace(state, self._key).lower().compile())
+        program = key_of(self._what, (state, self._key))
+        self._compiled = kept(program, lambda: self.trace(state, self._key).lower().compile())
         return state
 
     @property

@@ -13,7 +13,7 @@ from tiny import EVALUATED, tiny
 from ejax.config import parse_config
 from ejax.run import train
 from ejax.training import programs
-from ejax.training.programs import keep, key_of, lookup
+from ejax.training.programs import kept, key_of
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(what: Any, given: Any, lower: "Counter") -> Any:
-    key = key_of(what, given)
-    return lookup(key) or keep(key, lower().compile())
+    return kept(key_of(what, given), lambda: lower().compile())
 
 
 class Counter:
@@ -82,9 +81,9 @@ def test_a_run_of_another_seed_compiles_nothing_and_has_its_own_bits(tmp_path: P
 
     alone = run("alone", 2)
     run("first", 1)
-    kept = len(programs._kept)
+    number = len(programs._kept)
     after = run("after", 2)
-    assert kept == len(programs._kept) == 2
+    assert number == len(programs._kept) == 2
     assert jax.tree.all(jax.tree.map(np.array_equal, alone.params, after.params))
     assert alone.last_eval_metrics == after.last_eval_metrics
 
