@@ -1,6 +1,7 @@
 """The policy of a finished run: loaded, evaluated and recorded."""
 
 import inspect
+import itertools
 import re
 import sys
 import zlib
@@ -11,16 +12,16 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.envs.host.calls import closing
 from ejax.envs.mujoco.drawing import choose_opengl
-from ejax.episodes import record_episodes
+from ejax.episodes import UNLIMITED, episodes, record_episodes
 from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
-from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
-from ejax.runtime.video import write_video
+from ejax.runtime.video import tile_frames, write_video
 from ejax.schema.messages import explain
 from ejax.schema.plain_files import to_json
 from ejax.schema.registry import is_import_path, resolve
@@ -31,7 +32,7 @@ from ejax.training.environments import build_env, sample_obs
 from ejax.training.policies import make_policy
 from ejax.training.recorder import draw_episodes
 from ejax.training.watchdog import guarded_calls
-from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
+from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv, RenderableHostEnv
 
 _FILMED = 4
 """Episodes of a video, side by side."""
@@ -78,9 +79,13 @@ def evaluate_run(
         env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
         policy, params = restore_policy(config, env, path)
         first_seed = config.trainer.eval_seed if seed is None else seed
-        options = {"num_episodes": num_episodes, "choice": choice}
-        episodes = _play_episodes(policy, env, params, first_seed, num_envs, **options)
-        metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
+        options: Any = {"num_episodes": num_episodes, "choice": choice}
+        if isinstance(env, HostEnv):
+            with closing(env):
+                played = evaluate_host(policy, env, params, first_seed, **options)
+        else:
+            played = evaluate(policy, env, params, jax.random.key(first_seed), num_envs=num_envs, **options)
+        metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(played).items())}
         if text := unfinished_note(metrics, num_episodes):
             print(f"ejax.evaluate: {text}", file=sys.stderr)
         metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
@@ -89,7 +94,7 @@ def evaluate_run(
         name = f"{path.name}_{words}-{digest:08x}" if overrides else path.name
         report = directory.path / "evaluations" / f"{name}.json"
         shown(metrics)
-        per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
+        per_episode = {name: np.asarray(x).tolist() for name, x in played.items()}
         facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
         with by_product("the report of these numbers"):
             replace_file(report, to_json(facts, indent=2), directory.path)
@@ -97,15 +102,6 @@ def evaluate_run(
         if video is not None:
             metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)
         return metrics
-
-
-def _play_episodes(
-    policy: Policy, env: Env | HostEnv, params: Params, seed: int, num_envs: int, **options: Any
-) -> Mapping[str, Any]:
-    if not isinstance(env, HostEnv):
-        return evaluate(policy, env, params, jax.random.key(seed), num_envs=num_envs, **options)
-    with closing(env):
-        return evaluate_host(policy, env, params, seed, **options)
 
 
 @contextmanager
@@ -139,13 +135,7 @@ def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def _try_to_record(
-    config: RunConfig,
-    policy: Policy,
-    env: Env | HostEnv,
-    params: Params,
-    seed: int,
-    video: Path,
-    quarantine: Path,
+    config: RunConfig, policy: Policy, env: Env | HostEnv, params: Params, seed: int, video: Path, quarantine: Path
 ) -> dict[str, object]:
     """Record a video: its path, or the reason why there is none."""
     # beyond that, an episode without a limit is filmed in part
@@ -189,9 +179,8 @@ def filmed(config: RunConfig) -> RunConfig:
 
 def restore_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tuple[Policy, Params]:
     policy = make_policy(config.policy, env)
-    key = jax.random.key(0)
     # shapes suffice to load by, and cost no compilation
-    like = jax.eval_shape(lambda: policy.init(key, sample_obs(env, 1)))
+    like = jax.eval_shape(lambda: policy.init(jax.random.key(0), sample_obs(env, 1)))
     return policy, load_params(checkpoint, like)
 
 
@@ -204,3 +193,16 @@ def record_video(policy: Policy, env: Env, params: Params, key: Key, path: Path,
     per_decision = env.actions_per_decision if isinstance(env, ChunkedEnv) else 1
     fps = per_decision / env.control_period
     return write_video(path, draw_episodes(env, states, done, (480, 360)), fps=fps)
+
+
+def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int) -> Iterator[NDArray[np.uint8]]:
+    """Film one episode in each row, side by side, until the last has ended; one that ended stands still."""
+    ended, pictures = np.zeros(env.num_envs, bool), np.zeros((), np.uint8)
+    for made in itertools.islice(episodes(policy, env, params, seed), 1 + (env.max_episode_steps or UNLIMITED)):
+        if made.timestep is not None:
+            ended |= made.timestep.terminated | made.timestep.truncated
+        if ended.all():
+            return
+        # a row that ended keeps its last picture while the others play on
+        pictures = np.where(ended[:, None, None, None], pictures, env.pictures())
+        yield tile_frames(pictures)

@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,13 @@ from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.scenery import film_view
 from ejax.envs.mujoco.viewer import Window
 from ejax.envs.terms.commands import Command, hold
-from ejax.play.player import PlayStats, StepRecord, play_episodes, take_until
+from ejax.episodes import episodes
+from ejax.evaluation import summarize
 from ejax.play.saved_policy import filmed, opened_policy, restore_policy
 from ejax.runtime.video import with_caption, write_video
 from ejax.schema.writing import by_product
 from ejax.training.environments import build_env
-from ejax.types import ChunkedEnv, Phase, PyTree, RenderableEnv
+from ejax.types import ChunkedEnv, Env, HostEnv, Params, Phase, Policy, PyTree, RenderableEnv, RenderableHostEnv
 
 StatePatch: TypeAlias = Callable[[PyTree], PyTree]
 
@@ -40,6 +41,141 @@ _UP, _DOWN, _LEFT, _RIGHT = 265, 264, 263, 262
 _AXES = {_UP: (0, 1), _DOWN: (0, -1), _LEFT: (2, 1), _RIGHT: (2, -1), ord("7"): (1, 1), ord("9"): (1, -1)}
 """Key, by GLFW's number -> the velocity's part and its sign, in the robot's frame: forward, left, turning left."""
 _STOP = ord("8")
+_TRACKED = {
+    "metrics/linear_velocity_error": "mean_linear_velocity_error",
+    "metrics/yaw_rate_error": "mean_yaw_rate_error",
+}
+"""Metrics of following a command: at the last step, as every metric, and also over the whole episode."""
+
+
+class StepRecord(NamedTuple):
+    """The frames after a decision, or at the start of an episode, and the decision's outcome."""
+
+    frames: tuple[PyTree, ...]
+    """States of one environment after each of the decision's actions; outside JAX its picture. NumPy."""
+    reward: float = 0.0
+    starts: bool = False
+    ended: bool = False
+    finite: bool = True
+    facts: Mapping[str, float] = {}
+    """``success`` and ``metrics/<name>``, where the environment reports them."""
+    obs: PyTree = None
+    """In JAX: the observation before the decision, and ``action``, which the environment was given then. NumPy."""
+    action: PyTree = None
+
+
+def play_episodes(
+    policy: Policy,
+    env: Env | RenderableHostEnv,
+    params: Params,
+    seed: int,
+    *,
+    samples: bool = False,
+    patch: Callable[[PyTree], PyTree] = lambda state: state,
+) -> Iterator[StepRecord]:
+    """Play one row, episode after episode, without an end: the episodes of ``ejax.evaluate --num-envs 1`` by this seed.
+
+    ``patch`` changes the state [1, ...] before each decision, in JAX: a command from the keys, a blow, the mouse.
+    """
+    for made in episodes(policy, env, params, seed, samples=samples, patch=patch):
+        if isinstance(env, HostEnv):
+            frames: tuple[PyTree, ...] = (env.pictures()[0],)
+        else:
+            states = jax.tree.map(lambda x: x[:, 0], jax.device_get(made.states))
+            frames = tuple(jax.tree.map(lambda x, i=i: x[i], states) for i in range(len(jax.tree.leaves(states)[0])))
+        if made.timestep is None or not made.played[0]:
+            yield StepRecord(frames, starts=True)
+            continue
+        row = jax.tree.map(lambda x: x[0], jax.device_get(made._replace(states=(), timestep=())))
+        timestep = jax.device_get(made.timestep)
+        yield StepRecord(
+            frames,
+            reward=float(timestep.reward[0]),
+            ended=bool((timestep.terminated | timestep.truncated)[0]),
+            finite=bool(row.finite),
+            facts=_facts(timestep.info),
+            obs=row.obs,
+            action=row.action,
+        )
+
+
+def _facts(info: Mapping[str, Any]) -> dict[str, float]:
+    facts = {f"metrics/{name}": x for name, x in info.get("metrics", {}).items() if jnp.ndim(x) == 1}
+    if "success" in info and not np.isnan(info["success"]).any():
+        facts["success"] = info["success"]
+    return {name: float(x[0]) for name, x in facts.items()}
+
+
+class PlayStats:
+    """Counts what is played, and reports each episode's line."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._episodes: list[dict[str, float]] = []
+        self._steps: list[StepRecord] = []
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self._episodes)
+
+    @property
+    def text(self) -> str:
+        rewards = [0.0, *(each.reward for each in self._steps)]
+        return f"step {len(rewards) - 1}, reward {rewards[-1]:.3g}, return {sum(rewards):.3g}"
+
+    def add(self, step: StepRecord) -> None:
+        """Count a step; at an episode's end, report its line."""
+        # outside JAX an environment starts again in the step that ends
+        if step.starts or (self._steps and self._steps[-1].ended):
+            self._steps = []
+        if not step.starts:
+            # without the states, which would fill the memory in a long episode
+            self._steps.append(step._replace(frames=(), obs=None, action=None))
+        if step.ended:
+            self._end(step.facts)
+
+    def summary(self) -> dict[str, object]:
+        """Summarize the episodes that ended, as ``ejax.evaluate`` does, and the part of one that was cut off."""
+        cut: dict[str, object] = {}
+        if self._steps and not self._steps[-1].ended:
+            cut["cut off, not counted"] = self.text
+        if not self._episodes:
+            return {"episodes": 0, **cut}
+        columns = {name: np.array([each[name] for each in self._episodes], np.float32) for name in self._episodes[0]}
+        means = {name: float(x) for name, x in sorted(summarize(columns).items())}
+        return {**means, "episodes": self.num_episodes, **cut}
+
+    def _end(self, facts: Mapping[str, float]) -> None:
+        steps, finite = self._steps, all(each.finite for each in self._steps)
+        total = sum((each.reward for each in steps), 0.0)
+        episode = {"return": total, "length": len(steps), "nonfinite": not finite, **facts}
+        if "success" in facts and not finite:
+            # an episode with NaN is not a success, as in ``ejax.evaluation``
+            episode["success"] = min(facts["success"], 0.0)
+        for name, mean in _TRACKED.items():
+            if values := [each.facts[name] for each in steps if name in each.facts]:
+                episode[f"metrics/{mean}"] = float(np.mean(values))
+        self._episodes.append(episode)
+        shown = {name.removeprefix("metrics/"): x for name, x in episode.items() if name != "nonfinite" or not finite}
+        text = " ".join(f"{name}={float(value):.4g}" for name, value in shown.items())
+        self._report(f"[episode {self.num_episodes}] {text}")
+
+
+def take_until(
+    steps: Iterator[StepRecord], stats: PlayStats, *, num_episodes: int | None = None, num_actions: int | None = None
+) -> Iterator[PyTree]:
+    """Yield the frames, counted, until so many episodes have ended, or so many actions were taken."""
+    left = num_actions
+    for step in steps:
+        stats.add(step)
+        for frame in step.frames:
+            yield frame
+            # an episode's start is seen too, and is not an action
+            left = left if left is None or step.starts else left - 1
+            if left == 0:
+                return
+        if num_episodes is not None and stats.num_episodes >= num_episodes:
+            return
 
 
 class HeldCommand:
@@ -217,7 +353,8 @@ def _show(
         patches.append(make_blows(load_model(asset), viewer.push, every, seed))
     steps = begin(patch=lambda state: reduce(lambda state, patch: patch(state), patches, state))
     period_of_action = period / (env.actions_per_decision if isinstance(env, ChunkedEnv) else 1)
-    frames = ((frame, _text(env, frame, stats)) for frame in _until(steps, stats, viewer, period_of_action))
+    seen = _until(steps, stats, viewer, period_of_action)
+    frames = ((frame, "   ".join(filter(None, (caption_of(env, frame), stats.text)))) for frame in seen)
     if viewer.video is not None:
         shown = list(frames)  # all of them first: the camera is to show all that moves
         states = jax.tree.map(lambda *x: jnp.stack(x), *(frame for frame, _ in shown))
@@ -230,8 +367,8 @@ def _show(
         began, num_frames = time.monotonic(), -2  # the start, and the first action, which compiles
         for frame, text in frames:
             physics = parts_of(frame, PhysicsState)
-            seen = jax.device_get(cast(AppearingEnv, env).appearance(frame))
-            window.show(seen, physics[0].qvel if physics else None, text)
+            appearance = jax.device_get(cast(AppearingEnv, env).appearance(frame))
+            window.show(appearance, physics[0].qvel if physics else None, text)
             num_frames += 1
             if num_frames == 0:
                 began = time.monotonic()
@@ -253,8 +390,3 @@ def _until(steps: Iterator[StepRecord], stats: PlayStats, viewer: Viewer, period
     endless = viewer.video is None or num_actions is not None
     num_episodes = viewer.episodes or (None if endless else 1)
     return take_until(steps, stats, num_episodes=num_episodes, num_actions=num_actions)
-
-
-def _text(env: RenderableEnv, frame: PyTree, stats: PlayStats) -> str:
-    caption = caption_of(env, frame)
-    return f"{caption}   {stats.text}" if caption else stats.text

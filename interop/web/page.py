@@ -17,8 +17,8 @@ from ejax.envs.host.calls import closing
 from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.tasks.push_cube import PushCubeRL
-from ejax.play.player import play_episodes
 from ejax.play.saved_policy import opened_policy, restore_policy
+from ejax.play.show import play_episodes
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.actor_q import ActorQ
 from ejax.policies.heads import injected

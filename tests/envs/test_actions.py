@@ -17,7 +17,7 @@ from ejax.envs.actions import action_form, to_action
 from ejax.envs.check import check_env, clips_actions
 from ejax.episodes import record_episodes
 from ejax.evaluation import evaluate, evaluate_host
-from ejax.play.player import play_episodes
+from ejax.play.show import play_episodes
 from ejax.rollout import reset, unroll, with_memory
 from ejax.training.fields import policy_numbers
 from ejax.types import HostTimestep, Timestep

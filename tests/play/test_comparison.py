@@ -29,9 +29,10 @@ from ejax.play.comparison import (
     compare_run,
     conditions,
     differ,
+    find_difference,
+    first_difference,
     proportion,
 )
-from ejax.play.differences import find_difference, first_difference
 from ejax.run import train
 from ejax.training.environments import with_engine
 from ejax.transfer import main as transfer

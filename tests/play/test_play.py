@@ -28,9 +28,18 @@ from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main
-from ejax.play.player import PlayStats, StepRecord, film_host, play_episodes, take_until
-from ejax.play.saved_policy import filmed
-from ejax.play.show import HeldCommand, Viewer, make_blows, play_run, replace_parts
+from ejax.play.saved_policy import film_host, filmed
+from ejax.play.show import (
+    HeldCommand,
+    PlayStats,
+    StepRecord,
+    Viewer,
+    make_blows,
+    play_episodes,
+    play_run,
+    replace_parts,
+    take_until,
+)
 from ejax.run import train
 from ejax.types import Array, HostEnv, Key, RenderableHostEnv, Timestep
 
