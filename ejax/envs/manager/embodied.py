@@ -15,7 +15,7 @@ from ejax.envs.description import EnvDescription
 from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
 from ejax.envs.mujoco.engine import Engine, check_physics
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
-from ejax.envs.randomization.changes import Change, base, keep_written, refuse_overlaps
+from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
 from ejax.envs.task.scene import Scene
 from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.states import SceneState

@@ -8,10 +8,9 @@ from typing import Any
 
 from flax.core import FrozenDict
 
-from ejax.envs.manager.bodies import read_objects
+from ejax.envs.manager.bodies import read_objects, read_robot
 from ejax.envs.manager.cameras import names_camera, read_cameras
 from ejax.envs.manager.extensions import Extensions, read_extensions
-from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.task.robots import Vector
 from ejax.envs.task.scene import RigidObject, Scene, make_scene
 from ejax.envs.task.sensor_cameras import SensorCamera

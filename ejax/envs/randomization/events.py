@@ -15,10 +15,9 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.randomization.changes import Change, base, refuse_overlaps
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import CURRICULUM, REFUSED, modes_of
-from ejax.envs.randomization.physics import PHYSICS
+from ejax.envs.randomization.physics import PHYSICS, Change, base, refuse_overlaps
 from ejax.envs.randomization.sensing import SENSING, Sensing, Side
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean

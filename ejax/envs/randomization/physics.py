@@ -1,12 +1,14 @@
-"""Events that change a row's physics: each makes, for a model, the ``Change`` that its parameters ask for.
+"""Events that change a row's physics, its parameters or, in a push, its velocities: each makes, for a model, the
+``Change`` that an event's parameters ask for.
 
 Names and parameters are EmbodiChain's where it has them. Values are made from the MJCF's, never from what an earlier
 event left. Differs from EmbodiChain: ``operation`` (abs, add, scale) and ``distribution`` fix how a range is drawn and
 used; a scaled object keeps its density; a mass that is not positive, and the like, is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,7 +21,6 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.parameters import parameter
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
-from ejax.envs.randomization.changes import Change, write_parameters
 from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.envs.randomization.names import PHYSICS_EVENTS
 from ejax.envs.task.entities import (
@@ -34,9 +35,58 @@ from ejax.envs.task.entities import (
     robot_links,
 )
 from ejax.schema.messages import did_you_mean
+from ejax.schema.problems import KeyReport
 from ejax.types import Array, Key
 
 Names: TypeAlias = str | Sequence[str] | None
+NewEntries: TypeAlias = Callable[[Key, Array | None], dict[str, Array]]
+"""Parameter -> its new entries, from the key and the level of a curriculum."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One event's effect on a row's physics: ``apply(physics, key, level)``; ``level`` None: no curriculum."""
+
+    apply: Callable[[PhysicsState, Key, Array | None], PhysicsState]
+    writes: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Parameter -> its entries that are written. None of a push, which changes velocities."""
+
+
+def write_parameters(model: mujoco.MjModel, values: NewEntries, **rows: Any) -> Change:
+    """Change parameters. ``rows``: parameter -> the index of its entries that ``values`` gives."""
+    # what is written is known without a draw: overlaps are refused, and startup's entries kept, by these
+    masks = {name: np.zeros(parameter(model, name).shape, bool) for name in rows}
+    for name, row in rows.items():
+        masks[name][row] = True
+
+    def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
+        drawn = values(key, level)
+        written = {name: physics.parameters[name].at[rows[name]].set(drawn[name]) for name in rows}
+        return replace(physics, parameters={**physics.parameters, **written})
+
+    return Change(apply, masks)
+
+
+def refuse_overlaps(changes: Iterable[tuple[str, Change]], report: KeyReport) -> None:
+    """Refuse two events that write the same: each starts from the MJCF's value, so the later would undo the other."""
+    for (key, one), (other_key, other) in itertools.combinations(changes, 2):
+        for name in sorted(one.writes.keys() & other.writes.keys()):
+            if (one.writes[name] & other.writes[name]).any():
+                report.refuse(other_key, f"writes the same {name} as {key}; keep one of them")
+
+
+def base(model: mujoco.MjModel, changes: Sequence[Change]) -> dict[str, NDArray[np.float32]]:
+    """Collect the MJCF's value of every parameter that one of the changes writes."""
+    names = sorted({name for change in changes for name in change.writes})
+    return {name: parameter(model, name).astype(np.float32) for name in names}  # float32, as a state's arrays are
+
+
+def keep_written(change: Change, ended: PhysicsState, started: PhysicsState) -> PhysicsState:
+    """Return a new episode's state with what the change wrote in an earlier one."""
+    kept = {
+        name: jnp.where(mask, ended.parameters[name], started.parameters[name]) for name, mask in change.writes.items()
+    }
+    return replace(started, parameters={**started.parameters, **kept})
 
 
 def randomize(model: mujoco.MjModel, draw: Draw, shape: tuple[int, ...] = (), **rows: Any) -> Change:

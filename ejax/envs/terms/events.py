@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
-from ejax.envs.randomization.changes import Change
+from ejax.envs.randomization.physics import Change
 from ejax.envs.task.entities import Entity, refuse_constrained
 from ejax.envs.task.scene_world import SceneWorld
 from ejax.envs.task.world import World

@@ -13,8 +13,8 @@ from flax import struct
 
 from ejax.envs.mujoco.drawing import AppearingEnv
 from ejax.envs.mujoco.engine import PhysicsState, load_model
-from ejax.envs.randomization.changes import keep_written
 from ejax.envs.randomization.events import RowEvents, read_row_events
+from ejax.envs.randomization.physics import keep_written
 from ejax.envs.randomization.sensing import Side, first, late, push_newest
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.schema.frozen import freeze_fields
