@@ -1,6 +1,6 @@
 """An environment's description of itself: names and units of its numbers, and how often a decision is made."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -66,18 +66,10 @@ def describe(env: Env | HostEnv) -> EnvDescription:
     )
 
 
-@runtime_checkable
-class CaptionedEnv(Protocol):
-    """An environment whose videos carry a text, such as an episode's instruction."""
-
-    def caption(self, state: PyTree) -> str:
-        """Return the text; may be empty."""
-        ...
-
-
 def caption_of(env: object, state: PyTree) -> str:
-    """Text for a picture of this state; empty for an environment without one."""
-    return env.caption(state) if isinstance(env, CaptionedEnv) else ""
+    """Text for a picture of this state, such as an episode's instruction: ``env.caption(state)``; empty without one."""
+    caption: Callable[[PyTree], str] | None = getattr(env, "caption", None)
+    return "" if caption is None else caption(state)
 
 
 def features(*groups: tuple[str, str, str]) -> tuple[Feature, ...]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 from unittest import mock
 
@@ -200,9 +200,7 @@ class _WarpEnv:
 
     env: Any
 
-    @property
-    def action_size(self) -> int:
-        return int(self.env.action_size)
+    action_size = property(attrgetter("env.action_size"))
 
     def reset(self, key: Any) -> Any:
         return self._rows(self.env.reset(key))
@@ -256,23 +254,18 @@ class HostPhysicsEnv:
     env: Any
     name: str
 
-    @property
-    def action_size(self) -> int:
-        return int(self.env.action_size)
+    action_size = property(attrgetter("env.action_size"))
 
     def reset(self, key: Any) -> Any:
         with self._host_steps():
             return self._public(self.env.reset(key))
 
     def step(self, state: Any, action: Any) -> Any:
-        with self._host_steps():
-            blank = jax.eval_shape(self.env.reset, jax.random.PRNGKey(0)).data
-
         def unknown(x: Any) -> Any:
             return jnp.full(x.shape, jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0, x.dtype)
 
-        inner = jax.tree.map(unknown, blank._impl)
         with self._host_steps():
+            inner = jax.tree.map(unknown, jax.eval_shape(self.env.reset, jax.random.PRNGKey(0)).data._impl)
             return self._public(self.env.step(state.replace(data=state.data.replace(_impl=inner)), action))
 
     def _public(self, state: Any) -> Any:
@@ -318,8 +311,7 @@ class _Stepper:
         self._pool = ThreadPoolExecutor(cores)
         self._lock = threading.Lock()
         data = self._data[0]
-        names = [name for name in fields if name not in _KEPT and hasattr(data, name)]
-        moved = {name: getattr(data, name) for name in names}
+        moved = {name: getattr(data, name) for name in fields if name not in _KEPT and hasattr(data, name)}
         self.given = [name for name in _GIVEN if getattr(data, name).size]
         self.results = {name: x.size for name, x in moved.items() if x.size and x.dtype == np.float64}
 
@@ -328,24 +320,18 @@ class _Stepper:
         flat = rows.reshape(-1, rows.shape[-1])
         made = np.empty((len(flat), sum(self.results.values())))
         with self._lock, ENGINE.of("physics"):
-            bounds = np.linspace(0, len(flat), len(self._data) + 1).astype(int)
-            parts = [slice(*each) for each in pairwise(bounds)]
-            given_parts, made_parts = ([x[part] for part in parts] for x in (flat, made))
-            list(self._pool.map(self._step_rows, self._data, given_parts, made_parts))
+            parts = (np.array_split(x, len(self._data)) for x in (flat, made))
+            list(self._pool.map(self._step_rows, self._data, *parts))
         return (made.astype(rows.dtype).reshape(*rows.shape[:-1], -1),)
 
     def _step_rows(self, data: mujoco.MjData, given: NDArray[Any], made: NDArray[Any]) -> None:
         # views, since each reading of a field would make one
-        read, offset = [], 0
-        for name in self.given:
-            view = getattr(data, name).reshape(-1)
-            read.append((view, slice(offset, offset + view.size)))
-            offset += view.size
-        written = [getattr(data, name).reshape(-1) for name in self.results]
-        for row, out in zip(given, made, strict=True):
+        read, written = ([getattr(data, name).reshape(-1) for name in names] for names in (self.given, self.results))
+        columns = np.split(given, np.cumsum([view.size for view in read])[:-1], axis=1)
+        for row, out, *parts in zip(given, made, *columns, strict=True):
             data.time = _START
-            for view, part in read:
-                view[:] = row[part]
+            for view, part in zip(read, parts, strict=True):
+                view[:] = part
             if self._num_substeps:
                 mujoco.mj_step(self._model, data, self._num_substeps)
             else:

@@ -24,7 +24,7 @@ from ejax.schema.messages import did_you_mean
 from ejax.schema.registry import WRAPPERS, resolve
 from ejax.types import Env, HostEnv, PyTree, RenderableEnv
 
-RENDER_MODES = ("rgb_array",)
+_METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}
 _begin, _advance, _renew = (jax.jit(each, static_argnames="env") for each in (begin, advance, renew))
 
 
@@ -42,7 +42,7 @@ class EjaxEnv(gymnasium.Env[Any, Any]):
     Raises ValueError: a name, an argument or a value that is not allowed, or an environment outside JAX.
     """
 
-    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 30}  # noqa: RUF012  # Gymnasium's form
+    metadata = _METADATA
 
     def __init__(self, task: str | Env, render_mode: str | None = None, **cfg: Any) -> None:
         self.env = task_of(task, cfg)
@@ -87,11 +87,7 @@ class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
     Arguments as of ``EjaxEnv``. ``options``: ``reset_mask``, [N] bool, the rows that ``reset`` resets.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012  # Gymnasium's form
-        "render_modes": list(RENDER_MODES),
-        "render_fps": 30,
-        "autoreset_mode": AutoresetMode.SAME_STEP,
-    }
+    metadata: dict[str, Any] = {**_METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  # Gymnasium's
 
     def __init__(self, task: str | Env, num_envs: int = 1, render_mode: str | None = None, **cfg: Any) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
@@ -113,9 +109,7 @@ class EjaxVectorEnv(VectorEnv[Any, Any, Any]):
         if rows is not None and (np.shape(rows) != (self.num_envs,) or np.asarray(rows).dtype != bool):
             raise ValueError(f"options['reset_mask'] must be bool [{self.num_envs}], got {rows!r}")
         if rows is not None and not self._begun:
-            raise ResetNeeded(
-                "there are no episodes yet that the other rows could continue; call reset() without a mask"
-            )
+            raise ResetNeeded("there are no episodes yet for the other rows to continue; call reset() without a mask")
         self._begun = True
         return _copied(self.host.reset(seeds_of(seed, self.num_envs, self.np_random), rows)), {}
 
@@ -177,13 +171,13 @@ def task_of(task: str | Env, cfg: Mapping[str, Any]) -> Env:
 def gym_metadata(env: Env, render_mode: str | None) -> dict[str, Any]:
     """Return Gymnasium's metadata. Raises ValueError: a render_mode that it does not have."""
     drawn = isinstance(innermost(env), RenderableEnv)
-    modes = list(RENDER_MODES) if drawn else []
+    modes = list(_METADATA["render_modes"]) if drawn else []
     if render_mode is not None and render_mode not in modes:
         name = type(innermost(env)).__name__
         allowed = f"allowed: None, {', '.join(modes)}" if drawn else f"{name} cannot be drawn: it has no render(state)"
         raise ValueError(f"render_mode: got {render_mode!r}; {allowed}")
     period = getattr(env, "control_period", None) if drawn else None
-    return {"render_modes": modes, "render_fps": round(1.0 / period) if period else 30}
+    return {"render_modes": modes, "render_fps": round(1.0 / period) if period else _METADATA["render_fps"]}
 
 
 def check_reset_options(options: Mapping[str, Any] | None, allowed: Sequence[str]) -> None:

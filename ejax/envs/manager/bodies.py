@@ -62,11 +62,7 @@ def _read_list(root: Section, name: str) -> Iterator[RigidObject]:
             text = f"got {body_type!r}; ejax has dynamic and static bodies: its state holds no poses of other ones"
             section.problem("body_type", text)
         place = read_place(section)
-        scale = section.data.get("body_scale")
-        # a scale of 1 asks for nothing
-        if isinstance(scale, list | tuple) and all(each == 1.0 for each in scale):
-            section.take("body_scale")
-        section.refuse("body_scale", "ejax scales no bodies: give the size in shape")
+        section.expect("body_scale", (1.0, 1.0, 1.0), "ejax scales no bodies: give the size in shape")
         section.ignore_all(IGNORED["rigid_object"])
         with section.open("attrs") as attrs:
             numbers = _read_attributes(attrs)
@@ -172,9 +168,7 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
     with section.open("urdf_cfg") as urdf:
         for component in urdf.listed("components"):
             kind, path = component.take("component_type"), str(component.take("urdf_path", ""))
-            if np.array_equal(component.data.get("transform") or _IDENTITY, _IDENTITY):
-                component.take("transform")
-            component.refuse("transform", "ejax mounts the gripper on the flange as it is; give the identity")
+            component.expect("transform", _IDENTITY, "ejax mounts the gripper on the flange; give the identity")
             model = re.search(r"\b(ur(?:3|5|10)e?)\b", path.lower())
             if kind == "arm" and "cart_pole" in path.lower():
                 arm = "cart_pole"

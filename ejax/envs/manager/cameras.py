@@ -53,12 +53,11 @@ def names_camera(value: Any, uids: tuple[str, ...]) -> bool:
 
 
 def _read_camera(section: Section, links: tuple[str, ...], robot_uid: str) -> SensorCamera | None:
-    kind, uid = section.take("sensor_type", "Camera"), section.take("uid")
-    if kind not in _SENSORS:
-        text = f"got {short_repr(kind)}; allowed: {', '.join(_SENSORS)}{did_you_mean(str(kind), _SENSORS)}"
-        if kind == "ContactSensor":
-            text = "a gym config's scene has no observation of contacts here; velocity tasks sense theirs"
+    if section.data.get("sensor_type") == "ContactSensor":
+        text = "a gym config's scene has no observation of contacts here; velocity tasks sense theirs"
         section.problem("sensor_type", text)
+    kind, uid = section.choice("sensor_type", _SENSORS, "Camera"), section.take("uid")
+    if kind not in _SENSORS:
         section.skip("its sensor is not there")
         return None
     if not isinstance(uid, str):

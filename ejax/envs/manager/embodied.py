@@ -176,7 +176,8 @@ class EmbodiedEnv(PhysicsTask):
                 # a start's state has none yet: its first numbers take the place of those before
                 obs[term.path] = term.shaping.remember(obs[term.path], world.state.history.get(term.name))
                 history[term.name] = obs[term.path]
-        numbers = jax.tree.map(_as_numbers, unflatten_dict(obs))
+        whole = unflatten_dict(obs)  # of which pictures stay as they are
+        numbers = jax.tree.map(lambda x: x if x.dtype == jnp.uint8 else x.reshape(-1).astype(jnp.float32), whole)
         return replace(world, obs=numbers, state=replace(world.state, history=history))
 
     def _sensors(self, world: SceneWorld) -> Obs:
@@ -195,10 +196,6 @@ def _changes(scene: Scene, events: Iterable[Term]) -> list[tuple[Term, Change]]:
     return [
         (each, each.func.change(scene.model, **each.params)) for each in events if isinstance(each.func, PhysicsEvent)
     ]
-
-
-def _as_numbers(leaf: Array) -> Array:
-    return leaf if leaf.dtype == jnp.uint8 else leaf.reshape(-1).astype(jnp.float32)
 
 
 def _put(obs: Flat, term: Term, number: int, world: SceneWorld, key: Key | None = None) -> Flat:
