@@ -142,9 +142,8 @@ def _frame(x: _Axis, y: _Axis, x_name: str) -> str:
         anchor = "end" if x(value) > _RIGHT - 12 else "middle"
         parts.append(f'<text x="{x(value):.1f}" y="{_BOTTOM + 13}" text-anchor="{anchor}">{escape(text)}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>')
-    parts.append(
-        f'<text class="name" x="{(_LEFT + _RIGHT) / 2}" y="{_HEIGHT - 5}" text-anchor="middle">{escape(x_name)}</text>'
-    )
+    place = f'x="{(_LEFT + _RIGHT) / 2}" y="{_HEIGHT - 5}"'
+    parts.append(f'<text class="name" {place} text-anchor="middle">{escape(x_name)}</text>')
     return "".join(parts)
 
 

@@ -75,10 +75,6 @@ class Latest:
         return min(self.step / max(self.total_steps, 1), 1.0)
 
     @property
-    def progress(self) -> str:
-        return f"{self.fraction:4.0%}  {self.step:,}/{self.total_steps:,}"
-
-    @property
     def has_begun(self) -> bool:
         return self._first_write is not None
 
@@ -95,9 +91,6 @@ class Latest:
         if group == "eval" and self._eval_step is not None:
             return {"at step": f"{self._eval_step:,}", **fields}
         return fields
-
-    def best_text(self) -> str:
-        return f"{number(self.best.value)}{_at(self.best.step, ' at step {:,}')}" if self.best else ""
 
     def time_left(self) -> str:
         """Return the time for the remaining steps at the rate since the first update, to leave compilation out."""
@@ -169,9 +162,7 @@ def _facts_table(facts: Mapping[str, object]) -> Table:
 class PlainView:
     """Lines for log files and pipes: ``[train]`` at a bounded rate and always the last, ``[eval]`` always."""
 
-    def __init__(
-        self, file: TextIO, latest: Latest | None = None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, file: TextIO, latest: Latest, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._latest = file, latest
         self._clock = clock
         self._next_line = -math.inf
@@ -179,8 +170,7 @@ class PlainView:
         self._pending_step = 0
 
     def write(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None:
-        if self._latest is not None:
-            self._latest.take(step, metrics, best)
+        self._latest.take(step, metrics, best)
         train = {tag: value for tag, value in metrics.items() if not tag.startswith("eval/")}
         if train:
             self._pending.update(train)  # values of skipped lines stay until they are shown
@@ -211,7 +201,7 @@ class PlainView:
 
     def _print(self, label: str, step: int, fields: Mapping[str, float], end: str = "") -> None:
         line = f"[{label}] step={step}"
-        if self._latest is not None and label == "train":
+        if label == "train":
             line += f" done={self._latest.fraction:.0%} left={self._latest.time_left()}"
         for i, (name, value) in enumerate(fields.items()):
             field, rest = f" {name}={number(value)}", f" … {len(fields) - i} more"
@@ -335,7 +325,8 @@ def _picture(latest: Latest) -> RenderableType:
     progress.add_column(ratio=1, min_width=10)
     progress.add_column(justify="right", no_wrap=True)
     bar = ProgressBar(total=1.0, completed=latest.fraction)
-    progress.add_row(Text(latest.title, style="bold"), bar, latest.progress)
+    done = f"{latest.fraction:4.0%}  {latest.step:,}/{latest.total_steps:,}"
+    progress.add_row(Text(latest.title, style="bold"), bar, done)
     return Group(progress, pace, _groups(latest))
 
 
@@ -355,8 +346,8 @@ def _groups(latest: Latest) -> Table:
             cells[_MAX_CELLS:] = [Text(f"… {len(cells) - _MAX_CELLS} more", style="dim")]
         if cells:
             table.add_row(group, Columns(cells, width=name_width + 1 + value_width, padding=(0, 2)))
-    if best := latest.best_text():
-        table.add_row("best", best)
+    if latest.best is not None:
+        table.add_row("best", number(latest.best.value) + _at(latest.best.step, " at step {:,}"))
     return table
 
 

@@ -86,10 +86,7 @@ class MetricWriter:
             self._sinks: dict[str, _Write] = {str(jsonl): self._log.write}
             self._sinks["TensorBoard"] = _open_tensorboard(log_dir / name, resume_step, stack)
             if wandb is not None:
-                run = _start_wandb(wandb, log_dir, config, resumes=not is_new)
-                self._sinks["W&B"] = partial(_log_to_wandb, run)
-                # An exit function, not a callback: a run that ends by an exception is marked as failed.
-                stack.push(lambda kind, *_: _finish_wandb(run, kind))
+                self._sinks["W&B"] = _open_wandb(wandb, log_dir, config, stack, resumes=not is_new)
             self._view = None
             if trainer.console and not quiet:
                 from ejax.logs.console import make_console  # brings the views and their tables
@@ -150,15 +147,6 @@ class MetricWriter:
         self._stack.__exit__(*error)
 
 
-def _finish_wandb(run: Any, kind: type[BaseException] | None) -> None:
-    with by_product("the end of the run in W&B", errors=Exception):
-        run.finish(exit_code=int(kind is not None))
-
-
-def _log_to_wandb(run: Any, step: int, metrics: Mapping[str, float]) -> None:
-    run.log({tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step)
-
-
 def _open_tensorboard(folder: Path, resume_step: int | None, stack: ExitStack) -> _Write:
     """Begin an event file: records of tensorboardX's ``Event`` messages, all tags of one step in one event."""
     # Imported here because tensorboardX imports torch where that is installed: only a run should pay.
@@ -198,7 +186,7 @@ def _import_wandb() -> Any:
         ) from error
 
 
-def _start_wandb(wandb: Any, log_dir: Path, config: Any, *, resumes: bool) -> Any:
+def _open_wandb(wandb: Any, log_dir: Path, config: Any, stack: ExitStack, *, resumes: bool) -> _Write:
     trainer, id_file = config.trainer, log_dir / "wandb_id"
     run_id = read_text(id_file).strip() if resumes and id_file.exists() else None
     make_folder(log_dir / "wandb", log_dir.parent)
@@ -206,4 +194,10 @@ def _start_wandb(wandb: Any, log_dir: Path, config: Any, *, resumes: bool) -> An
     # W&B ignores steps below those it already has: after a resume each step still has one value.
     run = wandb.init(**place, config=config.to_dict(), id=run_id, resume="allow")
     replace_file(id_file, run.id, log_dir.parent)
-    return run
+
+    def finish(kind: type[BaseException] | None, *_: object) -> None:
+        with by_product("the end of the run in W&B", errors=Exception):
+            run.finish(exit_code=int(kind is not None))
+
+    stack.push(finish)  # not a callback: a run that ends by an exception is marked as failed
+    return lambda step, metrics: run.log({tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ejax.config import RunConfig
 from ejax.config.models import TrainerConfig
-from ejax.config.population import Member
+from ejax.config.population import OPTIONS, Member
 from ejax.logs.best import REWARD
 from ejax.logs.metrics import MetricWriter
 from ejax.population.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
@@ -123,9 +123,7 @@ class MemberLanes(Members):
     def _record_exploits(self, run: TrainingRun, metrics: MemberArrays) -> None:
         parents = metrics[PARENT].astype(int)  # a metric is float
         for i in np.flatnonzero(parents != np.arange(len(parents))).tolist():
-            values = {
-                f"algorithm.cfg.{name}": float(metrics[f"population/{name}"][i]) for name in self._parts.state.values
-            }
+            values = {f"{OPTIONS}{name}": float(metrics[f"population/{name}"][i]) for name in self._parts.state.values}
             parent = int(parents[i])
             with by_product(EXPLOITS, self._writer.alarm):
                 exploited = Exploited(step=run.step, update=run.update, member=i, parent=parent, values=values)

@@ -86,16 +86,15 @@ def build_population(config: RunConfig) -> PopulationParts:
     if shared:
         notes += (f"{len(devices)} devices, {len(members) // len(devices)} members on each",)
     trainer, mesh = config.trainer, placement.mesh
+    place, layout = (None, None) if mesh is None else (by_members(mesh), _layout(mesh))
     keys = jnp.stack([jax.random.key(member.seed) for member in members])
     env = cast(Env, evaluation_env(configs[0], parts.env))
     return PopulationParts(
         members,
         configs,
         parts,
-        DeviceStepper(step, keys, max_updates(trainer), layout=None if mesh is None else _layout(mesh), fold=own_keys),
-        DeviceEvaluator(
-            parts.policy, env, trainer, each=placement.each, place=None if mesh is None else by_members(mesh)
-        ),
+        DeviceStepper(step, keys, max_updates(trainer), layout=layout, fold=own_keys),
+        DeviceEvaluator(parts.policy, env, trainer, each=placement.each, place=place),
         state,
         (*parts.notes, *notes),
     )

@@ -184,9 +184,8 @@ def curves(groups: Sequence[CurveGroup]) -> str:
     parts = [_legend(groups), grid(headlines)]
     parts += [f"<h3>{name}</h3>{grid(parts_of[name])}" for name in ("Losses", "Reward terms") if parts_of[name]]
     for name in sorted(parts_of.keys() - {"Losses", "Reward terms"}):
-        parts.append(
-            f"<details><summary>{escape(name)}/… ({len(parts_of[name])})</summary>{grid(parts_of[name])}</details>"
-        )
+        own = parts_of[name]
+        parts.append(f"<details><summary>{escape(name)}/… ({len(own)})</summary>{grid(own)}</details>")
     flat = {tag: x for tag, x in constant.items() if tag not in headlines}
     if flat:
         items = "".join(f"<li><code>{escape(tag)}</code> {number_cell(x)}</li>" for tag, x in sorted(flat.items()))

@@ -75,9 +75,7 @@ def render_page(
         "videos": _videos(runs, folder),
         "environment": _environment(runs),
     }
-    sections = [
-        f"<section>{_texts()[name]['title']}{content}</section>" for name, content in contents.items() if content
-    ]
+    sections = [f"<section>{_texts()[name]['title']}{html}</section>" for name, html in contents.items() if html]
     page, style, script = (_beside(name) for name in ("page.html", "page.css", "page.js"))
     return Template(page).substitute(
         title=escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
@@ -297,9 +295,8 @@ def _environment(runs: Sequence[Run]) -> str:
         values = [each.get(key, MISSING) for each in facts]
         # one wide cell where all runs agree: what differs stands out
         is_same = all(value == values[0] for value in values)
-        rows.append(
-            [escape(key), *([value_cell(values[0], columns=len(runs))] if is_same else map(value_cell, values))]
-        )
+        cells = [value_cell(values[0], columns=len(runs))] if is_same else map(value_cell, values)
+        rows.append([escape(key), *cells])
     return _section("environment", rows, "", *(run.name for run in runs))
 
 

@@ -181,9 +181,8 @@ def make_first_state(made: Ingredients, num_envs: int) -> RunState:
         try:
             state = replace(state, envs=spread_episodes(env, state.envs, made.key))
         except ValueError as error:
-            raise ConfigError(
-                [Problem("trainer.init_at_random_ep_len", f"got true, but {error}; give false")]
-            ) from error
+            problem = Problem("trainer.init_at_random_ep_len", f"got true, but {error}; give false")
+            raise ConfigError([problem]) from error
     return with_own(state, made, num_envs)
 
 

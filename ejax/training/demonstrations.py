@@ -104,9 +104,8 @@ def read_rollout(
     padded = jax.tree.map(lambda x: np.concatenate([x, np.zeros((num_padded, *x.shape[1:]), x.dtype)]), steps)
     unknown = np.zeros_like(padded["reward"])  # nobody asks how likely the actions were
     text = f"{wanted.num_transitions} transitions of {source} lie next to the replay buffer, of {len(parts)} episodes"
-    return Rollout(
-        **padded, log_prob=unknown, value=unknown, next_value=unknown
-    ), f"{text} with a mean return {mean:.4g}"
+    note = f"{text} with a mean return {mean:.4g}"
+    return Rollout(**padded, log_prob=unknown, value=unknown, next_value=unknown), note
 
 
 def _recorded(folder: str) -> Iterator[Episode]:

@@ -61,9 +61,8 @@ def check_best_metric(config: RunConfig, parts: Parts) -> None:
     trainer = config.trainer
     if not trainer.enable_eval or isinstance(parts.env, HostEnv):
         return
-    play = partial(
-        evaluate, parts.policy, evaluation_env(config, parts.env, parts.eval_env), **episode_options(trainer)
-    )
+    env = evaluation_env(config, parts.env, parts.eval_env)
+    play = partial(evaluate, parts.policy, env, **episode_options(trainer))
     shapes = jax.eval_shape(lambda *x: summarize(play(*x)), parts.state.train.params, jax.random.key(0))
     require_measured(trainer.best_eval_metric, shapes)
 

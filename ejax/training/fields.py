@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 
+from ejax.algorithms.demonstrations import DemonstrationConfig
 from ejax.config import ConfigError, Problem
+from ejax.config.data import DataConfig
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
 from ejax.schema.paths import find
 from ejax.schema.registry import import_entry
@@ -22,16 +24,6 @@ _READERS = {
 """They need the extra ``data``."""
 
 
-class ObservationPaths(Protocol):
-    """The options that name an observation's fields; see ``DataConfig``."""
-
-    @property
-    def obs_field(self) -> str: ...
-
-    @property
-    def obs_parts(self) -> Mapping[str, Any]: ...
-
-
 def open_kept(kind: str, folder: str, section: str, **options: Any) -> Any:
     """Open a folder of kept episodes by the entry ``kind`` of ``_READERS``. ConfigError: it cannot be read."""
     try:
@@ -43,7 +35,7 @@ def open_kept(kind: str, folder: str, section: str, **options: Any) -> Any:
         raise ConfigError([Problem(f"{section}.folder", str(error))]) from error
 
 
-def read_observation(fields: Fields, expected: PyTree, paths: ObservationPaths, section: str) -> PyTree:
+def read_observation(fields: Fields, expected: PyTree, paths: DataConfig | DemonstrationConfig, section: str) -> PyTree:
     """Read the parts that an environment's observation has, leaves [R, C, ...].
 
     Args:

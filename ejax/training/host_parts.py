@@ -49,9 +49,8 @@ def host_parts(made: Ingredients, devices: Sequence[jax.Device] | None, quaranti
     """
     config, algorithm, options = made.config, made.config.algorithm.record, made.config.algorithm.cfg
     if algorithm.update is None:  # APG and SHAC differentiate through the environment
-        text = f"{config.algorithm.name} needs an environment inside its program; with host environments: ppo, grpo, "
-        text += "reppo, sac, flash_sac"
-        raise ConfigError([Problem("algorithm.name", text)])
+        text = f"{config.algorithm.name} needs an environment inside its program; with host environments"
+        raise ConfigError([Problem("algorithm.name", f"{text}: ppo, grpo, reppo, sac, flash_sac")])
     if config.trainer.init_at_random_ep_len:
         text = "got true, which is for environments inside the program, with collector.mode: device; leave it out"
         raise ConfigError([Problem("trainer.init_at_random_ep_len", text)])
@@ -151,11 +150,8 @@ def _find_devices(config: RunConfig, devices: Sequence[jax.Device] | None) -> tu
         text = f"got {len(learners)} devices for num_envs {trainer.num_envs}, which they must divide"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
     if trainer.shard_parameters:  # found here: the environment decides where the policy acts
-        text = (
-            f"got {json.dumps(trainer.shard_parameters)}, but the policy acts outside the program, where a device needs"
-        )
-        text = f"{text} all of it; give false"
-        raise ConfigError([Problem("trainer.shard_parameters", text)])
+        text = f"got {json.dumps(trainer.shard_parameters)}, but the policy acts outside the program"
+        raise ConfigError([Problem("trainer.shard_parameters", f"{text}, where a device needs all of it; give false")])
     if learners and devices:
         text = "are given with trainer.distributed: true, by which all devices learn; leave them out"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])

@@ -83,10 +83,8 @@ class HostStepper(Stepper[RunState]):
         if self.background is not None:
             stale = self.background.schedule.max_staleness
             if self._update > 0 and stale > 0:
-                which = (
-                    "first rollout after a resume is" if stale == 1 else f"first {stale} rollouts after a resume are"
-                )
-                self.notes.append(f"not exact: the {which} made by newer parameters than without it")
+                made = "rollout after a resume is made" if stale == 1 else f"{stale} rollouts after a resume are made"
+                self.notes.append(f"not exact: the first {made} by newer parameters than without it")
             self.background.start(as_local(learner.train.params), first=self._update)
         return replace(learner, envs=envs)
 
@@ -202,13 +200,10 @@ def _learn_next(learn: Learn, state: RunState, rollout: Rollout, key: Key) -> tu
 class MeshUpdate:
     """An update on all devices of a layout, each with the rows and minibatches of one device.
 
-    Args:
-        update: ``(state, rows, key) -> (state, metrics)`` of the run's ``key``; rows are a rollout or demonstrations.
+    It is ``update(state, rows, key)``, of the run's ``key``; rows are a rollout or demonstrations.
     """
 
-    def __init__(
-        self, update: Callable[[RunState, Any, Key], tuple[RunState, Metrics]], key: Key, layout: Layout
-    ) -> None:
+    def __init__(self, update: Callable[..., tuple[RunState, Metrics]], key: Key, layout: Layout) -> None:
         self._update, self._layout, self._mesh = update, layout, cast(Mesh, layout.mesh)
         self._key = shard(key, layout.key)
         self._compiled: Any = None

@@ -71,9 +71,8 @@ class Profiler:
         trace = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime, default=None)
         if stepper.program is None or trace is None:  # several programs have no common text
             return notes
-        seconds = {
-            part: ns / 1e9 for part, ns in time_shares(thread_operations(trace), named_scopes(stepper.program)).items()
-        }
+        shares = time_shares(thread_operations(trace), named_scopes(stepper.program))
+        seconds = {part: ns / 1e9 for part, ns in shares.items()}
         facts = {"updates": number, "busy_s": seconds}
         with by_product("parts.json", notes.append):
             replace_file(self._folder / "parts.json", to_json(facts, indent=2), self._folder.parent)

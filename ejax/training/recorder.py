@@ -137,14 +137,11 @@ class VideoRecorder(Callback):
         for phase in sorted({camera.phase for camera in self._cameras}):
             env, samples = _drawable(self._envs[phase]), phase == "train"
             states, done = record_episodes(self._policy, env, params, key, num_envs=num_envs, samples=samples)
-            for camera in self._cameras:
-                if camera.phase == phase:
-                    frames = draw_episodes(
-                        env, states, done, camera.resolution, camera.view, every=camera.interval_step
-                    )
-                    path = self._path(camera, f"ep{count}_{camera.name}_allenvs")
-                    below = self._folder.parent if camera.save_path is None else None
-                    paths.append(write_video(path, self._unless_broken_off(frames), _FPS, below=below))
+            for camera in [each for each in self._cameras if each.phase == phase]:
+                frames = draw_episodes(env, states, done, camera.resolution, camera.view, every=camera.interval_step)
+                path = self._path(camera, f"ep{count}_{camera.name}_allenvs")
+                below = self._folder.parent if camera.save_path is None else None
+                paths.append(write_video(path, self._unless_broken_off(frames), _FPS, below=below))
         return paths
 
     def _path(self, camera: CameraConfig, name: str) -> Path:

@@ -20,9 +20,9 @@ from ejax.types import PyTree
 T = TypeVar("T")
 
 
-def replay_bytes(state: PyTree, *, on_host: bool = False) -> int:
-    """Count the bytes of the rows of a state's replay buffers on all devices together, or of those on the host."""
-    return sum(_bytes(each) for each in replays_in(state) if isinstance(each.rows, HostRows) == on_host)
+def replay_bytes(state: PyTree) -> int:
+    """Count the bytes of the rows of a state's replay buffers on all devices together."""
+    return sum(_bytes(each) for each in replays_in(state) if not isinstance(each.rows, HostRows))
 
 
 def replay_notes(state: PyTree, num_devices: int, run: Path) -> tuple[str, ...]:

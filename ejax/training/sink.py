@@ -92,13 +92,13 @@ class RunSink:
         members: Callable[[MetricWriter], Members] | None = None,
         writes: bool = True,
     ) -> None:
-        config, parts, directory = start.config, start.parts, start.directory
+        config, parts, directory, path = start.config, start.parts, start.directory, start.directory.path
         self._start, self._trainer, self._parts, self._writes = start, config.trainer, parts, writes
         self._directory, self._clock = directory, start.clock
         self._writer = writer = start.open_log() if writes else cast(MetricWriter, _Unwritten())
         self._device = next(iter(parts.state.update.devices()))
         self._run = TrainingRun(
-            config, directory.path, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
+            config, path, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
         )
         self._callbacks = Callbacks(callbacks)
         self._progress, messages = Progress.of(start.meta, self._trainer)
@@ -122,11 +122,9 @@ class RunSink:
             counter = SkippedUpdates(self._progress, directory, skips=skips)
             # in the order of their calls: numbers that the caller adds are logged before the state is saved
             self._all = [counter, self._progress, *self._callbacks, self._reporter]
-            self._evaluator = make_evaluator(config, parts, directory.path / "quarantine" / "eval")
+            self._evaluator = make_evaluator(config, parts, path / "quarantine" / "eval")
         envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env, parts.eval_env)}
-        self._recorder = VideoRecorder(
-            parts.policy, envs, cameras, directory.path / "videos", self._device, draws=writes
-        )
+        self._recorder = VideoRecorder(parts.policy, envs, cameras, path / "videos", self._device, draws=writes)
         for text in [*messages, *self._callbacks.load(start.meta.get("callbacks", {}))]:
             writer.alarm(text)
         if listeners := self._callbacks.step_listeners():
@@ -389,9 +387,8 @@ class RunSink:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
-        if (
-            isinstance(error, RescueCall) and not self._writes
-        ):  # the first process hangs, and saves with this one's part
+        if isinstance(error, RescueCall) and not self._writes:
+            # the first process hangs, and saves with this one's part
             with noting(error, "saving"):
                 self.saver.save(*self.saver.complete)
         self._open.__exit__(kind, error, where)

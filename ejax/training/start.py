@@ -198,6 +198,5 @@ def _saved_options(config: RunConfig, checkpoint: Path, saved: dict[str, Any]) -
         return num_envs, type(config.algorithm.cfg).model_validate_json(json.dumps(algorithm["cfg"]), strict=True)
     except (KeyError, TypeError, ValueError) as error:  # pydantic's is a ValueError
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"the config in {checkpoint / 'meta.json'} is not a config of this run: {reason}"
-        ) from error
+        text = f"the config in {checkpoint / 'meta.json'} is not a config of this run: {reason}"
+        raise CheckpointError(text) from error

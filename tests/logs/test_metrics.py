@@ -199,7 +199,7 @@ def test_plain_train_lines_give_the_share_done_and_the_time_left_and_stay_within
 
 def test_plain_train_lines_come_at_most_once_a_second_and_always_at_the_end() -> None:
     now, file = 0.0, io.StringIO()
-    view = PlainView(file, clock=lambda: now)
+    view = PlainView(file, Latest("probe", total_steps=1000), clock=lambda: now)
     for step in range(1, 26):  # 10 writes a second
         now = step / 10
         view.write(step, {"charts/SPS": 10.0}, None)
@@ -214,14 +214,14 @@ def test_plain_train_lines_come_at_most_once_a_second_and_always_at_the_end() ->
 
 def test_plain_eval_lines_always_come_after_what_was_pending() -> None:
     file = io.StringIO()
-    view = PlainView(file, clock=lambda: 0.0)
+    view = PlainView(file, Latest("probe", total_steps=1), clock=lambda: 0.0)
     view.write(1, {"train/loss": 1.0}, None)
     view.write(2, {"train/loss": 0.5}, None)
     view.write(2, {"eval/avg_reward": 3.0, "eval/success_rate": math.nan}, Best(value=4.0, step=1))
     view.write(2, {"eval/avg_reward": 2.0}, None)
     assert file.getvalue().splitlines() == [
-        "[train] step=1 loss=1",
-        "[train] step=2 loss=0.5",
+        "[train] step=1 done=100% left=0:00:00 loss=1",
+        "[train] step=2 done=100% left=0:00:00 loss=0.5",
         "[eval] step=2 avg_reward=3 success_rate=nan best=4@1",
         "[eval] step=2 avg_reward=2",
     ]
