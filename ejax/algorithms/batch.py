@@ -205,6 +205,13 @@ def _first(rollout: Rollout) -> Array:
     return jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]])
 
 
+def cut_before_invalid(rollout: Rollout) -> Array:
+    """Mark, with the steps that were truncated, those before one that is not a transition: they end their episode,
+    though the environment did not report it; [T, N] bool."""
+    truncated = rollout.truncated
+    return truncated if rollout.valid is None else truncated.at[:-1].set(truncated[:-1] | ~rollout.valid[1:])
+
+
 def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, kl_coef: float) -> Array | None:
     """Compute log π_ref(action | obs), [T, N], without dropout; None where ``kl_coef`` is 0. A reference with memory
     begins it at an episode's start, or at the rollout's where the episode began before. Raises ValueError: no reference

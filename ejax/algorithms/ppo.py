@@ -29,6 +29,7 @@ from ejax.algorithms.batch import (
     Columns,
     Loss,
     apply_to_batch,
+    cut_before_invalid,
     make_batch,
     recompute_behaviour,
     reference_log_prob,
@@ -239,11 +240,7 @@ def ppo_advantage(
     minibatches. Steps that are not transitions (``valid``) cut the episode before them and do not count.
     ``behaviour_log_prob``, [T, N], is of the policy that acted, for ``vtrace``."""
     reward = config.reward_scale * rollout.reward
-    truncated, valid = rollout.truncated, None
-    if rollout.valid is not None:
-        # the step before one that is not a transition ends its episode, though the environment did not report it
-        valid = rollout.valid.astype(jnp.float32)
-        truncated = truncated.at[:-1].set(truncated[:-1] | ~rollout.valid[1:])
+    truncated = cut_before_invalid(rollout)
     reward, next_value, terminated = TIMEOUT_RULES[config.timeout_bootstrap](rollout, reward, config.gamma)
     steps = (reward, rollout.value, next_value, terminated, truncated)
     rates = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
@@ -253,6 +250,7 @@ def ppo_advantage(
     else:
         advantage, value_target = estimate(*steps, **rates)
     if config.normalize_advantage and not config.normalize_advantage_per_mini_batch:
+        valid = None if rollout.valid is None else rollout.valid.astype(jnp.float32)
         advantage = ADVANTAGE_RULES[config.advantage_rule](advantage, valid)
     return advantage, value_target
 

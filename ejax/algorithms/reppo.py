@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
-from ejax.algorithms.batch import Columns, Loss, make_batch
+from ejax.algorithms.batch import Columns, Loss, cut_before_invalid, make_batch
 from ejax.algorithms.off_policy import policy_problems
 from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm
@@ -39,7 +39,6 @@ from ejax.numerics.traced_options import unjit_for_traced
 from ejax.numerics.value_bins import expected_value, hl_gauss
 from ejax.optim import get_learning_rate, step_schedule
 from ejax.policies.actor_q import ActorQ
-from ejax.policies.calls import BatchStatisticsPolicy
 from ejax.policies.normalize import update_normalizer
 from ejax.returns import gae
 from ejax.schema.problems import Problem
@@ -140,17 +139,13 @@ def reppo_target(params: Params, rollout: Rollout, key: Key, *, policy: Any, con
         next_value, log_prob = jax.lax.map(evaluate, (rollout.next_obs, keys))
     else:
         next_value, log_prob = evaluate((rollout.next_obs, key))
-    truncated = rollout.truncated
-    if rollout.valid is not None:
-        # the step before one that is not a transition ends its episode, though the environment did not report it
-        truncated = truncated.at[:-1].set(truncated[:-1] | ~rollout.valid[1:])
     alpha = jnp.exp(params["params"]["log_alpha"])
     entropy_bonus = jnp.where(rollout.terminated, 0.0, -config.gamma * alpha * log_prob)
     # with V of a state as it was seen from the state before, the targets of GAE are these returns
     value = jnp.concatenate([jnp.zeros_like(next_value[:1]), next_value[:-1]])
     rates = {"gamma": config.gamma, "gae_lambda": config.lmbda}
     estimate = unjit_for_traced(gae, *rates.values())
-    ends = rollout.terminated, truncated
+    ends = rollout.terminated, cut_before_invalid(rollout)
     return estimate(rollout.reward + entropy_bonus, value, next_value, *ends, **rates)[1]
 
 
@@ -206,8 +201,6 @@ def _logits(policy: Any, params: Params, obs: PyTree, action: Array, config: REP
 
 def _policy_problems(options: REPPOConfig, policy: Policy) -> Iterator[Problem]:
     yield from policy_problems(options, policy)
-    if isinstance(policy, BatchStatisticsPolicy):
-        yield Problem("policy.name", "got flash_q, whose statistics only flash_sac moves; give actor_q")
     if isinstance(policy, ActorQ):
         for name, use, example in (
             ("num_bins", "reppo's critic gives a distribution over returns", 151),
