@@ -26,14 +26,7 @@ from flax.core import FrozenDict
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from ejax.algorithms.demonstrations import fill_demonstrations
-from ejax.algorithms.off_policy import (
-    OFF_POLICY_FIELDS,
-    OffPolicyOptions,
-    OffPolicyState,
-    make_own,
-    off_policy_update,
-    policy_problems,
-)
+from ejax.algorithms.off_policy import OFF_POLICY_FIELDS, OffPolicyOptions, OffPolicyState, make_own, off_policy_update
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.replay_buffer import Transition
 from ejax.algorithms.soft_actor import learned_alpha, sample_soft, step_networks, with_skipped_fraction
@@ -127,11 +120,39 @@ def flash_sac_step(
     key_actor, key_target = jax.random.split(key)
     divisor = extra.divisor(policy.value_range)
     batch = replace(batch, reward=batch.reward / divisor)
+    actor, critic = split_critic(state.params["params"])
+    entropy_target = 0.5 * policy.action_spec.num_actions * math.log(2.0 * math.pi * math.e * config.target_std**2)
+    step = partial(_step, policy=policy, optimizer=optimizer, config=config)
+
+    def actor_loss(actor: PyTree) -> tuple[Array, Any]:
+        both = jax.tree.map(lambda *x: jnp.concatenate(x), batch.obs, batch.next_obs)
+        params = with_networks(state.params, actor)
+        (joint, _), moved = policy.apply(params, both, observe=True, mutable=["batch_stats"])
+        distribution = jax.tree.map(lambda x: jnp.split(x, 2)[0], joint)
+        action, log_prob = sample_soft(distribution, key_actor)
+        # the critics are held, though the gradient goes through them to the action
+        output: Any = policy.apply(state.params, batch.obs, action, method="action_values")
+        q = mean_value(policy, output).min(axis=0)
+        alpha, entropy = learned_alpha(state.params), -log_prob.mean()
+        of_alpha = jnp.exp(actor["log_alpha"]) * jax.lax.stop_gradient(entropy - entropy_target)
+        total = jnp.mean(alpha * log_prob - q) + of_alpha
+        return total, {"entropy": entropy, "alpha": alpha, "moved": moved}
+
     metrics: Metrics = {}
     if moves_actor:
-        state, metrics = _step_actor(state, batch, key_actor, policy, optimizer, config)
+        state, metrics = step(state, actor, actor_loss, name="actor")
     action, target = soft_target(state, batch, key_target, policy=policy)
-    state, of_critic = _step_critic(state, batch, action, target, policy, optimizer, config)
+
+    def critic_loss(critic: PyTree) -> tuple[Array, Any]:
+        output, moved = _joint_values(policy, with_networks(state.params, critic), batch, action)
+        of_batch = jnp.split(output, 2, axis=1)[0]
+        if policy.num_bins is None:
+            losses = jnp.square(of_batch - target[None])
+        else:
+            losses = -jnp.sum(target[None] * jax.nn.log_softmax(of_batch), axis=-1)
+        return losses.mean(), {"q": mean_value(policy, of_batch).mean(), "moved": moved}
+
+    state, of_critic = step(state, critic, critic_loss, name="critic")
     exploration = {**state.params["exploration"], "uniform": jnp.zeros((), bool)}
     params = {**state.params, "exploration": exploration}
     state = replace(state, params=params, target=follow_critic(state.target, params, config.tau))
@@ -157,52 +178,6 @@ def soft_target(state: TrainState, batch: Transition, key: Key, *, policy: Flash
 def mean_value(policy: FlashQ, output: Array) -> Array:
     """Compute the critics' values [critics, ...] of their outputs."""
     return output if policy.num_bins is None else expected_value(output, *_limits(policy))
-
-
-def _step_actor(
-    state: TrainState, batch: Transition, key: Key, policy: FlashQ, optimizer: Any, config: FlashSACConfig
-) -> tuple[TrainState, Metrics]:
-    trained, _ = split_critic(state.params["params"])
-    both = jax.tree.map(lambda *x: jnp.concatenate(x), batch.obs, batch.next_obs)
-    entropy_target = 0.5 * policy.action_spec.num_actions * math.log(2.0 * math.pi * math.e * config.target_std**2)
-
-    def loss(actor: PyTree) -> tuple[Array, Any]:
-        params = with_networks(state.params, actor)
-        (joint, _), moved = policy.apply(params, both, observe=True, mutable=["batch_stats"])
-        distribution = jax.tree.map(lambda x: jnp.split(x, 2)[0], joint)
-        action, log_prob = sample_soft(distribution, key)
-        # the critics are held, though the gradient goes through them to the action
-        output: Any = policy.apply(state.params, batch.obs, action, method="action_values")
-        q = mean_value(policy, output).min(axis=0)
-        alpha, entropy = learned_alpha(state.params), -log_prob.mean()
-        of_alpha = jnp.exp(actor["log_alpha"]) * jax.lax.stop_gradient(entropy - entropy_target)
-        total = jnp.mean(alpha * log_prob - q) + of_alpha
-        return total, {"entropy": entropy, "alpha": alpha, "moved": moved}
-
-    return _step(state, trained, loss, policy, optimizer, config, "actor")
-
-
-def _step_critic(
-    state: TrainState,
-    batch: Transition,
-    action: Array,
-    target: Array,
-    policy: FlashQ,
-    optimizer: Any,
-    config: FlashSACConfig,
-) -> tuple[TrainState, Metrics]:
-    _, trained = split_critic(state.params["params"])
-
-    def loss(critic: PyTree) -> tuple[Array, Any]:
-        output, moved = _joint_values(policy, with_networks(state.params, critic), batch, action)
-        of_batch = jnp.split(output, 2, axis=1)[0]
-        if policy.num_bins is None:
-            losses = jnp.square(of_batch - target[None])
-        else:
-            losses = -jnp.sum(target[None] * jax.nn.log_softmax(of_batch), axis=-1)
-        return losses.mean(), {"q": mean_value(policy, of_batch).mean(), "moved": moved}
-
-    return _step(state, trained, loss, policy, optimizer, config, "critic")
 
 
 def _step(
@@ -245,9 +220,8 @@ def _add_demonstrations(options: FlashSACConfig, own: OffPolicyState, rollout: R
 
 
 def _policy_problems(options: FlashSACConfig, policy: Policy) -> Iterator[Problem]:
-    if isinstance(policy, FlashQ):
-        yield from policy_problems(options, policy)
-    else:
+    del options
+    if not isinstance(policy, FlashQ):
         text = f"got {type(policy).__name__}, without batch statistics over atoms; give policy.name: flash_q"
         yield Problem("policy.name", text)
 

@@ -31,22 +31,12 @@ from ejax.algorithms.record import RunShape, refuse_memory
 from ejax.algorithms.replay_buffer import Replay, ReplayConfig, add_and_take, add_rollout, init_replay
 from ejax.envs.spaces import obs_forms
 from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedules
+from ejax.policies.calls import BatchStatisticsPolicy
 from ejax.policies.normalize import update_normalizer
 from ejax.runtime.sharding import constrain_split
 from ejax.schema.frozen import with_value
 from ejax.schema.problems import ConfigError, Problem
-from ejax.types import (
-    ActionValuePolicy,
-    Array,
-    Env,
-    HostEnv,
-    Key,
-    Metrics,
-    Policy,
-    PyTree,
-    Rollout,
-    TrainState,
-)
+from ejax.types import ActionValuePolicy, Array, Env, HostEnv, Key, Metrics, Policy, PyTree, Rollout, TrainState
 
 Learn: TypeAlias = Callable[[TrainState, PyTree, Any, Key, bool], tuple[TrainState, PyTree, Metrics]]
 """``(state, extra, minibatch, key, moves_actor) -> (state, extra, metrics)``: one gradient step."""
@@ -211,13 +201,12 @@ def _storage_problems(replay: ReplayConfig, shared_by: str | None = None) -> Ite
 def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem]:
     """Find options that contradict each other or the run's sizes."""
     yield from _storage_problems(options.replay, run.shared_by)
-    if run.rows > options.replay.capacity:
-        text = f"got {options.replay.capacity}, but {run.rows_text}: raise algorithm.cfg.replay.capacity"
+    capacity = options.replay.capacity
+    if run.rows > capacity:
+        text = f"got {capacity}, but {run.rows_text}: raise algorithm.cfg.replay.capacity"
         yield Problem("algorithm.cfg.replay.capacity", text)
-    if options.learning_starts > options.replay.capacity:
-        text = (
-            f"got {options.learning_starts}, which a buffer of {options.replay.capacity} never holds; give at most that"
-        )
+    if options.learning_starts > capacity:
+        text = f"got {options.learning_starts}, which a buffer of {capacity} never holds; give at most that"
         yield Problem("algorithm.cfg.learning_starts", text)
     if options.gradient_steps % options.policy_delay:
         text = f"got {options.policy_delay}, which does not divide gradient_steps {options.gradient_steps}"
@@ -227,9 +216,12 @@ def shape_problems(options: OffPolicyOptions, run: RunShape) -> Iterator[Problem
 
 
 def policy_problems(options: Any, policy: Policy) -> Iterator[Problem]:
-    """Refuse policies without critics of actions, and those with memory."""
+    """Refuse policies without critics of actions, those with batch statistics, and those with memory."""
     if not isinstance(policy, ActionValuePolicy):
         text = f"got {type(policy).__name__}, whose critic values no actions; give policy.name: actor_q"
+        yield Problem("policy.name", text)
+    elif isinstance(policy, BatchStatisticsPolicy):
+        text = "got flash_q, whose statistics only flash_sac moves; give actor_q, or algorithm.name: flash_sac"
         yield Problem("policy.name", text)
     yield from refuse_memory(options, policy)
 

@@ -33,20 +33,9 @@ from ejax.algorithms.record import Algorithm
 from ejax.algorithms.replay_buffer import Transition
 from ejax.algorithms.soft_actor import learned_alpha, sample_soft, step_networks, with_skipped_fraction
 from ejax.optim import follow_critic
-from ejax.policies.calls import BatchStatisticsPolicy, BinnedPolicy
+from ejax.policies.calls import BinnedPolicy
 from ejax.schema.problems import Problem
-from ejax.types import (
-    Array,
-    Key,
-    Metrics,
-    Params,
-    Policy,
-    PyTree,
-    Rollout,
-    TrainState,
-    split_critic,
-    with_networks,
-)
+from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState, split_critic, with_networks
 
 
 class SACConfig(OffPolicyOptions):
@@ -76,19 +65,9 @@ def sac_update(
     return off_policy_update(state, rollout, key, policy=policy, optimizer=optimizer, config=config, learn=_learn)
 
 
-def _learn(
-    state: TrainState,
-    extra: PyTree,
-    batch: Transition,
-    key: Key,
-    moves_actor: bool,
-    *,
-    policy: Any,
-    optimizer: optax.GradientTransformation,
-    config: SACConfig,
-) -> tuple[TrainState, PyTree, Metrics]:
-    given: Any = {"policy": policy, "optimizer": optimizer, "config": config, "moves_actor": moves_actor}
-    state, metrics = sac_step(state, batch, key, **given)
+def _learn(state: TrainState, extra: PyTree, *given: Any, **static: Any) -> tuple[TrainState, PyTree, Metrics]:
+    """Do ``sac_step`` in the form of ``Learn``: nothing extra is kept."""
+    state, metrics = sac_step(state, *given, **static)
     return state, extra, metrics
 
 
@@ -97,11 +76,11 @@ def sac_step(
     state: TrainState,
     batch: Transition,
     key: Key,
+    moves_actor: bool = True,
     *,
     policy: Any,
     optimizer: optax.GradientTransformation,
     config: SACConfig,
-    moves_actor: bool = True,
 ) -> tuple[TrainState, Metrics]:
     """Make one gradient step of the critics, one of the actor and α (``moves_actor``), and move the target.
 
@@ -163,10 +142,7 @@ def _alpha(params: Params, config: SACConfig) -> Array:
 
 def _policy_problems(options: SACConfig, policy: Policy) -> Iterator[Problem]:
     yield from policy_problems(options, policy)
-    if isinstance(policy, BatchStatisticsPolicy):
-        text = "got flash_q, whose statistics only flash_sac moves; give actor_q, or algorithm.name: flash_sac"
-        yield Problem("policy.name", text)
-    elif isinstance(policy, BinnedPolicy) and policy.num_bins is not None:
+    if isinstance(policy, BinnedPolicy) and policy.num_bins is not None:
         text = f"got {policy.num_bins}, but sac's critics give one value, not a distribution; leave it out"
         yield Problem("policy.cfg.num_bins", text)
 

@@ -16,12 +16,8 @@ def sample_soft(distribution: Any, key: Key) -> tuple[Array, Array]:
     """Draw actions; return them with log π of them in [-1, 1], [...]: entropies do not depend on the units of the
     environment's actions."""
     action, log_prob = distribution.sample_and_log_prob(key)
-    return action, log_prob + log_volume(distribution)
-
-
-def log_volume(distribution: Any) -> Array:
-    """Compute Σ log of the half-widths of the action space, [B]: log π of actions in [-1, 1] is greater by this."""
-    return jnp.sum(jnp.log(distribution.half_width), axis=-1)
+    # log π of actions in [-1, 1] is greater by the logarithm of the action space's volume
+    return action, log_prob + jnp.sum(jnp.log(distribution.half_width), axis=-1)
 
 
 def learned_alpha(params: Params) -> Array:
