@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 
@@ -13,35 +13,28 @@ TimeoutRule: TypeAlias = Literal["exact", "embodichain", "embodichain-0.2", "emb
 AdvantageRule: TypeAlias = Literal["embodichain-0.2", "embodichain-0.3", "embodichain-seed"]
 
 
-class Bootstrapped(NamedTuple):
-    """The inputs of advantages, [T, N] each."""
-
-    reward: Array
-    next_value: Array
-    terminated: Array
-
-
-def _no_bootstrap(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
+def _no_bootstrap(rollout: Rollout, reward: Array, gamma: float) -> tuple[Array, Array, Array]:
     """Take every end of an episode for a terminal one."""
     del gamma
-    return Bootstrapped(reward, rollout.next_value, rollout.done)
+    return reward, rollout.next_value, rollout.done
 
 
-TIMEOUT_RULES: dict[TimeoutRule, Callable[[Rollout, Array, float], Bootstrapped]] = {
+TIMEOUT_RULES: dict[TimeoutRule, Callable[[Rollout, Array, float], tuple[Array, Array, Array]]] = {
     # a cut-off episode continues with the value of its true final observation
-    "exact": lambda rollout, reward, gamma: Bootstrapped(reward, rollout.next_value, rollout.terminated),
+    "exact": lambda rollout, reward, gamma: (reward, rollout.next_value, rollout.terminated),
     "embodichain": _no_bootstrap,
     "embodichain-0.2": _no_bootstrap,
     # the reward of a step that is cut off gets γ·V of the observation BEFORE it
-    "embodichain-0.3": lambda rollout, reward, gamma: Bootstrapped(
-        reward + gamma * rollout.value * rollout.truncated, rollout.next_value, rollout.done
+    "embodichain-0.3": lambda rollout, reward, gamma: (
+        reward + gamma * rollout.value * rollout.truncated,
+        rollout.next_value,
+        rollout.done,
     ),
     # the end of the rollout is one of the episode too
-    "embodichain-seed": lambda rollout, reward, gamma: Bootstrapped(
-        reward, rollout.next_value.at[-1].set(0.0), rollout.done
-    ),
+    "embodichain-seed": lambda rollout, reward, gamma: (reward, rollout.next_value.at[-1].set(0.0), rollout.done),
 }
-"""``(rollout, scaled reward, gamma) -> Bootstrapped``, by ``timeout_bootstrap``."""
+"""``(rollout, scaled reward, gamma) -> (reward, next_value, terminated)``, the inputs of advantages, [T, N] each, by
+``timeout_bootstrap``."""
 
 
 def _by_moments_of_normalized(advantage: Array, valid: Array | None) -> Array:

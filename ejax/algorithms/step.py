@@ -179,7 +179,11 @@ def make_learn(
 
     def learn(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
         state = drop_episodes(state) if resets.restart else state
-        state, scaled = _scaled(state, rollout, config)
+        scaled = rollout
+        if state.reward_scale is not None:  # logs have rewards as they came
+            steps = (rollout.reward, rollout.done, rollout.valid)
+            scale, reward = scale_rewards(state.reward_scale, *steps, gamma=config.gamma)
+            state, scaled = replace(state, reward_scale=scale), replace(rollout, reward=reward)
         if jax.tree.leaves(state.own):
             both, losses = update((state.train, state.own), scaled, key, **static)
             train, own = cast(tuple[TrainState, PyTree], both)
@@ -188,15 +192,6 @@ def make_learn(
         return finish(replace(state, train=train, own=own), rollout, losses, rollout.valid)
 
     return learn
-
-
-def _scaled(state: RunState, rollout: Rollout, config: Any) -> tuple[RunState, Rollout]:
-    """Scale the rewards that an update sees; logs have them as they came."""
-    if state.reward_scale is None:
-        return state, rollout
-    steps = (rollout.reward, rollout.done, rollout.valid)
-    scale, reward = scale_rewards(state.reward_scale, *steps, gamma=config.gamma)
-    return replace(state, reward_scale=scale), replace(rollout, reward=reward)
 
 
 def finish(
