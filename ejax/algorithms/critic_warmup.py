@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from ejax.algorithms.sgd import Batch, Loss, MinibatchConfig, sgd_epochs
+from ejax.numerics.kernels import map_parts
 from ejax.optim import set_learning_rate
 from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, with_critic
 
@@ -66,17 +67,6 @@ def critic_optimizer(optimizer: optax.GradientTransformation) -> optax.GradientT
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         directions, after = optimizer.update(updates, state, params)
         nothing = jax.tree.map(lambda x: jnp.full_like(x, -0.0), directions)  # −0 + 0 would lose its sign
-        form = updates if params is None else params
-        return with_critic(nothing, directions), _with_moments(state, after, form)
+        return with_critic(nothing, directions), map_parts(with_critic, updates, state, after)
 
     return optax.GradientTransformation(optimizer.init, update)
-
-
-def _with_moments(state: PyTree, after: PyTree, params: PyTree) -> PyTree:
-    """Take ``after``; parts of the parameters' form are those of ``state`` except for the critic."""
-    form = jax.tree.structure(params)
-
-    def fits(tree: PyTree) -> bool:
-        return bool(jax.tree.structure(tree) == form)  # type: ignore[operator]  # no stubs
-
-    return jax.tree.map(lambda old, new: with_critic(old, new) if fits(old) else new, state, after, is_leaf=fits)

@@ -1,6 +1,7 @@
 """Forms of a program that cost a GPU fewer kernels: few arrays and long loop bodies; a CPU has other forms."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,25 +93,27 @@ class FlatParams:
         rest, critic = split_critic(tree)
         return {"rest": rest, **critic}
 
-    def pack_within(self, tree: PyTree) -> PyTree:
-        """Pack every part of a tree that has the parameters' form, such as an optimizer's moments."""
-        return jax.tree.map(lambda x: self.pack(x) if self._fits(x) else x, tree, is_leaf=self._fits)
-
-    def unpack_within(self, tree: PyTree, like: PyTree) -> PyTree:
-        """Invert ``pack_within``; ``like`` is the tree before it."""
-        return jax.tree.map(lambda old, x: self.unpack(x) if self._fits(old) else x, like, tree, is_leaf=self._fits)
-
     def pack_state(self, state: TrainState) -> TrainState:
+        """Pack the parameters, and every part of the optimizer's state that has their form."""
         params = {**state.params, "params": self.pack(state.params["params"])}
-        return replace(state, params=params, opt_state=self.pack_within(state.opt_state))
+        return replace(state, params=params, opt_state=map_parts(self.pack, self.shapes, state.opt_state))
 
     def unpack_state(self, state: TrainState, like: TrainState) -> TrainState:
         """Invert ``pack_state``; ``like`` is the state before it."""
         params = {**state.params, "params": self.unpack(state.params["params"])}
-        return replace(state, params=params, opt_state=self.unpack_within(state.opt_state, like=like.opt_state))
+        moments = map_parts(lambda _, x: self.unpack(x), self.shapes, like.opt_state, state.opt_state)
+        return replace(state, params=params, opt_state=moments)
 
-    def _fits(self, tree: PyTree) -> bool:
-        return bool(jax.tree.structure(tree) == jax.tree.structure(self.shapes))  # type: ignore[operator]  # no stubs
+
+def map_parts(change: Callable[..., PyTree], params: PyTree, *trees: PyTree) -> PyTree:
+    """Apply ``change`` to all parts of trees that have the form of ``params`` in the first, such as an optimizer's
+    moments; other leaves are those of the last."""
+    form = jax.tree.structure(params)
+
+    def fits(tree: PyTree) -> bool:
+        return bool(jax.tree.structure(tree) == form)  # type: ignore[operator]  # no stubs
+
+    return jax.tree.map(lambda *x: change(*x) if fits(x[0]) else x[-1], *trees, is_leaf=fits)
 
 
 def flat_params(params: PyTree, *, critic_apart: bool = False) -> FlatParams | None:

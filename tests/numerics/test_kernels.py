@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ejax.numerics import platforms
-from ejax.numerics.kernels import flat_params, pack_rows
+from ejax.numerics.kernels import flat_params, map_parts, pack_rows
 from ejax.numerics.platforms import unrolled_scan
 from ejax.optim import OptimizerConfig, make_optimizer
 
@@ -96,9 +96,9 @@ def test_moments_are_packed_and_counts_stay() -> None:
     _, state = optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
     vectors = flat_params(PARAMS)
     assert vectors is not None
-    packed = vectors.pack_within(state)
+    packed = map_parts(vectors.pack, PARAMS, state)
     assert sorted(x.shape for x in jax.tree.leaves(packed)) == [(), (), (13,), (13,)]
-    back = vectors.unpack_within(packed, like=state)
+    back = map_parts(lambda _, x: vectors.unpack(x), PARAMS, state, packed)
     assert jax.tree.structure(back) == jax.tree.structure(state)
     chex.assert_trees_all_equal(back, state)
 
