@@ -4,6 +4,7 @@ A network is the config of an MLP or your own Flax Linen module ``[..., F] -> [.
 ``observe`` go to a ``__call__`` that takes them. Source: EmbodiChain's ActorCritic and ActorOnly.
 """
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -85,9 +86,9 @@ def _hash(policy: Any) -> int:
     return hash((type(policy), policy.action_spec, *networks))
 
 
-def _section_of(policy: Any) -> dict[str, Any]:
-    """Make the section ``policy`` of a config for the like of ``policy``, but for networks that are modules."""
-    names = ("actor", "critic") if isinstance(policy, ActorCritic) else ("actor",)
+def section_of(policy: Any, names: tuple[str, ...] = ("actor", "critic")) -> dict[str, Any]:
+    """Make the section ``policy`` of a config for the like of ``policy``, with its networks ``names``, but for those
+    that are modules."""
     given = {name: getattr(policy, name) for name in names}
     networks = {name: x.model_dump(mode="json") for name, x in given.items() if isinstance(x, NetworkConfig)}
     return {
@@ -104,7 +105,7 @@ POLICY = PolicyKind(
     make=ActorCritic,
     with_memory=ActorCriticWithMemory,
     mlps=("actor", "critic"),
-    section_of=_section_of,
+    section_of=section_of,
     exporters={
         ActorCritic: "interop.exporters.mlp:EXPORTER",
         ActorCriticWithMemory: "interop.exporters.memory:EXPORTER",
@@ -114,7 +115,7 @@ ACTOR_ONLY = PolicyKind(
     make=ActorOnly,
     with_memory=ActorCriticWithMemory,
     mlps=("actor",),
-    section_of=_section_of,
+    section_of=partial(section_of, names=("actor",)),
     exporters={ActorOnly: "interop.exporters.mlp:EXPORTER"},
 )
 

@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from numpy.typing import NDArray
 
 from ejax.distributions import ActionSpec
+from ejax.policies.actor_critic import section_of
 from ejax.policies.heads import clip_like_torch
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.observations import network_input
@@ -94,7 +95,8 @@ def load_actor_from(policy: ActorQ, params: Params, saved: Mapping[str, NDArray[
     """
     last = f"linear_{len(policy.actor.hidden_sizes)}"
     wanted = {f"params.{name}": x for name, x in flatten_dict({"actor": params["params"]["actor"]}, sep=".").items()}
-    normalizer = {f"normalizer.actor_obs_normalizer.{name}": x for name, x in _normalizer(params).items()}
+    statistics = params.get("normalizer", {}).get("actor_obs_normalizer", {})
+    normalizer = {f"normalizer.actor_obs_normalizer.{name}": x for name, x in statistics.items()}
     size = policy.action_spec.num_actions
     heads = {
         f"params.actor.{last}.{name}": (*wanted[f"params.actor.{last}.{name}"].shape[:-1], size) for name in _DENSE
@@ -121,15 +123,10 @@ def loaded_actor_note(*, squashed: bool) -> str:
     return f"only its actor{bent}: the critics begin afresh"
 
 
-def _normalizer(params: Params) -> Mapping[str, Any]:
-    return params.get("normalizer", {}).get("actor_obs_normalizer", {})
-
-
 def _problems(section: Any) -> Iterator[Problem]:
     if not section.squash_actions:
-        yield Problem(
-            "policy.squash_actions", "got false; actor_q acts between the bounds of the action space: give true"
-        )
+        text = "got false; actor_q acts between the bounds of the action space: give true"
+        yield Problem("policy.squash_actions", text)
     for name in ("actor", "critic"):
         network = getattr(section, name) and getattr(section, name).network_cfg
         if network is not None and network.dropout_p > 0.0:
@@ -138,20 +135,8 @@ def _problems(section: Any) -> Iterator[Problem]:
 
 
 def _section_of(policy: ActorQ) -> dict[str, Any]:
-    """Make the section ``policy`` of a config for the like of ``policy``."""
-    names = ("actor", "critic")
-    networks = {name: getattr(policy, name).model_dump(mode="json") for name in names}
-    return {
-        "initial_log_std": policy.initial_log_std,
-        "log_std_range": list(policy.log_std_range),
-        "squash_actions": True,
-        "obs_groups": {name: list(getattr(policy, f"{name}_obs_groups")) for name in names},
-        **{name: {"type": "mlp", "network_cfg": network} for name, network in networks.items()},
-        **{f"{name}_obs_normalization": getattr(policy, f"{name}_obs_normalization") for name in names},
-        "cfg": {
-            name: getattr(policy, name) for name in ("initial_alpha", "initial_kl_coef", "num_critics", "num_bins")
-        },
-    }
+    options = ("initial_alpha", "initial_kl_coef", "num_critics", "num_bins")
+    return {**section_of(policy), "cfg": {name: getattr(policy, name) for name in options}}
 
 
 POLICY = PolicyKind(

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.policies.pretrained.minilm import MiniLM, MiniLMConfig
+from ejax.policies.pretrained.minilm import MiniLM
 from ejax.types import Params
 
-TINY = MiniLM(MiniLMConfig(vocabulary=11, positions=6, features=8, layers=2, heads=2, inside=12))
+TINY = MiniLM(vocabulary=11, positions=6, features=8, layers=2, heads=2, inside=12)
 TOKEN = np.array([[3, 1, 4, 1, 5, 9], [2, 6, 5, 0, 0, 0]], np.int32)
 VALID = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]], bool)
 

@@ -107,9 +107,9 @@ _RENAME = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class MiniLMConfig:
-    """Sizes; the defaults are those of all-MiniLM-L6-v2."""
+class MiniLM(nn.Module):
+    """``(token int [..., L], valid bool [..., L]) -> embedding float32 [..., features]`` of length one; the default
+    sizes are those of all-MiniLM-L6-v2."""
 
     vocabulary: int = 30522
     positions: int = 512
@@ -120,24 +120,18 @@ class MiniLMConfig:
     inside: int = 1536
     """Width of a layer's MLP."""
 
-
-class MiniLM(nn.Module):
-    """``(token int [..., L], valid bool [..., L]) -> embedding float32 [..., features]`` of length one."""
-
-    config: MiniLMConfig = MiniLMConfig()
-
     @nn.compact
     def __call__(self, token: Array, valid: Array) -> Array:
         """Embed ids; ``valid`` is False for padding after the sentence, of any id."""
-        c, length = self.config, token.shape[-1]
-        if length > c.positions:
-            raise ValueError(f"a sentence has at most {c.positions} tokens, got {length}")
-        x = nn.Embed(c.vocabulary, c.features, name="word")(token)
-        place = nn.Embed(c.positions, c.features, name="position")(jnp.arange(length))
-        place += nn.Embed(2, c.features, name="token_type")(jnp.zeros(length, int))  # of one sentence all are 0
+        length = token.shape[-1]
+        if length > self.positions:
+            raise ValueError(f"a sentence has at most {self.positions} tokens, got {length}")
+        x = nn.Embed(self.vocabulary, self.features, name="word")(token)
+        place = nn.Embed(self.positions, self.features, name="position")(jnp.arange(length))
+        place += nn.Embed(2, self.features, name="token_type")(jnp.zeros(length, int))  # of one sentence all are 0
         x = _norm("norm")(x + jnp.broadcast_to(place, x.shape))
-        for i in range(c.layers):
-            x = _Layer(c, name=f"layer_{i}")(x, valid)
+        for i in range(self.layers):
+            x = _Layer(self.heads, self.inside, name=f"layer_{i}")(x, valid)
         mean = jnp.einsum("...lf,...l->...f", x, valid.astype(x.dtype))  # padding has no part in it
         mean /= jnp.maximum(valid.sum(-1, keepdims=True), 1)
         return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
@@ -156,8 +150,8 @@ def load_minilm(model_path: str | Path = MINILM_WEIGHTS) -> tuple[MiniLM, Any, W
     params = fit_weights(shapes["params"], flat, _RENAME, may_be_left=_NOT_READ, source=model_path)
     tokenizer = read_wordpiece(folder := find_weights(model_path).parent)
     last, i = max(tokenizer.vocabulary.items(), key=lambda pair: pair[1])
-    if i >= module.config.vocabulary:
-        text = f"the embedding has {module.config.vocabulary} rows, and the id of {short_repr(last)} is {i}"
+    if i >= module.vocabulary:
+        text = f"the embedding has {module.vocabulary} rows, and the id of {short_repr(last)} is {i}"
         raise ValueError(f"the tokenizer in {folder} is not of these weights: {text}")
     return module, {"params": params}, tokenizer
 
@@ -175,20 +169,22 @@ def embed_sentences(sentences: Sequence[str], model_path: str | Path = MINILM_WE
 class _Layer(nn.Module):
     """Attention and two Dense layers, each added to its input, then normalized."""
 
-    config: MiniLMConfig
+    heads: int
+    inside: int
 
     @nn.compact
     def __call__(self, x: Array, valid: Array) -> Array:
-        c = self.config
-        heads = (*x.shape[:-1], c.heads, c.features // c.heads)
-        query, key, value = (nn.Dense(c.features, name=n)(x).reshape(heads) for n in ("query", "key", "value"))
-        score = jnp.einsum("...qhd,...khd->...hqk", query, key) / (c.features // c.heads) ** 0.5
+        *_, features = x.shape
+        size = features // self.heads
+        heads = (*x.shape[:-1], self.heads, size)
+        query, key, value = (nn.Dense(features, name=n)(x).reshape(heads) for n in ("query", "key", "value"))
+        score = jnp.einsum("...qhd,...khd->...hqk", query, key) / size**0.5
         seen = jnp.broadcast_to(valid[..., None, None, :], score.shape)
         share = jax.nn.softmax(jnp.where(seen, score, jnp.finfo(score.dtype).min), axis=-1)
         attended = jnp.einsum("...hqk,...khd->...qhd", share, value).reshape(x.shape)
-        x = _norm("norm_attended")(x + nn.Dense(c.features, name="attended")(attended))
-        inside = jax.nn.gelu(nn.Dense(c.inside, name="up")(x), approximate=False)  # BERT's is the exact one
-        return _norm("norm")(x + nn.Dense(c.features, name="down")(inside))
+        x = _norm("norm_attended")(x + nn.Dense(features, name="attended")(attended))
+        inside = jax.nn.gelu(nn.Dense(self.inside, name="up")(x), approximate=False)  # BERT's is the exact one
+        return _norm("norm")(x + nn.Dense(features, name="down")(inside))
 
 
 def _norm(name: str) -> nn.LayerNorm:
