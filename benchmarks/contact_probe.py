@@ -60,7 +60,7 @@ def stand(engine: Any, rows: int) -> tuple[float, float]:
     import jax
     import jax.numpy as jnp
 
-    from ejax.envs.locomotion.contacts import follow_contacts, start_timers
+    from ejax.envs.locomotion.motion import follow_contacts, start_timers
     from ejax.envs.locomotion.velocity import VelocityRL
     from ejax.envs.mujoco.engine import Physics, PhysicsState
     from ejax.types import Array

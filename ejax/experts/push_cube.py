@@ -14,8 +14,8 @@ import numpy as np
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import site_pose
-from ejax.envs.task.scene_world import SceneWorld
-from ejax.envs.task.states import SceneState
+from ejax.envs.task.scene import SceneWorld
+from ejax.envs.task.world import SceneState
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.actions import ActionTerm
 from ejax.experts.task import EnvRows, Expert, Law, ScriptedTask, limit_length, phrase, read_plan

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
-from ejax.envs.locomotion.contacts import FootTimers, follow_contacts, start_timers
 from ejax.envs.locomotion.model import PLACE_WIDTH, LeggedModel, make_legged_model
-from ejax.envs.locomotion.motion import heading, observe_motion
+from ejax.envs.locomotion.motion import FootTimers, follow_contacts, heading, observe_motion, start_timers
 from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Physics, PhysicsState

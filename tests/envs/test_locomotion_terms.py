@@ -10,8 +10,7 @@ import pytest
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.task.terms import Term
 from ejax.envs.task.terms import observe_all as observe_terms
-from ejax.envs.terms.legged import LEGGED_REWARDS, OBSERVATIONS
-from ejax.envs.terms.legged_world import Contacts, LeggedState, LeggedWorld, Motion
+from ejax.envs.terms.legged import LEGGED_REWARDS, OBSERVATIONS, Contacts, LeggedState, LeggedWorld, Motion
 from ejax.envs.terms.registry import TERMS
 
 QUADRUPED = velocity_task("quadruped").robot

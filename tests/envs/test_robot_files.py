@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ejax.envs.locomotion.catalog import read_task, robot_names, velocity_task
+from ejax.envs.locomotion.catalog import Push, read_task, robot_names, velocity_task
 from ejax.envs.locomotion.robots import Foot
-from ejax.envs.locomotion.tasks import Push
 from ejax.envs.terms.commands import CommandRanges
 
 HOPPER = """

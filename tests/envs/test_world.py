@@ -10,9 +10,8 @@ import pytest
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.task.entities import joint_dofs
-from ejax.envs.task.states import TaskState
 from ejax.envs.task.step import Outcome, join_outcomes
-from ejax.envs.task.world import World
+from ejax.envs.task.world import TaskState, World
 
 MODEL = """<mujoco><worldbody>
   <body name="drone" pos="0 0 1"><freejoint/><geom size="0.1"/>

@@ -1,4 +1,4 @@
-"""The robots and their tasks: a TOML file for each, ``envs/assets/robots/{robot}.toml``.
+"""Velocity tasks of legged robots, and a TOML file for each robot and its task, ``envs/assets/robots/{robot}.toml``.
 
 It has the fields of ``LeggedRobot`` and, under ``task``, those of ``VelocityTask``; ``false`` means None. Numbers
 of joints are one for all, or by regular expression, of which the last that fits counts. ``task.like`` names the robot
@@ -11,23 +11,165 @@ mjlab 1.6, whose Go1 and G1 EmbodiChain 0.3.2 has.
 """
 
 import functools
+import inspect
 import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flax.core import FrozenDict
 
 from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Shape
-from ejax.envs.locomotion.tasks import Push, Record, VelocityTask, check_names
 from ejax.envs.task.entities import per_joint
-from ejax.envs.terms.registry import find_functor
+from ejax.envs.task.terms import Shaping, Term
+from ejax.envs.terms.commands import CommandRanges, NumberRange, check_range
+from ejax.envs.terms.registry import find_functor, find_reward
 from ejax.schema.frozen import freeze
+from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import read_text
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Record = TypeVar("Record", bound="DataclassInstance")
 _FOLDER = Path(__file__).parents[1] / "assets" / "robots"
 _OMEGA = 2.0 * math.pi * 10.0
 _ZETA = 2.0
+_AXES = ("x", "y", "z", "roll", "pitch", "yaw")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """Sudden changes of the base's velocity, m/s and rad/s, all in the world's frame, each axis uniform."""
+
+    interval: NumberRange = (1.0, 3.0)  # s, uniform
+    x: NumberRange = (-0.5, 0.5)
+    y: NumberRange = (-0.5, 0.5)
+    z: NumberRange = (-0.4, 0.4)
+    roll: NumberRange = (-0.52, 0.52)
+    pitch: NumberRange = (-0.52, 0.52)
+    yaw: NumberRange = (-0.78, 0.78)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_range(f"push.{field.name}", getattr(self, field.name), positive=field.name == "interval")
+
+    @property
+    def ranges(self) -> tuple[NumberRange, ...]:
+        return tuple(getattr(self, axis) for axis in _AXES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VelocityTask:
+    """A task of one robot. ``rewards``: term -> its weight, per second, and its parameters."""
+
+    robot: LeggedRobot
+    command: CommandRanges
+    actor: tuple[str, ...]  # Terms of the observation ``policy``
+    critic: tuple[str, ...]  # likewise of ``critic``
+    noise: Mapping[str, float]  # Term of the actor's observation -> half the width of the uniform noise on it
+    encoder_bias: float  # rad: half the width of the joint positions' error, drawn for an episode
+    rewards: Mapping[str, Mapping[str, Any]]
+    push: Push | None = None
+    drop: NumberRange = (0.0, 0.0)  # m: how much higher than at rest an episode starts
+    spread: float = 0.5  # m: an episode starts at x and y within ± this
+    turn: float = math.pi  # rad: an episode starts looking within ± this of the world's x
+    terminations: Mapping[str, Mapping[str, Any]] = FrozenDict(bad_orientation=FrozenDict(limit=math.radians(70.0)))
+    """Term -> its parameters: each ends an episode as a failure."""
+    phase_period: float = 0.6  # s, of the gait that is observed
+    timestep: float = 0.005  # s, of a physics step
+    sim_steps_per_control: int = 4
+
+    def terms(self, control_period: float) -> tuple[Term, ...]:
+        """List all terms: rewards weighted for a control step, s; those of the observations ``policy`` and ``critic``,
+        by their path; ends."""
+        rewards = [
+            Term(
+                name=name,
+                func=find_reward(name),
+                params={key: value for key, value in spec.items() if key != "weight"},
+                weight=control_period * spec["weight"],
+            )
+            for name, spec in self.rewards.items()
+        ]
+        # the critic sees the same robot without noise
+        observations = [
+            Term(
+                name=name,
+                func=find_functor("observations", name),
+                kind="observations",
+                shaping=Shaping(noise=noise.get(name, 0.0)),
+                path=(group,),
+            )
+            for group, names, noise in (("policy", self.actor, self.noise), ("critic", self.critic, FrozenDict()))
+            for name in names
+        ]
+        ends = [
+            Term(name=name, func=find_functor("terminations", name), kind="terminations", params=params)
+            for name, params in self.terminations.items()
+        ]
+        return (*rewards, *observations, *ends)
+
+
+def change_task(
+    task: VelocityTask,
+    *,
+    command: Mapping[str, Any],
+    rewards: Mapping[str, Any],
+    noise: Mapping[str, Any],
+    push: Mapping[str, Any] | None,
+) -> VelocityTask:
+    """Change numbers of the task; what is not named stays. ``rewards``: term -> {weight, parameter: …}; weight 0 takes
+    the term out. ``push`` None: no pushes. Raises ValueError: an unknown name, or a value that cannot be."""
+    check_names("noise", noise, task.actor)
+    if wrong := [name for name, change in rewards.items() if not isinstance(change, Mapping)]:
+        raise ValueError(f"rewards.{wrong[0]} must be {{weight: …, parameter: …}}, got {rewards[wrong[0]]!r}")
+    merged = {name: {**task.rewards.get(name, {}), **change} for name, change in rewards.items()}
+    kept = {name: spec for name, spec in {**task.rewards, **merged}.items() if spec.get("weight")}
+    for name, spec in {**kept, **{name: rewards[name] for name in rewards.keys() - kept}}.items():
+        _check_reward(task.robot, name, spec)
+    return replace(
+        task,
+        command=_changed("command", task.command, command),
+        rewards=freeze(kept),
+        noise=FrozenDict({**task.noise, **noise}),
+        push=None if push is None else _changed("push", task.push or Push(), push),
+    )
+
+
+def check_names(where: str, given: Iterable[str], allowed: Collection[str]) -> None:
+    """Raise ValueError at a name that is not allowed."""
+    for name in given:
+        if name not in allowed:
+            raise ValueError(f"{where} has no '{name}'; there is {', '.join(allowed)}{did_you_mean(name, allowed)}")
+
+
+def _check_reward(robot: LeggedRobot, name: str, spec: Mapping[str, Any]) -> None:
+    parameters = list(inspect.signature(find_reward(name)).parameters.values())[1:]
+    check_names(f"rewards.{name}", spec, ["weight", *(each.name for each in parameters)])
+    missing = [each.name for each in parameters if each.default is each.empty and each.name not in spec]
+    if missing and spec.get("weight"):
+        raise ValueError(f"rewards.{name} needs {', '.join(missing)}")
+    for parameter, value in spec.items():
+        if isinstance(value, Mapping) and 0.0 in per_joint(robot.joints, value):
+            raise ValueError(f"rewards.{name}.{parameter} must give a number > 0 for each joint")
+
+
+def _changed(where: str, old: Record, given: Mapping[str, Any]) -> Record:
+    """Change numbers and ranges of ``old``, each into one of its kind, as floats."""
+    check_names(where, given, [field.name for field in fields(old)])
+    new: dict[str, Any] = {}
+    for name, value in given.items():
+        pair = isinstance(getattr(old, name), tuple)
+        numbers = value if isinstance(value, list | tuple) else [value]
+        fits = isinstance(value, list | tuple) == pair and len(numbers) == 1 + pair
+        if not fits or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
+            wanted = "two numbers, [lowest, highest]" if pair else "a number"
+            raise ValueError(f"{where}.{name} must be {wanted}, got {value!r}")
+        new[name] = tuple(map(float, numbers)) if pair else float(value)
+    return replace(old, **new)
 
 
 @functools.cache

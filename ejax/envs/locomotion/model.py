@@ -36,8 +36,7 @@ class LeggedModel:
     joint_qpos: tuple[int, ...]  # The policy's joints, in its order, which is the actuators' order too
     joint_qvel: tuple[int, ...]  # likewise
     upright: int
-    feet: tuple[int, ...]
-    """Bodies."""
+    feet: tuple[int, ...]  # Bodies
     foot_sensors: tuple[tuple[int, ...], ...]  # For each foot, where the places of its sensors begin in ``sensordata``
     guarded_sensors: tuple[int, ...]
     self_sensors: tuple[int, ...]

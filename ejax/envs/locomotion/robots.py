@@ -16,8 +16,7 @@ from ejax.schema.plain_files import package_folder
 
 Offset: TypeAlias = tuple[float, float, float]
 
-FILE = "file:"
-"""Before the path of a model that belongs neither to a package nor to ejax."""
+FILE = "file:"  # Before the path of a model that belongs neither to a package nor to ejax
 _ASSETS = Path(__file__).parents[1] / "assets"
 
 
@@ -74,8 +73,7 @@ class LeggedRobot:
     height: float  # m, of the base at the start
     feet: tuple[Foot, ...]
     friction: float  # The feet's
-    guarded: str = ""
-    """Regular expression: geoms whose contact with the ground can end an episode."""
+    guarded: str = ""  # Regular expression: geoms whose contact with the ground can end an episode
     unwanted: tuple[str, ...] = ()  # Regular expressions: for each part that shall not touch the ground, its geoms
     self_contacts: tuple[tuple[str, str], ...] = ()
     """Pairs of regular expressions: geoms of the robot that can touch each other. No others do."""

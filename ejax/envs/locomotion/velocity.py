@@ -14,12 +14,19 @@ from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
-from ejax.envs.locomotion.catalog import robot_names, velocity_task
-from ejax.envs.locomotion.contacts import FootTimers, follow_contacts, no_contacts, start_timers
+from ejax.envs.locomotion.catalog import Push, VelocityTask, change_task, robot_names, velocity_task
 from ejax.envs.locomotion.model import LeggedModel, make_legged_model
-from ejax.envs.locomotion.motion import drive_torque, heading, link_masses, observe_motion
+from ejax.envs.locomotion.motion import (
+    FootTimers,
+    drive_torque,
+    follow_contacts,
+    heading,
+    link_masses,
+    no_contacts,
+    observe_motion,
+    start_timers,
+)
 from ejax.envs.locomotion.robots import FILE, robot_file
-from ejax.envs.locomotion.tasks import Push, VelocityTask, change_task
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
@@ -27,8 +34,7 @@ from ejax.envs.task.terms import Term, observe_all
 from ejax.envs.task.world import World
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.commands import Command
-from ejax.envs.terms.legged import describe_terms
-from ejax.envs.terms.legged_world import LeggedState, LeggedWorld
+from ejax.envs.terms.legged import LeggedState, LeggedWorld, describe_terms
 from ejax.schema.plain_files import expanded
 from ejax.types import Array, Key
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.kinematics import transform
-from ejax.envs.task.sensor_cameras import Lens, SensorCamera
+from ejax.envs.task.scene import Lens, SensorCamera
 from ejax.envs.terms.vocabulary import IGNORED
 from ejax.schema.messages import did_you_mean, short_repr
 from ejax.schema.sections import Section

@@ -16,11 +16,10 @@ from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spe
 from ejax.envs.mujoco.engine import Engine, check_physics
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
-from ejax.envs.task.scene import Scene
-from ejax.envs.task.scene_world import SceneWorld
-from ejax.envs.task.states import SceneState
+from ejax.envs.task.scene import Scene, SceneWorld
 from ejax.envs.task.step import Outcome, join_outcomes
 from ejax.envs.task.terms import Added, Term, apply_events, as_world, observe, total
+from ejax.envs.task.world import SceneState
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.events import PhysicsEvent
 from ejax.envs.terms.of_tasks import TASK_EVENTS, try_call

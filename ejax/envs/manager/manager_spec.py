@@ -12,8 +12,7 @@ from ejax.envs.manager.bodies import read_objects, read_robot
 from ejax.envs.manager.cameras import names_camera, read_cameras
 from ejax.envs.manager.extensions import Extensions, read_extensions
 from ejax.envs.task.robots import Vector
-from ejax.envs.task.scene import RigidObject, Scene, make_scene
-from ejax.envs.task.sensor_cameras import SensorCamera
+from ejax.envs.task.scene import RigidObject, Scene, SensorCamera, make_scene
 from ejax.envs.task.terms import Term
 from ejax.envs.terms.actions import ActionTerm
 from ejax.envs.terms.observations import OF_CAMERAS

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import jax
 
-Engine: TypeAlias = Literal["auto", "mujoco", "mjx", "warp"]
-"""``auto``, or a key of ``ENGINES``."""
+Engine: TypeAlias = Literal["auto", "mujoco", "mjx", "warp"]  # ``auto``, or a key of ``ENGINES``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +21,8 @@ class EngineRecord:
     """Facts about an engine, known before it is imported; its module in ``engines`` has ``step``."""
 
     title: str
-    chosen_on: tuple[str, ...] = ()
-    """Platforms where ``auto`` means it. Empty: wherever it means no other."""
-    on_host: bool = False
-    """It steps on the host, on any platform of JAX."""
+    chosen_on: tuple[str, ...] = ()  # Platforms where ``auto`` means it. Empty: wherever it means no other.
+    on_host: bool = False  # It steps on the host, on any platform of JAX
     packages: tuple[str, ...] = ()
     """Packages beyond ejax's own, which the extra of the engine's name brings; its own comes last."""
 

@@ -23,10 +23,8 @@ from ejax.types import Array, CameraView, PyTree
 class Appearance:
     """One state of a MuJoCo model, for whichever renderer draws it."""
 
-    asset: str = struct.field(pytree_node=False)
-    """The model, as in ``Physics``."""
-    qpos: Array
-    """[nq]"""
+    asset: str = struct.field(pytree_node=False)  # The model, as in ``Physics``
+    qpos: Array  # [nq]
     mocap_pos: dict[str, Array] = struct.field(default_factory=dict)
     """Body name -> position [3], m, or pose [7] with a quaternion, of bodies that only mark something."""
     rgba: dict[str, Array] = struct.field(default_factory=dict)

@@ -26,10 +26,8 @@ __all__ = ["Engine", "Physics", "PhysicsState", "check_physics", "load_model", "
 class PhysicsState:
     """Everything a physics step reads apart from the control."""
 
-    qpos: Array
-    """[nq], m, rad, unit quaternions (w x y z)"""
-    qvel: Array
-    """[nv], m/s, rad/s"""
+    qpos: Array  # [nq], m, rad, unit quaternions (w x y z)
+    qvel: Array  # [nv], m/s, rad/s
     parameters: dict[str, Array] = struct.field(default_factory=dict)
     """Whole fields that are not the MJCF's, by name: ``ejax.envs.mujoco.parameters``."""
 

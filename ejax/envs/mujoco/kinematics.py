@@ -17,10 +17,8 @@ from ejax.envs.mujoco.rotations import matrix_from_quaternion, rotation_vector
 from ejax.numerics.platforms import solve_positive
 from ejax.types import Array
 
-Pose: TypeAlias = Array | NDArray[np.float64]
-"""[4, 4]; a NumPy array is a constant."""
-_FREE, _BALL, _SLIDE, _HINGE = range(4)
-"""``mujoco.mjtJoint``, whose members cannot be looked for by ``in``."""
+Pose: TypeAlias = Array | NDArray[np.float64]  # [4, 4]; a NumPy array is a constant
+_FREE, _BALL, _SLIDE, _HINGE = range(4)  # ``mujoco.mjtJoint``, whose members cannot be looked for by ``in``
 _NUM_ITERATIONS = 20
 _DAMPING = 0.02
 _MAX_TURN = 0.5  # rad per iteration: keeps to the branch of solutions that the joints are on

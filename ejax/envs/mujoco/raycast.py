@@ -29,8 +29,7 @@ from ejax.types import Array, CameraView
 _FAR = 1e6  # m: the depth of a miss
 _TINY = 1e-12
 
-Vec: TypeAlias = tuple[Array, ...]
-"""Three numbers, or three per pixel."""
+Vec: TypeAlias = tuple[Array, ...]  # Three numbers, or three per pixel
 
 
 class _Layer(NamedTuple):

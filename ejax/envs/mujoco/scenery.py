@@ -57,8 +57,7 @@ class Lights:
 class Camera:
     """A pinhole: what the picture shows at (x, y) in ±1, to the right and up, lies on eye + t·frame·(x, y, 1)."""
 
-    eye: Array
-    """[3], m"""
+    eye: Array  # [3], m
     frame: Array
     """[3, 3]: columns right, up and forward, the first two as long as half the picture at unit distance; an off-centre
     line of sight is in the third."""
@@ -71,8 +70,7 @@ class Scenery(NamedTuple):
     solids: tuple[Solid, ...]
     sky: NDArray[np.float32]
     """[levels, 3]: the sky's colour from the nadir to the zenith, at equal steps of the direction's height in ±1."""
-    light_names: tuple[str, ...]
-    """By row of ``lights``; the first is the headlight."""
+    light_names: tuple[str, ...]  # By row of ``lights``; the first is the headlight
     lights: Lights
 
 

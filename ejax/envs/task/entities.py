@@ -19,12 +19,10 @@ from ejax.schema.paths import unique
 from ejax.types import Array
 
 _T = TypeVar("_T")
-Entity: TypeAlias = Mapping[str, Any]
-"""``{"uid": name}``"""
+Entity: TypeAlias = Mapping[str, Any]  # ``{"uid": name}``
 ElementKind: TypeAlias = Literal["body", "joint", "site", "geom", "sensor"]
 
-ROBOT = "robot"
-"""The ``uid`` of everything that drives move; a gym config's robot has another uid too."""
+ROBOT = "robot"  # The ``uid`` of everything that drives move; a gym config's robot has another uid too
 FREE, BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 

@@ -45,8 +45,7 @@ class Robot:
     feelers: tuple[str, ...] = ()  # Geoms that collide with the floor
     stiffness: float
     damping: float
-    max_effort: dict[str, float]
-    """Drives where a config gives none: N·m/rad, N·m·s/rad, N·m."""
+    max_effort: dict[str, float]  # Drives where a config gives none: N·m/rad, N·m·s/rad, N·m
     max_velocity: float | None = None  # rad/s or m/s; None: drives are taken as they are configured
     followers: dict[str, str] = field(default_factory=dict)
     """Joint -> the joint whose command it takes where one number moves a gripper."""
@@ -58,9 +57,8 @@ class PlacedRobot:
 
     robot: Robot
     drives: Drives
-    position: Vector = (0.0, 0.0, 0.0)
-    rotation: Vector = (0.0, 0.0, 0.0)
-    """m; intrinsic Euler angles, rad."""
+    position: Vector = (0.0, 0.0, 0.0)  # m
+    rotation: Vector = (0.0, 0.0, 0.0)  # Intrinsic Euler angles, rad
     home: tuple[float, ...]  # [J]: joint positions of a new episode, m or rad
     uid: str = "robot"
 

@@ -1,4 +1,5 @@
-"""A MuJoCo model from a robot and rigid objects, and the place of each in its state.
+"""The scene of a gym config: a MuJoCo model from a robot and rigid objects, the place of each in its state, cameras,
+and the world. Axes of cameras are OpenGL's: x right, y up, the line of sight along −z.
 
 A dynamic object moves on three slide joints and a ball joint, 7 numbers in qpos: its linear and angular damping are two
 numbers, as in EmbodiChain. Contacts are listed pairs only: objects with the floor, the robot's hull and each other; the
@@ -6,31 +7,92 @@ robot's feelers with the floor. Their friction is the mean of both bodies' coeff
 """
 
 import itertools
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self
 from xml.etree import ElementTree as ET
 
 import jax.numpy as jnp
 import mujoco
 import numpy as np
+from flax import struct
+from flax.core import FrozenDict
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.engine import PhysicsState, load_model
+from ejax.envs.mujoco.drawing import triple
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.models import ASSETS
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
+from ejax.envs.mujoco.scenery import Camera
 from ejax.envs.task.entities import look_up
 from ejax.envs.task.mjcf import find_child, to_text
-from ejax.envs.task.robots import Drives, PlacedRobot, Robot, Vector
-from ejax.envs.task.sensor_cameras import SensorCamera
-from ejax.envs.task.states import SceneState, marker_name
-from ejax.types import Array
+from ejax.envs.task.robots import Drives, Matrix, PlacedRobot, Robot, Vector
+from ejax.envs.task.world import SceneState, World, marker_name
+from ejax.types import Array, CameraView
 
 DEFAULT_FRICTION = 0.5
 _CORNER = 0.1
 """Radius of the balls a box stands on, as a part of its shortest half edge. Against a plane, MJX keeps only those
 vertices of a box that lie within 1 mm of the deepest one: a tilting box would move differently in the two engines."""
 _FREE_OF_CONTACTS = {"contype": "0", "conaffinity": "0"}
+
+
+class Lens(NamedTuple):
+    """One picture of a camera."""
+
+    name: str
+    intrinsics: tuple[float, float, float, float]  # fx, fy, cx, cy in pixels, from the upper left corner
+    shift: Vector  # Its place in the camera's frame, m
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensorCamera:
+    """A camera with one lens, or two if it is a stereo camera."""
+
+    uid: str
+    width: int
+    height: int
+    pose: Matrix  # [4, 4], in the arena or in the frame of the parent
+    parent: str | None
+    lenses: tuple[Lens, ...]
+    pictures: bool
+
+    def lens(self, *, right: bool = False) -> Lens:
+        return self.lenses[-1 if right else 0]
+
+    def lens_pose(self, lens: Lens) -> NDArray[np.float64]:
+        """Return the lens's pose, [4, 4], in the frame of ``pose``."""
+        shifted = np.eye(4)
+        shifted[:3, 3] = lens.shift
+        return np.asarray(self.pose) @ shifted
+
+    def view(self, lens: Lens) -> CameraView:
+        """Return the view of a camera without a parent, in constants: what never moves is drawn once."""
+        pose, (half_width, half_height, x, y) = self.lens_pose(lens), self._opening(lens)
+        return CameraView(
+            triple(pose[:3, 3]),
+            triple(pose[:3, 3] - pose[:3, 2]),
+            math.degrees(2.0 * math.atan(half_height)),
+            effects=False,
+            up=triple(pose[:3, 1]),
+            fovx=math.degrees(2.0 * math.atan(half_width)),
+            center=(x, y),
+        )
+
+    def pinhole(self, lens: Lens, parent_pose: Array) -> Camera:
+        """Return the view of a camera whose parent has the pose [4, 4]."""
+        pose = parent_pose @ jnp.asarray(self.lens_pose(lens), parent_pose.dtype)
+        half_width, half_height, x, y = self._opening(lens)
+        across, high = half_width * pose[:3, 0], half_height * pose[:3, 1]
+        # pixels count downwards, the camera's y upwards
+        aim = across * (1.0 - 2.0 * x) + high * (2.0 * y - 1.0) - pose[:3, 2]
+        return Camera(eye=pose[:3, 3], frame=jnp.stack([across, high, aim], axis=1))
+
+    def _opening(self, lens: Lens) -> tuple[float, float, float, float]:
+        fx, fy, cx, cy = lens.intrinsics
+        return self.width / (2.0 * fx), self.height / (2.0 * fy), cx / self.width, cy / self.height
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +104,7 @@ class RigidObject:
     size: tuple[float, ...]  # MuJoCo's sizes: half edges, or radius and half height, m
     dynamic: bool = True
     position: Vector = (0.0, 0.0, 0.0)
-    rotation: Vector = (0.0, 0.0, 0.0)
-    """Intrinsic Euler angles, rad."""
+    rotation: Vector = (0.0, 0.0, 0.0)  # Intrinsic Euler angles, rad
     mass: float
     friction: float = DEFAULT_FRICTION
     linear_damping: float = 0.0  # 1/s
@@ -226,3 +287,93 @@ def _mean_inertia(each: RigidObject) -> float:
 def _add_pair(pairs: ET.Element, one: str, other: str, friction: float, other_friction: float) -> None:
     mean = (friction + other_friction) / 2.0
     ET.SubElement(pairs, "pair", geom1=one, geom2=other, condim="3", friction=to_text((mean, mean)))
+
+
+@struct.dataclass(kw_only=True)
+class SceneWorld(World):
+    """A gym config's scene at one moment, in the arena's frame."""
+
+    scene: Scene = struct.field(pytree_node=False)
+    selected: tuple[int, ...] = struct.field(pytree_node=False)
+    """The joints that are observed and acted on: those of ``env.control_parts``."""
+    extensions: Mapping[str, Any] = struct.field(pytree_node=False, default=FrozenDict())
+    """``env.extensions`` of the gym config."""
+    max_episode_steps: int = struct.field(pytree_node=False, default=0)  # 0 or less: no limit
+    engine: Engine = struct.field(pytree_node=False, default="auto")
+
+    @property
+    def qpos(self) -> Array:
+        """[active joints], m or rad."""
+        return self.physics.qpos[jnp.array(self.selected)]
+
+    @property
+    def qvel(self) -> Array:
+        """[active joints], m/s or rad/s."""
+        return self.physics.qvel[jnp.array(self.selected)]
+
+    @property
+    def qf(self) -> Array:
+        """[active joints]: the efforts that an action commands, N or N·m; zeros under position and velocity drives. As
+        in PhysX, the drives' own are not included."""
+        return self.state.effort[jnp.array(self.selected)]
+
+    @property
+    def joints(self) -> tuple[int, ...]:
+        """Numbers of the robot's joints."""
+        return tuple(range(len(self.scene.joints)))
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        return self.selected
+
+    @property
+    def ctrl(self) -> Array:
+        """[J]: k·q* + c·q̇* + f, see ``ejax.envs.task.robots``."""
+        state, drives = self.state, self.scene.drives
+        stiffness, damping = (jnp.array(each, state.target.dtype) for each in (drives.stiffness, drives.damping))
+        return stiffness * state.target + damping * state.velocity_target + state.effort
+
+    def part_qpos(self, name: str) -> Array:
+        """[joints of the control part]."""
+        return self.physics.qpos[jnp.array(self.scene.part(name))]
+
+    def part_qvel(self, name: str) -> Array:
+        """[joints of the control part]."""
+        return self.physics.qvel[jnp.array(self.scene.part(name))]
+
+    def eef_pose(self, part: str | None = None, qpos: Array | None = None) -> Array:
+        self.scene.check_tool(part)
+        return super().eef_pose(None, qpos)
+
+    def camera_pose(self, uid: str, *, right: bool = False) -> Array:
+        """[4, 4]: a camera in the arena, its line of sight along −z and y up; of a stereo camera, one of its lenses."""
+        camera = self.scene.camera(uid)
+        pose = jnp.asarray(camera.lens_pose(camera.lens(right=right)), jnp.float32)
+        return pose if camera.parent is None else self.body_pose(camera.parent) @ pose
+
+    def has_object(self, uid: str) -> bool:
+        """Return whether the scene has this rigid object."""
+        return uid in self.scene.uids
+
+    def initial_pose(self, uid: str) -> Array:
+        """[4, 4]: where the config puts an object."""
+        return self.scene.initial_pose(uid)
+
+    def object_pose(self, uid: str) -> Array:
+        return self.initial_pose(uid) if self._slots(uid) is None else super().object_pose(uid)
+
+    def with_qpos(self, joints: tuple[int, ...], qpos: Array) -> Self:
+        """Move joints, by their numbers, to ``qpos`` [joints], rad or m, at rest; the drives hold them there."""
+        state = super().with_qpos(joints, qpos).state
+        # without new targets the drives would pull the joints back
+        target = self.state.target.at[jnp.array(self.model.jnt_qposadr[list(joints)])].set(qpos)
+        return replace(self, state=replace(state, target=target))
+
+    def advance(self, num_substeps: int) -> Self:
+        """Make physics steps under the drives' current targets."""
+        physics = Physics(self.asset, self.engine, num_substeps).step(self.physics, self.ctrl)
+        return replace(self, state=replace(self.state, physics=physics))
+
+    def _slots(self, uid: str) -> tuple[int, int] | None:
+        self.scene.find_object(uid)
+        return super()._slots(uid)

@@ -27,8 +27,7 @@ from ejax.types import Array, Key
 
 TermKind: TypeAlias = Literal["rewards", "observations", "actions", "events", "terminations", "commands", "curricula"]
 """Named as the sections of a gym config's ``env``."""
-KeyOf: TypeAlias = Callable[[int, "Term"], Key]
-"""The key of an event, by its place and itself."""
+KeyOf: TypeAlias = Callable[[int, "Term"], Key]  # The key of an event, by its place and itself
 _NOISE = 0x5EED0000
 
 
@@ -74,8 +73,7 @@ class Term:
     interval_step: int = 1  # Control steps of an episode from one interval event to the next
     shaping: Shaping = Shaping()
     path: tuple[str, ...] = ()  # Its place in a nested observation
-    key: str = ""
-    """Dotted path in a config, for messages."""
+    key: str = ""  # Dotted path in a config, for messages
 
     def __call__(self, *given: Any) -> Any:
         return self.func(*given, **self.params)
@@ -86,8 +84,7 @@ class Added(NamedTuple):
 
     events: tuple[Term, ...] = ()
     rewards: tuple[Term, ...] = ()
-    weights: Mapping[str, float] = FrozenDict()
-    """The reward's terms, where a config changes them."""
+    weights: Mapping[str, float] = FrozenDict()  # The reward's terms, where a config changes them
 
 
 def total(

@@ -21,8 +21,7 @@ from ejax.envs.mujoco.rotations import make_pose
 from ejax.envs.task.mjcf import find_child
 from ejax.envs.task.robots import FINGER_TRAVEL, Drives, PlacedRobot, Vector, make_ur
 from ejax.envs.task.scene import RigidObject, make_scene
-from ejax.envs.task.states import marker_name
-from ejax.envs.task.world import World
+from ejax.envs.task.world import World, marker_name
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.types import Array, Key
 

@@ -10,8 +10,7 @@ from flax import struct
 
 from ejax.envs.description import EnvDescription, Feature
 from ejax.envs.mujoco.engine import PhysicsState
-from ejax.envs.task.states import marker_name
-from ejax.envs.task.world import World
+from ejax.envs.task.world import World, marker_name
 from ejax.envs.tasks.grasp_task import (
     HALF_EDGE,
     HOME,

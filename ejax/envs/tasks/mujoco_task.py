@@ -28,10 +28,9 @@ from ejax.envs.task.mjcf import (
     start_changed,
     start_noise_of,
 )
-from ejax.envs.task.states import TaskState
 from ejax.envs.task.step import Outcome
 from ejax.envs.task.terms import Added
-from ejax.envs.task.world import World
+from ejax.envs.task.world import TaskState, World
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.user_code import describe_error
 from ejax.schema.frozen import freeze, thaw

@@ -13,8 +13,7 @@ from ejax.envs.description import EnvDescription
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
-from ejax.envs.task.states import SceneState, TaskState
-from ejax.envs.task.world import World
+from ejax.envs.task.world import SceneState, TaskState, World
 from ejax.envs.tasks.task import Task
 from ejax.types import Array, CameraView, Key
 

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.task.scene import Scene
-from ejax.envs.task.scene_world import SceneWorld
-from ejax.envs.task.states import SceneState
+from ejax.envs.task.scene import Scene, SceneWorld
+from ejax.envs.task.world import SceneState
 from ejax.types import Array
 
 Scale: TypeAlias = float | Sequence[float]

@@ -12,12 +12,11 @@ import numpy as np
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
 from ejax.envs.randomization.physics import Change
 from ejax.envs.task.entities import Entity, refuse_constrained
-from ejax.envs.task.scene_world import SceneWorld
+from ejax.envs.task.scene import SceneWorld
 from ejax.envs.task.world import World
 from ejax.types import Array, Key
 
-AxisBounds = Sequence[Sequence[float]]
-"""[lowest, highest]"""
+AxisBounds = Sequence[Sequence[float]]  # [lowest, highest]
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,7 @@ class PhysicsEvent:
     """An event of ``ejax.envs.randomization.physics`` as a functor."""
 
     name: str
-    change: Callable[..., Change]
-    """``change(model, **params)``"""
+    change: Callable[..., Change]  # ``change(model, **params)``
 
     @property
     def __name__(self) -> str:

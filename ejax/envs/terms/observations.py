@@ -12,7 +12,7 @@ import numpy as np
 
 from ejax.envs.mujoco.rotations import quaternion_from_matrix
 from ejax.envs.task.entities import Entity
-from ejax.envs.task.scene_world import SceneWorld
+from ejax.envs.task.scene import SceneWorld
 from ejax.envs.task.world import World
 from ejax.types import Array
 

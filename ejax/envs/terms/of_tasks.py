@@ -20,10 +20,8 @@ from ejax.schema.messages import did_you_mean
 from ejax.schema.problems import KeyReport
 from ejax.schema.sections import Section
 
-TASK_EVENTS = "functor_events"
-"""The field of tasks that take them."""
-EVENT_MODES = ("interval", "startup", "reset")
-"""The default first."""
+TASK_EVENTS = "functor_events"  # The field of tasks that take them
+EVENT_MODES = ("interval", "startup", "reset")  # The default first
 
 
 @functools.lru_cache(maxsize=32)

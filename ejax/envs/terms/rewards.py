@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from ejax.envs.task.entities import Entity
-from ejax.envs.task.scene_world import SceneWorld
+from ejax.envs.task.scene import SceneWorld
 from ejax.envs.task.world import World
 from ejax.types import Array
 

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.kinematics import site_step, solve_site_pose
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, matrix_from_quaternion, matrix_from_rotation_vector
 from ejax.envs.task.robots import matching_joints
-from ejax.envs.task.scene import Scene
-from ejax.envs.task.scene_world import SceneWorld
-from ejax.envs.task.states import SceneState
+from ejax.envs.task.scene import Scene, SceneWorld
+from ejax.envs.task.world import SceneState
 from ejax.envs.terms.actions import ActionTerm, Joints, Scale, check_scale, with_targets
 from ejax.schema.values import is_positive
 from ejax.types import Array

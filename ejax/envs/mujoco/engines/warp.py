@@ -148,8 +148,7 @@ class _Simulation:
     num_substeps: int
     contacts: int
     constraints: int
-    mjx_model: Any
-    """MJX's, with blank data: for what follows from a row's parameters."""
+    mjx_model: Any  # MJX's, with blank data: for what follows from a row's parameters
     blank: Any
 
 
