@@ -21,7 +21,7 @@ from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.manager_spec import ManagerSpec
 from ejax.envs.mujoco.engine import Physics, PhysicsState
-from ejax.envs.task.step import Outcome
+from ejax.envs.task.terms import Outcome
 from ejax.envs.task.world import SceneState, World
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.registry import TERMS, register_functor

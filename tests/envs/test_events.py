@@ -17,7 +17,7 @@ from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.engine import Physics
-from ejax.envs.task.step import Snapshot
+from ejax.envs.task.terms import Snapshot
 from ejax.envs.task.world import World
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.registry import TERMS

@@ -15,8 +15,7 @@ from tiny import tiny
 from ejax import MuJoCoTask, World, check_env
 from ejax.config import ConfigError, parse_config
 from ejax.envs.description import WHOLE, Feature, describe
-from ejax.envs.task.step import Outcome
-from ejax.envs.task.terms import Term
+from ejax.envs.task.terms import Outcome, Term
 from ejax.envs.terms.registry import TERMS
 from ejax.envs.wrappers.placing import with_events
 from ejax.envs.wrappers.randomized import RandomizedEnv

@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
-from ejax.envs.mujoco.models import load_accelerated_model, load_parametric_model
-from ejax.envs.mujoco.parameters import FIELDS, ModelRows, constants, parameter
+from ejax.envs.mujoco.models import (
+    FIELDS,
+    ModelRows,
+    constants,
+    load_accelerated_model,
+    load_parametric_model,
+    parameter,
+)
 from ejax.envs.tasks.grasp_task import make_grasp_model
 from ejax.types import Array
 

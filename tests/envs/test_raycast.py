@@ -16,7 +16,7 @@ from ejax.envs.mujoco.engine import render
 from ejax.envs.mujoco.kinematics import body_poses
 from ejax.envs.mujoco.models import load_drawn_model
 from ejax.envs.mujoco.raycast import draw
-from ejax.envs.mujoco.scenery import Lights, model_lights, place_camera, scenery
+from ejax.envs.mujoco.scenery import Lights, place_camera, scenery
 from ejax.envs.tasks.pick_place import PickPlaceRL
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.experts import pick_place, push_cube
@@ -79,7 +79,8 @@ def picture(seen: Appearance, size: int = SIZE, view: CameraView | None = VIEW, 
     if not traced:
         return draw(seen, width=size, height=size, view=view)
     camera = place_camera(seen.asset, view, 1.0)
-    return draw(seen, width=size, height=size, camera=camera, lights=model_lights(seen.asset))
+    lights = jax.tree.map(jnp.asarray, scenery(seen.asset).lights)
+    return draw(seen, width=size, height=size, camera=camera, lights=lights)
 
 
 @functools.partial(jax.jit, static_argnames=("size", "view"))

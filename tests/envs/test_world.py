@@ -10,7 +10,7 @@ import pytest
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.task.entities import joint_dofs
-from ejax.envs.task.step import Outcome, join_outcomes
+from ejax.envs.task.terms import Outcome, join_outcomes
 from ejax.envs.task.world import TaskState, World
 
 MODEL = """<mujoco><worldbody>

@@ -85,32 +85,20 @@ class VelocityTask:
     def terms(self, control_period: float) -> tuple[Term, ...]:
         """List all terms: rewards weighted for a control step, s; those of the observations ``policy`` and ``critic``,
         by their path; ends."""
-        rewards = [
-            Term(
-                name=name,
-                func=find_reward(name),
-                params={key: value for key, value in spec.items() if key != "weight"},
-                weight=control_period * spec["weight"],
-            )
-            for name, spec in self.rewards.items()
-        ]
+        terms = list[Term]()
+        for name, spec in self.rewards.items():
+            params = {key: value for key, value in spec.items() if key != "weight"}
+            weight = control_period * spec["weight"]
+            terms.append(Term(name=name, func=find_reward(name), params=params, weight=weight))
         # the critic sees the same robot without noise
-        observations = [
-            Term(
-                name=name,
-                func=find_functor("observations", name),
-                kind="observations",
-                shaping=Shaping(noise=noise.get(name, 0.0)),
-                path=(group,),
-            )
-            for group, names, noise in (("policy", self.actor, self.noise), ("critic", self.critic, FrozenDict()))
-            for name in names
-        ]
-        ends = [
-            Term(name=name, func=find_functor("terminations", name), kind="terminations", params=params)
-            for name, params in self.terminations.items()
-        ]
-        return (*rewards, *observations, *ends)
+        for group, names, noise in (("policy", self.actor, self.noise), ("critic", self.critic, FrozenDict())):
+            for name in names:
+                func, shaping = find_functor("observations", name), Shaping(noise=noise.get(name, 0.0))
+                terms.append(Term(name=name, func=func, kind="observations", shaping=shaping, path=(group,)))
+        for name, limits in self.terminations.items():
+            func = find_functor("terminations", name)
+            terms.append(Term(name=name, func=func, kind="terminations", params=limits))
+        return tuple(terms)
 
 
 def change_task(
@@ -122,7 +110,8 @@ def change_task(
     push: Mapping[str, Any] | None,
 ) -> VelocityTask:
     """Change numbers of the task; what is not named stays. ``rewards``: term -> {weight, parameter: …}; weight 0 takes
-    the term out. ``push`` None: no pushes. Raises ValueError: an unknown name, or a value that cannot be."""
+    the term out. ``push`` None: no pushes; empty: the task's. Raises ValueError: an unknown name, or a value that
+    cannot be."""
     check_names("noise", noise, task.actor)
     if wrong := [name for name, change in rewards.items() if not isinstance(change, Mapping)]:
         raise ValueError(f"rewards.{wrong[0]} must be {{weight: …, parameter: …}}, got {rewards[wrong[0]]!r}")
@@ -135,7 +124,7 @@ def change_task(
         command=_changed("command", task.command, command),
         rewards=freeze(kept),
         noise=FrozenDict({**task.noise, **noise}),
-        push=None if push is None else _changed("push", task.push or Push(), push),
+        push=_changed("push", task.push or Push(), push) if push else None if push is None else task.push,
     )
 
 

@@ -15,7 +15,6 @@ one physics step. Source: EmbodiChain 0.3.2's ``ContactHistory``, which samples 
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from ejax.envs.locomotion.model import LeggedModel
@@ -25,6 +24,8 @@ from ejax.envs.mujoco.kinematics import body_poses
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.terms.legged import Contacts, Motion
 from ejax.types import Array
+
+_SELF_CONTACT = 10.0  # N: what the robot pushes against itself with at least where that counts
 
 
 def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState) -> Motion:
@@ -85,11 +86,6 @@ def drive_torque(robot: LeggedRobot, motion: Motion, target: Array) -> Array:
     return jnp.clip(stiffness * (target - motion.joint_pos) - damping * motion.joint_vel, -limit, limit)
 
 
-def link_masses(legged: LeggedModel) -> tuple[float, ...]:
-    """[L], kg."""
-    return tuple(np.asarray(legged.model.body_mass[1:]).tolist())
-
-
 def heading(motion: Motion) -> Array:
     """rad: the direction that the base looks in, about the vertical."""
     return jnp.arctan2(motion.rotation[1, 0], motion.rotation[0, 0])
@@ -119,10 +115,10 @@ def no_contacts(robot: LeggedRobot) -> Contacts:
 
 
 def follow_contacts(
-    timers: FootTimers, legged: LeggedModel, readings: Array, timestep: float, self_threshold: float = 10.0
+    timers: FootTimers, legged: LeggedModel, readings: Array, timestep: float
 ) -> tuple[FootTimers, Contacts]:
     """Compute the contacts of a control step, and the timers after it, from ``readings`` [num_substeps, nsensordata].
-    ``timestep``: s, of a physics step; ``self_threshold``: N."""
+    ``timestep``: s, of a physics step."""
     force = jnp.stack([_force(readings, places) for places in legged.foot_sensors], axis=1)
     touching = jnp.stack([(readings[:, jnp.array(places)] > 0.0).any(axis=1) for places in legged.foot_sensors], axis=1)
     before, air_time, landed = timers.touching, timers.air_time, jnp.zeros_like(timers.touching)
@@ -140,7 +136,7 @@ def follow_contacts(
         landed=landed,
         force=jnp.take_along_axis(force, strongest[None, :, None], axis=0)[0],
         guarded_force=_strength(readings, legged.guarded_sensors).max(),
-        self_contacts=(_strength(readings, legged.self_sensors).max(axis=1) > self_threshold).sum().astype(jnp.float32),
+        self_contacts=(_strength(readings, legged.self_sensors).max(axis=1) > _SELF_CONTACT).sum().astype(jnp.float32),
         flight=flight,
         unwanted_force=jnp.array([_strength(readings, places).max() for places in legged.unwanted_sensors]),
     )

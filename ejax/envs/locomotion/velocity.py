@@ -21,7 +21,6 @@ from ejax.envs.locomotion.motion import (
     drive_torque,
     follow_contacts,
     heading,
-    link_masses,
     no_contacts,
     observe_motion,
     start_timers,
@@ -211,7 +210,7 @@ class VelocityRL(PhysicsTask):
             time=state.episode_step * self.control_period,
             phase_period=task.phase_period,
             soft_limits=jnp.asarray(_soft_limits(task, self.legged)),
-            link_masses=jnp.asarray(link_masses(self.legged)),
+            link_masses=jnp.asarray(self.legged.model.body_mass[1:]),
         )
         # a policy sees the next command; rewards pay for the one that it acted on
         shown = replace(world, legged=replace(seen, command=command.velocity))
@@ -253,11 +252,10 @@ class VelocityRL(PhysicsTask):
         drop = jax.random.uniform(key_z, (), minval=task.drop[0], maxval=task.drop[1])
         yaw = jax.random.uniform(key_yaw, (), minval=-task.turn, maxval=task.turn)
         z = robot.height + drop + (ground.height if rough else 0.0)  # clear of the highest corner
-        joints = (
-            jnp.zeros(self.legged.model.nq - 7).at[jnp.array(self.legged.joint_qpos) - 7].set(jnp.array(robot.home))
-        )
+        model, places = self.legged.model, jnp.array(self.legged.joint_qpos) - 7
+        joints = jnp.zeros(model.nq - 7).at[places].set(jnp.array(robot.home))
         turn = jnp.stack([jnp.cos(yaw / 2.0), jnp.zeros(()), jnp.zeros(()), jnp.sin(yaw / 2.0)])
-        return PhysicsState(qpos=jnp.concatenate([xy, z[None], turn, joints]), qvel=jnp.zeros(self.legged.model.nv))
+        return PhysicsState(qpos=jnp.concatenate([xy, z[None], turn, joints]), qvel=jnp.zeros(model.nv))
 
     def _draw_push_time(self, key: Key) -> Array:
         push = self.task.push or Push()
@@ -271,20 +269,16 @@ class VelocityRL(PhysicsTask):
         low, high = jnp.array(self.task.push.ranges).T
         change = jax.random.uniform(key_velocity, (6,), minval=low, maxval=high)
         state = replace(state, push_in=state.push_in - 1)
-        pushed = replace(
-            state, physics=_with_velocity_change(state.physics, change), push_in=self._draw_push_time(key_time)
-        )
+        physics = _with_velocity_change(state.physics, change)
+        pushed = replace(state, physics=physics, push_in=self._draw_push_time(key_time))
         # drawn every step and selected: rows are due at different times
         return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
 
 
 @functools.lru_cache(maxsize=32)
 def _changed_task(env: VelocityRL) -> VelocityTask:
-    own = velocity_task(env.robot)
-    task = change_task(own, command=env.command, rewards=env.rewards, noise=env.noise, push=env.push)
-    # an empty mapping changes nothing: a task without pushes stays without
-    if env.push is not None and not env.push:
-        task = replace(task, push=own.push)
+    task = velocity_task(env.robot)
+    task = change_task(task, command=env.command, rewards=env.rewards, noise=env.noise, push=env.push)
     # a user's file has its own collision shapes
     if env.model is not None:
         path = Path(expanded(env.model)).absolute()

@@ -17,8 +17,7 @@ from ejax.envs.mujoco.engine import Engine, check_physics
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
 from ejax.envs.task.scene import Scene, SceneWorld
-from ejax.envs.task.step import Outcome, join_outcomes
-from ejax.envs.task.terms import Added, Term, apply_events, as_world, observe, total
+from ejax.envs.task.terms import Added, Outcome, Term, apply_events, as_world, join_outcomes, observe, total
 from ejax.envs.task.world import SceneState
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.terms.events import PhysicsEvent

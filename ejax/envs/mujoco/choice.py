@@ -33,7 +33,6 @@ ENGINES: dict[str, EngineRecord] = {
     "warp": EngineRecord(title="Warp", chosen_on=("cuda",), packages=("mujoco-mjx", "warp-lang")),
 }
 """A new engine is a file and a row. Exactly one has no ``chosen_on``: ``auto`` means it where no other fits."""
-_TITLES = {"cpu": "the CPU", "cuda": "CUDA"}
 
 
 class Choice(NamedTuple):
@@ -66,7 +65,8 @@ def choose_engine(engine: Engine, platform: str | None = None) -> Choice:
     if engine != "auto":
         return Choice(engine, "as the config says")
     platform = platform or _platform()
-    where, objection = f"JAX computes on {_TITLES.get(platform, platform)}", ""
+    title = {"cpu": "the CPU", "cuda": "CUDA"}.get(platform, platform)
+    where, objection = f"JAX computes on {title}", ""
     preferred = {name: record for name, record in ENGINES.items() if record.chosen_on}
     for name, record in preferred.items():
         if platform not in record.chosen_on:

@@ -152,23 +152,20 @@ class _Canvases(threading.local):
     def __init__(self) -> None:
         self._kept: dict[Any, Any] = {}
 
-    def get(self, *key: Any) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
-        if key not in self._kept and len(self._kept) == 4:
-            oldest = self._kept.pop(next(iter(self._kept)))[2]
-            oldest.render()  # its context is current then: MuJoCo 3 would delete the objects of another
-            oldest.close()
-        self._kept[key] = self._kept.pop(key, None) or _make_canvas(*key)
+    def get(self, asset: str, width: int, height: int, effects: bool) -> tuple[Any, mujoco.MjData, mujoco.Renderer]:
+        key = asset, width, height, effects
+        if key not in self._kept:
+            if len(self._kept) == 4:
+                oldest = self._kept.pop(next(iter(self._kept)))[2]
+                oldest.render()  # its context is current then: MuJoCo 3 would delete the objects of another
+                oldest.close()
+            choose_opengl()
+            model = copy.copy(load_drawn_model(asset))
+            if not effects:
+                model.vis.quality.offsamples = 0
+            self._kept[key] = model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
+        self._kept[key] = self._kept.pop(key)  # the last one used
         return self._kept[key]
-
-
-def _make_canvas(
-    asset: str, width: int, height: int, effects: bool
-) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
-    choose_opengl()
-    model = copy.copy(load_drawn_model(asset))
-    if not effects:
-        model.vis.quality.offsamples = 0
-    return model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
 
 
 _canvases = _Canvases()

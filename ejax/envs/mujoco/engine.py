@@ -15,8 +15,7 @@ from flax import struct
 
 from ejax.envs.mujoco.choice import Engine, check_physics, choose_engine, load_engine
 from ejax.envs.mujoco.drawing import render
-from ejax.envs.mujoco.models import load_model, mocap_bodies
-from ejax.envs.mujoco.parameters import check_parameters
+from ejax.envs.mujoco.models import check_parameters, load_model, mocap_bodies
 from ejax.types import Array
 
 __all__ = ["Engine", "Physics", "PhysicsState", "check_physics", "load_model", "render"]
@@ -29,7 +28,7 @@ class PhysicsState:
     qpos: Array  # [nq], m, rad, unit quaternions (w x y z)
     qvel: Array  # [nv], m/s, rad/s
     parameters: dict[str, Array] = struct.field(default_factory=dict)
-    """Whole fields that are not the MJCF's, by name: ``ejax.envs.mujoco.parameters``."""
+    """Whole fields that are not the MJCF's, by name: ``ejax.envs.mujoco.models``."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from ejax.types import Array
 
 Pose: TypeAlias = Array | NDArray[np.float64]  # [4, 4]; a NumPy array is a constant
 _FREE, _BALL, _SLIDE, _HINGE = range(4)  # ``mujoco.mjtJoint``, whose members cannot be looked for by ``in``
-_NUM_ITERATIONS = 20
 _DAMPING = 0.02
 _MAX_TURN = 0.5  # rad per iteration: keeps to the branch of solutions that the joints are on
 _REACHED = 1e-3  # m and rad
@@ -78,7 +77,7 @@ def solve_site_pose(
     qpos: Array,
     joints: tuple[int, ...],
     *,
-    num_iterations: int = _NUM_ITERATIONS,
+    num_iterations: int = 20,
 ) -> tuple[Array, Array]:
     """Bring a site to a pose [4, 4], m; return positions [joints], and whether it is reached within 1 mm and 1 mrad.
 

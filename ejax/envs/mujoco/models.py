@@ -1,22 +1,32 @@
-"""MuJoCo models from MJCF: for the physics, for pictures, and ready for parameters that differ from row to row.
+"""MuJoCo models from MJCF: for the physics, for pictures, and with numbers that may differ from row to row: masses,
+friction, gains, sizes, gravity.
 
 A step is a pure function of qpos and qvel: the solver's warm start is off, and models with activations are refused.
+
+A row's parameters are ``{field: array}``: whole fields of ``MjModel``, and ``gravity``. Others, and entries that equal
+the MJCF's in the row's dtype, are the MJCF's: an unchanged mass keeps its bits. The C engine derives what follows from
+masses (``mj_setConst``) when a row's parameters change (``ModelRows``), MJX and Warp in each step
+(``with_parameters``).
 """
 
 import copy
 import functools
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import jax
+import jax.numpy as jnp
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.parameters import displace
+from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import check_plain, read_text
+from ejax.types import Array
 
 ASSETS = Path(__file__).parents[1] / "assets"
 _SENSOR = mujoco.mjtSensor
@@ -29,6 +39,15 @@ _MAX_ASSET = 1 << 30  # bytes of a mesh, a texture or a height field
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of the places where a file may be: most are not there, which MuJoCo reports itself."""
+FIELDS = (
+    *("body_mass", "body_inertia", "body_ipos", "gravity"),
+    *("dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm"),
+    *("geom_friction", "pair_friction", "geom_size", "geom_pos", "geom_rbound", "geom_aabb"),
+)
+"""Fields that may differ. ``body_pos`` may not: tasks compute the place of a tool from the MJCF's."""
+_INERTIAL = ("body_mass", "body_inertia", "body_ipos", "dof_armature")  # fields that what MuJoCo derives depends on
+_POSITIVE = ("body_mass", "body_inertia")
+_DISPLACED = 0.01  # m
 
 
 def load_model(asset: str) -> mujoco.MjModel:
@@ -146,3 +165,133 @@ def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
         what = "a plugin with a state" if model.npluginstate else "a delay of an actuator or sensor"
         delays = "delay_action and delay_observation (docs/randomization.md) are delays of ejax's own"
         raise ValueError(f"{text}, but the model has {what}; take it out; {delays}")
+
+
+def parameter(model: mujoco.MjModel, name: str) -> NDArray[np.float64]:
+    """Return a field as the model has it, not to be changed."""
+    return model.opt.gravity if name == "gravity" else getattr(model, name)
+
+
+def check_parameters(model: mujoco.MjModel, parameters: Mapping[str, Any]) -> None:
+    """Raise ValueError for a field that there is not, or another shape than the model's."""
+    for name, value in parameters.items():
+        if name not in FIELDS:
+            there = f"{', '.join(FIELDS)}{did_you_mean(name, FIELDS)}"
+            raise ValueError(f"no parameter '{name}'; rows may differ in {there}")
+        if value.shape != parameter(model, name).shape:
+            raise ValueError(f"parameter {name} has the shape {parameter(model, name).shape}, got {value.shape}")
+
+
+def displace(spec: mujoco.MjSpec, model: mujoco.MjModel) -> mujoco.MjModel:
+    """Return the model, compiled with all centres of mass displaced, then put back.
+
+    MuJoCo compiles short cuts for a body whose centre of mass is at its origin (``body_simple``, ``body_sameframe``,
+    the mass matrix's sparsity), which no later change undoes.
+    """
+    for body in spec.bodies:
+        if model.body_mass[body.id] > 0.0:
+            body.explicitinertial = True
+            body.mass, body.inertia = model.body_mass[body.id], model.body_inertia[body.id]
+            body.ipos, body.iquat = model.body_ipos[body.id] + _DISPLACED, model.body_iquat[body.id]
+    displaced = spec.compile()
+    for name in _POSITIVE:
+        getattr(displaced, name)[:] = getattr(model, name)
+    displaced.body_ipos[:], displaced.body_iquat[:] = model.body_ipos, model.body_iquat
+    mujoco.mj_setConst(displaced, mujoco.MjData(displaced))
+    return displaced
+
+
+class ModelRows:
+    """A model of the C engine for each row, rewritten when the row's parameters change. For one thread at a time."""
+
+    def __init__(self, model: mujoco.MjModel, names: Sequence[str]) -> None:
+        self._model, self._names = model, names
+        self._data = mujoco.MjData(model)
+        values = [parameter(model, name).ravel() for name in names] or [np.zeros(0)]
+        positive = [(value > 0.0) & (name in _POSITIVE) for name, value in zip(names, values, strict=False)]
+        self._base = np.concatenate(values)
+        self._must_be_positive = np.concatenate(positive or [np.zeros(0, bool)])
+        self._own: list[mujoco.MjModel] = []
+        self._rows, self._sound = np.zeros((0, 0)), np.zeros(0, bool)
+
+    def of(self, rows: NDArray[Any]) -> tuple[list[mujoco.MjModel], NDArray[np.bool_]]:
+        """Return a model for each of ``rows`` [N, K], and which of them can be simulated; others get the MJCF's."""
+        num_rows = len(rows)
+        if not self._names:
+            return [self._model] * num_rows, np.ones(num_rows, bool)
+        if (rows.shape, rows.dtype) != (self._rows.shape, self._rows.dtype):
+            self._rows, self._sound = np.full_like(rows, np.nan), np.zeros(num_rows, bool)  # all are new
+            # a copy takes 700 µs and is made once; writing it and deriving the rest takes 20
+            self._own += [copy.copy(self._model) for _ in range(num_rows - len(self._own))]
+        changed = np.flatnonzero((rows != self._rows).any(axis=1))
+        if len(changed):
+            self._rows = rows.copy()
+            # what equals the MJCF's number in float32 is meant to be that number, in float64
+            exact = np.where(rows[changed] == self._base.astype(rows.dtype), self._base, rows[changed])
+            positive = (exact[:, self._must_be_positive] > 0.0).all(axis=1)
+            self._sound[changed] = np.isfinite(exact).all(axis=1) & positive
+            for i, row in zip(changed, exact, strict=True):
+                if self._sound[i]:
+                    self._write(self._own[i], row)
+        models = [own if sound else self._model for own, sound in zip(self._own, self._sound, strict=False)]
+        return models, self._sound
+
+    def _write(self, model: mujoco.MjModel, row: NDArray[np.float64]) -> None:
+        start = 0
+        for name in self._names:
+            field = parameter(model, name)
+            field[:] = row[start : start + field.size].reshape(field.shape)
+            start += field.size
+        if any(name in _INERTIAL for name in self._names):
+            mujoco.mj_setConst(model, self._data)
+
+
+def with_parameters(model: Any, parameters: Mapping[str, Array], data: Any) -> Any:
+    """Return a model of MJX with a row's parameters. ``data``: blank, to derive numbers."""
+    fields = {name: value for name, value in parameters.items() if name != "gravity"}
+    changed = model.replace(**fields, **derived_fields(model, parameters, data))
+    if "gravity" in parameters:
+        changed = changed.replace(opt=changed.opt.replace(gravity=parameters["gravity"]))
+    return changed
+
+
+def derived_fields(model: Any, parameters: Mapping[str, Array], data: Any) -> dict[str, Array]:
+    """Return the fields that follow from a row's parameters; ``model``: MJX's, ``data``: blank."""
+    fields = {name: value for name, value in parameters.items() if name != "gravity"}
+    return constants(model.replace(**fields), data) if any(name in _INERTIAL for name in fields) else {}
+
+
+def constants(model: Any, data: Any) -> dict[str, Array]:
+    """Derive from masses the numbers of ``mj_setConst`` that steps read, at qpos0, with M the mass matrix:
+
+        dof_invweight0 = diag M⁻¹       body_invweight0 = mean diag of J M⁻¹ Jᵀ, J of its centre of mass
+
+    apart for translation and rotation, and as a mean over the axes of a free or ball joint. MJX's model, blank data.
+    """
+    from mujoco import mjx
+
+    data = mjx.com_pos(model, mjx.kinematics(model, data.replace(qpos=model.qpos0)))
+    data = mjx.crb(model, data)
+    mass = mjx.full_m(model, data)
+    inverse = jnp.linalg.inv(mass)
+
+    def weights(body: Array) -> Array:
+        """Return [2]: of translation and of rotation."""
+        there, about = mjx.jac(model, data, data.xipos[body], body)  # [nv, 3] each
+        return jnp.stack([jnp.einsum("ia,ij,ja->", x, inverse, x, precision="highest") for x in (there, about)]) / 3.0
+
+    axis_mean = np.eye(model.nv)
+    for kind, start in zip(model.jnt_type, model.jnt_dofadr, strict=True):
+        free, ball = kind == mujoco.mjtJoint.mjJNT_FREE, kind == mujoco.mjtJoint.mjJNT_BALL
+        for first in [start, start + 3] if free else [start] if ball else []:
+            axis_mean[first : first + 3, first : first + 3] = 1.0 / 3.0
+    is_below = np.eye(model.nbody, dtype=bool)
+    for body in range(model.nbody - 1, 0, -1):  # children have greater numbers than their parents
+        is_below[model.body_parentid[body]] |= is_below[body]
+    weight, moves = jnp.diagonal(inverse), jnp.asarray(model.body_weldid != 0)[:, None]
+    return {
+        "dof_M0": jnp.diagonal(mass),
+        "dof_invweight0": jnp.matmul(jnp.asarray(axis_mean, weight.dtype), weight, precision="highest"),
+        "body_invweight0": jnp.where(moves, jax.vmap(weights)(jnp.arange(model.nbody)), 0.0),
+        "body_subtreemass": jnp.asarray(is_below, model.body_mass.dtype) @ model.body_mass,
+    }

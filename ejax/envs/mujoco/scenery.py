@@ -85,10 +85,6 @@ def scenery(asset: str) -> Scenery:
     return Scenery(model, tuple(solid for solid in solids if solid.rgba[3] > 0.0), _sky(model), names, lights)
 
 
-def model_lights(asset: str) -> Lights:
-    return jax.tree.map(jnp.asarray, scenery(asset).lights)
-
-
 def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
     """Place the camera of a view, or the model's own, or ``default_view``; ``aspect``: width over height."""
     view = view or default_view(asset)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.engine import PhysicsState
-from ejax.envs.mujoco.parameters import parameter
+from ejax.envs.mujoco.models import parameter
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.envs.randomization.names import PHYSICS_EVENTS

@@ -29,7 +29,8 @@ _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 def find_entity(model: mujoco.MjModel, kind: ElementKind, name: str) -> int:
     """Get the number of the element of this name. Raises ValueError, listing the names: there is none."""
-    return look_up(kind, name, names_of(model, kind))
+    count, element = model.njnt if kind == "joint" else getattr(model, f"n{kind}"), getattr(model, kind)
+    return look_up(kind, name, {each: i for i in range(count) if (each := element(i).name)})
 
 
 def look_up(what: str, name: Any, table: Mapping[str, _T], where: str = "") -> _T:
@@ -38,13 +39,6 @@ def look_up(what: str, name: Any, table: Mapping[str, _T], where: str = "") -> _
         there = ", ".join(table) or "none"
         raise ValueError(f"{where}no {what} '{name}'; there is {there}{did_you_mean(str(name), table)}")
     return table[name]
-
-
-def names_of(model: mujoco.MjModel, kind: ElementKind) -> dict[str, int]:
-    """Name -> number of every named element of a kind, in the model's order."""
-    count = model.njnt if kind == "joint" else getattr(model, f"n{kind}")
-    element = getattr(model, kind)
-    return {name: i for i in range(count) if (name := element(i).name)}
 
 
 def matching_names(what: str, patterns: Any, names: Mapping[str, int]) -> list[str]:

@@ -17,18 +17,8 @@ from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, site_pose, times_constant, transform
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix
-from ejax.envs.task.entities import (
-    BALL,
-    FREE,
-    find_entity,
-    fitting,
-    home_of,
-    joint_slices,
-    name_joint,
-    names_of,
-    pose_slots,
-)
-from ejax.envs.task.step import Snapshot
+from ejax.envs.task.entities import BALL, FREE, find_entity, fitting, home_of, joint_slices, name_joint, pose_slots
+from ejax.envs.task.terms import Snapshot
 from ejax.schema.paths import unique
 from ejax.types import Array
 
@@ -222,7 +212,7 @@ class World(Snapshot):
 
     def has_object(self, uid: str) -> bool:
         """Return whether the model has a body of this name."""
-        return uid in names_of(self.model, "body")
+        return mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, uid) >= 0
 
     def initial_pose(self, uid: str) -> Array:
         """[4, 4]: where the MJCF puts an object."""
@@ -279,10 +269,8 @@ class World(Snapshot):
         if slots is None:
             raise ValueError(f"rigid object '{uid}' is static: it cannot be moved; give body_type 'dynamic'")
         placed = jnp.concatenate([pose[:3, 3], quaternion_from_matrix(pose[:3, :3])])
-        qpos, qvel = (
-            physics.qpos.at[slots[0] : slots[0] + 7].set(placed),
-            physics.qvel.at[slots[1] : slots[1] + 6].set(0),
-        )
+        qpos = physics.qpos.at[slots[0] : slots[0] + 7].set(placed)
+        qvel = physics.qvel.at[slots[1] : slots[1] + 6].set(0)
         return self._with(physics=replace(physics, qpos=qpos, qvel=qvel))
 
     def place(self, body: str, position: ArrayLike, quaternion: ArrayLike | None = None) -> Self:

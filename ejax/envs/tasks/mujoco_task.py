@@ -28,8 +28,7 @@ from ejax.envs.task.mjcf import (
     start_changed,
     start_noise_of,
 )
-from ejax.envs.task.step import Outcome
-from ejax.envs.task.terms import Added
+from ejax.envs.task.terms import Added, Outcome
 from ejax.envs.task.world import TaskState, World
 from ejax.envs.tasks.physics_task import PhysicsTask
 from ejax.envs.user_code import describe_error
@@ -47,7 +46,7 @@ class MuJoCoTask(PhysicsTask):
 
         r = Σ weight·term,   terms of ``rewards``        control = mid + half·clip(a, ±1),   of each ctrlrange
 
-    For the order of a step see ``ejax.envs.task.step``. Terminated: ``fails``, or ``succeeds`` where
+    For the order of a step see ``ejax.envs.task.terms``. Terminated: ``fails``, or ``succeeds`` where
     ``ends_on_success``. Truncated: after ``episode_length`` steps, or when the simulation broke. Methods get the
     ``world`` at that moment, and some ``before``, as it was before the step. They are traced: no ``if``.
 

@@ -10,7 +10,7 @@ from flax import struct
 from flax.core import FrozenDict
 
 from ejax.envs.description import Feature, features
-from ejax.envs.task.step import Snapshot
+from ejax.envs.task.terms import Snapshot
 from ejax.envs.tasks.task import Task, clip_with_gradient
 from ejax.types import Array, Key
 

@@ -12,7 +12,7 @@ from flax import struct
 from flax.core import FrozenDict
 
 from ejax.envs.description import EnvDescription, Feature, features
-from ejax.envs.task.step import Snapshot
+from ejax.envs.task.terms import Snapshot
 from ejax.envs.tasks.task import Task, clip_with_gradient
 from ejax.numerics.platforms import by_platform
 from ejax.types import Array, Key

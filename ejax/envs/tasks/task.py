@@ -14,8 +14,7 @@ import numpy as np
 from flax.core import FrozenDict
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.task.step import Outcome, Snapshot, join_outcomes
-from ejax.envs.task.terms import Added, Term, TermKind, apply_events, total
+from ejax.envs.task.terms import Added, Outcome, Snapshot, Term, TermKind, apply_events, join_outcomes, total
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze_fields, thaw
 from ejax.schema.paths import unique
@@ -24,7 +23,7 @@ from ejax.types import Array, Key, PyTree, Timestep
 
 class Task:
     """A task with ``episode_step`` in its state: control steps done, int32. Hooks are called in
-    ``ejax.envs.task.step``'s order. Terminated: success or failure. Truncated: after ``max_episode_steps``, where
+    ``ejax.envs.task.terms``'s order. Terminated: success or failure. Truncated: after ``max_episode_steps``, where
     ``truncates`` is true, or when something is not finite, which is not a success either."""
 
     obs_features: ClassVar[tuple[Feature, ...]] = ()

@@ -15,7 +15,7 @@ from flax import struct
 
 from ejax.envs.description import Feature
 from ejax.envs.task.entities import per_joint
-from ejax.envs.task.step import Outcome
+from ejax.envs.task.terms import Outcome
 from ejax.envs.task.world import World
 from ejax.types import Array
 
@@ -26,7 +26,7 @@ class Contacts:
     landed: Array  # [F] bool
     force: Array  # [F, 3], N: the strongest force of the ground on the foot, in the world's frame
     guarded_force: Array  # [], N: the strongest on a guarded geom; 0 without one
-    self_contacts: Array  # []: physics steps in which the robot pushed against itself with more than ``self_threshold``
+    self_contacts: Array  # []: physics steps in which the robot pushed against itself with more than 10 N
     flight: Array
     """[F], s: how long those that landed had been in the air, the physics step of the landing included; else 0."""
     unwanted_force: Array  # [U], N: the strongest on each part that shall not touch the ground
@@ -230,16 +230,14 @@ def foot_swing_height(world: LeggedWorld, target_height: float, command_threshol
 
 def foot_slip(world: LeggedWorld, command_threshold: float) -> Array:
     """Σ ‖ṗ_xy‖² over feet that touch the ground."""
-    return jnp.sum(jnp.sum(world.legged.motion.foot_vel[:, :2] ** 2, axis=-1) * world.legged.contacts.found) * _moves(
-        world, command_threshold
-    )
+    squares = jnp.sum(world.legged.motion.foot_vel[:, :2] ** 2, axis=-1)
+    return jnp.sum(squares * world.legged.contacts.found) * _moves(world, command_threshold)
 
 
 def soft_landing(world: LeggedWorld, command_threshold: float) -> Array:
     """Σ ‖force‖ over feet that land, N."""
-    return jnp.sum(jnp.linalg.norm(world.legged.contacts.force, axis=-1) * world.legged.contacts.landed) * _moves(
-        world, command_threshold
-    )
+    strength = jnp.linalg.norm(world.legged.contacts.force, axis=-1)
+    return jnp.sum(strength * world.legged.contacts.landed) * _moves(world, command_threshold)
 
 
 def stand_still(world: LeggedWorld, command_threshold: float) -> Array:
@@ -276,44 +274,40 @@ LEGGED_REWARDS = (
 TERMINATIONS = (bad_orientation, illegal_contact, root_height_below_minimum)
 
 
-def _gait_phase(legged: LeggedState) -> Array:
+def _gait_phase(world: LeggedWorld, obs: Any) -> Array:
     """(sin, cos) of 2π·t/period; zeros where ‖c‖ < 0.1."""
-    angle = 2.0 * jnp.pi * (legged.time / legged.phase_period % 1.0)
+    angle = 2.0 * jnp.pi * (world.legged.time / world.legged.phase_period % 1.0)
     signal = jnp.stack([jnp.sin(angle), jnp.cos(angle)])
-    return jnp.where(jnp.linalg.norm(legged.command) < 0.1, 0.0, signal)
+    return jnp.where(jnp.linalg.norm(world.legged.command) < 0.1, 0.0, signal)
 
 
-_OBSERVED: dict[str, tuple[Callable[[LeggedState], Array], tuple[Numbers, ...]]] = {
-    "base_lin_vel": (lambda legged: legged.motion.imu_lin_vel, (("base velocity", "xyz", "m/s"),)),
-    "base_ang_vel": (lambda legged: legged.motion.imu_ang_vel, (("base angular velocity", "xyz", "rad/s"),)),
-    "projected_gravity": (lambda legged: legged.motion.gravity_b, (("unit vector down", "xyz", "1"),)),
-    "joint_pos": (lambda legged: legged.offset, (("{joint} position − home", "", "rad"),)),
+_OBSERVED: dict[str, tuple[Callable[[LeggedWorld, Any], Array], tuple[Numbers, ...]]] = {
+    "base_lin_vel": (lambda world, obs: world.legged.motion.imu_lin_vel, (("base velocity", "xyz", "m/s"),)),
+    "base_ang_vel": (lambda world, obs: world.legged.motion.imu_ang_vel, (("base angular velocity", "xyz", "rad/s"),)),
+    "projected_gravity": (lambda world, obs: world.legged.motion.gravity_b, (("unit vector down", "xyz", "1"),)),
+    "joint_pos": (lambda world, obs: world.legged.offset, (("{joint} position − home", "", "rad"),)),
     "measured_joint_pos": (
-        lambda legged: legged.offset + legged.encoder_bias,
+        lambda world, obs: world.legged.offset + world.legged.encoder_bias,
         (("{joint} measured position − home", "", "rad"),),
     ),
-    "joint_vel": (lambda legged: legged.motion.joint_vel, (("{joint} velocity", "", "rad/s"),)),
-    "action": (lambda legged: legged.action, (("{joint} last action", "", "1"),)),
+    "joint_vel": (lambda world, obs: world.legged.motion.joint_vel, (("{joint} velocity", "", "rad/s"),)),
+    "action": (lambda world, obs: world.legged.action, (("{joint} last action", "", "1"),)),
     "command": (
-        lambda legged: legged.command,
+        lambda world, obs: world.legged.command,
         (("commanded velocity", "xy", "m/s"), ("commanded yaw rate", "", "rad/s")),
     ),
     "phase": (_gait_phase, (("sine of the gait's phase", "", "1"), ("cosine of the gait's phase", "", "1"))),
-    "foot_height": (lambda legged: legged.foot_height, (("{foot} height", "", "m"),)),
-    "foot_air_time": (lambda legged: legged.air_time, (("{foot} time in the air", "", "s"),)),
-    "foot_contact": (lambda legged: legged.contacts.found, (("{foot} contact", "", "1"),)),
+    "foot_height": (lambda world, obs: world.legged.foot_height, (("{foot} height", "", "m"),)),
+    "foot_air_time": (lambda world, obs: world.legged.air_time, (("{foot} time in the air", "", "s"),)),
+    "foot_contact": (lambda world, obs: world.legged.contacts.found, (("{foot} contact", "", "1"),)),
     "foot_force": (
-        lambda legged: jnp.sign(legged.contacts.force) * jnp.log1p(jnp.abs(legged.contacts.force)),
+        lambda world, obs: jnp.sign(world.legged.contacts.force) * jnp.log1p(jnp.abs(world.legged.contacts.force)),
         (("{foot} sign·ln(1 + |force/N|)", "xyz", "1"),),
     ),
 }
 
 
-def _of_world(read: Callable[[LeggedState], Array]) -> Callable[[LeggedWorld, Any], Array]:
-    return lambda world, obs: read(world.legged)
-
-
-OBSERVATIONS = {name: _of_world(read) for name, (read, _) in _OBSERVED.items()}
+OBSERVATIONS = {name: read for name, (read, _) in _OBSERVED.items()}
 
 
 def describe_terms(joints: Sequence[str], num_feet: int, terms: tuple[str, ...]) -> tuple[Feature, ...]:

@@ -8,7 +8,7 @@ from functools import partial
 import jax.numpy as jnp
 
 from ejax.envs.task.scene import SceneWorld
-from ejax.envs.task.step import Outcome
+from ejax.envs.task.terms import Outcome
 from ejax.envs.task.world import World
 from ejax.types import Array
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.mujoco.drawing import default_view, own_camera
-from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model_lights, place_camera, scenery
+from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, place_camera, scenery
 from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import did_you_mean, short_repr
@@ -71,7 +71,7 @@ class Randomizers:
 
     def draw(self, key: Key, asset: str) -> Look:
         """Draw the look of an episode. Raises ValueError: a light or geom that the model lacks."""
-        given = model_lights(asset)
+        given = jax.tree.map(jnp.asarray, scenery(asset).lights)
         lights, rgba, moved = given, dict[str, Array](), dict[str, Any]()
         for i, functor in enumerate(self._functors):
             own = jax.random.fold_in(key, i)  # by number, so that a later functor changes no earlier one's draws

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import mujoco
 
 from ejax.envs.mujoco.engine import PhysicsState
-from ejax.envs.mujoco.models import load_accelerated_model, mocap_bodies
-from ejax.envs.mujoco.parameters import with_parameters
+from ejax.envs.mujoco.models import load_accelerated_model, mocap_bodies, with_parameters
 from ejax.types import Array
 
 

@@ -21,8 +21,7 @@ from mujoco.rollout import Rollout
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.engine import PhysicsState
-from ejax.envs.mujoco.models import load_parametric_model
-from ejax.envs.mujoco.parameters import ModelRows
+from ejax.envs.mujoco.models import ModelRows, load_parametric_model
 from ejax.runtime.host_call import host_call
 from ejax.runtime.stopwatch import ENGINE
 from ejax.types import Array
@@ -62,6 +61,7 @@ class _HostStepper:
         self._model, self._num_substeps, self._num_threads = model, num_substeps, num_threads
         self._data = [mujoco.MjData(model) for _ in range(num_threads)]
         self._pool = Rollout(nthread=num_threads)
+        atexit.register(self._pool.close)  # joins the threads
         self._lock = threading.Lock()
         self._models = ModelRows(model, names)
         self._allocate(1, model.nu)
@@ -113,10 +113,6 @@ class _HostStepper:
             readings = self._readings.astype(positions.dtype)
             return *after, readings.reshape(*positions.shape[:-1], *self._readings.shape[1:])
 
-    def close(self) -> None:
-        """Join the threads."""
-        self._pool.close()
-
     def _allocate(self, num_rows: int, width: int) -> None:
         size = mujoco.mj_stateSize(self._model, _STATE)
         self._state = np.zeros((num_rows, size))
@@ -128,6 +124,4 @@ class _HostStepper:
 
 @functools.cache
 def _host_stepper(asset: str, num_substeps: int, names: tuple[str, ...]) -> _HostStepper:
-    stepper = _HostStepper(load_parametric_model(asset, names), num_substeps, names)
-    atexit.register(stepper.close)
-    return stepper
+    return _HostStepper(load_parametric_model(asset, names), num_substeps, names)

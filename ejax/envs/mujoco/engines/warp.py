@@ -8,7 +8,7 @@ NaN: one row for its constraints, all rows for shared contacts. A row that is no
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,8 +19,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from ejax.envs.mujoco.engine import PhysicsState
-from ejax.envs.mujoco.models import load_accelerated_model
-from ejax.envs.mujoco.parameters import derived_fields, parameter
+from ejax.envs.mujoco.models import derived_fields, load_accelerated_model, parameter
 from ejax.types import Array
 
 _Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
@@ -43,7 +42,7 @@ _MAX_NUMBER = mujoco.mjMAXVAL  # a state beyond it is broken: the C engine's bou
 
 
 def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
-    """_Step one simulation, as ``Physics.step_sensing``. Computes in float32, returns the state's dtype."""
+    """Step one simulation, as ``Physics.step_sensing``. Computes in float32, returns the state's dtype."""
     made = _step_of(asset, num_substeps, tuple(sorted(state.parameters)))
     qpos, qvel, readings = made(state.qpos, state.qvel, ctrl, state.parameters)
     return replace(state, qpos=qpos, qvel=qvel), readings
@@ -62,14 +61,14 @@ def make_step(
     ``max_contacts`` and ``max_constraints`` of one row are by default from the model.
     Raises ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
     """
-    simulate = partial(_simulate, _make_simulation(model, num_substeps, max_contacts, max_constraints))
+    simulate = partial(_simulate, _Simulation(model, num_substeps, max_contacts, max_constraints))
     marked = model.body_mocapid >= 0
     control = np.concatenate([np.zeros(model.nu), model.body_pos[marked].ravel(), model.body_quat[marked].ravel()])
     start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), control)]
 
     @custom_vmap
     def step_rows(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array, Array]:
-        """_Step [N, nq], [N, nv], [N, nu], [N, *shape] to (qpos, qvel, readings)."""
+        """Step [N, nq], [N, nv], [N, nu], [N, *shape] to (qpos, qvel, readings)."""
         sound = _sound(qpos, qvel, ctrl, *(x.reshape(len(x), -1) for x in parameters.values()))
         rows = (qpos, qvel, ctrl)
         finite = [jnp.where(sound, x.astype(jnp.float32), y[:, : x.shape[1]]) for x, y in zip(rows, start, strict=True)]
@@ -140,33 +139,25 @@ def lost_flags() -> int:
     return sum(flag for flag in OverflowType if flag.name not in _HARMLESS)
 
 
-@dataclass(frozen=True, eq=False)  # hashed by identity: programs of one simulation share its buffers
-class _Simulation:
+class _Simulation:  # hashed by identity: programs of one simulation share its buffers
     """A model on Warp, and the room that a row of it gets."""
 
-    model: mujoco.MjModel
-    num_substeps: int
-    contacts: int
-    constraints: int
-    mjx_model: Any  # MJX's, with blank data: for what follows from a row's parameters
-    blank: Any
+    def __init__(
+        self, model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
+    ) -> None:
+        warp = import_warp()
+        from mujoco import mjx
+        from mujoco.mjx.third_party import mujoco_warp
 
-
-def _make_simulation(
-    model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
-) -> _Simulation:
-    warp = import_warp()
-    from mujoco import mjx
-    from mujoco.mjx.third_party import mujoco_warp
-
-    with jax.ensure_compile_time_eval():  # kept beyond the trace that needs it first
-        mjx_model = mjx.put_model(model, impl="jax")
-        blank = mjx.make_data(mjx_model)
-    with warp.ScopedDevice("cpu"):
-        pairs = mujoco_warp.put_model(model).nxn_geom_pair_filtered.numpy()
-    contacts = max_contacts or max_num_contacts(model, pairs)
-    constraints = max_constraints or max_num_constraints(model, contacts)
-    return _Simulation(model, num_substeps, contacts, constraints, mjx_model, blank)
+        self.model, self.num_substeps = model, num_substeps
+        # for what follows from a row's parameters
+        with jax.ensure_compile_time_eval():  # kept beyond the trace that needs it first
+            self.mjx_model = mjx.put_model(model, impl="jax")
+            self.blank = mjx.make_data(self.mjx_model)
+        with warp.ScopedDevice("cpu"):
+            pairs = mujoco_warp.put_model(model).nxn_geom_pair_filtered.numpy()
+        self.contacts = max_contacts or max_num_contacts(model, pairs)
+        self.constraints = max_constraints or max_num_constraints(model, self.contacts)
 
 
 def _simulate(
