@@ -43,7 +43,7 @@ from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.plain_files import a_path, expanded
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
-from ejax.store.run_dir import create_run_directory, open_policy_run
+from ejax.store.run_dir import RunDirectory, create_run_directory, open_policy_run
 from ejax.store.schedule_file import write_schedule
 from ejax.training.build import build
 from ejax.training.parts import rows_per_update
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
             config = load_config(args.config)
             for note in import_pt(args.file, config, args.run, policy_only=args.policy_only):
                 print(f"note: {note}")
-            print(f"continue with: python -m ejax.train --run {args.run} --resume latest")
+            print(f"continue with: {RunDirectory(args.run, config.trainer.exp_name).resume_command}")
     except (CheckpointError, OSError, TypeError, ValueError) as error:
         return refused("interop.embodichain", error)
     except ModuleNotFoundError as error:

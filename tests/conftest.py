@@ -122,6 +122,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def nothing_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """No code but ejax's own may run, even if tests before this one named some."""
     monkeypatch.setattr("ejax.schema.trust._named", set())
+    monkeypatch.setattr("ejax.schema.trust._passed", set())
     monkeypatch.setattr("ejax.schema.trust._noticed", set())
 
 

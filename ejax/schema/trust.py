@@ -37,6 +37,7 @@ _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 _MAX_CHARS = 1000
 
 _named: set[str] = set()
+_passed: set[str] = set()
 _noticed: set[str] = set()
 
 
@@ -61,6 +62,11 @@ def trusted() -> set[str]:
     return set(_named)
 
 
+def trust_options(tree: Any) -> str:
+    """Write `` --trust NAME`` for each place in nested mappings and lists that this process let through."""
+    return "".join(f" --trust {shlex.quote(place)}" for place in dict.fromkeys(places_in(tree)) if place in _passed)
+
+
 def trust_strings(tree: Any) -> None:
     """``trust`` every place among the strings of nested mappings and lists."""
     for place in places_in(tree):
@@ -70,7 +76,7 @@ def trust_strings(tree: Any) -> None:
 def trust_words(words: Iterable[str]) -> None:
     """``trust`` each place in what a person typed: a name, or an override ``section.key=value`` with names."""
     for word in words:
-        trust_strings([word, word.partition("=")[2], *re.split(r"[\s,=\[\]{}'\"]+", word)])
+        trust_strings([word, word.partition("=")[2], *re.split(r":?[\s,=\[\]{}'\"]+", word)])
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +104,7 @@ def check_trusted(place: str) -> None:
         raise UntrustedCodeError(_refusal(place))
     if text := two_of_a_name(place):
         raise UntrustedCodeError(text)
+    _passed.update((place, as_imported(place)))
     _notice(reach(place) or change_since_noted(place))
 
 
@@ -138,11 +145,11 @@ def import_trusted_file(place: str) -> ModuleType:
 
 
 def places_in(tree: Any) -> Iterator[str]:
-    """List the places of code among the strings of nested mappings and lists."""
+    """List the places of code among the strings of nested mappings and lists, keys as well: ``env.wrappers``."""
     if isinstance(tree, str) and (place := _place_in(tree)):
         yield place
     elif isinstance(tree, Mapping | list | tuple):
-        for part in tree.values() if isinstance(tree, Mapping) else tree:
+        for part in (*tree, *tree.values()) if isinstance(tree, Mapping) else tree:
             yield from places_in(part)
 
 

@@ -24,6 +24,7 @@ import glob
 import os
 import platform
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ from ejax.logs.metric_log import Logged
 from ejax.schema.code_places import note_code, noted, two_of_a_name
 from ejax.schema.messages import did_you_mean
 from ejax.schema.plain_files import expanded, is_side_file, sha256, to_json
-from ejax.schema.trust import places_in
+from ejax.schema.trust import places_in, trust_options
 from ejax.schema.writing import make_folder, move, replace_file
 from ejax.store.checkpoint import (
     CheckpointError,
@@ -209,11 +210,19 @@ class RunDirectory:
         except FactsError as error:
             raise CheckpointError(f"what the run started from is not known: {error}") from None
 
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the run; it names the run's own code where this process let that through."""
+        options = ""
+        with contextlib.suppress(FactsError):  # of a damaged config the command says more
+            options = trust_options(read_facts(self.config_file, ResolvedConfig))
+        return f"python -m ejax.train --run {shlex.quote(str(self.path))} --resume latest{options}"
+
     def status_line(self) -> str:
         """Describe what is left of a run that ends immediately, and the command to continue it."""
         if not self.config_file.exists():
             return f"{self.path} is not a run yet: nothing was left"
-        again = f"python -m ejax.train --run {self.path} --resume latest"
+        again = self.resume_command
         newest = next(iter(self.saved()), None)
         if newest is None:
             return f"run {self.path} has no checkpoint yet; {again} starts it from the beginning"
@@ -284,8 +293,7 @@ def create_run_directory(
     directory = RunDirectory(path, name)
     if directory.config_file.exists():
         raise FileExistsError(
-            f"{path} holds a run already; resume it with python -m ejax.train --run {path} --resume latest, or give "
-            "another folder"
+            f"{path} holds a run already; resume it with {directory.resume_command}, or give another folder"
         )
     try:
         _write_configs(directory, config, versions)

@@ -334,7 +334,7 @@ class RunSink:
         if not finished:
             self.note(
                 f"stopped at {run.step} {run.config.step_name}{'' if self._members is None else ' of each member'}; "
-                f"continue with python -m ejax.train --run {self._directory.path} --resume latest"
+                f"continue with {self._directory.resume_command}"
             )
         self._reporter.seconds()  # those after the last line of the log
         facts: dict[str, Any] = {

@@ -76,7 +76,7 @@ def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(guarded: Any, tmp
     assert env.num_quarantined == 1
     assert env.reports() == [
         f"quarantined row 1 of env 'ladder:Ladder' at its step 4: not finite: reward nan; replay it with "
-        f"python -m ejax.replay {tmp_path / 'step4_row1.npz'}"
+        f"python -m ejax.replay {tmp_path / 'step4_row1.npz'} --trust ladder:Ladder"
     ]
     assert env.reports() == []
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from ejax.schema import trust
 from ejax.schema.registry import place_of_task, resolve
 from ejax.schema.trust import UntrustedCodeError, check_trusted, trusted
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
+from ejax.store.run_dir import RunDirectory, create_run_directory
 from ejax.training.build import build
 from ejax.training.environments import build_env, make_env
 from ejax.training.start import rescale_for_devices
@@ -50,8 +52,13 @@ MODULE = f"""{PACKAGE}
 from ejax.policies.actor_critic import ActorCritic as Policy
 from ejax.algorithms.ppo import ALGORITHM as algorithm
 from ejax.envs.terms.actions import delta_qpos as action
+from dataclasses import dataclass
 import jax.numpy as jnp
 import gymnasium
+from ejax import ObservationWrapper
+@dataclass(frozen=True)
+class Wrapper(ObservationWrapper):
+    factor: float = 1.0
 def functor(world, *args, **params): return jnp.zeros(())
 class Wanders(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
@@ -80,6 +87,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process of the same user: nothing is named, nothing imported."""
     monkeypatch.setattr(trust, "_named", set())
+    monkeypatch.setattr(trust, "_passed", set())
     read_manager_spec.cache_clear()
     for name in ("evilmod", "evilpkg", "evilpkg.sub"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -175,6 +183,18 @@ def test_what_the_command_line_trusts_runs(way: str, mark: Path, tmp_path: Path)
     assert mark.exists()
 
 
+def test_the_command_that_continues_a_run_names_its_own_code(
+    mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, run = write(tmp_path / "train.json", tree(env={"id": "evilmod:Env"})), tmp_path / "its run"
+    assert train.main(["--config", str(file), "--run", str(run), "--trust", "evilmod:Env"]) == 0
+    command = RunDirectory(run, "tiny").resume_command
+    another_process(monkeypatch)
+    assert train.main([*shlex.split(command)[3:], "trainer.iterations=2"]) == 0
+    library = create_run_directory(parse_config(tree(env={"id": "gymnasium:Pendulum-v1"})), tmp_path / "theirs")
+    assert library.resume_command.endswith("theirs --resume latest")
+
+
 def test_a_functor_is_refused_by_its_own_key(mark: Path, tmp_path: Path) -> None:
     for way, key in (
         ("gym config's id", "gym.json:id"),
@@ -196,6 +216,16 @@ def test_an_override_is_a_persons_word(override: str, mark: Path, tmp_path: Path
     file = write(tmp_path / "train.json", tree())
     assert load_config(file, [override]).env.id == "evilmod:Env"
     assert mark.exists()
+
+
+def test_a_wrapper_with_options_is_named_by_a_key(mark: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "train.json", tree())
+    load_config(file, ["env.wrappers=[{evilmod:Wrapper: {factor: 0.5}}]"])
+    trust._named.clear()
+    given = {"id": "PointMassRL", "wrappers": [{"evilmod:Wrapper": {"factor": 0.5}}]}
+    run = create_run_directory(parse_config(tree(env=given)), tmp_path / "run")
+    assert run.resume_command.endswith(" --trust evilmod:Wrapper")
+    assert list(run.versions()["code"]) == ["evilmod"]
 
 
 def test_one_name_lets_through_no_other_of_its_module(mark: Path, tmp_path: Path) -> None:

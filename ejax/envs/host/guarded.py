@@ -23,6 +23,7 @@ from ejax.envs.host.calls import HostEnvError, call_env, short_error
 from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows, name_nonfinite
 from ejax.schema.plain_files import to_json
+from ejax.schema.trust import trust_options
 from ejax.schema.writing import by_product, new_file
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
@@ -181,7 +182,8 @@ class GuardedEnv:
             with by_product("what led there", self._reports.append), _new_file(self._folder, name) as file:
                 np.savez_compressed(file, facts=to_json(facts), actions=actions, **last, **broke)
                 path = file.name
-            remedy = f"replay it with python -m ejax.replay {path}" if path else "it cannot be replayed"
+            command = f"python -m ejax.replay {path}{trust_options(self._recipe)}"
+            remedy = f"replay it with {command}" if path else "it cannot be replayed"
             if path and not (facts["seeded"] and facts["complete"]):
                 late = "the episode began before the first of them"
                 why = late if facts["seeded"] else "the environment does not seed rows one by one"
