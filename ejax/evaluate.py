@@ -42,9 +42,8 @@ def _run(args: argparse.Namespace) -> int:
     try:
         if args.engine is not None or shifts:
             return _compare(args, options, shifts)
-        unheeded = [
-            f"--{name}" for name in ("explain", "tolerance", "json") if getattr(args, name) not in (None, False)
-        ]
+        given = {"explain": args.explain or None, "tolerance": args.tolerance, "json": args.json}
+        unheeded = [f"--{name}" for name, value in given.items() if value is not None]
         if unheeded:
             raise ValueError(f"{unheeded[0]} is of a comparison: give --engine A,B, or a shift such as --mass 1.5")
         return _evaluate(args, options)
