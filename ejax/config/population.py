@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from ejax.config.embodichain.spellings import canonical_key
 from ejax.schema.frozen import StrictModel, freeze, thaw, with_value
 from ejax.schema.messages import short_repr
 from ejax.schema.paths import leaves
@@ -79,7 +80,8 @@ class PopulationConfig(StrictModel):
         if not isinstance(listed, Mapping) or not all(_is_key(name) for name in rest):
             return given
         # a file may spell a key in one piece, and an override, which comes later and counts, as sections
-        vary = {".".join(map(str, path)): values for path, values in leaves({**listed, **rest}) if listed or rest}
+        given = leaves({**listed, **rest}) if listed or rest else []
+        vary = {canonical_key(".".join(map(str, path))): values for path, values in given}
         return {**own, "vary": vary}
 
     @field_validator("seeds")

@@ -83,7 +83,8 @@ def test_a_member_is_a_config_of_its_own() -> None:
 def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
     written = population({"seeds": 3, RATE: [1e-3, 2e-3]})
     overridden = parse_config(tiny(), ["population.seeds=3", f"population.{RATE}=[1e-3, 2e-3]"])
-    assert written == overridden == parse_config(written.to_dict())
+    flat = population({"seeds": 3, "algorithm.cfg.learning_rate": [1e-3, 2e-3]})
+    assert written == overridden == flat == parse_config(written.to_dict())
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,7 @@ def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
         ({"algorithm.cfg.optimizer.name": ["adam", "sgd"]}, "got 'adam'"),
         ({"algorithm.cfg.gama": [0.9]}, "unknown key"),
         ({"trainer.num_envs": [4, 8]}, "got trainer.num_envs; .* examples/sweep.py trains"),
+        ({"data.buffer_size": [16, 32]}, "got data.engine.buffer_size; .* examples/sweep.py trains"),
         ({"trainer.seed": [4, 8]}, "give population.seeds"),
         ({"exploit": {"every": 1}}, "needs two members"),
         ({"separate_runs": True, "seeds": 2}, "was removed: examples/sweep.py"),
