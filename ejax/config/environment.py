@@ -60,7 +60,8 @@ def env_problems(env: EnvConfig) -> list[Problem]:
         problems.append(Problem("env.cfg.action_chunk", f"got {short_repr(chunk)}; must be an integer of at least 1"))
     # another than a dataclass may take long to make, or start a simulator; of wrappers, nothing is known without it
     if dataclasses.is_dataclass(make) or (env.wrappers and not _takes(make, "num_envs")):
-        problems = problems or _refusals(lambda: make(**cfg), "env.cfg", "env.cfg.gym_config.")
+        above = "env.cfg.gym_config." if "gym_config" in cfg else "env.cfg."
+        problems = problems or _refusals(lambda: make(**cfg), "env.cfg", above)
     return problems or _wrapper_problems(make, cfg, env)
 
 

@@ -70,6 +70,7 @@ ADAPTIVE = {"batch_size": 32, "schedule": "adaptive", "desired_kl": 0.01, "lr_sc
     ("trainer.learning_env={name: PointMassRL, params: {}}", "trainer.learning_env.params", "allowed: cfg"),
     ("env=playgound:CartpoleBalance", "env", "Did you mean 'playground:CartpoleBalance'?"),
     ("env.cfg.sucess_bonus=1", "env.cfg.sucess_bonus", "Did you mean 'success_bonus'?"),
+    ("env.cfg.rewards.speed=1", "env.cfg.rewards.speed", "no such term of the reward"),
     ("env.cfg.success_bonus=true", "env.cfg.success_bonus", "got True; must be a valid number"),
     ("env.cfg.success_bonus=-1", "trainer.learning_env.cfg", "success_bonus must be >= 0, got -1"),
     ("policy.name=actor_critc", "policy.name", "Did you mean 'actor_critic'?"),
