@@ -78,10 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def read(file: Path) -> tuple[dict[str, Any], NDArray[Any], dict[str, NDArray[Any]]]:
     """Read an episode's facts, its actions [T, ...], and a robot's observations [T, ...] after them, by dotted path.
-
-    Raises:
-        ValueError: it cannot be played again.
-    """
+    Raises ValueError: it cannot be played again."""
     if not file.is_file():
         raise ValueError(f"{file} is not a file; give <run>/quarantine/….npz")
     try:

@@ -29,11 +29,8 @@ def odd_tensor(x: Any) -> str | None:
 
 
 def as_tensor(x: Any, name: str, device: torch.device) -> torch.Tensor:
-    """Make a dense tensor of real numbers of an array; other arrays than tensors are copied to ``device``.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Make a dense tensor of real numbers of an array; other arrays than tensors are copied to ``device``. Raises
+    ValueError: it is something else."""
     if not isinstance(x, torch.Tensor):
         try:
             array = np.asarray(x)

@@ -124,11 +124,8 @@ class TorchVector:
         """Added to in the thread that steps, taken by another."""
 
     def reset(self, seed: NDArray[np.uint32], rows: Rows | None = None) -> PyTree:
-        """Reset all rows by the first row's seed. Single rows continue the environment's own random numbers.
-
-        Raises:
-            ValueError: the environment resets other rows too, or none.
-        """
+        """Reset all rows by the first row's seed. Single rows continue the environment's own random numbers. Raises
+        ValueError: the environment resets other rows too, or none."""
         chosen = np.ones(self.num_envs, bool) if rows is None else rows
         self.row_seed = np.where(chosen, seed, self.row_seed).astype(np.uint32)
         # they are reset now, and need no step for it
@@ -272,11 +269,8 @@ def make(
     clip_actions: bool = True,
     **cfg: Any,
 ) -> TorchVector:
-    """``factory(num_envs=…, device=…, **cfg)`` of ``place``, see ``TorchVector``.
-
-    Raises:
-        ValueError: no such place, or what the factory gives is not such an environment.
-    """
+    """``factory(num_envs=…, device=…, **cfg)`` of ``place``, see ``TorchVector``. Raises ValueError: no such place, or
+    what the factory gives is not such an environment."""
     env = _factory(place)(num_envs=num_envs, device=device, **{name: thaw(value) for name, value in cfg.items()})
     return TorchVector(
         env,
@@ -302,15 +296,8 @@ def _factory(place: str) -> Callable[..., Any]:
 
 
 def _numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool = False) -> NDArray[Any]:
-    """Return a tensor of this shape as an array. Floats that NumPy lacks (bfloat16) become float32.
-
-    Args:
-        shape: None: any.
-        boolean: its dtype must be bool.
-
-    Raises:
-        ValueError: no tensor, or another shape or dtype.
-    """
+    """Return a tensor of this shape as an array. Floats that NumPy lacks (bfloat16) become float32. ``shape``: None:
+    any. ``boolean``: its dtype must be bool. Raises ValueError: no tensor, or another shape or dtype."""
     if not isinstance(x, torch.Tensor):
         raise ValueError(f"{name} is a {type(x).__name__}, must be a tensor; for NumPy use the family gymnasium")
     if not is_dense(x):
@@ -329,8 +316,7 @@ def _numpy_tree(obs: Any, space: gymnasium.Space[Any], num_envs: int, device: to
 
     Parts that the space does not have are left out.
 
-    Raises:
-        ValueError: a part is missing, of another shape, or on another device.
+    Raises ValueError: a part is missing, of another shape, or on another device.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, Mapping):
@@ -366,11 +352,7 @@ def _facts_of(info: Mapping[str, Any], num_envs: int) -> tuple[dict[str, NDArray
 
 
 def _row_space(env: Any, what: str, num_envs: int) -> gymnasium.Space[Any]:
-    """``single_<what>_space``, or one row of ``<what>_space``.
-
-    Raises:
-        ValueError: it has neither.
-    """
+    """``single_<what>_space``, or one row of ``<what>_space``. Raises ValueError: it has neither."""
     single = getattr(env, f"single_{what}_space", None)
     if isinstance(single, spaces.Space):
         return single

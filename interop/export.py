@@ -228,11 +228,7 @@ def export_policy(
 def _decide_clipping(
     clipping: Clipping, space: gymnasium.Space, env_clips: bool | None, spec: Spec
 ) -> tuple[bool, str]:
-    """Decide whether to clip, and why, for the contract.
-
-    Args:
-        env_clips: None: not known.
-    """
+    """Decide whether to clip, and why, for the contract. ``env_clips`` None: not known."""
     form = action_form(space, clips=True)
     if form.whole:
         return True, "to whole numbers within the action space, as in training"
@@ -263,11 +259,8 @@ def _write(
     left_out: dict[str, str] | None,
     leapp: bool = False,
 ) -> dict[str, Any]:
-    """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate.
-
-    Args:
-        left_out: format -> the reason. None: all were chosen, and one that cannot be made is an error.
-    """
+    """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate. ``left_out``:
+    format -> the reason. None: all were chosen, and one that cannot be made is an error."""
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
         # next to ``to``, on the same file system: the last step is a rename
         made = Path(scratch) / "export"
@@ -320,12 +313,8 @@ def _check_names(formats: Sequence[str] | None) -> None:
 
 
 def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[str], dict[str, str]]:
-    """Return the formats to make, and why others are left out.
-
-    Args:
-        formats: as in ``export_policy``.
-        no_twin: the reason that the policy has no twin. Empty: it has one.
-    """
+    """Return the formats to make, and why others are left out. ``formats``: as in ``export_policy``. ``no_twin``: the
+    reason that the policy has no twin. Empty: it has one."""
     chosen = list(formats or FORMATS)
     possible = [name for name in chosen if not no_twin or FORMATS[name].converted_with is not None]
     left_out = {name: "the policy has no torch twin" for name in chosen if name not in possible}

@@ -123,11 +123,8 @@ def read_seed(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
 
 
 def check_batch(rollout: Rollout, last_obs: PyTree) -> None:
-    """Refuse arrays that are not of one [T, N], T ≥ 1, and a ``last_obs`` that is not like one step of ``obs``.
-
-    Raises:
-        ValueError: naming the array and both shapes.
-    """
+    """Refuse arrays that are not of one [T, N], T ≥ 1, and a ``last_obs`` that is not like one step of ``obs``. Raises
+    ValueError: naming the array and both shapes."""
     batch = tuple(rollout.reward.shape[:2])
     if len(batch) < 2 or batch[0] == 0:
         raise ValueError(f"a rollout's reward is [T, N] with T >= 1, got {list(rollout.reward.shape)}")

@@ -28,12 +28,8 @@ class OnnxPolicy:
         """[..., M], of the rows of the last ``act``. None: an episode starts."""
 
     def act(self, obs: Any, noise: Any = None) -> NDArray[Any]:
-        """Act as ``TorchPolicy.act`` does: [..., A] float32, or int32 choices.
-
-        Raises:
-            ValueError: a part is missing, or of another shape or kind; or the leading axes are not those of what the
-                policy remembers.
-        """
+        """Act as ``TorchPolicy.act`` does: [..., A] float32, or int32 choices. Raises ValueError: a part is missing, or
+        of another shape or kind; or the leading axes are not those of what the policy remembers."""
         leaves, batch = policy_inputs(self.spec, obs, self.tokenizer, noise)
         outputs = ["action"]
         if self.spec.memory is not None:
@@ -63,10 +59,7 @@ class OnnxPolicy:
 
 def load_policy(directory: Path | str) -> OnnxPolicy:
     """Load an export with the format onnx, from its ``policy.json``, ``policy.onnx`` and, of a VLA, ``tokenizer.json``.
-
-    Raises:
-        FileNotFoundError: one of them is missing. ValueError: one is not an export's.
-    """
+    Raises FileNotFoundError: one of them is missing. ValueError: one is not an export's."""
     directory = Path(directory)
     spec = load_spec(directory / "policy.json")
     tokenizer = vla_tokenizer(directory, spec) if isinstance(spec, VLASpec) else None

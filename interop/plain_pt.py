@@ -27,12 +27,8 @@ _NESTED = ("state_dict", "model_state_dict", "model", "policy")
 
 
 def load_plain(path: Path) -> dict[str, Any]:
-    """Load the mapping in a .pt file of tensors and plain data.
-
-    Raises:
-        ValueError: something else is in it; it is not run. Or the file is damaged.
-        FileNotFoundError: there is none.
-    """
+    """Load the mapping in a .pt file of tensors and plain data. Raises ValueError: something else is in it; it is not
+    run. Or the file is damaged. FileNotFoundError: there is none."""
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     try:
@@ -75,9 +71,8 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
 
     Numbers of 16 bits become float32, which holds all their values (NumPy has no bfloat16).
 
-    Raises:
-        ValueError: see ``load_plain``; or an entry is not a dense tensor of finite numbers.
-        FileNotFoundError: there is no such file.
+    Raises ValueError: see ``load_plain``; or an entry is not a dense tensor of finite numbers. FileNotFoundError: there
+    is no such file.
     """
     payload = load_plain(path)
     tensors = next((payload[key] for key in _NESTED if isinstance(payload.get(key), dict)), payload)

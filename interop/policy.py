@@ -159,11 +159,7 @@ class TorchPolicy(Twin):
         return [self.get_submodule(encoder_name(name))(self._input(obs, name)) for name in self.spec.images]
 
     def distribution(self, obs: Any, seen: list[Tensor] | None = None) -> Distribution:
-        """Make the distribution of actions.
-
-        Args:
-            seen: ``see(obs)``, where it is known already.
-        """
+        """Make the distribution of actions. ``seen``: ``see(obs)``, where it is known already."""
         self._check_memory()
         numbers = self._numbers(obs)
         return self.head(self.output(self.see(obs) if seen is None else seen, numbers)[0])
@@ -250,11 +246,8 @@ class Deployed(nn.Module):
         self.policy = policy
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        """Compute ``spec.outputs`` from ``spec.inputs``.
-
-        Args:
-            leaves: in the order of ``spec.inputs``: images, then [N, F] float32 each, and the memory [N, M].
-        """
+        """Compute ``spec.outputs`` from ``spec.inputs``. ``leaves``: in the order of ``spec.inputs``: images, then [N,
+        F] float32 each, and the memory [N, M]."""
         policy = self.policy
         *leaves_of_obs, memory = leaves if policy.spec.memory is not None else (*leaves, None)
         images, numbers = leaves_of_obs[: len(policy.spec.images)], leaves_of_obs[len(policy.spec.images) :]
@@ -296,11 +289,7 @@ def load_policy(directory: Path | str) -> Any:
 
 
 def load_state_dict(path: Path) -> dict[str, Tensor]:
-    """Load the weights in an export's ``policy.pt``.
-
-    Raises:
-        FileNotFoundError, ValueError: as ``load_policy``.
-    """
+    """Load the weights in an export's ``policy.pt``. Raises FileNotFoundError, ValueError: as ``load_policy``."""
     check_plain(path)
     state_dict = load_plain(path).get("policy")
     if not isinstance(state_dict, dict):
@@ -309,11 +298,8 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def check_state_dict(path: Path, state_dict: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the state dict itself, if all of it can be a policy's weights.
-
-    Raises:
-        ValueError: it cannot; the text names the first.
-    """
+    """Return the state dict itself, if all of it can be a policy's weights. Raises ValueError: it cannot; the text
+    names the first."""
     for name, x in state_dict.items():
         if odd := odd_tensor(x):
             raise ValueError(f"{path}: 'policy.{name}' must be a dense tensor of finite numbers, got {odd}")

@@ -162,12 +162,8 @@ def place_of_task(name: str) -> str:
 
 
 def trusted_name(kind: Kind, name: str) -> str:
-    """Return ``registered_name``, where the place of other code must have passed the gate. Imports nothing.
-
-    Raises:
-        UnknownNameError: no such name.
-        UntrustedCodeError: a place that nobody named but a file.
-    """
+    """Return ``registered_name``, where the place of other code must have passed the gate. Imports nothing. Raises
+    UnknownNameError: no such name. UntrustedCodeError: a place that nobody named but a file."""
     known = registered_name(kind, name)
     if is_import_path(kind, known):
         try:

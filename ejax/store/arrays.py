@@ -46,11 +46,8 @@ def save_arrays(folder: Path, state: PyTree) -> None:
 
 
 def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
-    """Read the arrays of ``like``, whose names on disk begin with ``prefix``.
-
-    Raises:
-        CheckpointError: they are not there, or have other forms; the text ends with ``remedy``.
-    """
+    """Read the arrays of ``like``, whose names on disk begin with ``prefix``. Raises CheckpointError: they are not
+    there, or have other forms; the text ends with ``remedy``."""
     wanted = {prefix + name: leaf for name, leaf in _flatten(like).items()}
     everything = read_arrays(path, None)
     saved = {name: leaf for name, leaf in everything.items() if name.startswith(prefix)}
@@ -70,14 +67,9 @@ def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
 
 
 def read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """Read arrays onto one device of this process, whoever wrote them; those of 64 bits stay on the host.
-
-    Args:
-        wanted: name -> shape and type. None: read the shapes of all.
-
-    Raises:
-        CheckpointError: orbax cannot read them, although the digests agree.
-    """
+    """Read arrays onto one device of this process, whoever wrote them; those of 64 bits stay on the host. ``wanted``:
+    name -> shape and type. None: read the shapes of all. Raises CheckpointError: orbax cannot read them, although the
+    digests agree."""
     try:
         with _silent_orbax() as ocp, _plain_path(path / "state") as state:
             if wanted is None:

@@ -117,14 +117,9 @@ def recover_checkpoints(directory: Path) -> list[Path]:
 
 
 def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, dict[str, Any]]:
-    """Read ``(state, meta)``, the state with the structure of ``like``.
-
-    Args:
-        part: of the state that ``like`` is, such as ``train.``.
-
-    Raises:
-        CheckpointError: incomplete, damaged, of another schema or structure than ``like``, or of other counts.
-    """
+    """Read ``(state, meta)``, the state with the structure of ``like``. ``part``: of the state that ``like`` is, such
+    as ``train.``. Raises CheckpointError: incomplete, damaged, of another schema or structure than ``like``, or of
+    other counts."""
     meta = verify_checkpoint(path)
     state = load_arrays(path, without_rows(like), part, _REMEDY)
     _check_counts(path, state, meta)
@@ -151,11 +146,8 @@ def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
 
 
 def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read a policy's parameters, of any kind, by name, such as ``params.actor.linear_0.kernel``.
-
-    Raises:
-        CheckpointError: incomplete, damaged, of another schema, or without a policy.
-    """
+    """Read a policy's parameters, of any kind, by name, such as ``params.actor.linear_0.kernel``. Raises
+    CheckpointError: incomplete, damaged, of another schema, or without a policy."""
     verify_checkpoint(path)
     prefix = "train.params."
     forms = {name: form for name, form in read_arrays(path, None).items() if name.startswith(prefix)}
@@ -167,11 +159,8 @@ def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta) -> dict[str, Any]:
-    """Check every file of a checkpoint against its digest, and its meta against ``schema``. Returns the meta.
-
-    Raises:
-        CheckpointError: it is missing, incomplete, damaged or of another schema.
-    """
+    """Check every file of a checkpoint against its digest, and its meta against ``schema``. Returns the meta. Raises
+    CheckpointError: it is missing, incomplete, damaged or of another schema."""
     if not (path / LISTING).is_file():
         what = f"is incomplete (it has no {LISTING} file)" if path.exists() else "does not exist"
         raise CheckpointError(f"checkpoint {path} {what}")

@@ -25,11 +25,8 @@ class ForeignError(DamagedError, CheckpointError):
 
 
 def write_digests(folder: Path, origin: Path | None = None) -> None:
-    """Write ``SHA256`` for all files of ``folder``, at any depth.
-
-    Args:
-        origin: a folder with digests. Files that are hard links to those of the same path there keep their digests.
-    """
+    """Write ``SHA256`` for all files of ``folder``, at any depth. ``origin``: a folder with digests. Files that are
+    hard links to those of the same path there keep their digests."""
     listed = {} if origin is None else _listed(read_text(origin / LISTING))
     known = {name: digest for name, digest in listed.items() if origin and _is_same(folder / name, origin / name)}
     replace_file(folder / LISTING, render_digests(_digests(folder, None, known)))
@@ -42,14 +39,9 @@ def render_digests(digests: Mapping[str, str]) -> str:
 
 
 def check_digests(folder: Path, names: Sequence[str] | None = None, listing: str = LISTING) -> None:
-    """Compare each file of ``folder``, at any depth, with ``listing``.
-
-    Args:
-        names: the files that are listed, where the folder may hold others as well. None: all.
-
-    Raises:
-        DamagedError: they differ, or there is something other than files and folders.
-    """
+    """Compare each file of ``folder``, at any depth, with ``listing``. ``names``: the files that are listed, where the
+    folder may hold others as well. None: all. Raises DamagedError: they differ, or there is something other than files
+    and folders."""
     try:
         written, digests = read_text(folder / listing), _digests(folder, names)
     except OSError as error:

@@ -90,11 +90,8 @@ class _Index(BaseModel):
 
 
 def save_rows(folder: Path, replays: Sequence[Replay], previous: Path | None) -> None:
-    """Write this process's rows of replay buffers into the folder of a checkpoint that is made.
-
-    Args:
-        previous: a checkpoint of the same buffers in an earlier state. None: there is none.
-    """
+    """Write this process's rows of replay buffers into the folder of a checkpoint that is made. ``previous``: a
+    checkpoint of the same buffers in an earlier state. None: there is none."""
     folder = folder / REPLAY
     make_folder(folder)
     old: list[Buffer] = []
@@ -121,8 +118,7 @@ def load_rows(path: Path, like: Sequence[Replay], saved: Sequence[Replay]) -> li
 
     ``saved``: the buffers as the checkpoint's state has them, without rows.
 
-    Raises:
-        CheckpointError: of other forms or counts, or a file has another length than the index says.
+    Raises CheckpointError: of other forms or counts, or a file has another length than the index says.
     """
     found = _read_index(path)
     if len(found) != len(like):

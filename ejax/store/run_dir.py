@@ -201,10 +201,7 @@ class RunDirectory:
 
     def versions(self) -> dict[str, Any]:
         """Read what the run started from: ``origin``, a checkpoint or file, and ``device``, its ``<platform>: <kind>``.
-
-        Raises:
-            CheckpointError: that cannot be read.
-        """
+        Raises CheckpointError: that cannot be read."""
         try:
             return read_facts(self.config_file.with_name(VERSIONS), Versions)
         except FactsError as error:
@@ -248,8 +245,7 @@ class RunDirectory:
 
         Without one that was made along the way, the best one is the latest. ``which`` None: the best, else the latest.
 
-        Raises:
-            CheckpointError: there is none.
+        Raises CheckpointError: there is none.
         """
         which = which or ("best" if self.best() else "latest")
         candidates = self.saved() if which == "latest" else self.best()
@@ -327,11 +323,8 @@ def new_run_folder(config: RunConfig) -> Path:
 
 
 def find_run(path: Path) -> Path:
-    """Find the folder of a run; without the time at its end: the newest run of that name.
-
-    Raises:
-        FileNotFoundError: ``path`` is not a run.
-    """
+    """Find the folder of a run; without the time at its end: the newest run of that name. Raises FileNotFoundError:
+    ``path`` is not a run."""
     if "\0" in str(path):
         raise FileNotFoundError(f"{str(path)!r} holds a null character: no file has such a name")
     path = Path(expanded(str(path)))
@@ -364,12 +357,9 @@ def has_no_config(path: Path) -> bool:
 
 
 def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
-    """Open a run, found as by ``find_run``, with its config; but for the device, which is the CPU.
-
-    Raises:
-        FileNotFoundError: ``path`` is not a run. CheckpointError: its config was changed or damaged.
-        ConfigError: it names code that nobody trusted (``ejax.schema.trust``).
-    """
+    """Open a run, found as by ``find_run``, with its config; but for the device, which is the CPU. Raises
+    FileNotFoundError: ``path`` is not a run. CheckpointError: its config was changed or damaged. ConfigError: it names
+    code that nobody trusted (``ejax.schema.trust``)."""
     path = find_run(path)
     check_configs(path)
     file = path / "configs" / "resolved.json"
@@ -408,14 +398,9 @@ def check_configs(path: Path) -> None:
 
 
 def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory, RunConfig]:
-    """Open a run for its policy, ``open_run_directory``: of a population, one member.
-
-    Args:
-        member: None: the best one, by ``trainer.best_eval_metric``, or without evaluations by the reward in training.
-
-    Raises:
-        ValueError: there is no such member.
-    """
+    """Open a run for its policy, ``open_run_directory``: of a population, one member. ``member`` None: the best one,
+    by ``trainer.best_eval_metric``, or without evaluations by the reward in training. Raises ValueError: there is no
+    such member."""
     directory, config = open_run_directory(path)
     if config.population is None:
         if member is not None:

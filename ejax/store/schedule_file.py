@@ -31,10 +31,7 @@ def write_schedule(run: Path, first: int, versions: Sequence[int]) -> str:
 
 def check_schedule(run: Path, first: int, digest: str | None) -> list[str]:
     """Set ``schedule.json`` aside if it does not hold the versions of the rollouts before a resume; list its defects.
-
-    Args:
-        digest: of those ``first`` versions; None: unknown.
-    """
+    ``digest``: of those ``first`` versions; None: unknown."""
     file = run / SCHEDULE
     try:
         versions = _read_schedule(file)[:first]

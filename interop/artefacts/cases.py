@@ -235,11 +235,8 @@ def _loop_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], form
 
 
 def _answer(policy: Policy, params: Params, spec: Spec, form: ActionForm, obs: Arrays) -> tuple[Arrays, Arrays]:
-    """JAX's answers, and the errors that are allowed against them.
-
-    Args:
-        obs: what the policy itself takes, by path: numbers, images, text.
-    """
+    """JAX's answers, and the errors that are allowed against them. ``obs``: what the policy itself takes, by path:
+    numbers, images, text."""
     rows = len(next(iter(obs.values())))
     size = max(1, _CHUNK_BYTES // sum(map(math.prod, spec.images.values()))) if spec.images else rows
     chunks = [{name: x[start : start + size] for name, x in obs.items()} for start in range(0, rows, size)]

@@ -246,11 +246,8 @@ def _load_stablehlo(path: Path, spec: Spec) -> RunArtefact:
 
 
 def _refuse_calls_outside(module: str) -> None:
-    """StableHLO can call any function that jaxlib or a plugin has registered, some of which take pointers.
-
-    Raises:
-        ParityError: it does, or exchanges data with the outside. An export asserts its batch size, and calls nothing.
-    """
+    """StableHLO can call any function that jaxlib or a plugin has registered, some of which take pointers. Raises
+    ParityError: it does, or exchanges data with the outside. An export asserts its batch size, and calls nothing."""
     calls = len(re.findall("custom_call", module))
     asserts = len(re.findall(r"\bstablehlo\.custom_call @shape_assertion\(", module))
     exchanges = re.findall(r"\b(?:stablehlo|mhlo|vhlo)\.(?:infeed|outfeed|send|recv)\w*", module)

@@ -56,8 +56,7 @@ def check_description(folder: Path, spec: Any, versions: Mapping[str, str]) -> N
 
     A runtime runs what ``leapp.yaml`` names, by the loader that it names, and some of those run code.
 
-    Raises:
-        ParityError: the text names the file, and the first words that differ.
+    Raises ParityError: the text names the file, and the first words that differ.
     """
     if links := [name for name in LEAPP_FILES if (folder / name).is_symlink()]:
         raise ParityError(f"{', '.join(links)} must be a file of the folder, not a link")

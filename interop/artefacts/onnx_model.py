@@ -44,11 +44,8 @@ def make_onnx(program: Any, spec: Spec) -> onnx.ModelProto:
 
 
 def convert(function: Callable[..., Any], spec: Spec) -> onnx.ModelProto:
-    """Make ``make_onnx``'s model of a function of JAX, by jax2onnx.
-
-    Raises:
-        ConversionError: jax2onnx does not know one of its operations.
-    """
+    """Make ``make_onnx``'s model of a function of JAX, by jax2onnx. Raises ConversionError: jax2onnx does not know one
+    of its operations."""
     import jax
 
     with _silence("jax2onnx"):

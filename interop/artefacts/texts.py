@@ -43,11 +43,7 @@ def adversarial_texts(vocabulary: Sequence[str], max_words: int) -> list[bytes]:
 
 
 def texts_document(texts: Sequence[bytes], tokens: NDArray[Any]) -> dict[str, Any]:
-    """Make the content of ``texts.json``.
-
-    Args:
-        tokens: [len(texts), max_words], JAX's.
-    """
+    """Make the content of ``texts.json``. ``tokens``: [len(texts), max_words], JAX's."""
     return {
         "schema_version": _SCHEMA_VERSION,
         "about": "texts, as their bytes in hexadecimal, and the tokens that JAX makes of them",
@@ -59,12 +55,8 @@ def texts_document(texts: Sequence[bytes], tokens: NDArray[Any]) -> dict[str, An
 
 
 def check_texts(directory: Path, spec: VLASpec) -> None:
-    """Compare the export's tokenizer with JAX's stored tokens.
-
-    Raises:
-        ParityError: other tokens; the text names the first. FileNotFoundError, ValueError: a file is missing or not an
-            export's.
-    """
+    """Compare the export's tokenizer with JAX's stored tokens. Raises ParityError: other tokens; the text names the
+    first. FileNotFoundError, ValueError: a file is missing or not an export's."""
     tokenizer = vla_tokenizer(directory, spec)
     file = directory / TEXTS
     try:
@@ -77,11 +69,7 @@ def check_texts(directory: Path, spec: VLASpec) -> None:
 
 
 def compare_tokens(tokenizer: Tokenizer, entries: Sequence[tuple[bytes, list[int]]]) -> None:
-    """Refuse a tokenizer that makes other tokens of these texts.
-
-    Raises:
-        ParityError: other tokens than these.
-    """
+    """Refuse a tokenizer that makes other tokens of these texts. Raises ParityError: other tokens than these."""
     for text, tokens in entries:
         found = tokenizer.encode(text).tolist()
         if found != tokens:

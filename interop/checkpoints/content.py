@@ -34,13 +34,9 @@ class _Rule(NamedTuple):
 
 
 def _misfits(form: Any, x: Any, key: str) -> Iterator[str]:
-    """Compare a value with a form.
-
-    Args:
-        form: a ``_Rule``; ``(None, form)``, which may be None; ``[form]``, a list of any length, or of the length of
-            several forms; ``{str: form}``, a mapping of such keys; or ``{name: form}``, a mapping with these names,
-            those with a ? optional, and any others.
-    """
+    """Compare a value with a form. ``form``: a ``_Rule``; ``(None, form)``, which may be None; ``[form]``, a list of
+    any length, or of the length of several forms; ``{str: form}``, a mapping of such keys; or ``{name: form}``, a
+    mapping with these names, those with a ? optional, and any others."""
     if isinstance(form, _Rule):
         if not form.holds(x):
             yield f"'{key}' must be {form.wanted}, got {form.shown(x)}"

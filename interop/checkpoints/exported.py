@@ -24,15 +24,9 @@ _WEIGHTS = ("safetensors", "pt")
 
 
 def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
-    """``(policy, parameters)`` of an export, without its critic.
-
-    Args:
-        env: whose observations it is to read, and whose actions it is to take.
-
-    Raises:
-        ValueError: a file that was changed, an export without weights, a policy that reads text, or one that reads or
-            does what the environment has not.
-    """
+    """``(policy, parameters)`` of an export, without its critic. ``env``: whose observations it is to read, and whose
+    actions it is to take. Raises ValueError: a file that was changed, an export without weights, a policy that reads
+    text, or one that reads or does what the environment has not."""
     report = read_certificate(folder)
     try:
         check_files(folder, report)
@@ -58,11 +52,8 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
 
 
 def _check_spaces(spec: PolicySpec, env: Env | HostEnv) -> None:
-    """Refuse a policy for other observations or actions than the environment's.
-
-    Raises:
-        ValueError: a part that the policy reads is missing or of another shape, or actions of another number.
-    """
+    """Refuse a policy for other observations or actions than the environment's. Raises ValueError: a part that the
+    policy reads is missing or of another shape, or actions of another number."""
     there = {name: tuple(space.shape) for name, space in leaves_of(env.observation_space).items()}
     wanted: dict[str, tuple[int, ...]] = {name: (spec.observation[name],) for name in spec.actor.inputs}
     wanted |= {name: tuple(shape) for name, shape in spec.images.items()}

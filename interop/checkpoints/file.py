@@ -65,11 +65,8 @@ class PtFile:
 
 
 def read_pt(path: Path) -> PtFile:
-    """Read the checkpoint at ``path``. Weights of 16 bits become float32, which holds all their values.
-
-    Raises:
-        ValueError: no checkpoint of EmbodiChain, a damaged one, or one that holds more than tensors and plain data.
-    """
+    """Read the checkpoint at ``path``. Weights of 16 bits become float32, which holds all their values. Raises
+    ValueError: no checkpoint of EmbodiChain, a damaged one, or one that holds more than tensors and plain data."""
     payload = load_content(path)
     if payload.get("observation_normalizer") is not None:
         raise ValueError(
@@ -94,11 +91,8 @@ def read_pt(path: Path) -> PtFile:
 
 
 def load_content(path: Path) -> dict[str, Any]:
-    """Load the content of a checkpoint, every key that ejax reads of the kind that EmbodiChain writes.
-
-    Raises:
-        ValueError: see ``read_pt``. FileNotFoundError: there is no such file.
-    """
+    """Load the content of a checkpoint, every key that ejax reads of the kind that EmbodiChain writes. Raises
+    ValueError: see ``read_pt``. FileNotFoundError: there is no such file."""
     payload = load_plain(path)
     for problem in problems(payload):
         remedy = "" if "policy" in payload else f"; save its state dict again: {_FORM}"
@@ -148,8 +142,7 @@ def bound_to(trainer_file: Path, policy: StateDict, seed: int) -> dict[str, Any]
 
     Random streams start from ``seed``: ejax has none that torch could continue.
 
-    Raises:
-        ValueError: ``trainer_file`` is not of schema 2, or of another policy.
+    Raises ValueError: ``trainer_file`` is not of schema 2, or of another policy.
     """
     payload = load_content(trainer_file)
     if payload.get("schema_version") != 2 or "rollout_index" in payload:

@@ -19,13 +19,7 @@ from interop.exporters.entries import Entry, get, put
 
 def torch_optimizer_state(policy: Policy, opt_state: PyTree, config: OptimizerConfig) -> dict[str, Any]:
     """Make the state that ``torch.optim.Adam`` or ``AdamW`` over ``policy.parameters()`` loads, in NumPy arrays.
-
-    Args:
-        opt_state: of ``make_optimizer(config)``.
-
-    Raises:
-        ValueError: an optimizer other than adam and adamw.
-    """
+    ``opt_state``: of ``make_optimizer(config)``. Raises ValueError: an optimizer other than adam and adamw."""
     entries = [entry for entry in tensors(policy) if entry.trained]
     mu, nu, count = (_moment(opt_state, name, config) for name in ("mu", "nu", "count"))
     state = {
@@ -51,16 +45,10 @@ def torch_optimizer_state(policy: Policy, opt_state: PyTree, config: OptimizerCo
 
 
 def opt_state_from_torch(policy: Policy, params: Params, state: Mapping[str, Any], config: OptimizerConfig) -> PyTree:
-    """Invert ``torch_optimizer_state``: make a state of ``make_optimizer(config)``, learning rate included.
-
-    Args:
-        params: of the policy; only their shapes count.
-
-    Raises:
-        ValueError: another optimizer than the config's, or other options; parameters without state, or with states of
-            different age; arrays that are missing or of another shape. A critic without any state is in order: GRPO
-            and APG give it no gradients, and its moments are 0.
-    """
+    """Invert ``torch_optimizer_state``: make a state of ``make_optimizer(config)``, learning rate included. ``params``:
+    of the policy; only their shapes count. Raises ValueError: another optimizer than the config's, or other options;
+    parameters without state, or with states of different age; arrays that are missing or of another shape. A critic
+    without any state is in order: GRPO and APG give it no gradients, and its moments are 0."""
     fresh = make_optimizer(config).init(params["params"])
     _moment(fresh, "count", config)
     group = _only_group(state)

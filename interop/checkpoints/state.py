@@ -45,10 +45,7 @@ def pt_payload(
     like: Path | None = None,
 ) -> dict[str, Any]:
     """Make the content of EmbodiChain's checkpoint, with NumPy arrays where the file has tensors. See ``export_pt``.
-
-    Args:
-        meta: the ejax checkpoint's: ``global_step``, ``num_updates``, ``best_eval_value``.
-    """
+    ``meta``: the ejax checkpoint's: ``global_step``, ``num_updates``, ``best_eval_value``."""
     if like is not None and layout != "0.3":
         raise ValueError(f"like is for layout 0.3, got '{layout}'")
     algorithm = config.algorithm.record
@@ -94,28 +91,16 @@ def read_state(file: Path, config: RunConfig, parts: Parts, *, policy_only: bool
 
 
 def read_policy(file: Path, policy: Policy, params: Params) -> Params:
-    """Read the parameters of the policy in EmbodiChain's file, as this policy has them.
-
-    Args:
-        params: of the policy, in whose shapes they have to be.
-
-    Raises:
-        ValueError: the file is of another policy.
-    """
+    """Read the parameters of the policy in EmbodiChain's file, as this policy has them. ``params``: of the policy, in
+    whose shapes they have to be. Raises ValueError: the file is of another policy."""
     saved = read_pt(file)
     _check_activations(saved, policy)
     return _imported(policy, params, saved.policy, saved.log_std_range)
 
 
 def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
-    """Make the run state that EmbodiChain's checkpoint describes, and notes on the missing parts.
-
-    Args:
-        parts: of ``build(config)``.
-
-    Raises:
-        ValueError: see ``import_pt``.
-    """
+    """Make the run state that EmbodiChain's checkpoint describes, and notes on the missing parts. ``parts``: of
+    ``build(config)``. Raises ValueError: see ``import_pt``."""
     if config.algorithm.record.keeps_target and not policy_only:
         name = config.algorithm.name
         raise ValueError(
@@ -217,11 +202,8 @@ def _adopted(policy: ActorQ, like: Params, saved: PtFile) -> Params:
 
 
 def _check_activations(saved: PtFile, policy: Policy) -> None:
-    """Check the activations: weights do not show them; files of 0.3 name them.
-
-    Raises:
-        ValueError: the file's are not the config's.
-    """
+    """Check the activations: weights do not show them; files of 0.3 name them. Raises ValueError: the file's are not
+    the config's."""
     for name in ("actor", "critic"):
         network: NetworkConfig | None = getattr(policy, name, None)
         if network is None or name not in saved.modules:

@@ -41,15 +41,10 @@ from interop.exporters.record import exporter_of
 
 
 def state_dict_from_params(policy: Policy, params: Params) -> StateDict:
-    """Make the ``state_dict`` of EmbodiChain's policy with these parameters, all arrays copies.
-
-    Args:
-        policy: ``ActorCritic``, ``ActorOnly``, either with memory, ``VisionPolicy``, ``FlashQ`` (its ``FlashActor``'s)
-            or ``FlashActor``; a ``VLAPolicy``'s names are those of ``interop.exporters.vla``.
-
-    Raises:
-        TypeError: another policy: it has no counterpart in torch.
-    """
+    """Make the ``state_dict`` of EmbodiChain's policy with these parameters, all arrays copies. ``policy``:
+    ``ActorCritic``, ``ActorOnly``, either with memory, ``VisionPolicy``, ``FlashQ`` (its ``FlashActor``'s) or
+    ``FlashActor``; a ``VLAPolicy``'s names are those of ``interop.exporters.vla``. Raises TypeError: another policy: it
+    has no counterpart in torch."""
     if (own := exporter_of(policy).state_dict) is not None:
         return own(policy, params)
     return {entry.key: entry.to_torch(get(params, entry.path)) for entry in tensors(policy)}

@@ -67,11 +67,8 @@ def actor_groups(spec: PolicySpec) -> tuple[str, ...]:
 
 
 def network_entries(policy: Any, before: Callable[[str], Iterable[Entry]] = lambda network: ()) -> Iterator[Entry]:
-    """Yield a policy's tensors in torch's order: log_std, actor, critic, normalizers.
-
-    Args:
-        before: ``"actor"`` or ``"critic"`` -> the tensors in front of that network.
-    """
+    """Yield a policy's tensors in torch's order: log_std, actor, critic, normalizers. ``before``: ``"actor"`` or
+    ``"critic"`` -> the tensors in front of that network."""
     critic = getattr(policy, "critic", None)
     if policy.action_spec.continuous:
         yield Entry("log_std", ("params", "log_std"), "vector", policy.action_spec.sizes)

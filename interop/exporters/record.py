@@ -47,11 +47,7 @@ class Exporter:
 
 
 def exporter_of(policy: Policy) -> Exporter:
-    """Return the record of a policy's class.
-
-    Raises:
-        TypeError: it has none.
-    """
+    """Return the record of a policy's class. Raises TypeError: it has none."""
     exporters = _exporters()
     for name, network in injected(policy).items():
         text = f"its {name} is a module of your own ({type(network).__name__}), and torch has no counterpart; give a"
@@ -73,11 +69,8 @@ def exporter_of_any(policy: Policy) -> tuple[Exporter, str]:
 
 
 def spec_of(policy: Policy, env: Env | HostEnv) -> Any:
-    """Make the spec of a policy: everything that its twin needs except the weights.
-
-    Raises:
-        TypeError: it has no twin. ValueError: an observation that no export takes.
-    """
+    """Make the spec of a policy: everything that its twin needs except the weights. Raises TypeError: it has no twin.
+    ValueError: an observation that no export takes."""
     return described(exporter_of(policy), policy, env)[1]
 
 

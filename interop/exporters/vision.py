@@ -41,11 +41,8 @@ def _describe(policy: VisionPolicy, leaves: Mapping[str, Any], paths: Paths) -> 
 
 
 def image_shapes(names: tuple[str, ...], leaves: Mapping[str, Any]) -> dict[str, tuple[int, int, int]]:
-    """Height, width and channels of images.
-
-    Raises:
-        ValueError: one that is not there, or not uint8 [height, width, channels].
-    """
+    """Height, width and channels of images. Raises ValueError: one that is not there, or not uint8 [height, width,
+    channels]."""
     images = {}
     for name in names:
         image = leaves.get(name)

@@ -46,11 +46,8 @@ def _pack_array(x: Any) -> Any:
 
 
 def unpack(data: bytes | str) -> dict[str, Any]:
-    """Read an observation: its arrays and texts by dotted path.
-
-    Raises:
-        ValueError: it is none; the text names the part that cannot be read.
-    """
+    """Read an observation: its arrays and texts by dotted path. Raises ValueError: it is none; the text names the part
+    that cannot be read."""
     try:
         message = msgpack.unpackb(data)  # a text is a TypeError
         pairs = list(_parts(message, "")) if isinstance(message, dict) else None

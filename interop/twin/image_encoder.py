@@ -10,11 +10,8 @@ from interop.twin.spec import EncoderSpec
 
 
 class ImageEncoder(nn.Module):
-    """uint8 [..., H, W, C] -> [..., 2·channels], float32. Its convolutions are called 0, 1, 2.
-
-    Raises:
-        ValueError: an image of another shape or dtype.
-    """
+    """uint8 [..., H, W, C] -> [..., 2·channels], float32. Its convolutions are called 0, 1, 2. Raises ValueError: an
+    image of another shape or dtype."""
 
     _places: Tensor
 
@@ -43,11 +40,8 @@ class ImageEncoder(nn.Module):
 
 
 def checked_image(image: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Check the image [..., H, W, C], and return it.
-
-    Raises:
-        ValueError: it is of another shape or dtype; a trace checks it too.
-    """
+    """Check the image [..., H, W, C], and return it. Raises ValueError: it is of another shape or dtype; a trace checks
+    it too."""
     # in a trace plain Python would check once, for the example, and never again
     checked = _scripted() if torch.jit.is_tracing() else _checked
     return checked(image, list(shape))

@@ -31,20 +31,12 @@ def spec_to_json(spec: Spec) -> str:
 
 
 def load_spec(path: Path) -> Spec:
-    """Load a ``policy.json`` of any kind.
-
-    Raises:
-        FileNotFoundError: there is none. ValueError: see ``spec_from_json``.
-    """
+    """Load a ``policy.json`` of any kind. Raises FileNotFoundError; ValueError: see ``spec_from_json``."""
     return spec_from_json(read_bytes(path).decode())
 
 
 def spec_from_json(text: str) -> Any:
-    """Read a ``Spec``.
-
-    Raises:
-        ValueError: of another schema version or kind, or no spec: the text names key and value.
-    """
+    """Read a ``Spec``. Raises ValueError: of another schema version or kind, or none: the text names key and value."""
     try:
         raw = parse_json(text)
     except ValueError as error:
@@ -65,11 +57,8 @@ def spec_from_json(text: str) -> Any:
 
 
 def _typed(kind: Any, raw: Any, key: str) -> Any:
-    """Make a JSON value this type: a dataclass, or the type of one of its fields.
-
-    Raises:
-        ValueError: naming key, type and value.
-    """
+    """Make a JSON value this type: a dataclass, or the type of one of its fields. Raises ValueError: naming key, type
+    and value."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if dataclasses.is_dataclass(origin) and isinstance(raw, dict):
         return _dataclass(origin, raw, key)

@@ -83,11 +83,7 @@ class ObsNormalizer(nn.Module):
         self.register_buffer("count", torch.tensor(0))
 
     def forward(self, x: Tensor, entries: Tensor | None = None) -> Tensor:
-        """Normalize features.
-
-        Args:
-            entries: which of the features x has. None: all.
-        """
+        """Normalize features. ``entries``: which of the features x has. None: all."""
         mean, deviation = self.mean[0], self.standard_deviation[0]  # one row: x may have no batch
         if entries is not None:
             mean, deviation = mean[entries], deviation[entries]
@@ -101,11 +97,8 @@ def make_recurrence(spec: MemorySpec, num_inputs: int) -> nn.Module:
 
 
 def recurrent_step(spec: MemorySpec, weights: nn.Module, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """``(features [..., H], memory after it [..., M])``, spelt out: a trace of torch's own holds its batch size.
-
-    Args:
-        x: [..., I]; ``memory``: [..., M].
-    """
+    """``(features [..., H], memory after it [..., M])``, spelt out: a trace of torch's own holds its batch size. ``x``:
+    [..., I]; ``memory``: [..., M]."""
     step = _gru_step if spec.type == "gru" else _lstm_step
     after = []
     for layer, state in enumerate(memory.chunk(spec.depth, dim=-1)):
@@ -135,11 +128,8 @@ def _lstm_step(x: Tensor, state: Tensor, w: Tensor, u: Tensor, b: Tensor, c: Ten
 
 
 def history_step(spec: MemorySpec, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``(the last K observations [..., K, F], the oldest first; memory after it)``.
-
-    Args:
-        x: [..., F]; ``memory``: [..., M].
-    """
+    """Return ``(the last K observations [..., K, F], the oldest first; memory after it)``. ``x``: [..., F]; ``memory``:
+    [..., M]."""
     past = memory[..., :-1].unflatten(-1, (spec.length - 1, x.shape[-1]))
     # a runtime may return 2.9999998 for 3
     count = memory[..., -1:].round()

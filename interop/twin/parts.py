@@ -14,11 +14,8 @@ from interop.twin.vla_spec import NOISE, TOKENIZER, TOKENS, VLASpec
 
 
 def parts(obs: Any, paths: Sequence[str], spec: Spec) -> dict[str, Any]:
-    """Return the observation's arrays at these dotted paths, as they are.
-
-    Raises:
-        ValueError: it is missing; the text names the present arrays, and those that the policy reads.
-    """
+    """Return the observation's arrays at these dotted paths, as they are. Raises ValueError: it is missing; the text
+    names the present arrays, and those that the policy reads."""
     if not isinstance(obs, Mapping):  # a TensorDict is one
         if list(paths) != [WHOLE_OBS]:
             raise ValueError(
@@ -45,11 +42,7 @@ def narrow(x: Any, name: str, spec: Spec) -> Any:
 
 
 def check_remembered(memory: Any, rows: tuple[int, ...]) -> None:
-    """Refuse a memory [..., M] of another batch than these rows.
-
-    Raises:
-        ValueError: naming both.
-    """
+    """Refuse a memory [..., M] of another batch than these rows. Raises ValueError: naming both."""
     if tuple(memory.shape[:-1]) != tuple(rows):
         raise ValueError(
             f"the policy remembers a batch of {list(memory.shape[:-1])}, but got {list(rows)}; call reset() where "
@@ -58,11 +51,7 @@ def check_remembered(memory: Any, rows: tuple[int, ...]) -> None:
 
 
 def numbers_of(x: Any, name: str) -> NDArray[Any]:
-    """Make a NumPy array of a part of an observation.
-
-    Raises:
-        ValueError: it holds no numbers.
-    """
+    """Make a NumPy array of a part of an observation. Raises ValueError: it holds no numbers."""
     array = np.asarray(x)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"'{name}' must be an array of numbers, got one of {array.dtype}")
@@ -111,11 +100,8 @@ def policy_inputs(
 
 
 def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
-    """Load the tokenizer of an export.
-
-    Raises:
-        FileNotFoundError: there is none. ValueError: it is not a tokenizer, or of another policy.
-    """
+    """Load the tokenizer of an export. Raises FileNotFoundError: there is none. ValueError: it is not a tokenizer, or
+    of another policy."""
     tokenizer = Tokenizer.load(directory / TOKENIZER)
     if (tokenizer.num_tokens, tokenizer.max_words) != (spec.num_tokens, spec.max_words):
         raise ValueError(
@@ -156,11 +142,7 @@ def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...
 
 
 def shared_batch(shapes: Mapping[str, list[int]], spec: Spec) -> tuple[int, ...]:
-    """Return the leading axes of parts of these shapes.
-
-    Raises:
-        ValueError: they differ; naming each part's shape.
-    """
+    """Return the leading axes of parts of these shapes. Raises ValueError: they differ; naming each part's shape."""
     leading = [shape[: len(shape) - len(spec.input_shape(name))] for name, shape in shapes.items()]
     if any(axes != leading[0] for axes in leading):
         shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())

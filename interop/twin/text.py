@@ -34,11 +34,7 @@ class Tokenizer:
 
     @staticmethod
     def from_json(text: str) -> "Tokenizer":
-        """Read a tokenizer.
-
-        Raises:
-            ValueError: it is not a tokenizer, or of another type.
-        """
+        """Read a tokenizer. Raises ValueError: it is not a tokenizer, or of another type."""
         try:
             raw = parse_json(text)
             kind, vocabulary, max_words = raw["type"], raw["vocabulary"], raw["max_words"]
@@ -60,11 +56,7 @@ class Tokenizer:
 
     @staticmethod
     def load(path: Path) -> "Tokenizer":
-        """Load a tokenizer.
-
-        Raises:
-            FileNotFoundError: there is none. ValueError: see ``from_json``.
-        """
+        """Load a tokenizer. Raises FileNotFoundError: there is none. ValueError: see ``from_json``."""
         return Tokenizer.from_json(read_bytes(path).decode())
 
     @property
@@ -77,15 +69,9 @@ class Tokenizer:
         return np.array(tokens + [_PADDING] * (self.max_words - len(tokens)), np.int32)
 
     def tokens(self, texts: Any, batch: tuple[int, ...]) -> NDArray[np.int32]:
-        """[*batch, max_words]
-
-        Args:
-            texts: one text for all rows (str or bytes), or texts in the shape of ``batch``: a nest of lists, an array
-                of str; or an array of bytes, uint8 [*batch, L], as an observation has it.
-
-        Raises:
-            ValueError: something else, or texts of another shape.
-        """
+        """Make tokens [*batch, max_words] of one text for all rows (str or bytes), or of texts in ``batch``'s shape:
+        a nest of lists, an array of str; or an array of bytes, uint8 [*batch, L], as an observation has it. Raises
+        ValueError: something else, or texts of another shape."""
         if isinstance(texts, str | bytes):
             return np.broadcast_to(self.encode(texts), (*batch, self.max_words)).copy()
         array = np.asarray(texts)
@@ -108,11 +94,7 @@ class Tokenizer:
 
 
 def words_of(text: str | bytes) -> list[bytes]:
-    """Split a text into its words.
-
-    Raises:
-        ValueError: half of a surrogate pair, which UTF-8 does not have.
-    """
+    """Split a text into its words. Raises ValueError: half of a surrogate pair, which UTF-8 does not have."""
     data = text.encode() if isinstance(text, str) else text
     return data.translate(_LOWER).translate(_APART).split()
 

@@ -69,11 +69,7 @@ class TorchVLA(Twin):
         self.to_action = ToAction(spec)
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        """Compute ``spec.outputs`` from ``spec.inputs``.
-
-        Args:
-            leaves: ``spec.inputs`` [B, ...], in that order.
-        """
+        """Compute ``spec.outputs`` from ``spec.inputs``. ``leaves``: ``spec.inputs`` [B, ...], in that order."""
         given = dict(zip(self.spec.inputs, leaves, strict=True))
         context = self.encode(given)
         if self.spec.head == "flow":
