@@ -10,8 +10,6 @@ def find_algorithm(name: str) -> Algorithm:
     found = resolve("algorithm", name)
     record = getattr(found, "record", found)  # of a class of ``ejax.collectors.stateful``
     if not isinstance(record, Algorithm):
-        raise ValueError(
-            f"'{name}' is a {type(found).__name__}, not an ejax.algorithms.record.Algorithm: name the record that the "
-            "algorithm's file ends in, such as package.module:ALGORITHM"
-        )
+        text = "name the record that its file ends in, such as package.module:ALGORITHM"
+        raise ValueError(f"'{name}' is a {type(found).__name__}, not an ejax.algorithms.record.Algorithm: {text}")
     return record

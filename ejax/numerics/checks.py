@@ -45,9 +45,8 @@ def check_rollout(rollout: Rollout) -> None:
     """
     if not isinstance(rollout, Rollout):
         text = "flattened rows have lost their order in time: give the rollout as it was collected"
-        raise TypeError(
-            f"an update needs an ejax.Rollout with leaves [T, N, ...], got a {type(rollout).__name__}; {text}"
-        )
+        needed = "an update needs an ejax.Rollout with leaves [T, N, ...]"
+        raise TypeError(f"{needed}, got a {type(rollout).__name__}; {text}")
     scalars = ("reward", "value", "next_value", "log_prob", "terminated", "truncated")
     check_time_major("a rollout needs", **{name: getattr(rollout, name) for name in scalars})
     parts = {name: getattr(rollout, name) for name in ("obs", "action", "dropout_seed", "valid", "memory")}

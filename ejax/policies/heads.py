@@ -103,7 +103,5 @@ def acting_problems(policy: Policy, space: Any) -> Iterator[Problem]:
     kinds = {"continuous" if each.continuous else each.kind for each in (made_for, wanted)}
     if len(kinds) > 1 or made_for.sizes != wanted.sizes:
         gives = f"{made_for.num_actions} numbers" if made_for.continuous else f"choices among {made_for.sizes}"
-        text = (
-            f"got {type(policy).__name__}, which acts by {gives}, but actions are of {space}; build it for this space"
-        )
+        text = f"got {type(policy).__name__}, which acts by {gives}, but actions are of {space}; build it for them"
         yield Problem("policy", text)

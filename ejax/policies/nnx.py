@@ -92,10 +92,9 @@ class NnxPolicy:
         if dropout_seed is None:
             return self._call(params, obs, None, mutable, keywords)
         if "memory" in keywords:
-            text = (
-                "random streams of a module, as of nnx.Dropout, have one mask for all steps of a sequence; let it take"
-            )
-            raise PolicyStateError(f"{text} dropout_seed for ejax.policies.mlp.consistent_dropout, and keep no rngs")
+            text = "random streams of a module, as of nnx.Dropout, have one mask for all steps of a sequence; let it"
+            advice = "take dropout_seed for ejax.policies.mlp.consistent_dropout, and keep no rngs"
+            raise PolicyStateError(f"{text} {advice}")
 
         def one_row(obs: PyTree, seed: Array) -> Any:
             batch_of_one = jax.tree.map(lambda x: x[None], obs)  # modules expect a leading axis

