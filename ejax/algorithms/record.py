@@ -70,10 +70,6 @@ MakeStep: TypeAlias = Callable[..., Any]
 are part of the program."""
 
 
-def _bind_schedule(options: Any, num_updates: int) -> Any:
-    return options.model_copy(update={"lr_scheduler": bind_schedule(options.lr_scheduler, num_updates)})
-
-
 def refuse_memory(options: Any, policy: Policy) -> Iterator[Problem]:
     """Refuse a policy with memory, for an algorithm that looks at single steps."""
     del options
@@ -99,7 +95,9 @@ class Algorithm:
     ``teacher_obs`` and ``teacher_policy``, by which ``ejax.training.warm_start`` finds it."""
     learns_from: Literal["environments", "demonstrations"] = "environments"
     make_optimizer: Callable[[Any], optax.GradientTransformation] = lambda options: make_optimizer(options.optimizer)
-    bind: Callable[[Any, int], Any] = _bind_schedule
+    bind: Callable[[Any, int], Any] = lambda options, num_updates: options.model_copy(
+        update={"lr_scheduler": bind_schedule(options.lr_scheduler, num_updates)}
+    )
     """``(options, updates of the run) -> options`` with what was left open, such as a schedule's horizon."""
     resets: Callable[[Any], ResetPolicy] = lambda options: ResetPolicy()
     keeps_reference: Callable[[Any], bool] = lambda options: False

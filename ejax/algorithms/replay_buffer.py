@@ -175,7 +175,8 @@ def _steps_of(replay: Replay, rollout: Rollout) -> Steps:
         done=rollout.done,
         valid=finite if rollout.valid is None else finite & rollout.valid,
     )
-    return jax.tree.map(lambda x: _in_strata(x, num_strata), steps)
+    # by environment: [D, T, N/D, ...]
+    return jax.tree.map(lambda x: x.reshape(num_steps, num_strata, -1, *x.shape[2:]).swapaxes(0, 1), steps)
 
 
 def sample_rows(replay: Replay, key: Key, num_rows: int) -> Array:
@@ -233,11 +234,6 @@ def row_bytes(replay: Replay) -> int:
     """Count the bytes of one row; shapes will do."""
     num_rows = replay.shapes.discount.size
     return sum(x.dtype.itemsize * x.size // num_rows for x in jax.tree.leaves(replay.shapes))
-
-
-def _in_strata(x: Array, num_strata: int) -> Array:
-    """Split [T, N, ...] by environment: [D, T, N/D, ...]."""
-    return x.reshape(x.shape[0], num_strata, -1, *x.shape[2:]).swapaxes(0, 1)
 
 
 def _write(ring: Replay, steps: Steps, gamma: float) -> Replay:

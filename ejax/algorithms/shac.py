@@ -29,7 +29,7 @@ from ejax.algorithms.differentiable import (
     without_trajectory,
 )
 from ejax.algorithms.record import Algorithm, RunShape
-from ejax.algorithms.sgd import sgd_epochs
+from ejax.algorithms.sgd import Batch, sgd_epochs
 from ejax.losses import value_loss
 from ejax.numerics.traced_options import unjit_for_traced
 from ejax.optim import (
@@ -224,7 +224,7 @@ def _fit_critic(
     # flat, since a critic without memory may see steps in any order
     batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
 
-    def loss(params: Params, batch: dict[str, PyTree]) -> tuple[Array, Metrics]:
+    def loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
         value = policy.apply(with_networks(state.params, params["params"]), batch["obs"])[1]
         return jnp.sum(batch["weight"] * value_loss(value, batch["value_target"])), {}
 

@@ -81,7 +81,8 @@ class FlatParams:
     critic_apart: bool = False
 
     def pack(self, tree: PyTree) -> dict[str, Array]:
-        return {name: _ravel(part) for name, part in self._parts(tree).items()}
+        leaves = {name: jax.tree.leaves(part) for name, part in self._parts(tree).items()}
+        return {name: jnp.concatenate([x.reshape(-1) for x in part]) for name, part in leaves.items()}
 
     def unpack(self, vectors: dict[str, Array]) -> PyTree:
         parts = {name: _unravel(vectors[name], part) for name, part in self._parts(self.shapes).items()}
@@ -125,10 +126,6 @@ def flat_params(params: PyTree, *, critic_apart: bool = False) -> FlatParams | N
     if critic_apart and not all(split_critic(params)):  # nothing is apart from the other
         return None
     return FlatParams(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params), critic_apart)
-
-
-def _ravel(tree: PyTree) -> Array:
-    return jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(tree)])
 
 
 def _unravel(vector: Array, like: PyTree) -> PyTree:

@@ -147,7 +147,8 @@ def joint_outputs(
 
     def joint(params: dict[str, PyTree], features: dict[str, Array]) -> dict[str, Array]:
         width, config = max(sizes.values()), next(iter(configs.values()))
-        stacked = _stack([_widened(params[name], len(config.hidden_sizes), width) for name in sizes])
+        widened = [_widened(params[name], len(config.hidden_sizes), width) for name in sizes]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *widened)
         first = stacked["linear_0"]
         kernel = jnp.concatenate([first["kernel"], first["bias"][:, None]], axis=1)
         stacked = {**stacked, "linear_0": {"kernel": kernel, "bias": jnp.zeros_like(first["bias"])}}
@@ -170,10 +171,6 @@ def _hidden(config: NetworkConfig) -> NetworkConfig:
 def _apply(network: MLP, params: PyTree, x: Array, dropout_seed: Array | None) -> Array:
     output: Array = network.apply({"params": params}, x, dropout_seed)  # type: ignore[assignment]  # it returns no state
     return output
-
-
-def _stack(trees: list[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def _widened(params: PyTree, last: int, width: int) -> PyTree:

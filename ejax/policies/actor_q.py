@@ -76,7 +76,6 @@ class ActorQ(nn.Module):
             variable_axes={"params": 0},
             split_rngs={"params": True},
             in_axes=None,
-            out_axes=0,
             axis_size=self.num_critics,
         )
         output = stacked(self.critic, self.num_bins or 1, name="critic")(x)

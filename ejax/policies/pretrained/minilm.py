@@ -20,6 +20,7 @@ from ejax.schema.plain_files import read_text
 from ejax.types import Array
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_MAX_LENGTH = 256  # the longest sentence of all-MiniLM-L6-v2 in tokens, with [CLS] and [SEP]
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,6 @@ class WordPiece:
 
     tokenizer: Any
     """``tokenizers.Tokenizer``, without padding and truncation."""
-    max_length: int = 256
-    """The longest sentence in tokens, with [CLS] and [SEP]; the default is all-MiniLM-L6-v2's."""
-
-    @property
-    def vocabulary(self) -> dict[str, int]:
-        ids: dict[str, int] = self.tokenizer.get_vocab()
-        return ids
 
     def ids(self, text: str) -> list[int]:
         """Return ``[CLS] … [SEP]``, without padding; special tokens spelled out in the text count as such."""
@@ -44,12 +38,12 @@ class WordPiece:
     def batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return ``(token int32 [N, L], valid bool [N, L])``, padded with [PAD] to the longest text's length L.
 
-        Raises ValueError for more than ``max_length`` tokens; sentence-transformers would cut the text.
+        Raises ValueError for more than 256 tokens; sentence-transformers would cut the text.
         """
         rows = [self.ids(text) for text in texts]
         for text, row in zip(texts, rows, strict=True):
-            if len(row) > self.max_length:
-                raise ValueError(f"a text has at most {self.max_length} tokens, got {len(row)}: {short_repr(text)}")
+            if len(row) > _MAX_LENGTH:
+                raise ValueError(f"a text has at most {_MAX_LENGTH} tokens, got {len(row)}: {short_repr(text)}")
         shape = len(rows), max(map(len, rows), default=0)
         token, valid = np.full(shape, self.tokenizer.token_to_id("[PAD]"), np.int32), np.zeros(shape, bool)
         for i, row in enumerate(rows):
@@ -149,7 +143,7 @@ def load_minilm(model_path: str | Path = MINILM_WEIGHTS) -> tuple[MiniLM, Any, W
     flat = load_weights(model_path)
     params = fit_weights(shapes["params"], flat, _RENAME, may_be_left=_NOT_READ, source=model_path)
     tokenizer = read_wordpiece(folder := find_weights(model_path).parent)
-    last, i = max(tokenizer.vocabulary.items(), key=lambda pair: pair[1])
+    last, i = max(tokenizer.tokenizer.get_vocab().items(), key=lambda pair: pair[1])
     if i >= module.vocabulary:
         text = f"the embedding has {module.vocabulary} rows, and the id of {short_repr(last)} is {i}"
         raise ValueError(f"the tokenizer in {folder} is not of these weights: {text}")
