@@ -83,8 +83,7 @@ class VelocityTask:
     sim_steps_per_control: int = 4
 
     def terms(self, control_period: float) -> tuple[Term, ...]:
-        """List all terms: rewards weighted for a control step, s; those of the observations ``policy`` and ``critic``,
-        by their path; ends."""
+        """List all terms: rewards weighted for a control step, s; observations, by their group as path; ends."""
         terms = list[Term]()
         for name, spec in self.rewards.items():
             params = {key: value for key, value in spec.items() if key != "weight"}

@@ -103,13 +103,13 @@ def _read(robot: LeggedRobot) -> ET.Element:
 
 
 def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
-    bare = not any(_is_drawn(geom) for geom in base.iter("geom"))
+    bare = all(_is_mesh(geom) or COLLISION.fullmatch(geom.get("name", "")) for geom in base.iter("geom"))
     for parent in list(base.iter("body")):
         for tag in ("light", "camera"):
             for each in parent.findall(tag):
                 parent.remove(each)
         for geom in parent.findall("geom"):
-            if geom.get("mesh") or geom.get("class") == "visual":
+            if _is_mesh(geom):
                 parent.remove(geom)
     names = []
     for geom in base.iter("geom"):
@@ -127,8 +127,8 @@ def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
     return names
 
 
-def _is_drawn(geom: ET.Element) -> bool:
-    return not (geom.get("mesh") or geom.get("class") == "visual" or COLLISION.fullmatch(geom.get("name", "")))
+def _is_mesh(geom: ET.Element) -> bool:
+    return bool(geom.get("mesh") or geom.get("class") == "visual")
 
 
 def _add_drives(root: ET.Element, base: ET.Element, robot: LeggedRobot) -> None:
@@ -155,11 +155,10 @@ def _add_sensors(root: ET.Element, robot: LeggedRobot, geoms: list[str]) -> dict
     # one sensor of a geom serves both: where it is guarded, and where it shall not touch
     guards = {name: add(name, "floor", 1) for name in _like(robot.guarded, geoms)} if robot.guarded else {}
     touching = []
-    for one, other in itertools.chain.from_iterable(
-        itertools.product(_like(left, geoms), _like(right, geoms)) for left, right in robot.self_contacts
-    ):
-        ET.SubElement(pairs, "pair", geom1=one, geom2=other, condim="1")
-        touching.append(add(one, other, 1))
+    for left, right in robot.self_contacts:
+        for one, other in itertools.product(_like(left, geoms), _like(right, geoms)):
+            ET.SubElement(pairs, "pair", geom1=one, geom2=other, condim="1")
+            touching.append(add(one, other, 1))
     unwanted = [[guards.get(name) or add(name, "floor", 1) for name in _like(part, geoms)] for part in robot.unwanted]
     return {"feet": feet, "guarded": [list(guards.values())], "self": [touching], "unwanted": unwanted}
 

@@ -71,13 +71,7 @@ def body_pose(model: mujoco.MjModel, body: int, qpos: Array, mocap_pos: Mapping[
 
 
 def solve_site_pose(
-    model: mujoco.MjModel,
-    site: str,
-    target: Array,
-    qpos: Array,
-    joints: tuple[int, ...],
-    *,
-    num_iterations: int = 20,
+    model: mujoco.MjModel, site: str, target: Array, qpos: Array, joints: tuple[int, ...], *, num_iterations: int = 20
 ) -> tuple[Array, Array]:
     """Bring a site to a pose [4, 4], m; return positions [joints], and whether it is reached within 1 mm and 1 mrad.
 

@@ -130,9 +130,8 @@ def _check_files(model: Path | str) -> None:
         except (*_ABSENT, UnicodeDecodeError, ET.ParseError):
             continue
         folders |= {given.parent} if isinstance(given, Path) else set()
-        folders |= {
-            folder / each.get(name, "") for folder in folders for each in root.iter("compiler") for name in _FOLDERS
-        }
+        inside = [each.get(name, "") for each in root.iter("compiler") for name in _FOLDERS]
+        folders |= {folder / name for folder in folders for name in inside}
         named = [(each.tag, x) for each in root.iter() for key, x in each.items() if key.startswith("file") and x]
         for tag, name in named:
             for path in {folder / part for folder in folders for part in (name, os.path.basename(name))} - seen:

@@ -51,8 +51,7 @@ def matching_names(what: str, patterns: Any, names: Mapping[str, int]) -> list[s
 
 
 def per_joint(joints: tuple[str, ...], values: Mapping[str, float]) -> tuple[float, ...]:
-    """Assign to each joint the number of the last regular expression that fits, or 0. Raises ValueError: one fits no
-    joint."""
+    """Assign to each joint the number of the last pattern that fits, or 0. Raises ValueError: one fits no joint."""
     for pattern in values:
         if not any(re.fullmatch(pattern, joint) for joint in joints):
             raise ValueError(f"no joint is like '{pattern}'; there is {', '.join(joints)}")
@@ -122,8 +121,7 @@ def pose_slots(model: mujoco.MjModel, body: int) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=64)
 def constrained_joints(model: mujoco.MjModel) -> dict[int, str]:
-    """Find the joints under an active equality or a tendon's limits, by name: one of them moved alone breaks the
-    constraint."""
+    """Find the joints under an active equality or a tendon's limits, by name: moved alone they break the constraint."""
     data, limited, found = mujoco.MjData(model), model.tendon_limited != 0, {}
 
     def gaps() -> NDArray[np.float64]:

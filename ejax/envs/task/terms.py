@@ -135,8 +135,7 @@ class Term:
     params: Mapping[str, Any] = FrozenDict()
     weight: float = 1.0
     mode: str = ""
-    """An event's ``startup``, ``reset``, ``interval``; a reward's ``add``, ``replace``; an observation's ``add``,
-    ``modify``."""
+    """Event: ``startup``, ``reset``, ``interval``; reward: ``add``, ``replace``; observation: ``add``, ``modify``."""
     interval_step: int = 1  # Control steps of an episode from one interval event to the next
     shaping: Shaping = Shaping()
     path: tuple[str, ...] = ()  # Its place in a nested observation
@@ -190,8 +189,7 @@ def total(
 
 
 def observe(term: Term, number: int, world: Any, obs: Any, key: Key | None = None) -> Array:
-    """Compute one term of an observation, shaped. ``number``: its place among them, by which its noise is drawn;
-    without a key there is none."""
+    """Compute one term, shaped. ``number``: its place, by which its noise is drawn; without a key there is none."""
     values = jnp.asarray(term(world, obs))
     # apart from the events' keys, which are folded from the same one by their places
     noise_key = jax.random.fold_in(key, _NOISE + number) if key is not None and term.shaping.noise else None
@@ -205,8 +203,7 @@ def observe_all(terms: Sequence[Term], world: Any, key: Key | None = None) -> Ar
 
 
 def apply_events(events: Sequence[Term], world: Any, mode: str, key_of: KeyOf) -> Any:
-    """Apply the events of one mode in their order; of ``interval``, those that are due: after each ``interval_step``-th
-    control step of an episode."""
+    """Apply one mode's events in order; of ``interval``, those whose ``interval_step`` divides the control step."""
     for number, event in enumerate(events):
         if event.mode != mode:
             continue

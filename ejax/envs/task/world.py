@@ -297,8 +297,7 @@ class World(Snapshot):
         return self._with(physics=replace(physics, qpos=qpos))
 
     def keep(self, **values: ArrayLike) -> Self:
-        """Remember these numbers in ``kept``. An episode's start sets all that there will be, in the shapes that they
-        will have."""
+        """Remember these numbers in ``kept``. An episode's start sets all that there will be, in their final shapes."""
         if not isinstance(self.state, TaskState | SceneState):
             raise ValueError(f"this task stores no numbers, nor {', '.join(values)}; a gym config and MuJoCoTask do")
         return self._with(kept={**self.state.kept, **{name: jnp.asarray(x) for name, x in values.items()}})

@@ -152,12 +152,10 @@ def pose(
     walking_threshold: float,
     running_threshold: float,
 ) -> Array:
-    """exp(−mean((q − q⁰)² / std²)), std of each joint by |c|: standing below the first threshold, running from the
-    second on."""
+    """exp(−mean((q − q⁰)² / std²)), std by |c|: standing below the first threshold, running from the second on."""
     speed = _speed(world.legged.command)
-    standing, walking, running = (
-        jnp.asarray(per_joint(world.legged.joints, std)) for std in (std_standing, std_walking, std_running)
-    )
+    stds = std_standing, std_walking, std_running
+    standing, walking, running = (jnp.asarray(per_joint(world.legged.joints, std)) for std in stds)
     std = jnp.where(speed < walking_threshold, standing, jnp.where(speed >= running_threshold, running, walking))
     return jnp.exp(-jnp.mean((world.legged.offset / std) ** 2))
 

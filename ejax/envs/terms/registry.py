@@ -1,5 +1,4 @@
-"""The one table of terms by name: EmbodiChain's, those of legged robots, those registered here, and
-``package.module:function``."""
+"""The one table of terms by name: EmbodiChain's, legged robots', registered ones, and ``package.module:function``."""
 
 import functools
 import inspect
@@ -101,8 +100,7 @@ def find_reward(name: str) -> Callable[..., Any]:
 
 @functools.cache  # equal configs have equal terms
 def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
-    """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params). ``action`` is as the policy gave
-    it."""
+    """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params). ``action``: the policy's own."""
     signature = inspect.signature(func)
     # readers of a config check parameters by the signature: the three that are given are not parameters
     world, *rest = signature.parameters.values()

@@ -58,9 +58,8 @@ def incremental_distance_to_target(
     """w·tanh(scale·(d_prev − d)), w the positive weight where that is ≥ 0, else the negative one; 0 in the first step.
     Differs from EmbodiChain, which remembers d_prev across episodes.
     """
-    before, now = (
-        _target_distance(each, source_entity_cfg, target_pose_key, use_xy_only) for each in (world.before, world)
-    )
+    worlds = world.before, world
+    before, now = (_target_distance(each, source_entity_cfg, target_pose_key, use_xy_only) for each in worlds)
     # bounded: a cube that is knocked far away in one step costs no more than the weight
     progress = jnp.tanh(tanh_scale * (before - now))
     reward = jnp.where(progress >= 0.0, positive_weight, negative_weight) * progress

@@ -29,9 +29,7 @@ def eef_pose(
     Raises ValueError: another ``pose_dim``, or a part without a tool.
     """
     if pose_dim not in (6, 7):
-        raise ValueError(
-            f"an end effector's pose has 6 numbers (Euler angles) or 7 (quaternion), got pose_dim {pose_dim}"
-        )
+        raise ValueError(f"a tool's pose has 6 numbers (Euler angles) or 7 (quaternion), got pose_dim {pose_dim}")
     return _pose_term(scene, scale, part_name, pose_dim)
 
 
@@ -131,9 +129,8 @@ def parallel_gripper(
     joints = tuple(joint for joint in scene.part(part_name) if joint not in leaders)
     if not joints:
         raise ValueError(f"control part '{part_name}' has no joints but followers of others")
-    low, high = (
-        scene.limits[list(joints)].T if limited else [_command(scene, joints, name, commands[name]) for name in needed]
-    )
+    ends = [_command(scene, joints, name, commands[name]) for name in needed]
+    low, high = scene.limits[list(joints)].T if limited else ends
     moved = joints + tuple(joint for joint, leader in leaders.items() if leader in joints)
     # a follower takes its leader's number
     column = np.array([joints.index(leaders.get(joint, joint)) for joint in moved])

@@ -85,9 +85,7 @@ def make_step(
     def _(size: int, has_axis: Sequence[Any], *rows: Any) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
         """Fold a batch of batches into one: all contacts are in one buffer."""
         # what is the same in all rows, such as a constant control, has no axis
-        full = jax.tree.map(
-            lambda x, batched: x if batched else jnp.broadcast_to(x, (size, *x.shape)), rows, tuple(has_axis)
-        )
+        full = jax.tree.map(lambda x, has: x if has else jnp.broadcast_to(x, (size, *x.shape)), rows, tuple(has_axis))
         results = step_rows(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), full))
         return tuple(x.reshape(*full[0].shape[:-1], *x.shape[1:]) for x in results), (True,) * len(results)
 
