@@ -92,10 +92,8 @@ def make_legged_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> 
 
 def _read(robot: LeggedRobot) -> ET.Element:
     if robot.source is None:
-        raise ValueError(
-            f"no package is known that has a model of {robot.name}: give the path of an MJCF or URDF as model, with "
-            f"the joints {', '.join(robot.joints)}"
-        )
+        remedy = f"give the path of an MJCF or URDF as model, with the joints {', '.join(robot.joints)}"
+        raise ValueError(f"no package is known that has a model of {robot.name}: {remedy}")
     path = robot_file(robot.source)
     if robot.source.startswith(FILE) or path.suffix == ".urdf":
         return read_links(path, robot)
@@ -180,11 +178,6 @@ _NOT_LINKS = (
     *("sensors", "actuators", "keys", "excludes", "pairs", "equalities", "tendons", "cameras", "lights", "sites"),
     *("hfields", "skins", "flexes", "textures", "texts", "tuples", "numerics"),
 )
-_SHAPES = {
-    "sphere": mujoco.mjtGeom.mjGEOM_SPHERE,
-    "box": mujoco.mjtGeom.mjGEOM_BOX,
-    "capsule": mujoco.mjtGeom.mjGEOM_CAPSULE,
-}
 _MESHES = (mujoco.mjtGeom.mjGEOM_MESH, mujoco.mjtGeom.mjGEOM_SDF, mujoco.mjtGeom.mjGEOM_HFIELD)
 
 
@@ -197,7 +190,9 @@ def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
     except ValueError as error:
         raise ValueError(f"model: MuJoCo does not read {path} as MJCF or URDF: {error}") from error
     _check_names(spec, robot, path)
-    base = _root_of(spec.joint(robot.joints[0]))
+    base = spec.joint(robot.joints[0]).parent
+    while base.parent.name != "world":
+        base = base.parent
     base.name = robot.base
     # URDFs have inertias that no body can have, or none; an MJCF may leave them to its meshes
     if path.suffix.lower() == ".urdf":
@@ -232,11 +227,8 @@ def _check_names(spec: mujoco.MjSpec, robot: LeggedRobot, path: Path) -> None:
     _refuse(f"{path} has no joint", set(robot.joints) - set(joints), robot, joints)
     _refuse(f"{path} has no body", _bodies(robot) - set(bodies) - {robot.base}, robot, bodies)
     more = [name for name in joints if name not in robot.joints]
-    odd = [
-        joint.name
-        for joint in map(spec.joint, robot.joints)
-        if joint.type != mujoco.mjtJoint.mjJNT_HINGE or joint.range[0] >= joint.range[1]
-    ]
+    hinge, needed = mujoco.mjtJoint.mjJNT_HINGE, map(spec.joint, robot.joints)
+    odd = [joint.name for joint in needed if joint.type != hinge or joint.range[0] >= joint.range[1]]
     if held := [*spec.equalities, *spec.tendons]:
         which = shorten(", ".join(each.name or type(each).__name__.removeprefix("Mjs").lower() for each in held))
         raise ValueError(f"model: {path} has {which}: robots have no equalities and tendons here; remove them")
@@ -250,13 +242,6 @@ def _refuse(what: str, names: Iterable[str], robot: LeggedRobot, there: Iterable
     if names := sorted(names):
         text = f"{what} {', '.join(names)}, which {robot.name} needs; it has {', '.join(there)}"
         raise ValueError(f"model: {shorten(text)}")
-
-
-def _root_of(joint: mujoco.MjsJoint) -> mujoco.MjsBody:
-    body = joint.parent
-    while body.parent.name != "world":
-        body = body.parent
-    return body
 
 
 def _refuse_mass_of_meshes(spec: mujoco.MjSpec, path: Path) -> None:
@@ -285,9 +270,10 @@ def _drop_all_but_links(spec: mujoco.MjSpec) -> None:
 
 
 def _add_shape(spec: mujoco.MjSpec, shape: Shape) -> None:
+    kind = getattr(mujoco.mjtGeom, f"mjGEOM_{shape.kind.upper()}")
     size = [*shape.size, *[0.0] * (3 - len(shape.size))]
     place = {"fromto": list(shape.place)} if len(shape.place) == 6 else {"pos": list(shape.place)}
-    spec.body(shape.body).add_geom(name=f"{shape.name}_0_collision", type=_SHAPES[shape.kind], size=size, **place)
+    spec.body(shape.body).add_geom(name=f"{shape.name}_0_collision", type=kind, size=size, **place)
 
 
 def _name_collision_geoms(spec: mujoco.MjSpec) -> None:

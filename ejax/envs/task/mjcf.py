@@ -69,16 +69,13 @@ def check_actuators(kind: str, model: mujoco.MjModel, num_actions: int, own_cont
     if own_control:
         return
     if num_actions not in (0, model.nu):
-        raise ValueError(
-            f"{kind}: {num_actions} actions for {model.nu} actuators; give control(self, world, action), which "
-            "makes of the one what the other take"
-        )
+        remedy = "give control(self, world, action), which makes of the one what the other take"
+        raise ValueError(f"{kind}: {num_actions} actions for {model.nu} actuators; {remedy}")
     for i in range(model.nu):
         if not model.actuator_ctrllimited[i]:
-            raise ValueError(
-                f"{kind}: actuator {actuator_name(model, i)!r} has no ctrlrange, which actions of ±1 are scaled to; "
-                "write one into the MJCF, or give control(self, world, action)"
-            )
+            lacks = "has no ctrlrange, which actions of ±1 are scaled to"
+            remedy = "write one into the MJCF, or give control(self, world, action)"
+            raise ValueError(f"{kind}: actuator {actuator_name(model, i)!r} {lacks}; {remedy}")
 
 
 def name_numbers(name: str, shape: tuple[int, ...]) -> tuple[Feature, ...]:

@@ -128,10 +128,8 @@ def _arm_numbers(dh: dict[str, Any]) -> dict[str, Any]:
     sizes = {"thick": 0.95 * r, "middling": 0.72 * r, "thin": 0.6 * r}
     # the links' as the template has them, base first, m
     lengths = (0.178, *a, 0.12, 0.12, 0.03)
-    inertia = [
-        to_text(_cylinder_inertia(mass, abs(length), r, along_x=link in (1, 2)))
-        for link, (mass, length) in enumerate(zip(dh["masses"], lengths, strict=True))
-    ]
+    links = enumerate(zip(dh["masses"], lengths, strict=True))
+    inertia = [to_text(_cylinder_inertia(mass, abs(length), r, along_x=i in (1, 2))) for i, (mass, length) in links]
     joints = {f"{name}_joint": 1.05 * size for name, size in sizes.items()}
     middle, inner = [length / 2.0 for length in a], 0.3 * dh["offset"]
     return dh | sizes | joints | {"foot": 1.25 * r, "inner": inner, "middle": middle, "inertia": inertia}

@@ -222,7 +222,6 @@ def as_world(world: Any, made: Any) -> Any:
     old, new = ([jnp.shape(x) for x in jax.tree.leaves(each.state)] for each in (world, after))
     # an episode's start may add parts
     if type(after.state) is not type(world.state) or (len(new) == len(old) and new != old):
-        raise ValueError(
-            f"returned {type(made).__name__}; must return the world or its state, with the shapes of its parts"
-        )
+        wanted = "must return the world or its state, with the shapes of its parts"
+        raise ValueError(f"returned {type(made).__name__}; {wanted}")
     return after

@@ -109,10 +109,8 @@ class World(Snapshot):
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):  # a property that failed: its error, not this one
                 return object.__getattribute__(self, name)
-            raise AttributeError(
-                f"this world has no '{name}': only a gym config has control parts, drives and cameras, and only "
-                "VelocityRL has a legged robot"
-            )
+            text = "only a gym config has control parts, drives and cameras, and only VelocityRL has a legged robot"
+            raise AttributeError(f"this world has no '{name}': {text}")
 
     @property
     def model(self) -> mujoco.MjModel:
