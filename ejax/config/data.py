@@ -6,7 +6,7 @@ from typing import Literal
 from flax.core import FrozenDict
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from ejax.config.annotations import argument_problems
+from ejax.config.explain import argument_problems
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.schema.frozen import Kwargs, MayChange, PathText, StrictModel, freeze, thaw
 from ejax.schema.messages import short_repr

@@ -11,8 +11,8 @@ import flax.linen as nn
 import gymnasium
 
 from ejax.algorithms.record import Algorithm
-from ejax.config.annotations import argument_problems
 from ejax.config.embodichain.spellings import RECORDERS
+from ejax.config.explain import argument_problems
 from ejax.config.models import EnvConfig, EventsConfig, PolicyConfig
 from ejax.distributions import action_spec
 from ejax.envs.randomization.names import KINDS, split_events

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ejax.config.annotations import argument_problems
 from ejax.config.embodichain.draft import Draft
 from ejax.config.embodichain.gym_config import MANAGER_ENV, read_gym_config
 from ejax.config.environment import env_problems
+from ejax.config.explain import argument_problems
 from ejax.config.files import read_file
 from ejax.config.models import EnvConfig
 from ejax.data.engine_config import SIDE_BY_SIDE
