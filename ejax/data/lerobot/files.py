@@ -8,6 +8,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from ejax.schema.messages import short_repr
 from ejax.schema.plain_files import HUGE, MAX_BYTES, open_plain, parse_json
 
 _MAX_CHARS = 1000
@@ -23,7 +24,7 @@ def inside(folder: Path, name: str) -> Path:
         real = path.resolve()
         is_inside = real.is_relative_to(folder.resolve())
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, up to Python 3.12
-        raise ValueError(f"{folder} has no file {shown(name)}: {error}") from error
+        raise ValueError(f"{folder} has no file {short_repr(name)}: {error}") from error
     if not is_inside:
         raise ValueError(
             f"{path} leads out of {folder}, to {real}; files of a data set lie in its folder. If you trust what the "
@@ -53,7 +54,7 @@ def read_meta(folder: Path, name: str) -> Any:
             return parse_json(file.read(MAX_BYTES))
         except ValueError as error:  # also bytes that are not text
             raise ValueError(
-                f"{folder / name} is damaged or cut off: it is not JSON ({shown(str(error), 120)}). Restore it from a "
+                f"{folder / name} is damaged or cut off: it is not JSON ({short_repr(str(error))}). Restore it from a "
                 f"copy"
             ) from error
 
@@ -72,9 +73,3 @@ def path_problem(name: Any) -> str | None:
         "leads out of the folder by '..'": ".." in path.parts,
     }
     return next((problem for problem, holds in problems.items() if holds), None)
-
-
-def shown(value: Any, limit: int = 80) -> str:
-    """Shorten ``value`` for a message."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 20]}… ({len(text)} characters)"

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.files import inside, path_problem, read_meta, shown
+from ejax.data.lerobot.files import inside, path_problem, read_meta
 from ejax.data.lerobot.format import Column
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, EpisodeSpec, check_paths
+from ejax.schema.messages import short_repr
 
 MAX_COUNT = 2**31
 """Bound of counts and sides: no dataset has more."""
@@ -29,7 +30,7 @@ def _whole(shape: Any) -> Any:
         and all(type(size) is int and 0 <= size < MAX_COUNT for size in shape)
         and math.prod(shape) < MAX_COUNT
     ):
-        raise ValueError(f"shape {shown(shape)} must be a few whole numbers")
+        raise ValueError(f"shape {short_repr(shape)} must be a few whole numbers")
     return shape
 
 
@@ -92,7 +93,7 @@ def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any])
         else:
             skipped[feature] = made
     if not columns:
-        raise ValueError(f"{folder} has no feature that can be read; skipped: {shown(skipped, 200)}")
+        raise ValueError(f"{folder} has no feature that can be read; skipped: {short_repr(skipped)}")
     paths = {column.path for column in columns}
     columns = [column if column.feature in given else _beside(column, paths) for column in columns]
     try:
@@ -117,14 +118,14 @@ def load_info(folder: Path) -> dict[str, Any]:
     if version == "v2.1":
         remedy = "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=... converts it"
     if not isinstance(version, str) or version.split(".")[0] != "v3":
-        there = f"{folder} is LeRobot {shown(version, 20).strip(chr(39))}"
+        there = f"{folder} is LeRobot {short_repr(version).strip(chr(39))}"
         raise ValueError(f"{there}; {fmt.VERSION} can be read. {remedy}")
     _check(_Info, info, where)
     videos = [name for name, entry in info["features"].items() if entry["dtype"] == "video"]
     for name in videos:
         if "/" in name or path_problem(fmt.VIDEO_FOLDER.format(video_key=name)):
             raise ValueError(
-                f"{where} has a video {shown(name)}; a feature's name must have no slash and not be a path"
+                f"{where} has a video {short_repr(name)}; a feature's name must have no slash and not be a path"
             )
     for key in _PLACES if videos else ("data_path",):
         _check_place(key, info.get(key), where)
@@ -146,7 +147,7 @@ def load_ours(folder: Path, info: Mapping[str, Any]) -> dict[str, Any]:
     try:
         EpisodeSpec(*fields)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{where} has fields that no episode can have: {shown(str(error), 200)}") from error
+        raise ValueError(f"{where} has fields that no episode can have: {short_repr(str(error))}") from error
     taken: set[str] = set()
     for path, entry in ours["frames"].items():
         name, shape = entry["feature"], entry["shape"]
@@ -156,7 +157,7 @@ def load_ours(folder: Path, info: Mapping[str, Any]) -> dict[str, Any]:
         if name in taken or there is None or there.get("shape") != (shape or [1]) or not fits:
             known = "which is another field's, too" if name in taken else f"{entry['dtype']}{shape}"
             raise ValueError(
-                f"{where} keeps field '{path}' as {shown(name)}, {known}; in info.json it is {shown(there)}"
+                f"{where} keeps field '{path}' as {short_repr(name)}, {known}; in info.json it is {short_repr(there)}"
             )
         taken.add(name)
     return dict(ours)
@@ -198,7 +199,7 @@ def _check(model: type[BaseModel], value: Any, where: Path) -> None:
     except ValidationError as error:
         first = error.errors()[0]  # one is enough: a damaged file has hundreds
         entry = ".".join(map(str, first["loc"])) or "content"
-        raise ValueError(f"{where} has {shown(entry)} {shown(first['input'])}: {first['msg']}") from error
+        raise ValueError(f"{where} has {short_repr(entry)} {short_repr(first['input'])}: {first['msg']}") from error
 
 
 def _check_place(key: str, template: Any, where: Path) -> None:
@@ -207,10 +208,10 @@ def _check_place(key: str, template: Any, where: Path) -> None:
     if problem is None:
         # the rest goes through ``str.format``: attributes, and widths of a billion characters, must not get there
         unknown = re.search(r"\{[^}]*\}?|\}", re.sub(_PLACES[key], "0", template))
-        problem = f"has the field {shown(unknown[0], 40)}" if unknown else None
+        problem = f"has the field {short_repr(unknown[0])}" if unknown else None
     if problem:
         example = fmt.DATA if key == "data_path" else fmt.VIDEO
         raise ValueError(
-            f"{where} has {key} {shown(template)}, which {problem}; it must be the path of a file below the data set's "
-            f"folder, as '{example}'. Do not use this folder unless you know who made it"
+            f"{where} has {key} {short_repr(template)}, which {problem}; it must be the path of a file below the data "
+            f"set's folder, as '{example}'. Do not use this folder unless you know who made it"
         )

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ejax.data.lerobot.files import open_inside, shown
+from ejax.data.lerobot.files import open_inside
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.metadata import MAX_COUNT
 from ejax.data.task import Origin
+from ejax.schema.messages import short_repr
 from ejax.schema.plain_files import is_side_file
 
 EPISODES = "meta/episodes"
@@ -57,7 +58,7 @@ def naming_errors(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, ValueError, TypeError, OSError, MemoryError, OverflowError) as error:
         raise ValueError(
-            f"{path} cannot be read: {type(error).__name__}, {shown(str(error), 200)}. It is cut off or damaged; "
+            f"{path} cannot be read: {type(error).__name__}, {short_repr(str(error))}. It is cut off or damaged; "
             f"restore it from a copy"
         ) from error
 
@@ -123,5 +124,5 @@ def _check_row(row: Mapping[str, Any]) -> None:
         fits = min(lengths, default=0) > 0 and min(ids) >= 0 and sum(lengths) == row["length"]
     if not fits or row["length"] < 1:
         raise ValueError(
-            f"episode {row['episode_index']} has {row['length']} frames, and segments of {shown(lengths)} frames"
+            f"episode {row['episode_index']} has {row['length']} frames, and segments of {short_repr(lengths)} frames"
         )

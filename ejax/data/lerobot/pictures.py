@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ejax.runtime.video import write_video
+from ejax.schema.messages import shorten
 from ejax.schema.plain_files import HUGE, open_plain
 from ejax.schema.writing import replace_file
 
@@ -20,7 +21,7 @@ KEYFRAME_EVERY = 2
 """Frames. LeRobot's choice: a single frame takes decoding two at most; the file is about twice as large."""
 _FULL = "No space left on device"
 _FILES_ONLY = ("-protocol_whitelist", "file")
-_MAX_OUTPUT = 400
+_MAX_OUTPUT = 400  # characters: there is a line for each damaged frame
 _TIMEOUT_S = 600.0
 
 
@@ -101,11 +102,9 @@ def _ffmpeg(options: Sequence[str], path: Path) -> bytes:
     if done.returncode:
         output = done.stderr.decode(errors="replace").strip()
         _raise_if_full(path, output)
-        if len(output) > _MAX_OUTPUT:  # a line for each damaged frame
-            output = f"{output[:_MAX_OUTPUT]}… ({len(output)} characters)"
         raise RuntimeError(
             f"ffmpeg failed on {path} (exit status {done.returncode}); if the file is damaged, restore it from a copy. "
-            f"Its output: {output}"
+            f"Its output: {shorten(output, _MAX_OUTPUT)}"
         )
     return done.stdout
 

@@ -18,11 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.files import inside, shown
+from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import STATS, Column, Stats, combine_stats
 from ejax.data.lerobot.metadata import load_info, load_ours
 from ejax.data.lerobot.parquet import load_episode_rows, open_parquet, parquet_file, row_files
 from ejax.data.task import EpisodeSpec, flatten
+from ejax.schema.messages import short_repr
 from ejax.schema.writing import make_folder, move, replace_file, sync
 
 STAGING = ".staging"
@@ -155,10 +156,6 @@ def file_of(row: Mapping[str, Any], key: str, pattern: str) -> str:
     return pattern.format(chunk_index=row[f"{key}/chunk_index"], file_index=row[f"{key}/file_index"])
 
 
-def video_pattern(column: Column) -> str:
-    return fmt.VIDEO.replace("{video_key}", column.feature)
-
-
 def _clear(staging: Path) -> None:
     for left in staging.iterdir():
         shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
@@ -171,7 +168,7 @@ def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any],
     for path in (*needs, *has):
         if has.get(path) != needs.get(path):
             raise ValueError(
-                f"{folder} has {path} {shown(has.get(path), 200)}, the writer {shown(needs.get(path), 200)}; make the "
+                f"{folder} has {path} {short_repr(has.get(path))}, the writer {short_repr(needs.get(path))}; make the "
                 f"writer alike, or record into a new folder"
             )
 

@@ -23,7 +23,7 @@ from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import Column, Images, combine_stats, feature_stats, make_columns
 from ejax.data.lerobot.parquet import open_parquet, parquet_file
 from ejax.data.lerobot.pictures import encode_png, encode_video, join_videos
-from ejax.data.lerobot.recording import STAGING, Format, Recording, file_of, marked, open_recording, video_pattern
+from ejax.data.lerobot.recording import STAGING, Format, Recording, file_of, marked, open_recording
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode
 from ejax.schema.plain_files import is_side_file
 from ejax.schema.writing import append_file, make_folder
@@ -119,7 +119,8 @@ class _Append:
         return entries
 
     def video(self, column: Column, frames: NDArray[np.uint8]) -> dict[str, Any]:
-        key, pattern, fps, before = f"videos/{column.feature}", video_pattern(column), self._format.fps, 0
+        key, pattern = f"videos/{column.feature}", fmt.VIDEO.replace("{video_key}", column.feature)
+        fps, before = self._format.fps, 0
         # encoded alone and joined without encoding again: the frames before keep their bits, however often it grows
         new = alone = self._staging / f"{len(self.files)}.mp4"
         encode_video(alone, frames, fps)
