@@ -10,8 +10,7 @@ import math
 import mmap
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -84,21 +83,14 @@ class TrajectoryBuffer:
         arrays |= frame_numbers(episode, length)
         numbers: dict[str, Any] = {"length": length, "index": index, "written_at": written_at, **origin._asdict()}
         # all checks and conversions are done: the row is odd for the copies alone, and no error leaves it so
-        with self.writing(row):
-            # all frames first: beyond the end the other fields keep an earlier episode's values, which nobody reads
-            self.frames["valid"][row] = False
-            for path, values in arrays.items():
-                self.frames[path][row, :length] = values
-            for path, value in (fields | numbers).items():
-                self.episode[path][row] = value
-
-    @contextmanager
-    def writing(self, row: int) -> Iterator[None]:
-        """Lock a row. It stays locked after an exception: the content is incomplete."""
-        # not += 1: a worker that was killed here left it odd, and has no successor
         self.version[row] |= 1
         fence()
-        yield
+        # all frames first: beyond the end the other fields keep an earlier episode's values, which nobody reads
+        self.frames["valid"][row] = False
+        for path, values in arrays.items():
+            self.frames[path][row, :length] = values
+        for path, value in (fields | numbers).items():
+            self.episode[path][row] = value
         fence()
         self.version[row] += 1
 

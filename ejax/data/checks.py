@@ -1,5 +1,6 @@
-"""Refusals of counts and seeds."""
+"""Refusals of counts, seeds and words."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ def check_count(name: str, value: Any, allowed: str = "an int") -> None:
         raise TypeError(f"{name} must be {allowed}, got {type(value).__name__}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str], where: str = "") -> None:
+    if value not in allowed:
+        raise ValueError(f"no {name} {value!r}{where}; there is {', '.join(allowed)}")
 
 
 def check_seed(seed: Any) -> int:

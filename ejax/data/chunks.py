@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.checks import check_count
+from ejax.data.checks import check_choice, check_count
 from ejax.data.task import LOSS_MASK, nest_fields
 
 SamplingMode = Literal["episode", "segment", "boundary"]
@@ -52,10 +52,7 @@ class SequenceSpecCfg:
     def __post_init__(self) -> None:
         for name in ("history_length", "prediction_horizon"):
             check_count(name, getattr(self, name))
-        if self.sampling_mode not in ("episode", "segment"):
-            raise ValueError(
-                f"no sampling_mode {self.sampling_mode!r} for windows around a frame; there is episode, segment"
-            )
+        check_choice("sampling_mode", self.sampling_mode, ("episode", "segment"), " for windows around a frame")
         if self.generations is not None:
             object.__setattr__(self, "generations", tuple(self.generations))
             if not self.generations:
@@ -176,18 +173,13 @@ def padding(path: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def check_request(batch_size: Any, chunk_size: Any, mode: Any, num_frames: int) -> None:
     """Raise ValueError if rows of ``num_frames`` cannot serve this, TypeError for a size that is not an int."""
-    check_mode(mode)
+    check_choice("sampling_mode", mode, MODES)
     for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size)):
         check_count(name, value)
     if chunk_size > num_frames:
         raise ValueError(f"chunk_size {chunk_size} is more than max_episode_steps, {num_frames}; give at most that")
     if mode == "boundary" and chunk_size < 2:
         raise ValueError("a chunk of 1 frame crosses no boundary; sampling_mode 'boundary' needs chunk_size ≥ 2")
-
-
-def check_mode(mode: Any) -> None:
-    if mode not in MODES:
-        raise ValueError(f"no sampling_mode {mode!r}; there is {', '.join(MODES)}")
 
 
 def _distance(stop: NDArray[np.bool_]) -> NDArray[np.int64]:

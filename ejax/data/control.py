@@ -108,9 +108,10 @@ class Control:
         """The counts of ``ejax.data.reader.Quota``."""
         return self._words["charged"]
 
-    def publish_failure(self, failure: bytes) -> None:
+    def publish_failure(self, error: BaseException) -> None:
         """Set FAILED, with a packed failure: called in the worker, and in the owner once that is gone. The first stays:
         what came after it followed from it."""
+        failure = pack_failure(error)
         if not self["failure_size"]:
             self._words["failure"][: len(failure)] = np.frombuffer(failure, np.uint8)
             fence()  # who sees the state finds the failure

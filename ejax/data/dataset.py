@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ejax.data.checks import check_count, check_seed
-from ejax.data.chunks import SamplingMode, SequenceSpecCfg, WindowDraw, check_mode, check_request
+from ejax.data.checks import check_choice, check_count, check_seed
+from ejax.data.chunks import MODES, SamplingMode, SequenceSpecCfg, WindowDraw, check_request
 from ejax.data.samplers import ChunkSizeSampler, make_rng
 from ejax.data.task import flatten, nest_fields
 
@@ -112,7 +112,7 @@ class OnlineDataset:
         for name, value in (("batch_size", batch_size), ("chunk_size_every", chunk_size_every)):
             if value is not None:
                 check_count(name, value, "an int, or None")
-        check_mode(sampling_mode)
+        check_choice("sampling_mode", sampling_mode, MODES)
         self.engine, self.chunk_size, self.batch_size, self.sequence = engine, chunk_size, batch_size, sequence
         self.chunk_size_every = chunk_size_every
         self.transform, self.sampling_mode, self.seed = transform, sampling_mode, check_seed(seed)

@@ -95,8 +95,11 @@ class OnlineDataEngine(ChunkSource):
         episode fields [R, ...]. The worker may be writing to any row; ``sample_batch`` copies whole ones. Raises
         RuntimeError if there is no buffer: the engine is not started, or is stopped."""
         buffer = self._consume().buffer
-        views = nest_fields({**buffer.frames, **{f"episode/{path}": array for path, array in buffer.episode.items()}})
-        return _read_only(views)
+        arrays = {**buffer.frames, **{f"episode/{path}": array for path, array in buffer.episode.items()}}
+        views = {path: array.view() for path, array in arrays.items()}
+        for view in views.values():
+            view.flags.writeable = False
+        return nest_fields(views)
 
     def start(self) -> None:
         """Start the worker, and wait until every row holds an episode.
@@ -174,9 +177,8 @@ class OnlineDataEngine(ChunkSource):
         """Have all rows refilled, one by one, and return their generation; a request while one is open joins it. Raises
         RuntimeError if not the owner or not READY, else as ``sample_batch``."""
         self._require_owner("request_refill")
-        self._require_ready("request_refill")
+        control = self._ready_consumer("request_refill").control
         with self._lock:  # of two threads, the second joins the first's request
-            control = self._consume().control
             control["requested"] = generation = max(control["requested"], control["fills"] + 1)
         return int(generation)
 
@@ -193,8 +195,7 @@ class OnlineDataEngine(ChunkSource):
             raise ValueError(f"timeout must be finite and above 0 s, got {timeout}")
         deadline = time.monotonic() + timeout
         while True:
-            self._require_ready("wait_for_generation")  # each time: a worker that fails makes no more
-            control = self._consume().control
+            control = self._ready_consumer("wait_for_generation").control  # each time: a failed worker makes no more
             made = control["fills"]
             if made >= generation:
                 return
@@ -274,13 +275,14 @@ class OnlineDataEngine(ChunkSource):
                 f"which may only draw"
             )
 
-    def _require_ready(self, verb: str = "sample_batch") -> None:
+    def _ready_consumer(self, verb: str = "sample_batch") -> Consumer:
         state = self.state
         if state is EngineState.FAILED and self._phase is None:
             self._reported = True
             self._consume().control.raise_failure()
         if state is not EngineState.READY:
             raise RuntimeError(f"{verb} requires state READY; current state is {state.name}")
+        return self._consume()
 
     def _draw(self, count: int, draw: WindowDraw, rng: np.random.Generator | None) -> Chunks:
         with self._drawing() as consumer:
@@ -298,13 +300,9 @@ class OnlineDataEngine(ChunkSource):
             deadline = time.monotonic() + _GRACE_S
             while consumer.control.state is EngineState.READY and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            self._require_ready()
+            self._ready_consumer()
             self._reported = True
             raise OnlineDataWorkerError("the worker is gone, and its owner gives no reason") from None
-
-    def _ready_consumer(self) -> Consumer:
-        self._require_ready()
-        return self._consume()
 
     def _consume(self) -> Consumer:
         """Return this process's consumer, recreated after a fork: locks and generator were the parent's."""
@@ -314,14 +312,6 @@ class OnlineDataEngine(ChunkSource):
                 raise RuntimeError(f"the engine is in state {self.state.name}: there is no buffer")
             self._consumer = consumer = Consumer(self._ticket, self.cfg)
         return consumer
-
-
-def _read_only(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name: _read_only(each) for name, each in tree.items()}
-    view = tree.view()
-    view.flags.writeable = False
-    return view
 
 
 def _abandon(supervisor: Supervisor, owner_pid: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
-from ejax.data.checks import check_count, check_seed
+from ejax.data.checks import check_choice, check_count, check_seed
 from ejax.schema.configclass import ConfigClass, MayChange, Range
 from ejax.schema.tables import tables_beside
 
@@ -160,8 +160,7 @@ class OnlineDataEngineCfg(ConfigClass):
             if each.type in (Seconds, MayChange[Seconds]) and value not in Range(gt=0.0, le=1e9):
                 raise ValueError(f"{each.name} must be finite and above 0 s, got {value}")
         check_seed(self.seed)
-        if self.refill_policy not in get_args(RefillPolicy):
-            raise ValueError(f"no refill_policy {self.refill_policy!r}; there is {', '.join(get_args(RefillPolicy))}")
+        check_choice("refill_policy", self.refill_policy, get_args(RefillPolicy))
         budget, hard_limit = self.episode_sample_budget, self.episode_sample_hard_limit
         if hard_limit is not None and (budget is None or budget > hard_limit):
             given = "without episode_sample_budget" if budget is None else f"below episode_sample_budget, {budget}"

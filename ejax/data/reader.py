@@ -241,10 +241,6 @@ class Taken:
     """Its number, in the order of making."""
     origin: Origin
 
-    @property
-    def seed(self) -> int:
-        return self.origin.seed
-
 
 @dataclass(frozen=True)
 class Ticket:

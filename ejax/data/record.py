@@ -70,7 +70,7 @@ def record(
     kept = failed = 0
     # the last attempt that is there may have been cut off between two of its outcomes
     seeds = ((k, number) for k, number in attempt_seeds(check_seed(seed)) if number not in there or number == last)
-    for origin, episodes, failures in attempts(task, seeds, max_attempts):
+    for origin, episodes, failures in attempts(task.generate, seeds, max_attempts):
         for episode in episodes[there[origin.seed] :][: num_episodes - kept]:  # without those that are kept already
             text = _instruction(instruction, episode, type(task).__name__)
             on_episode(writer.append(episode, text, origin=origin))

@@ -30,7 +30,6 @@ from ejax.data.control import (
     LifecycleEvent,
     OnlineDataWorkerError,
     make_words,
-    pack_failure,
 )
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.worker import ORDER, POLL_S, SPEC, WorkOrder
@@ -125,7 +124,7 @@ class Supervisor:
                     self._end(self._cfg.shutdown_timeout)
             except OnlineDataWorkerError as error:
                 self.control["stopped"] = 0
-                self.control.publish_failure(pack_failure(error))
+                self.control.publish_failure(error)
                 raise
             finally:
                 if self._process.poll() is not None:
@@ -155,7 +154,7 @@ class Supervisor:
             )
         else:
             return
-        self.control.publish_failure(pack_failure(OnlineDataWorkerError(text)))
+        self.control.publish_failure(OnlineDataWorkerError(text))
 
     def _hangs(self) -> bool:
         now, beat = time.monotonic(), self.control["beat"]

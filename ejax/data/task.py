@@ -4,7 +4,7 @@ A field has a path, ``"obs/robot/qpos"``; its parts are the keys of the nested d
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -19,23 +19,14 @@ FieldForm: TypeAlias = tuple[tuple[int, ...], str]
 
 FRAME_FIELDS: dict[str, FieldForm] = {
     "valid": ((), "bool"),
-    "episode_step": ((), "int64"),
-    "segment_id": ((), "int64"),
-    "segment_step": ((), "int64"),
-    "segment_start": ((), "bool"),
-    "segment_end": ((), "bool"),
-    "terminated": ((), "bool"),
-    "truncated": ((), "bool"),
+    **dict.fromkeys(("episode_step", "segment_id", "segment_step"), ((), "int64")),
+    **dict.fromkeys(("segment_start", "segment_end", "terminated", "truncated"), ((), "bool")),
 }
 """The buffer's own fields per frame. Beyond an episode's end ``valid`` is false, and the others mean nothing."""
 EPISODE_FIELDS: dict[str, FieldForm] = {
-    "length": ((), "int64"),
-    "index": ((), "int64"),
-    "seed": ((), "int64"),
+    **dict.fromkeys(("length", "index", "seed"), ((), "int64")),
     "written_at": ((), "float64"),
-    "attempt": ((), "int64"),
-    "generation": ((), "int64"),
-    "run_id": ((), "int64"),
+    **dict.fromkeys(("attempt", "generation", "run_id"), ((), "int64")),
 }
 """The buffer's own fields per episode: number of frames and of the episode, seed, Unix time in s; and ``Origin``'s."""
 LOSS_MASK = "loss_mask"
@@ -136,20 +127,22 @@ def judge(made: Any) -> list[AttemptOutcome]:
 
 
 def attempts(
-    task: DemonstrationTask, seeds: Iterable[tuple[int, int]], most: int
+    generate: Callable[[int], Any], seeds: Iterable[tuple[int, int]], most: int, option: str = ""
 ) -> Iterator[tuple[Origin, list[Episode], int]]:
-    """Let ``task`` demonstrate with numbered ``seeds``: the origin, the episodes and the count of failures of each
-    attempt. Raises NoSuccessError after ``most`` attempts in a row without a success, and the task's own error."""
+    """Let a task ``generate`` with numbered ``seeds``: the origin, the episodes and the count of failures of each
+    attempt. Raises NoSuccessError after ``most`` attempts in a row without a success, ``option`` being the name of that
+    limit, and the task's own error."""
     failed = 0
     for attempt, seed in seeds:
-        outcomes = judge(task.generate(seed))
+        outcomes = judge(generate(seed))
         episodes = [outcome for outcome in outcomes if isinstance(outcome, Episode)]
         failed = 0 if episodes else failed + 1
         yield Origin(seed, attempt), episodes, len(outcomes) - len(episodes)
         if failed == most:
             reason = next(outcome.reason for outcome in reversed(outcomes) if isinstance(outcome, Failure))
             raise NoSuccessError(
-                f"no successful demonstration in {most} attempts in a row; the last one, with seed {seed}: {reason}"
+                f"no successful demonstration in {most} attempts in a row{option and f' ({option})'}; the last one, "
+                f"with seed {seed}: {reason}"
             )
 
 

@@ -20,15 +20,18 @@ from pathlib import Path
 from typing import Literal
 
 from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create
-from ejax.data.control import BUFFER, LIFE, Control, LifecycleEvent, pack_failure
+from ejax.data.control import BUFFER, LIFE, Control, LifecycleEvent
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.samplers import attempt_seeds
 from ejax.data.task import (
+    AttemptOutcome,
     DemonstrationTask,
     Episode,
     EpisodeSpec,
     EpisodeTooLongError,
+    Failure,
     Origin,
+    attempts,
     check_episode,
     judge,
 )
@@ -78,7 +81,7 @@ def main(folder: str) -> None:
         return
     except BaseException as error:  # SystemExit of a task too: it must be reported
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process ends anyway, and libraries clean up at its exit
-        control.publish_failure(pack_failure(error))
+        control.publish_failure(error)
         sys.exit(1)
 
 
@@ -105,7 +108,7 @@ def _run(order: WorkOrder, control: Control) -> None:
             (folder / SPEC).write_bytes(pickle.dumps(spec))
             _Filler(order, task, TrajectoryBuffer(folder / BUFFER, layout), control).run()
         except Exception as error:  # now: to close the task may take time, or raise too
-            control.publish_failure(pack_failure(error))
+            control.publish_failure(error)
             raise
 
 
@@ -122,8 +125,8 @@ class _Filler:
 
     def __init__(self, order: WorkOrder, task: DemonstrationTask, buffer: TrajectoryBuffer, control: Control) -> None:
         self._order, self._task, self._buffer, self._control = order, task, buffer, control
-        self._seeds = attempt_seeds(order.cfg.seed)
-        self._last_failure = ""
+        seeds = attempt_seeds(order.cfg.seed)
+        self._attempts = attempts(self._generate, seeds, order.cfg.max_generation_attempts, "max_generation_attempts")
 
     def run(self) -> None:
         cfg, control, counted = self._order.cfg, self._control, 0
@@ -140,24 +143,17 @@ class _Filler:
                 counted = samples
 
     def _fill(self) -> None:
-        written = failed = 0
+        written = 0
         while written < self._order.cfg.buffer_size:
             start = time.perf_counter()
-            attempt, seed = next(self._seeds)
-            origin = Origin(seed, attempt, self._control["fills"] + 1, self._order.run_id)
-            episodes = self._attempt(seed)
+            attempt, episodes, failures = next(self._attempts)
+            self._control["failures"] += failures
+            origin = attempt._replace(generation=self._control["fills"] + 1, run_id=self._order.run_id)
             for episode in episodes:
                 self._put(episode, origin)
             self._control["generating_s"] += time.perf_counter() - start
             self._control["beat"] += 1
             written += len(episodes)
-            # in a row: a task that never succeeds must not keep its owner waiting
-            failed = 0 if episodes else failed + 1
-            if failed >= self._order.cfg.max_generation_attempts:
-                raise RuntimeError(
-                    f"no successful demonstration in {failed} attempts in a row (max_generation_attempts); the last "
-                    f"one, with seed {seed}: {self._last_failure}"
-                )
 
     def _put(self, episode: Episode, origin: Origin) -> None:
         index = self._control["episodes"]
@@ -180,24 +176,20 @@ class _Filler:
         time.sleep(POLL_S)
         self._control["beat"] += 1
 
-    def _attempt(self, seed: int) -> list[Episode]:
+    def _generate(self, seed: int) -> list[AttemptOutcome]:
         try:
             made = self._task.generate(seed)
         finally:
             if _stopping.is_set():  # libraries wrap, or swallow, what their callbacks raise
                 raise _Stop from None
-        episodes = []
-        for outcome in judge(made):
+        outcomes = judge(made)
+        for i, outcome in enumerate(outcomes):
             try:
                 if isinstance(outcome, Episode):
                     check_episode(outcome, self._buffer.layout.spec, self._buffer.layout.num_frames)
-                    episodes.append(outcome)
-                    continue
-                self._last_failure = outcome.reason
             except EpisodeTooLongError as error:
-                self._last_failure = str(error)
-            self._control["failures"] += 1
-        return episodes
+                outcomes[i] = Failure(str(error))
+        return outcomes
 
 
 def _make_task(pickled: bytes) -> DemonstrationTask:

@@ -119,7 +119,7 @@ def _played(wanted: DemonstrationConfig, env_cfg: Mapping[str, Any]) -> Iterator
     made = _make_task(wanted, env_cfg)
     with made if isinstance(made, AbstractContextManager) else nullcontext(made) as task:
         try:
-            for _, episodes, _ in attempts(task, attempt_seeds(wanted.seed), _MOST_FAILURES):
+            for _, episodes, _ in attempts(task.generate, attempt_seeds(wanted.seed), _MOST_FAILURES):
                 yield from episodes
         except NoSuccessError as error:
             raise ConfigError([Problem(f"{SECTION}.task", f"{wanted.task}: {error}")]) from error

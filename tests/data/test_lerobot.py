@@ -543,7 +543,7 @@ def test_a_recording_has_the_episodes_of_an_engine_with_its_seed(tmp_path: Path)
     for kept, taken in zip(EpisodeReader(tmp_path), live, strict=True):
         assert_same_tree(kept.frames, taken.episode.frames)
         assert_same_tree(kept.fields, taken.episode.fields)
-    assert [taken.seed for taken in live] == list(writer.seeds)
+    assert [taken.origin.seed for taken in live] == list(writer.seeds)
 
 
 def test_origins_are_kept(tmp_path: Path) -> None:
