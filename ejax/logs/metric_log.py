@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,7 +56,7 @@ class Recorded(BaseModel):
     end: _Time
 
 
-class MetricLog:
+class MetricLog(AbstractContextManager["MetricLog"]):
     """The file, to be written on at its end. A context manager."""
 
     def __init__(self, path: Path) -> None:
@@ -78,9 +78,6 @@ class MetricLog:
         with by_product("the end of the log"):
             os.fsync(self._file.fileno())
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
-
-    def __enter__(self) -> "MetricLog":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()

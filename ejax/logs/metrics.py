@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,7 +33,7 @@ from ejax.schema.writing import append_file, append_whole, by_product, make_fold
 _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 
-class MetricWriter:
+class MetricWriter(AbstractContextManager["MetricWriter"]):
     """The sinks of one run directory. A context manager, used from one thread.
 
     A run that is not new continues from its update: later JSONL lines are dropped, TensorBoard hides later points, W&B
@@ -139,9 +139,6 @@ class MetricWriter:
 
     def close(self) -> None:
         self._stack.close()
-
-    def __enter__(self) -> "MetricWriter":
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)

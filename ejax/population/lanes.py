@@ -207,18 +207,8 @@ def _lane(run: OpenRun, index: int, config: RunConfig, meta: Mapping[str, Any]) 
         directory.recover()
         directory.archive_after(step)
         record_changes(directory.config_file, config, step)
-    writer = MetricWriter(
-        directory.path,
-        config,
-        meta,
-        rows=run.cadence.rows,
-        update=run.update,
-        is_new=is_new,
-        evaluates_again=run.evaluation_due,
-        quiet=True,
-    )
     progress, _ = Progress.of({**meta, "config": run.meta.get("config", {})}, config.trainer)
-    return Lane(config, directory, run.stack.enter_context(writer), progress)
+    return Lane(config, directory, run.writer(directory.path, config, meta, quiet=True), progress)
 
 
 def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | None = None) -> dict[str, float]:

@@ -9,10 +9,10 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -133,10 +133,6 @@ class CloningStepper(Stepper[RunState]):
         notes, self.demonstrations.notes = self.demonstrations.notes, []
         return notes
 
-    def __enter__(self) -> "CloningStepper":
-        self.demonstrations.__enter__()
-        return self
-
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         try:
             self.demonstrations.__exit__(kind, error, traceback)
@@ -146,7 +142,7 @@ class CloningStepper(Stepper[RunState]):
                     self._env.close()
 
 
-class Demonstrations:
+class Demonstrations(AbstractContextManager["Demonstrations"]):
     """The ``data`` section at work. A context manager: leaving it ends threads and worker.
 
     Args:
@@ -246,9 +242,6 @@ class Demonstrations:
         if self.engine is not None:
             return self.engine.stats()
         return {"data/episodes": float(self._state["num_episodes"])}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: Any) -> None:
         try:  # the engine first: a draw that waits for new episodes ends with it

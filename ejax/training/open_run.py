@@ -1,7 +1,7 @@
 """A run that is open in this process: its folder, lock and clock, its parts, and the state that it continues from."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -92,22 +92,17 @@ class OpenRun:
         # a checkpoint is saved before its evaluation
         self.evaluation_due = self.config.trainer.enable_eval and meta.get("evaluation_due", False)
 
+    def writer(self, folder: Path, config: RunConfig, meta: Mapping[str, Any], **options: Any) -> MetricWriter:
+        """Open the log of a folder, the run's or a member's, for what follows here; it is closed with the run."""
+        rows, is_new, due = self.cadence.rows, self.location.is_new, self.evaluation_due
+        own: dict[str, Any] = {"rows": rows, "update": self.update, "is_new": is_new, "evaluates_again": due}
+        return self.stack.enter_context(MetricWriter(folder, config, meta, **own, **options))
+
     def open_log(self) -> MetricWriter:
         """Put the folder in order for a run that begins or continues here, and show every message of its start."""
         location, directory, config = self.location, self.directory, self.config
         update, rows = self.update, self.cadence.rows
-        writer = self.stack.enter_context(
-            MetricWriter(
-                directory.path,
-                config,
-                self.meta,
-                rows=rows,
-                update=update,
-                is_new=location.is_new,
-                evaluates_again=self.evaluation_due,
-                started=self.started,
-            )
-        )
+        writer = self.writer(directory.path, config, self.meta, started=self.started)
         beyond = schedule_note(config.algorithm.cfg, update, config.trainer.num_updates)
         for text in filter(None, (*location.alarms, beyond)):
             writer.alarm(text)

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Operation(NamedTuple):
     name: str
 
 
-class Profiler:
+class Profiler(AbstractContextManager["Profiler"]):
     """Traces the updates that the config names, once in a run."""
 
     def __init__(self, config: ProfileConfig | None, folder: Path) -> None:
@@ -85,9 +86,6 @@ class Profiler:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
-
-    def __enter__(self) -> "Profiler":
-        return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with noting(error, "writing the profile"):

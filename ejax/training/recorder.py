@@ -8,6 +8,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def cameras_of(trainer: TrainerConfig) -> tuple[CameraConfig, ...]:
     return tuple(each for each in trainer.cameras if trainer.enable_eval or each.phase == "train")
 
 
-class VideoRecorder(Callback):
+class VideoRecorder(Callback, AbstractContextManager["VideoRecorder"]):
     """Makes the videos of one run, one at a time, in ``folder``, and draws each phase's environment of ``envs``: after
     each evaluation; of a run without evaluations, at each checkpoint.
 
@@ -98,9 +99,6 @@ class VideoRecorder(Callback):
     def break_off(self) -> None:
         """Give up the video under way, and make no more."""
         self._broken_off.set()
-
-    def __enter__(self) -> "VideoRecorder":
-        return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
         if self._thread is None:
