@@ -6,7 +6,6 @@ if __name__ == "__main__":
     exit_on_signal()  # before the imports, which take seconds
 
 import argparse
-import datetime
 import errno
 import json
 from pathlib import Path
@@ -170,12 +169,13 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
 
 def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_each: str = "", of_all: str = "") -> None:
     from ejax.logs.console import summary
+    from ejax.schema.messages import duration
 
     shared = {
         "run": result.run_dir,
         "members": len(result.members) if of_each else None,  # None is left out
         f"{config.step_name}{of_each}": result.global_step,
-        "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
+        "wall time": duration(result.elapsed_time_sec),
         f"{config.step_name.removeprefix('env ')}/s{of_all}": result.training_fps,
     }
     last = {
@@ -202,7 +202,7 @@ def _of_fresh_episodes(fresh: dict[str, dict[str, Any]], tag: str) -> dict[str, 
 def print_population(name: str, config: "RunConfig", result: "PopulationResult") -> int:
     """Print the facts of a population that has ended. Returns the exit code."""
     from ejax.population.lineage import EXPLOITS, lineage, read_exploits, value_texts
-    from ejax.training.fresh import read_fresh
+    from ejax.training.evaluators import read_fresh
 
     best, tag = result.best_member, config.trainer.best_eval_metric
     broken = [i for i, alive in enumerate(result.alive) if not alive]

@@ -58,9 +58,8 @@ def number_text(x: float) -> str:
     """Write a number for people; the exact one stands next to it wherever it is shown."""
     if not math.isfinite(x):
         return "not finite"
-    if x == round(x) and abs(x) < 1e15:
-        return f"{x:,.0f}"
-    return f"{x:,.0f}" if 1e4 <= abs(x) < 1e15 else f"{x:.4g}"
+    is_long = x == round(x) or abs(x) >= 1e4
+    return f"{x:,.0f}" if is_long and abs(x) < 1e15 else f"{x:.4g}"
 
 
 def curves_figure(title: str, curves: Sequence[Curve], x_name: str) -> str:

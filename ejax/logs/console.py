@@ -5,7 +5,6 @@ the update's own metrics as far as the line has room; at most one a second, and 
 terminal's tables as HTML, in one output that is updated in place, and a curve.
 """
 
-import datetime
 import io
 import math
 import sys
@@ -138,7 +137,7 @@ def in_notebook() -> bool:
 def summary(facts: Mapping[str, object], file: TextIO | None = None) -> None:
     """Print the final facts of a run, in their order: a table in a terminal, ``[summary]`` lines otherwise.
 
-    Integers get thousands separators, floats four digits, a ``datetime.timedelta`` is shown as h:mm:ss.
+    Integers get thousands separators, floats four digits.
     """
     file = file or sys.stdout
     if not file.isatty():
@@ -372,14 +371,6 @@ def _cell(name: str, value: str, name_width: int, value_width: int) -> Text:
 
 
 def _fact(value: object) -> str:
-    match value:
-        case bool():
-            return str(value)
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-        case datetime.timedelta():
-            return duration(value.total_seconds())
-        case _:
-            return str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return f"{value:,}" if type(value) is int else str(value)

@@ -31,8 +31,7 @@ from ejax.training.build import build
 from ejax.training.environments import evaluation_env, resolve_physics
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.host_steppers import HostStepper
-from ejax.training.parts import Parts
-from ejax.training.replay_memory import replay_bytes
+from ejax.training.parts import Parts, replay_bytes
 from ejax.training.steppers import DeviceStepper
 from ejax.training.watchdog import guarded_calls
 from ejax.types import HostEnv, Key, Params, Rollout
@@ -87,11 +86,8 @@ class Program:
         """Read XLA's plan of its memory."""
         plan: Any = compiled.memory_analysis()
         # an output that reuses a donated argument's buffer needs no further memory
-        sizes = (
-            plan.argument_size_in_bytes,
-            plan.output_size_in_bytes - plan.alias_size_in_bytes,
-            plan.temp_size_in_bytes,
-        )
+        outputs = plan.output_size_in_bytes - plan.alias_size_in_bytes
+        sizes = (plan.argument_size_in_bytes, outputs, plan.temp_size_in_bytes)
         return Memory(*sizes, sum(sizes), self.fixed, self.replay)
 
 

@@ -4,7 +4,6 @@ Each number stands in a ``<data value=…>`` that holds it exactly, each text is
 are drawn as one curve with its quartiles.
 """
 
-import datetime
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 
 from ejax.logs.charts import NUM_COLOURS, curve_of, curves_figure, number_text
 from ejax.report.runs import Run
+from ejax.schema.messages import duration
 
 _SEEDS = {"trainer.seed", "trainer.eval_seed", "data.seed"}
 NAMES = {f"trainer.{name}" for name in ("exp_name", "output_dir", "console", "use_wandb", "wandb_project_name")}
@@ -47,7 +47,7 @@ def number_cell(value: float | None) -> str:
 def duration_cell(seconds: float) -> str:
     text = f"{seconds:.1f} s" if seconds < 60 else f"{number_text(seconds)} s"
     if 60 <= seconds < 1e12:
-        text = str(datetime.timedelta(seconds=round(seconds)))
+        text = duration(seconds)
     return f'<data value="{seconds!r}">{text}</data>'
 
 

@@ -16,9 +16,8 @@ from ejax.policies.heads import acting_problems
 from ejax.runtime.processes import JOIN, unjoined
 from ejax.schema.registry import import_entry
 from ejax.training.environments import UserObjects, adopt_envs, build_env, check_own_env
-from ejax.training.parts import Ingredients, Parts, group_size, with_own
+from ejax.training.parts import Ingredients, Parts, group_size, place_rows, replay_notes, with_own
 from ejax.training.policies import check_own_policy, make_policy
-from ejax.training.replay_memory import place_rows, replay_notes
 from ejax.training.steppers import DeviceStepper, Layout, shared_environments
 from ejax.types import Env, HostEnv
 

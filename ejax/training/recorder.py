@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.config.models import CameraConfig, TrainerConfig
+from ejax.config.models import CameraConfig
 from ejax.envs.description import caption_of
 from ejax.episodes import record_episodes
 from ejax.runtime.sharding import local_copy
@@ -29,11 +29,6 @@ MAX_ENVS = 4
 _CLOSE_TIMEOUT_S = 120.0
 _LAST_TIMEOUT_S = 10.0
 """For a video that is broken off: one more frame, and ffmpeg's end."""
-
-
-def cameras_of(trainer: TrainerConfig) -> tuple[CameraConfig, ...]:
-    """List the cameras that have something to see: without evaluations that is only the training."""
-    return tuple(each for each in trainer.cameras if trainer.enable_eval or each.phase == "train")
 
 
 class VideoRecorder(Callback, AbstractContextManager["VideoRecorder"]):

@@ -28,10 +28,18 @@ from ejax.runtime.sharding import local_copy, process_count
 from ejax.schema.messages import noting
 from ejax.training.callbacks import Callback, Callbacks, RunResult, TrainingRun
 from ejax.training.environments import evaluation_env
-from ejax.training.evaluators import Evaluator, make_evaluator, require_measured
-from ejax.training.fresh import best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
+from ejax.training.evaluators import (
+    Evaluator,
+    best_or_last,
+    evaluate_fresh,
+    fresh_seeds,
+    make_evaluator,
+    params_of,
+    require_measured,
+    write_fresh,
+)
 from ejax.training.open_run import OpenRun
-from ejax.training.recorder import VideoRecorder, cameras_of
+from ejax.training.recorder import VideoRecorder
 from ejax.training.reporter import TIME, MetricReporter, OnLog, SkippedUpdates
 from ejax.training.saver import BestDecision, Lane, Progress, Saver
 from ejax.training.steppers import ShouldStop
@@ -111,7 +119,8 @@ class RunSink:
         # a process that does not write has no callbacks and does not evaluate: it only takes part
         self._all: list[Callback] = []
         self._evaluator: Evaluator | None = None
-        cameras = cameras_of(self._trainer)
+        # without evaluations there is only the training to see
+        cameras = tuple(each for each in self._trainer.cameras if self._trainer.enable_eval or each.phase == "train")
         if self._members is not None:
             self._all, self._evaluator, cameras = [self._members], self._members.evaluator, ()
             # evaluated together, but for members that broke before

@@ -1,6 +1,5 @@
 """The contents of a run's log files, and of its console."""
 
-import datetime
 import io
 import json
 import math
@@ -21,6 +20,7 @@ from ejax.logs.best import Best
 from ejax.logs.console import Latest, LiveView, PlainView, make_console, summary
 from ejax.logs.metrics import MetricWriter
 from ejax.schema.frozen import with_value
+from ejax.schema.messages import duration
 
 TRAIN = {"train/policy_loss": -0.5, "charts/SPS": 1000.0, "charts/episode_reward_avg_100": 2.5}
 
@@ -262,7 +262,7 @@ def test_the_summary_is_plain_lines_when_piped() -> None:
     file = io.StringIO()
     facts = {
         "env steps": 30_000_000,
-        "wall time": datetime.timedelta(seconds=75.4),
+        "wall time": duration(75.4),
         "best": 0.98765,
         "run": Path("runs/a"),
     }

@@ -177,7 +177,7 @@ def test_a_log_that_cannot_be_written_does_not_end_a_run(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ejax.logs.metric_log.append_whole", full)
-    monkeypatch.setattr("ejax.training.fresh.replace_file", full)
+    monkeypatch.setattr("ejax.training.evaluators.replace_file", full)
     result = train(parse_config(tiny(tmp_path, **TRAINER)))
     assert result.finished and len(result.train_history) == 2 and set(result.fresh_eval_metrics) == {"best", "last"}
     assert [each.partition(" is not")[0].rpartition("/")[2] for each in failed] == [

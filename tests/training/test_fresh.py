@@ -16,8 +16,7 @@ from ejax.play.saved_policy import evaluate_run
 from ejax.population.loop import train_population
 from ejax.run import RunResult, train
 from ejax.train import main
-from ejax.training.evaluators import DeviceEvaluator
-from ejax.training.fresh import evaluate_fresh, fresh_seeds, read_fresh
+from ejax.training.evaluators import DeviceEvaluator, evaluate_fresh, fresh_seeds, read_fresh
 from ejax.types import Metrics, Params
 
 MEASURED = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")

@@ -20,7 +20,7 @@ from ejax.config import parse_config
 from ejax.population.loop import train_population
 from ejax.run import train
 from ejax.store import checkpoint, replay_rows
-from ejax.training import replay_memory
+from ejax.training import parts as run_parts
 from ejax.training.build import build
 
 MODES: dict[str, Any] = {
@@ -157,7 +157,7 @@ def test_a_start_shows_the_bytes_of_the_replay_buffer() -> None:
 def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay_memory, "free_bytes", lambda device: 10_000)
+    monkeypatch.setattr(run_parts, "free_bytes", lambda device: 10_000)
     beside = tiny_sac(sac={"demonstrations": {"num_transitions": 20, "task": "PushCubeExpert"}})
     for raw, size, most in ((tiny_sac(), 10240, 78), (beside, 12800, 58)):
         error = refused(build, parse_config(raw), key=f"{REPLAY}.capacity", word=f"128 bytes make {size} bytes")

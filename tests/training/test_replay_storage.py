@@ -27,9 +27,9 @@ from ejax.run import train
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.replay_rows import load_rows, save_rows
 from ejax.store.resume_rules import check_same_run, with_changes
-from ejax.training import replay_memory
+from ejax.training import parts as run_parts
 from ejax.training.build import build
-from ejax.training.replay_memory import place_rows
+from ejax.training.parts import place_rows
 from ejax.training.steppers import DeviceStepper
 from ejax.types import Rollout
 
@@ -173,12 +173,12 @@ def test_a_start_names_the_place_of_the_rows_and_refuses_more_than_it_has(
     )
     (note,) = build(parse_config(stored("shared", tmp_path / "rows")), run=tmp_path / "a").notes
     assert f"MiB in files in {tmp_path}/rows/a_" in note
-    monkeypatch.setattr(replay_memory, "free_bytes", lambda device: 10_000)
+    monkeypatch.setattr(run_parts, "free_bytes", lambda device: 10_000)
     with pytest.raises(
         ConfigError, match=r"80: .* make 10240 bytes, and 10000 are free in the memory of the host; .* 78"
     ):
         build(parse_config(stored("host")))
-    monkeypatch.setattr(replay_memory.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10_000}))
+    monkeypatch.setattr(run_parts.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10_000}))
     with pytest.raises(ConfigError, match=r"capacity: got 80: .* 10000 are free in files in .*/replay; .* fits is 78"):
         build(parse_config(stored("shared")), run=tmp_path / "b")
     (tmp_path / "file").write_text("")
