@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import Push, VelocityTask, change_task, robot_names, velocity_task
-from ejax.envs.locomotion.model import LeggedModel, make_legged_model
+from ejax.envs.locomotion.model import LeggedModel, Terrain, height_below, make_legged_model
 from ejax.envs.locomotion.motion import (
     FootTimers,
     drive_torque,
@@ -26,7 +26,6 @@ from ejax.envs.locomotion.motion import (
     start_timers,
 )
 from ejax.envs.locomotion.robots import FILE, robot_file
-from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.task.terms import Term, observe_all
