@@ -29,7 +29,7 @@ from ejax.algorithms.host_rows import HostRows
 from ejax.algorithms.options import GradientOptions, indivisible
 from ejax.algorithms.record import RunShape, refuse_memory
 from ejax.algorithms.replay_buffer import Replay, ReplayConfig, add_and_take, add_rollout, init_replay
-from ejax.envs.spaces import obs_forms
+from ejax.envs.host.rows import obs_forms
 from ejax.optim import OptimizerConfig, get_learning_rate, make_actor_critic_optimizer, step_schedules
 from ejax.policies.calls import BatchStatisticsPolicy
 from ejax.policies.normalize import update_normalizer

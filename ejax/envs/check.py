@@ -12,7 +12,7 @@ import numpy as np
 
 from ejax.envs.actions import action_form, ends, to_action
 from ejax.envs.description import describe
-from ejax.envs.user_code import describe_error
+from ejax.schema.messages import describe_error
 from ejax.schema.paths import named
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, PyTree, Timestep, persist

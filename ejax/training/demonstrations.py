@@ -20,7 +20,7 @@ from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.data.samplers import attempt_seeds
 from ejax.data.task import Episode, NoSuccessError, attempts, flatten, nest_fields
-from ejax.envs.spaces import obs_forms
+from ejax.envs.host.rows import obs_forms
 from ejax.numerics.finite import finite_rows
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import explain

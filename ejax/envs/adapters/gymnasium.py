@@ -20,7 +20,8 @@ from ejax.envs.adapters.library import check_name
 from ejax.envs.host.answers import answering, check_answer, check_flags_and_reward, check_success
 from ejax.envs.host.calls import EnvExit, call_env, short_error
 from ejax.envs.host.rows import as_rows, next_seed, put_rows, rows_space
-from ejax.envs.spaces import chunk_space, part_space
+from ejax.envs.wrappers.action_chunk import chunk_space
+from ejax.envs.wrappers.asymmetric import part_space
 from ejax.runtime.process_exit import GUARD, refuse_rerun
 from ejax.runtime.streams import keep_streams
 from ejax.schema.trust import check_trusted, import_trusted

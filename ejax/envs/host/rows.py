@@ -1,14 +1,16 @@
-"""Rows of arrays outside JAX: observations as vectors, seeds, and rows put in place."""
+"""Rows of arrays, most of them outside JAX: observations as vectors, their forms, seeds, and rows put in place."""
 
 from typing import Any
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from ejax.schema.messages import short_repr
-from ejax.types import PyTree
+from ejax.schema.paths import leaves, nest
+from ejax.types import Env, HostEnv, PyTree
 
 
 def choose_rows(rows: Any, new: PyTree, old: PyTree, *, numpy: Any = np) -> PyTree:
@@ -68,6 +70,19 @@ def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         return spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
     allowed = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
     raise ValueError(f"observations of {space} are not vectors; allowed: {allowed}")
+
+
+def obs_forms(env: Env | HostEnv, num_rows: int) -> PyTree:
+    """Return the forms of ``num_rows`` observations as a program meets them, leaves [num_rows, ...]: pictures of 8 bits
+    stay so."""
+    if not isinstance(env, HostEnv):
+        _, obs = jax.eval_shape(env.reset, jax.random.key(0))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape), x.dtype), obs)
+
+    def form(space: Any) -> PyTree:
+        return jax.ShapeDtypeStruct((num_rows, *space.shape), jnp.empty(0, space.dtype).dtype)  # of 64 bits: 32
+
+    return nest((path, form(space)) for path, space in leaves(env.observation_space))
 
 
 def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -12,7 +12,7 @@ from ejax.envs.manager.bodies import read_objects, read_robot
 from ejax.envs.manager.cameras import names_camera, read_cameras
 from ejax.envs.manager.extensions import Extensions, read_extensions
 from ejax.envs.task.robots import Vector
-from ejax.envs.task.scene import RigidObject, Scene, SensorCamera, make_scene
+from ejax.envs.task.scene import Scene, SensorCamera, make_scene
 from ejax.envs.task.terms import Term
 from ejax.envs.terms.actions import ActionTerm
 from ejax.envs.terms.observations import OF_CAMERAS
@@ -21,9 +21,8 @@ from ejax.envs.terms.reading import read_specs
 from ejax.envs.terms.registry import TERMS
 from ejax.envs.terms.terminations import FIRST_FORM, SCENE_ONLY
 from ejax.envs.terms.vocabulary import IGNORED, OTHER_TASKS, TASKS_ELSEWHERE
-from ejax.envs.user_code import describe_error
 from ejax.schema.frozen import freeze
-from ejax.schema.messages import did_you_mean
+from ejax.schema.messages import describe_error, did_you_mean
 from ejax.schema.problems import ConfigError, KeyNote, KeyReport
 from ejax.schema.sections import Section
 from ejax.schema.values import number_problems
@@ -88,7 +87,11 @@ def read_manager_spec(
     # what follows needs both; the report has the reason by now
     if placed is None or task is None:
         raise ConfigError(report.problems, SOURCE, report.notes)
-    _check_names({"floor", *(each.get("name") for each in placed.robot.body.iter())}, objects, report)
+    taken = {"floor", *(each.get("name") for each in placed.robot.body.iter())}
+    for each in objects:
+        if each.uid in taken:
+            report.refuse("rigid_object", f"the uid '{each.uid}' is taken; give every body, background too, its own")
+        taken.add(each.uid)
     report.raise_if_refused(SOURCE)
     terms = (*events, *observations, *rewards, _read_ends(task, extensions), *ends)
     markers = tuple(dict.fromkeys(key for term in terms for key in stored_keys(term)))
@@ -207,13 +210,6 @@ def _seen(
                 text = f"no '{uid}' in the scene; there is {', '.join(uids) or 'none'}{did_you_mean(uid, uids)}"
                 root.report.refuse(f"{term.key}.params.{name}", text)
     return terms
-
-
-def _check_names(taken: set[str | None], objects: Sequence[RigidObject], report: KeyReport) -> None:
-    for each in objects:
-        if each.uid in taken:
-            report.refuse("rigid_object", f"the uid '{each.uid}' is taken; give every body, background too, its own")
-        taken.add(each.uid)
 
 
 def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, ...]:

@@ -31,9 +31,8 @@ from ejax.envs.task.mjcf import (
 from ejax.envs.task.terms import Added, Outcome
 from ejax.envs.task.world import TaskState, World
 from ejax.envs.tasks.physics_task import PhysicsTask
-from ejax.envs.user_code import describe_error
 from ejax.schema.frozen import freeze, thaw
-from ejax.schema.messages import did_you_mean
+from ejax.schema.messages import describe_error, did_you_mean
 from ejax.types import Array, Key
 
 _NEAR = 0.8  # From here on a name reads like a misspelt one; helpers that do are given a leading underscore

@@ -15,8 +15,7 @@ from ejax.envs.task.terms import Added, Term, apply_events, total
 from ejax.envs.terms.events import EVENTS as OF_MODELS
 from ejax.envs.terms.events import PhysicsEvent
 from ejax.envs.terms.reading import read_specs
-from ejax.envs.user_code import describe_error
-from ejax.schema.messages import did_you_mean
+from ejax.schema.messages import describe_error, did_you_mean
 from ejax.schema.problems import KeyReport
 from ejax.schema.sections import Section
 

@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ejax.envs.description import EnvDescription, Feature, describe
-from ejax.envs.spaces import chunk_space
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.types import Array, Env, Key, PyTree, Timestep
 
@@ -85,3 +85,12 @@ class ActionChunk(EnvWrapper):
 
         last, later = jax.lax.scan(one_more, first, jnp.arange(1, self.size))
         return last, jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest]), keep(first[0]), later)
+
+
+def chunk_space(space: gymnasium.Space[Any], size: int) -> gymnasium.spaces.Box:
+    """Make the space of ``size`` actions in a row, [size · A]. Raises ValueError: an action space that is not a
+    one-dimensional Box, or ``size`` < 1."""
+    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or size < 1:
+        raise ValueError(f"action_chunk {size} needs a one-dimensional Box of actions and size >= 1, got {space}")
+    dtype: Any = space.dtype  # Gymnasium's releases differ in what they call its type
+    return gymnasium.spaces.Box(np.tile(space.low, size), np.tile(space.high, size), dtype=dtype)

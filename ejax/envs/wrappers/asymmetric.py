@@ -1,13 +1,15 @@
 """An environment whose observation has two parts: one for a deployed policy, and all of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import Any
 
 import gymnasium
 import jax.numpy as jnp
+import numpy as np
 
 from ejax.envs.description import WHOLE, EnvDescription, describe
-from ejax.envs.spaces import part_space
 from ejax.envs.wrappers.wrapper import ObservationWrapper
 from ejax.types import Array, HostEnv, PyTree
 
@@ -52,3 +54,16 @@ class AsymmetricEnv(ObservationWrapper):
 
     def observe(self, state: PyTree, obs: Array) -> dict[str, Array]:
         return {"policy": obs[jnp.array(self.observation_indices)], "critic": obs}
+
+
+def part_space(space: gymnasium.Space[Any], indices: Sequence[int]) -> gymnasium.spaces.Box:
+    """Make the space of some numbers of an observation, in this order. Raises ValueError: an observation that is not
+    one vector, or indices that it does not have."""
+    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+        raise ValueError(f"observation_indices needs observations that are one vector, got {space}; leave it out")
+    last = space.shape[0] - 1
+    known = [isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i <= last for i in indices]
+    if not known or not all(known):
+        raise ValueError(f"observation_indices must be of 0 to {last}, at least one; got {list(indices)}")
+    dtype: Any = space.dtype
+    return gymnasium.spaces.Box(space.low[list(indices)], space.high[list(indices)], dtype=dtype)
