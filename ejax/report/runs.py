@@ -102,7 +102,9 @@ class Run:
         self.changes: list[dict[str, Any]] = [each for facts in changes for each in facts["changes"]]
         self.meta = self._newest_meta()
         self.records = self._read_log()
-        self.starts = _starts(self._files("logs", "*/events.out.tfevents.*"))
+        # when each start of the run began to log: its event file is named after the time, in ns
+        names = [file.name for file in self._files("logs", "*/events.out.tfevents.*")]
+        self.starts = sorted(int(found[1]) / 1e9 for name in names if (found := re.search(r"\.(\d{19})$", name)))
         evaluations = self._facts(self._files("evaluations", "*.json"), _Evaluation)
         self.evaluations = {file.stem: facts for file, facts in evaluations.items()}
         exports = self._facts([*self._files(".", "parity.json"), *self._files(".", "*/parity.json")], _Export)
@@ -319,11 +321,6 @@ def read_parity(path: Path) -> dict[str, Any]:
 
 def _is_inside(file: Path, folder: Path) -> bool:
     return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
-
-
-def _starts(files: Sequence[Path]) -> tuple[float, ...]:
-    """Read when each start of the run began to log: its event file is named after the time, in ns."""
-    return tuple(sorted(int(found[1]) / 1e9 for file in files if (found := re.search(r"\.(\d{19})$", file.name))))
 
 
 def _gaps(records: Sequence[Mapping[str, Any]], *, begins_at_zero: bool) -> list[str]:

@@ -102,11 +102,7 @@ def _check_starts(config: RunConfig, resets: ResetPolicy, groups: Sequence[HostE
 
 
 def _stepper(
-    made: Ingredients,
-    resets: ResetPolicy,
-    groups: Sequence[HostEnv],
-    own: range,
-    devices: Sequence[jax.Device] | None,
+    made: Ingredients, resets: ResetPolicy, groups: Sequence[HostEnv], own: range, devices: Sequence[jax.Device] | None
 ) -> HostStepper:
     config, trainer, wanted = made.config, made.config.trainer, made.config.trainer.collector
     actors, learners = _find_devices(config, devices)
