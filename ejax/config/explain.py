@@ -83,10 +83,7 @@ def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:
 
 def keys_of(section: str, algorithm: str) -> tuple[list[str], list[str]]:
     """Return ``ejax.config.schema.allowed_keys``, whose schema of all configs only a refusal needs."""
-    keys: tuple[list[str], list[str]] = import_entry({"keys": "ejax.config.schema:allowed_keys"}, "keys")(
-        section, algorithm
-    )
-    return keys
+    return import_entry({"keys": "ejax.config.schema:allowed_keys"}, "keys")(section, algorithm)
 
 
 def argument_problems(

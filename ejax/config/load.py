@@ -19,7 +19,6 @@ from ejax.runtime.device import device_problem
 from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.plain_files import expanded, read_bytes
 from ejax.schema.problems import ConfigError, KeyNote, Problem, join_by_key, with_sections
-from ejax.schema.registry import import_entry
 from ejax.schema.trust import trust_strings, trust_words
 from ejax.schema.values import MAX_DEPTH, MAX_VALUES, number_problems, plain
 
@@ -203,13 +202,6 @@ def _override(draft: Draft, text: str) -> None:
     draft.spelled[key] = written + OVERRIDE
 
 
-_GYM_CONFIG = {
-    "read": "ejax.config.embodichain.gym_config:read_gym_config",
-    "note": "ejax.config.embodichain.gym_config:note_gym_config",
-}
-"""The reader of EmbodiChain's gym configs, which few runs have."""
-
-
 def fill_env(draft: Draft) -> None:
     """Fill ``env`` from ``trainer.gym_config``, under its own keys, and move ``num_envs`` to its place."""
     if not isinstance(draft.get("trainer"), dict):
@@ -225,7 +217,9 @@ def fill_env(draft: Draft) -> None:
         if path is not None:
             given_cfg = dict(given.get("cfg") or {})
             data = _merge(read_file(path), given_cfg.pop("gym_config", None))
-            env = import_entry(_GYM_CONFIG, "read")(draft, data, str(name))
+            from ejax.config.embodichain.gym_config import read_gym_config  # which few runs need
+
+            env = read_gym_config(draft, data, str(name))
             draft.put("env", {**env, **given, "cfg": {**env.get("cfg", {}), **given_cfg}})
         # EmbodiChain's two ways to an environment have different defaults
         for key, value in spellings.GYM_DEFAULTS.items():
@@ -334,7 +328,9 @@ def _merge(data: dict[str, Any], over: Any) -> dict[str, Any]:
 def note_manager_form(draft: Draft) -> None:
     """Take over the notices of a gym config's file, if there is one."""
     if "env.cfg.gym_config" in draft.spelled or isinstance(draft.get("data.engine.gym_config"), dict):
-        import_entry(_GYM_CONFIG, "note")(draft)
+        from ejax.config.embodichain.gym_config import note_gym_config
+
+        note_gym_config(draft)
 
 
 def do_without_wandb(draft: Draft) -> None:

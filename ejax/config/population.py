@@ -77,7 +77,7 @@ class PopulationConfig(StrictModel):
         own = {name: value for name, value in given.items() if name in cls.model_fields}
         rest = {name: value for name, value in given.items() if name not in cls.model_fields}
         listed = own.get("vary") or {}
-        if not isinstance(listed, Mapping) or not all(_is_key(name) for name in rest):
+        if not isinstance(listed, Mapping) or not all("." in name or re.match(_KEY, name) for name in rest):
             return given
         # a file may spell a key in one piece, and an override, which comes later and counts, as sections
         given = leaves({**listed, **rest}) if listed or rest else []
@@ -124,10 +124,6 @@ def with_member(tree: Mapping[str, Any], member: Member) -> dict[str, Any]:
     for key, value in {"trainer.seed": member.seed, **member.values}.items():
         own = with_value(own, key, thaw(value))
     return own
-
-
-def _is_key(name: str) -> bool:
-    return "." in name or re.match(_KEY, name) is not None
 
 
 def _tuples(value: Any) -> Any:

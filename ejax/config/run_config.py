@@ -69,9 +69,8 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _possible(self) -> "RunConfig":
         problems = [*_sizes(self), *_data(self)]
-        with suppress(
-            ImportError, TypeError, ValueError
-        ):  # of a class that is not there: ``class_problems`` reports it
+        # of a class that is not there: ``class_problems`` reports it
+        with suppress(ImportError, TypeError, ValueError):
             problems += section_problems(self.policy, self.policy.record)
         problems += number_problems(self.model_dump(mode="json"))  # integers written as 1e12 are integers by now
         if not problems:

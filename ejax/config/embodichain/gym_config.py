@@ -33,7 +33,7 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
         return {}
     draft.spelled["env.id"] = f"{source}:id"
     _read_num_envs(draft, data, env, source)
-    if robot := velocity_robot(name):
+    if robot := _TABLES["robots"].get(name.partition("-")[0]):
         draft.spelled["env.cfg"] = f"{source}:robot.fpath"  # what the task's class can still lack are its links
         with Section(dict(data), f"{source}:", draft.report) as root:
             return {"id": VELOCITY_ENV, "cfg": read_velocity_task(root, robot)}
@@ -190,12 +190,6 @@ _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 _PUSH = "push_articulation_by_setting_velocity"
 _REWARD = "velocity_locomotion_total_reward"
 _OBSERVATION = "velocity_locomotion_observation"
-
-
-def velocity_robot(task: str) -> str | None:
-    """Return the robot of a gym config's ``id``; None: it is not a velocity task that ejax has."""
-    robot: str | None = _TABLES["robots"].get(task.partition("-")[0])
-    return robot
 
 
 def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
