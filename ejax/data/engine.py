@@ -112,9 +112,8 @@ class OnlineDataEngine(ChunkSource):
         self._require_owner("start")
         with self._lock:
             if self._phase is not EngineState.CREATED:
-                raise RuntimeError(
-                    f"start() requires state CREATED; current state is {self.state.name}; make a new engine"
-                )
+                text = f"start() requires state CREATED; current state is {self.state.name}; make a new engine"
+                raise RuntimeError(text)
             self._phase = EngineState.STARTING
             try:
                 self._supervisor = Supervisor(self.cfg, self.run_id)
@@ -256,9 +255,8 @@ class OnlineDataEngine(ChunkSource):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._ticket is None:
-            raise RuntimeError(
-                f"an engine in state {self.state.name} cannot be handed to another process; start() it first"
-            )
+            text = f"an engine in state {self.state.name} cannot be handed to another process; start() it first"
+            raise RuntimeError(text)
         # by name: a consumer never imports the task
         return {"cfg": self.cfg.named(), "ticket": self._ticket, "run_id": self.run_id}
 

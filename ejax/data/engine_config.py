@@ -129,9 +129,8 @@ class OnlineDataEngineCfg(ConfigClass):
         if not isinstance(self.gym_config, Mapping) or not isinstance(self.action_config, Mapping):
             raise TypeError("gym_config and action_config are mappings, as json.load gives them, not paths of files")
         if self.task is None and self.task_cfg:
-            raise ValueError(
-                "task_cfg are the arguments of task; what demonstrates in a gym_config takes action_config"
-            )
+            text = "task_cfg are the arguments of task; what demonstrates in a gym_config takes action_config"
+            raise ValueError(text)
         if self.task is not None and self.action_config:
             raise ValueError("action_config are arguments of what demonstrates in a gym_config; a task takes task_cfg")
         if self.buffer_device != "cpu":
@@ -164,9 +163,8 @@ class OnlineDataEngineCfg(ConfigClass):
         budget, hard_limit = self.episode_sample_budget, self.episode_sample_hard_limit
         if hard_limit is not None and (budget is None or budget > hard_limit):
             given = "without episode_sample_budget" if budget is None else f"below episode_sample_budget, {budget}"
-            raise ValueError(
-                f"episode_sample_hard_limit is {hard_limit}, {given}; give both, the budget at most the limit"
-            )
+            text = f"episode_sample_hard_limit is {hard_limit}, {given}; give both, the budget at most the limit"
+            raise ValueError(text)
         if self.lifecycle_event_capacity != 0:
             check_count("lifecycle_event_capacity", self.lifecycle_event_capacity)
             if self.lifecycle_event_capacity < 2 * self.buffer_size:

@@ -72,13 +72,8 @@ class Supervisor:
             raise
 
     def bring_up(self, cancelled: threading.Event) -> BufferLayout:
-        """Wait until the task is built and the buffer full.
-
-        Raises:
-            TimeoutError: that takes longer than ``initialization_timeout``.
-            StartCancelledError: ``cancelled`` was set meanwhile.
-            Exception: the task's own error; OnlineDataWorkerError if the worker died without one.
-        """
+        """Wait until the task is built and the buffer full. Raises TimeoutError: beyond ``initialization_timeout``;
+        StartCancelledError: ``cancelled`` was set; the task's own error, or OnlineDataWorkerError: the worker died."""
         deadline = time.monotonic() + self._cfg.initialization_timeout
         while self.control.state is EngineState.STARTING:
             if cancelled.wait(POLL_S):
@@ -103,11 +98,8 @@ class Supervisor:
             self.events += self.control.take_events()
 
     def close(self) -> None:
-        """End the worker, and remove the run's folder; after ``shutdown_timeout`` the worker is killed.
-
-        Raises:
-            OnlineDataWorkerError: it had to be killed, or outlived even that; then ``close`` may be called again.
-        """
+        """End the worker, and remove the run's folder; after ``shutdown_timeout`` the worker is killed. Raises
+        OnlineDataWorkerError: it had to be killed, or outlived even that; then ``close`` may be called again."""
         with self._lock:
             if self._closed:
                 return
@@ -184,9 +176,8 @@ class Supervisor:
                 f"the worker did not end within {timeout} s (shutdown_timeout) and was killed; what its task writes "
                 f"elsewhere may be cut off"
             )
-        raise OnlineDataWorkerError(
-            f"the worker (pid {self._process.pid}) outlived SIGKILL by {_KILL_TIMEOUT_S} s; call stop() again"
-        )
+        text = f"the worker (pid {self._process.pid}) outlived SIGKILL by {_KILL_TIMEOUT_S} s; call stop() again"
+        raise OnlineDataWorkerError(text)
 
     def _remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -169,9 +169,8 @@ def check_episode(
         segment_id = np.asarray(episode.segment_id)
         lengths["segment_id"] = len(segment_id)
         if segment_id.ndim != 1 or segment_id.dtype.kind not in "iu" or (segment_id < 0).any():
-            raise ValueError(
-                f"segment_id must be whole numbers ≥ 0, [length], got {segment_id.dtype}{segment_id.shape}"
-            )
+            text = f"segment_id must be whole numbers ≥ 0, [length], got {segment_id.dtype}{segment_id.shape}"
+            raise ValueError(text)
     if len(set(lengths.values())) != 1:
         raise ValueError(f"the frame fields of an episode differ in length: {lengths}")
     length = next(iter(lengths.values()))

@@ -245,9 +245,8 @@ def _column(path: str, feature: str, shape: tuple[int, ...], dtype: str, images:
         dtype = np.dtype(dtype).name
     if dtype == "uint8" and len(shape) == 3 and shape[2] == 3:
         if images == "video" and (shape[0] % 2 or shape[1] % 2):  # yuv420p halves both sides
-            raise ValueError(
-                f"images '{path}' are {shape[0]} x {shape[1]}; a video needs even sides; give images='png'"
-            )
+            text = f"images '{path}' are {shape[0]} x {shape[1]}; a video needs even sides; give images='png'"
+            raise ValueError(text)
         return Column(path, feature, shape, dtype, images)
     if kind in "SU" and shape == ():
         return Column(path, feature, shape, dtype, "text")

@@ -124,9 +124,8 @@ def load_info(folder: Path) -> dict[str, Any]:
     videos = [name for name, entry in info["features"].items() if entry["dtype"] == "video"]
     for name in videos:
         if "/" in name or path_problem(fmt.VIDEO_FOLDER.format(video_key=name)):
-            raise ValueError(
-                f"{where} has a video {short_repr(name)}; a feature's name must have no slash and not be a path"
-            )
+            text = f"{where} has a video {short_repr(name)}; a feature's name must have no slash and not be a path"
+            raise ValueError(text)
     for key in _PLACES if videos else ("data_path",):
         _check_place(key, info.get(key), where)
     return dict(info)

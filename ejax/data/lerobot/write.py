@@ -285,9 +285,8 @@ class EpisodeWriter:
         for path, values in (frames | fields).items():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 where = np.argwhere(~np.isfinite(values))[0].tolist()  # the first of them
-                raise ValueError(
-                    f"field '{path}' is {values[tuple(where)]} at {where}; an episode has finite numbers only"
-                )
+                text = f"field '{path}' is {values[tuple(where)]} at {where}; an episode has finite numbers only"
+                raise ValueError(text)
         return replace(episode, frames=frames, fields=fields)
 
 
