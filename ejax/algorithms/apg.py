@@ -173,7 +173,6 @@ def _gradient(
 ALGORITHM = Algorithm(
     Config=APGConfig,
     make_step=step_maker(apg_update_with_trajectory, starts_afresh=lambda options: options.rollout_mode == "complete"),
-    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=lambda options, chunk_size: {"buffer_size": options.horizon},
     actions=(gymnasium.spaces.Box,),
     env_problems=differentiable_problems,

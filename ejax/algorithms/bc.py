@@ -327,7 +327,6 @@ ALGORITHM = Algorithm(
     Config=BCConfig,
     update=bc_update,
     learns_from="demonstrations",
-    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=_sizes,
     rescale_for_devices=lambda options, was, now: options.model_copy(update=shared_minibatches(options, was, now)),
     problems=_problems,

@@ -232,7 +232,6 @@ OFF_POLICY_FIELDS: dict[str, Any] = {
     "add_demonstrations": fill_demonstrations,
     "keeps_target": True,
     "make_optimizer": lambda options: make_actor_critic_optimizer(options.optimizer, options.critic_optimizer),
-    "stops_at_nonfinite": lambda options: not options.skip_nonfinite_updates,
     "problems": shape_problems,
     "policy_problems": policy_problems,
     "rescale_for_devices": _rescale_for_devices,

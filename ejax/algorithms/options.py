@@ -153,7 +153,6 @@ def _memory_problems(options: Any, policy: Policy) -> Iterator[Problem]:
 
 
 MINIBATCH_FIELDS: dict[str, Any] = {
-    "stops_at_nonfinite": lambda options: not options.skip_nonfinite_updates,
     "rescale_for_devices": lambda options, was, now: options.rescale_for_devices(was, now),
     "policy_problems": _memory_problems,
 }

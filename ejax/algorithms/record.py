@@ -104,7 +104,7 @@ class Algorithm:
     """``TrainState.reference`` holds the first parameters."""
     keeps_target: bool = False
     """``TrainState.target`` holds a target critic."""
-    stops_at_nonfinite: Callable[[Any], bool] = lambda options: False
+    stops_at_nonfinite: Callable[[Any], bool] = lambda options: not getattr(options, "skip_nonfinite_updates", True)
     """Training ends with FloatingPointError at the first update that is not finite."""
     make_own: Callable[[Any, Policy, Env | HostEnv, int], PyTree] | None = None
     """``(options, policy, env, num_envs) -> RunState.own``, like a replay buffer; ``update`` or ``make_step`` reads and

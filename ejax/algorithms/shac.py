@@ -267,7 +267,6 @@ ALGORITHM = Algorithm(
     make_step=step_maker(shac_update_with_trajectory),
     make_optimizer=lambda options: make_actor_critic_optimizer(options.optimizer, options.critic_optimizer),
     keeps_target=True,
-    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=lambda options, chunk_size: {"buffer_size": options.segment_length},
     problems=_problems,
     actions=(gymnasium.spaces.Box,),
