@@ -90,13 +90,13 @@ def spread_episodes(env: Env, envs: EnvCarry, key: Key) -> EnvCarry:
     num_envs = jax.tree.leaves(envs.obs)[0].shape[0]
     step = jax.random.randint(key_steps, (num_envs,), 0, max(1, env.max_episode_steps), jnp.int32)
 
-    def later(path: tuple[Any, ...], x: Array) -> Array:
-        return step if getattr(path[-1], "name", None) == "episode_step" else x
+    def counts(path: tuple[Any, ...]) -> bool:
+        return getattr(path[-1], "name", None) == "episode_step"
 
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(envs.state)]
-    if not any(getattr(path[-1], "name", None) == "episode_step" for path in paths):
+    if not any(counts(path) for path, _ in jax.tree_util.tree_leaves_with_path(envs.state)):
         raise ValueError(f"{type(env).__name__} has no episode_step in its state, from which a random one could count")
-    return replace(envs, state=jax.tree_util.tree_map_with_path(later, envs.state))
+    state = jax.tree_util.tree_map_with_path(lambda path, x: step if counts(path) else x, envs.state)
+    return replace(envs, state=state)
 
 
 # Jitted, and so kept between processes: run operation by operation, a start would spend seconds compiling each of them.
