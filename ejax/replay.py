@@ -96,9 +96,8 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any], dict[str, NDArray[An
     except (*_DAMAGED, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a file of ejax's quarantine: {error}") from None
     if not facts["seeded"]:  # its start is not known
-        raise ValueError(
-            f"{file} cannot be played again: {facts['recipe']['id']} does not seed its episodes one by one"
-        )
+        text = f"{file} cannot be played again: {facts['recipe']['id']} does not seed its episodes one by one"
+        raise ValueError(text)
     if not facts["complete"]:
         raise ValueError(f"{file} cannot be played again: its episode began before what it holds")
     return facts, actions, seen

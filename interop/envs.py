@@ -94,15 +94,12 @@ class TorchVector:
         clip_actions: bool = True,
     ) -> None:
         if not isinstance(env, TorchVectorEnv):
-            raise ValueError(
-                f"a {type(env).__name__} is not a vector environment: it needs num_envs, reset, step, close"
-            )
+            text = f"a {type(env).__name__} is not a vector environment: it needs num_envs, reset, step, close"
+            raise ValueError(text)
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", AutoresetMode.SAME_STEP)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
-            raise ValueError(
-                f"{type(env).__name__} has autoreset_mode {mode}; it must reset rows that ended itself: make it with "
-                "autoreset_mode SAME_STEP or NEXT_STEP, or use the family gymnasium"
-            )
+            text = f"{type(env).__name__} has autoreset_mode {mode}; it must reset rows that ended itself:"
+            raise ValueError(f"{text} make it with autoreset_mode SAME_STEP or NEXT_STEP, or use the family gymnasium")
         self.env, self.mode, self.device = env, mode, torch.device(device)
         self.final_obs_key, self.row_reset_option, self.clip_actions = final_obs_key, row_reset_option, clip_actions
         self.num_envs = int(env.num_envs)
@@ -146,10 +143,8 @@ class TorchVector:
         with torch.no_grad():
             answer = self.env.step(given)
         if len(answer) != 5:
-            raise ValueError(
-                f"{type(self.env).__name__}.step gave {len(answer)} things, must give 5: obs, reward, terminated, "
-                "truncated, info (RSL-RL's wrappers give four: name the environment below them)"
-            )
+            text = f"{type(self.env).__name__}.step gave {len(answer)} things, must give 5: obs, reward, terminated,"
+            raise ValueError(f"{text} truncated, info (RSL-RL's wrappers give four: name the environment below them)")
         raw, raw_reward, raw_terminated, raw_truncated, info = answer
         info = {} if info is None else info
         reward = _numpy_of(raw_reward, "reward", (self.num_envs,))
@@ -193,23 +188,19 @@ class TorchVector:
             "happening: values that are not finite"
         )
         if self.row_reset_option is None:
-            raise ValueError(
-                f"rows {np.flatnonzero(rows).tolist()} must be reset, and row_reset_option is off; {remedy}"
-            )
+            text = f"rows {np.flatnonzero(rows).tolist()} must be reset, and row_reset_option is off; {remedy}"
+            raise ValueError(text)
         indices = torch.from_numpy(np.flatnonzero(rows)).to(self.device)
         try:
             raw, _ = self.env.reset(options={self.row_reset_option: indices})
         except TypeError as error:
-            raise ValueError(
-                f"{name} takes no options, so it cannot reset some rows only ({error}); {remedy}"
-            ) from error
+            text = f"{name} takes no options, so it cannot reset some rows only ({error}); {remedy}"
+            raise ValueError(text) from error
         obs = self._read(raw)
         # an environment that ignores the option would silently end every episode
         if not _same_rows(~rows, obs, self._obs):
-            raise ValueError(
-                f"{name}(options={{'{self.row_reset_option}': …}}) for rows {np.flatnonzero(rows).tolist()} changed "
-                f"other rows too; {remedy}"
-            )
+            text = f"{name}(options={{'{self.row_reset_option}': …}}) for rows {np.flatnonzero(rows).tolist()} changed"
+            raise ValueError(f"{text} other rows too; {remedy}")
         if _same_rows(rows, obs, self._obs):
             raise ValueError(f"{name}(options={{'{self.row_reset_option}': …}}) changed nothing; {remedy}")
         return obs
@@ -323,9 +314,8 @@ def _numpy_tree(obs: Any, space: gymnasium.Space[Any], num_envs: int, device: to
             raise ValueError(f"{name} is a {type(obs).__name__}, its space is a Dict of {', '.join(space.spaces)}")
         missing = [key for key in space.spaces if key not in obs.keys()]  # noqa: SIM118  # TensorDict.__contains__ raises
         if missing:
-            raise ValueError(
-                f"{name} lacks {', '.join(missing)} of its space; it has {', '.join(map(str, obs.keys()))}"
-            )
+            text = f"{name} lacks {', '.join(missing)} of its space; it has {', '.join(map(str, obs.keys()))}"
+            raise ValueError(text)
         return {
             key: _numpy_tree(obs[key], part, num_envs, device, f"{name}.{key}") for key, part in space.spaces.items()
         }
@@ -358,9 +348,8 @@ def _row_space(env: Any, what: str, num_envs: int) -> gymnasium.Space[Any]:
         return single
     batched = getattr(env, f"{what}_space", None)
     if not isinstance(batched, spaces.Space):
-        raise ValueError(
-            f"{type(env).__name__} has no single_{what}_space that is a space of Gymnasium, got {single!r}"
-        )
+        text = f"{type(env).__name__} has no single_{what}_space that is a space of Gymnasium, got {single!r}"
+        raise ValueError(text)
     return _first_row(batched, num_envs)
 
 

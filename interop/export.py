@@ -329,9 +329,8 @@ def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[
     elif lacking:
         packages = " ".join(sorted({package for some in lacking.values() for package in some}))
         without = f", or leave them out: --formats {','.join(others)}" if others else ""
-        raise MissingPackageError(
-            f"not installed, but needed for {', '.join(lacking)}: pip install {packages}{without}"
-        )
+        text = f"not installed, but needed for {', '.join(lacking)}: pip install {packages}{without}"
+        raise MissingPackageError(text)
     return others, left_out
 
 

@@ -78,10 +78,8 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
     tensors = next((payload[key] for key in _NESTED if isinstance(payload.get(key), dict)), payload)
     for name, x in tensors.items():
         if odd := odd_tensor(x) if isinstance(name, str) else "a key that is not text":
-            raise ValueError(
-                f"{path} is not a state dict: it has {odd} at {repr(name)[:_MAX_CHARS]}, where a tensor is expected. "
-                f"Save model.state_dict(), alone or under one of {', '.join(_NESTED)}"
-            )
+            text = f"{path} is not a state dict: it has {odd} at {repr(name)[:_MAX_CHARS]}, where a tensor is expected."
+            raise ValueError(f"{text} Save model.state_dict(), alone or under one of {', '.join(_NESTED)}")
     # NumPy has no bfloat16
     half = (torch.float16, torch.bfloat16)
     return {name: (x.float() if x.dtype in half else x).detach().numpy() for name, x in tensors.items()}

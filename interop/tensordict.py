@@ -222,10 +222,8 @@ def _check_fits_32_bits(x: "torch.Tensor") -> None:
     bounds = torch.iinfo(torch.int32 if x.dtype == torch.int64 else torch.uint32)
     signed = x.view(torch.int64)  # torch has no min() of uint64; numbers beyond int64 are negative here
     if x.numel() and (int(signed.min()) < bounds.min or int(signed.max()) > bounds.max):
-        raise ValueError(
-            f"a tensor of {x.dtype} holds numbers outside [{bounds.min}, {bounds.max}], which JAX's 32 bits do not "
-            "hold; set jax_enable_x64, or leave it out"
-        )
+        text = f"a tensor of {x.dtype} holds numbers outside [{bounds.min}, {bounds.max}],"
+        raise ValueError(f"{text} which JAX's 32 bits do not hold; set jax_enable_x64, or leave it out")
 
 
 def _copied(tree: PyTree) -> PyTree:

@@ -288,9 +288,8 @@ def create_run_directory(
     name = config.trainer.exp_name
     directory = RunDirectory(path, name)
     if directory.config_file.exists():
-        raise FileExistsError(
-            f"{path} holds a run already; resume it with {directory.resume_command}, or give another folder"
-        )
+        text = f"{path} holds a run already; resume it with {directory.resume_command}, or give another folder"
+        raise FileExistsError(text)
     try:
         _write_configs(directory, config, versions)
     except BaseException:

@@ -69,9 +69,8 @@ def read_pt(path: Path) -> PtFile:
     ValueError: no checkpoint of EmbodiChain, a damaged one, or one that holds more than tensors and plain data."""
     payload = load_content(path)
     if payload.get("observation_normalizer") is not None:
-        raise ValueError(
-            f"{path} normalizes observations outside the policy (APG's normalize_observations), which ejax does not"
-        )
+        text = f"{path} normalizes observations outside the policy (APG's normalize_observations), which ejax does not"
+        raise ValueError(text)
     scheduler = payload.get("lr_scheduler")
     metadata = payload.get("metadata") or {}
     return PtFile(
@@ -151,9 +150,8 @@ def bound_to(trainer_file: Path, policy: StateDict, seed: int) -> dict[str, Any]
     if missing:
         raise ValueError(f"{trainer_file} is of schema 2, but lacks {', '.join(missing)}")
     if payload["world_size"] != len(payload["rng_by_rank"]):
-        raise ValueError(
-            f"{trainer_file} has world_size {payload['world_size']}, but 'rng_by_rank' of {len(payload['rng_by_rank'])}"
-        )
+        text = f"{trainer_file} has world_size {payload['world_size']},"
+        raise ValueError(f"{text} but 'rng_by_rank' of {len(payload['rng_by_rank'])}")
     theirs = {key: tuple(x.shape) for key, x in payload["policy"].items()}
     ours = {key: x.shape for key, x in policy.items()}
     if theirs != ours:

@@ -88,9 +88,8 @@ def _check_states(states: Mapping[Entry, Mapping[str, Any] | None]) -> None:
     """Refuse parameters without Adam's state, except a critic that has none at all."""
     stateless = [entry.key for entry, of_entry in states.items() if of_entry is None]
     if stateless and stateless != [entry.key for entry in states if entry.key.startswith("critic.")]:
-        raise ValueError(
-            f"the optimizer has no state for {stateless[0]}: it was never trained, and optax has one count"
-        )
+        text = f"the optimizer has no state for {stateless[0]}: it was never trained, and optax has one count"
+        raise ValueError(text)
     for entry, of_entry in states.items():
         missing = [] if of_entry is None else [x for x in ("step", "exp_avg", "exp_avg_sq") if x not in of_entry]
         if missing:
@@ -116,9 +115,8 @@ def _check_options(group: Mapping[str, Any], config: OptimizerConfig) -> None:
         f"{name} is {given[name]} in it, {wanted[name]} in the config" for name in given if given[name] != wanted[name]
     ]
     if differ:
-        raise ValueError(
-            f"the optimizer's state does not belong to algorithm.cfg.optimizer ({config.name}): {'; '.join(differ)}"
-        )
+        text = f"the optimizer's state does not belong to algorithm.cfg.optimizer ({config.name}): {'; '.join(differ)}"
+        raise ValueError(text)
 
 
 def _only_group(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -130,7 +128,6 @@ def _only_group(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _moment(opt_state: PyTree, name: str, config: OptimizerConfig) -> Any:
     if config.name not in ("adam", "adamw"):
-        raise ValueError(
-            f"the state of optimizer '{config.name}' cannot be moved between torch and ejax; adam, adamw can"
-        )
+        text = f"the state of optimizer '{config.name}' cannot be moved between torch and ejax; adam, adamw can"
+        raise ValueError(text)
     return optax.tree_utils.tree_get(opt_state, name)

@@ -50,10 +50,8 @@ def pt_payload(
         raise ValueError(f"like is for layout 0.3, got '{layout}'")
     algorithm = config.algorithm.record
     if algorithm.keeps_target and layout != "seed":
-        raise ValueError(
-            f"EmbodiChain has no {config.algorithm.name}: layout '{layout}' has no place for its target critic and "
-            "second optimizer; give layout seed (the policy alone), or use interop.export"
-        )
+        text = f"EmbodiChain has no {config.algorithm.name}: layout '{layout}' has no place for its target critic and"
+        raise ValueError(f"{text} second optimizer; give layout seed (the policy alone), or use interop.export")
     clamp = _clamp_of(parts.policy, layout, like)
     policy = _exported(parts.policy, state.train.params, layout, clamp)
     payload: dict[str, Any] = {"global_step": meta["global_step"], "policy": policy}
@@ -103,9 +101,8 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     ``build(config)``. Raises ValueError: see ``import_pt``."""
     if config.algorithm.record.keeps_target and not policy_only:
         name = config.algorithm.name
-        raise ValueError(
-            f"EmbodiChain has no {name}, so no file continues its training; start one: policy.init_from=FILE.pt"
-        )
+        text = f"EmbodiChain has no {name}, so no file continues its training; start one: policy.init_from=FILE.pt"
+        raise ValueError(text)
     options: Any = config.algorithm.cfg
     notes = []
     if policy_only and isinstance(parts.policy, ActorQ):
@@ -124,9 +121,8 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     rows = rows_per_update(config, parts)
     update, rest = divmod(saved.global_step, rows)
     if update >= 2**31:
-        raise ValueError(
-            f"'global_step' {saved.global_step} is {update} updates of {rows} env steps; 31 bits count them"
-        )
+        text = f"'global_step' {saved.global_step} is {update} updates of {rows} env steps; 31 bits count them"
+        raise ValueError(text)
     # the schedule's own count, if any, decides the rate; older files have the env steps alone
     step = next(n for n in (saved.schedule_step, saved.num_updates, update) if n is not None)
     schedule = bind_schedule(options.lr_scheduler, config.trainer.num_updates)
@@ -165,9 +161,8 @@ def _exported(policy: Policy, params: Params, layout: PtLayout, clamp: tuple[flo
         raise ValueError(f"log_std {log_std.tolist()} is outside {clamp}, the range that EmbodiChain clamps it to")
     normalizes = any("normalizer" in key for key in state_dict)
     if normalizes and (layout != "0.3" or isinstance(policy, ActorOnly)):
-        raise ValueError(
-            "the policy normalizes observations; of EmbodiChain's only the ActorCritic of 0.3 does (--layout 0.3)"
-        )
+        text = "the policy normalizes observations; of EmbodiChain's only the ActorCritic of 0.3 does (--layout 0.3)"
+        raise ValueError(text)
     return {**state_dict, "log_std": log_std}
 
 
@@ -222,14 +217,11 @@ def _check_activations(saved: PtFile, policy: Policy) -> None:
 def _normal_policy(policy: Policy) -> Any:
     """Return the policy itself, if EmbodiChain has its counterpart."""
     if isinstance(policy, ActorCriticWithMemory):
-        raise TypeError(
-            "EmbodiChain's policies have no memory, and its files no place for one; interop.export takes this policy"
-        )
+        text = "EmbodiChain's policies have no memory, and its files no place for one; interop.export takes this policy"
+        raise TypeError(text)
     if not isinstance(policy, ActorCritic | ActorOnly):
-        raise TypeError(
-            f"EmbodiChain's policies are actor_critic and actor_only, got {type(policy).__name__}; "
-            "interop.export takes this policy"
-        )
+        text = f"EmbodiChain's policies are actor_critic and actor_only, got {type(policy).__name__};"
+        raise TypeError(f"{text} interop.export takes this policy")
     if policy.action_spec.kind != "normal":
         raise ValueError(f"EmbodiChain's policies act by a normal distribution, this one by {policy.action_spec.kind}")
     return policy

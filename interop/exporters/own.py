@@ -53,10 +53,8 @@ def _describe(policy: Any, leaves: Mapping[str, Any], paths: Paths = ()) -> tupl
     images: Any = {name: tuple(x.shape) for name, x in leaves.items() if len(x.shape) == 3 and x.dtype == np.uint8}
     if others := leaves.keys() - numbers.keys() - images.keys():
         shown = ", ".join(f"{name} {leaves[name].dtype}{list(leaves[name].shape)}" for name in sorted(others))
-        raise ValueError(
-            f"an export takes numbers, float32[F], and images, uint8[height, width, channels]; the observation has "
-            f"{shown}; let the environment give those as float32[F]"
-        )
+        text = "an export takes numbers, float32[F], and images, uint8[height, width, channels];"
+        raise ValueError(f"{text} the observation has {shown}; let the environment give those as float32[F]")
     memory = None
     if isinstance(policy, PolicyWithMemory):
         policy = OneMemory(policy)

@@ -18,16 +18,13 @@ def parts(obs: Any, paths: Sequence[str], spec: Spec) -> dict[str, Any]:
     names the present arrays, and those that the policy reads."""
     if not isinstance(obs, Mapping):  # a TensorDict is one
         if list(paths) != [WHOLE_OBS]:
-            raise ValueError(
-                f"the policy reads {', '.join(spec.reads)}, but got one {type(obs).__name__}; give a nest of them"
-            )
+            text = f"the policy reads {', '.join(spec.reads)}, but got one {type(obs).__name__}; give a nest of them"
+            raise ValueError(text)
         return {WHOLE_OBS: obs}
     there = _arrays(obs)
     if missing := [path for path in paths if path not in there]:
-        raise ValueError(
-            f"the observation lacks '{missing[0]}': it has {', '.join(there) or 'nothing'}; the policy reads "
-            f"{', '.join(spec.reads)}"
-        )
+        text = f"the observation lacks '{missing[0]}': it has {', '.join(there) or 'nothing'};"
+        raise ValueError(f"{text} the policy reads {', '.join(spec.reads)}")
     return {path: there[path] for path in paths}
 
 
@@ -44,10 +41,8 @@ def narrow(x: Any, name: str, spec: Spec) -> Any:
 def check_remembered(memory: Any, rows: tuple[int, ...]) -> None:
     """Refuse a memory [..., M] of another batch than these rows. Raises ValueError: naming both."""
     if tuple(memory.shape[:-1]) != tuple(rows):
-        raise ValueError(
-            f"the policy remembers a batch of {list(memory.shape[:-1])}, but got {list(rows)}; call reset() where "
-            "other episodes begin"
-        )
+        text = f"the policy remembers a batch of {list(memory.shape[:-1])}, but got {list(rows)};"
+        raise ValueError(f"{text} call reset() where other episodes begin")
 
 
 def numbers_of(x: Any, name: str) -> NDArray[Any]:
@@ -104,10 +99,8 @@ def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
     of another policy."""
     tokenizer = Tokenizer.load(directory / TOKENIZER)
     if (tokenizer.num_tokens, tokenizer.max_words) != (spec.num_tokens, spec.max_words):
-        raise ValueError(
-            f"{directory / TOKENIZER} has {tokenizer.num_tokens} tokens and {tokenizer.max_words} words, but "
-            f"policy.json is for {spec.num_tokens} and {spec.max_words}: they are of two policies"
-        )
+        text = f"{directory / TOKENIZER} has {tokenizer.num_tokens} tokens and {tokenizer.max_words} words, but"
+        raise ValueError(f"{text} policy.json is for {spec.num_tokens} and {spec.max_words}: they are of two policies")
     return tokenizer
 
 

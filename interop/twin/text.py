@@ -81,10 +81,8 @@ class Tokenizer:
         else:
             rows, shape = array.reshape(-1).tolist(), array.shape
         if rows is None or shape != batch or not all(isinstance(row, str | bytes) for row in rows):
-            raise ValueError(
-                f"the text must be one str, strs in the shape {list(batch)} of the other parts, or their bytes, uint8 "
-                f"{[*batch, 'L']}; got {array.dtype}{list(array.shape)}"
-            )
+            text = f"the text must be one str, strs in the shape {list(batch)} of the other parts, or their bytes,"
+            raise ValueError(f"{text} uint8 {[*batch, 'L']}; got {array.dtype}{list(array.shape)}")
         found = [self.encode(row) for row in rows]
         return np.array(found, np.int32).reshape(*batch, self.max_words)
 
