@@ -21,9 +21,9 @@ from interop.plain_pt import load_plain
 from interop.standalone_verify import check_plain
 from interop.twin.acting import Twin
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
-from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
 from interop.twin.networks import (
+    ImageEncoder,
     ObsNormalizer,
     ToAction,
     history_step,

@@ -1,13 +1,15 @@
-"""Networks of the twins: EmbodiChain's MLP and its normalizer, residual blocks, recurrence, and the head's last step,
-numbers to an action. No jax."""
+"""Networks of the twins: EmbodiChain's MLP and its normalizer, residual blocks, ``ejax.policies.vision``'s encoder,
+recurrence, and the head's last step, numbers to an action. No jax."""
 
+import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
-from interop.twin.spec import ActsInSpace, MemorySpec, NetworkSpec
+from interop.twin.spec import ActsInSpace, EncoderSpec, MemorySpec, NetworkSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -140,6 +142,59 @@ def history_step(spec: MemorySpec, x: Tensor, memory: Tensor) -> tuple[Tensor, T
     window = torch.where(place < gap, oldest, together)
     kept = together[..., 1:, :].flatten(-2)
     return window, torch.cat([kept, (count + 1.0).clamp(max=spec.length - 1)], dim=-1)
+
+
+class ImageEncoder(nn.Module):
+    """uint8 [..., H, W, C] -> [..., 2·channels], float32. Its convolutions are called 0, 1, 2. Raises ValueError: an
+    image of another shape or dtype."""
+
+    _places: Tensor
+
+    def __init__(self, spec: EncoderSpec, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.shape = shape
+        height, width, inputs = shape
+        for i, (outputs, kernel, stride) in enumerate(zip(spec.channels, spec.kernels, spec.strides, strict=True)):
+            self.add_module(str(i), nn.Conv2d(inputs, outputs, kernel, stride))
+            inputs = outputs
+        # rows and columns alike: F.pad takes the last axis first
+        self.padding = [(before, behind, before, behind) for before, behind in spec.padding]
+        rows, columns = spec.places(height, width)
+        grid = torch.meshgrid(torch.linspace(-1.0, 1.0, rows), torch.linspace(-1.0, 1.0, columns), indexing="ij")
+        self.register_buffer("_places", torch.stack(grid, dim=-1).reshape(-1, 2), persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        image = checked_image(image, self.shape)
+        x = image.reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2)
+        x = x.to(torch.float32) / 127.5 - 1.0
+        for convolution, padding in zip(self.children(), self.padding, strict=True):
+            x = torch.relu(convolution(pad(x, padding)))
+        share = torch.softmax(x.flatten(2), dim=-1)
+        row_and_column = share @ self._places  # [B, channels, 2]
+        return row_and_column.transpose(1, 2).reshape(*image.shape[:-3], -1)
+
+
+def checked_image(image: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Check the image [..., H, W, C], and return it. Raises ValueError: it is of another shape or dtype; a trace checks
+    it too."""
+    # in a trace plain Python would check once, for the example, and never again
+    checked = _scripted() if torch.jit.is_tracing() else _checked
+    return checked(image, list(shape))
+
+
+def _checked(image: Tensor, shape: list[int]) -> Tensor:
+    if image.dtype != torch.uint8 or list(image.shape[-3:]) != shape:
+        raise ValueError(
+            f"the image is {image.dtype} {list(image.shape)}, but the policy was made for torch.uint8 with rows, "
+            f"columns and channels {shape}, bytes from 0 to 255; resize it, and do not scale it"
+        )
+    return image
+
+
+@functools.cache
+def _scripted() -> Any:
+    """Compile ``_checked`` in TorchScript: a trace would drop plain Python."""
+    return torch.jit.script(_checked)
 
 
 class ToAction(nn.Module):

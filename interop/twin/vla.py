@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from interop.twin.acting import Twin
-from interop.twin.image_encoder import checked_image
-from interop.twin.networks import ToAction
+from interop.twin.networks import ToAction, checked_image
 from interop.twin.spec import EncoderSpec
-from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import UNREAD, BlockSpec, ImageTokensSpec, VLASpec, same_padding
 
 Context: TypeAlias = tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]
@@ -26,19 +24,16 @@ _EPSILON = 1e-2
 
 
 class TorchVLA(Twin):
-    """A deployed policy: ``forward`` takes ``spec.inputs`` and gives ``spec.outputs``; ``act`` takes an observation.
-
-    Args:
-        tokenizer: makes tokens of texts; ``act`` needs it.
-    """
+    """A deployed policy: ``forward`` takes ``spec.inputs`` and gives ``spec.outputs``; ``act`` takes an observation and
+    needs the ``tokenizer``."""
 
     spec: VLASpec
     _time: Tensor
     _left: Tensor
 
-    def __init__(self, spec: VLASpec, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, spec: VLASpec) -> None:
         super().__init__()
-        self.spec, self.tokenizer = spec, tokenizer
+        self.spec = spec
         width, size = spec.width, spec.sizes[0]
         for name, shape in spec.images.items():
             self.add_module(f"encoders_{name}", _image_tokens(spec.image_encoder, shape, width))
