@@ -46,6 +46,11 @@ def as_tensor(x: Any, name: str, device: torch.device) -> torch.Tensor:
     return x
 
 
+def to_numpy(x: torch.Tensor) -> np.ndarray:
+    """Return the numbers of a tensor, those of 16 bits as float32, which holds them all: NumPy has no bfloat16."""
+    return (x.float() if x.dtype in (torch.bfloat16, torch.float16) else x).detach().cpu().numpy()
+
+
 def as_floats(x: torch.Tensor, name: str) -> torch.Tensor:
     """Cast to float32, as ``interop.twin.parts.in_type``: ValueError where it cannot hold a number."""
     cast = x.float()

@@ -38,7 +38,7 @@ from ejax.schema.paths import find
 from ejax.schema.registry import is_import_path, resolve
 from ejax.schema.trust import import_trusted_file
 from ejax.types import HostTimestep, PyTree
-from interop.dense import in_words, is_dense
+from interop.dense import in_words, is_dense, to_numpy
 
 FINAL_OBS_KEYS = ("final_obs", "final_observation", "terminal_observation")
 Rows = NDArray[np.bool_]
@@ -287,7 +287,7 @@ def _factory(place: str) -> Callable[..., Any]:
 
 
 def _numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool = False) -> NDArray[Any]:
-    """Return a tensor of this shape as an array. Floats that NumPy lacks (bfloat16) become float32. ``shape``: None:
+    """Return a tensor of this shape as an array. Floats of 16 bits become float32. ``shape``: None:
     any. ``boolean``: its dtype must be bool. Raises ValueError: no tensor, or another shape or dtype."""
     if not isinstance(x, torch.Tensor):
         raise ValueError(f"{name} is a {type(x).__name__}, must be a tensor; for NumPy use the family gymnasium")
@@ -297,9 +297,7 @@ def _numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool
         raise ValueError(f"{name} has shape {list(x.shape)}, must have {list(shape)}")
     if boolean and x.dtype != torch.bool:
         raise ValueError(f"{name} is {x.dtype}, must be torch.bool: (x > 0) makes it so")
-    # NumPy has no bfloat16
-    x = x.detach().cpu()
-    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    return to_numpy(x)
 
 
 def _numpy_tree(obs: Any, space: gymnasium.Space[Any], num_envs: int, device: torch.device, name: str = "obs") -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from interop.dense import odd_tensor
+from interop.dense import odd_tensor, to_numpy
 from interop.standalone_verify import MAX_ARTEFACT, check_plain
 
 _MAX_CHARS = 300
@@ -69,7 +69,7 @@ def _place(path: Path, name: str) -> str:
 def load_tensors(path: Path) -> dict[str, np.ndarray]:
     """Load the state dict of a torch file: its mapping, or the one under the first of ``_NESTED`` that it has.
 
-    Numbers of 16 bits become float32, which holds all their values (NumPy has no bfloat16).
+    Numbers of 16 bits become float32, which holds all their values.
 
     Raises ValueError: see ``load_plain``; or an entry is not a dense tensor of finite numbers. FileNotFoundError: there
     is no such file.
@@ -80,6 +80,4 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
         if odd := odd_tensor(x) if isinstance(name, str) else "a key that is not text":
             text = f"{path} is not a state dict: it has {odd} at {repr(name)[:_MAX_CHARS]}, where a tensor is expected."
             raise ValueError(f"{text} Save model.state_dict(), alone or under one of {', '.join(_NESTED)}")
-    # NumPy has no bfloat16
-    half = (torch.float16, torch.bfloat16)
-    return {name: (x.float() if x.dtype in half else x).detach().numpy() for name, x in tensors.items()}
+    return {name: to_numpy(x) for name, x in tensors.items()}

@@ -25,6 +25,7 @@ from ejax.optim import SCHEDULE_KWARGS, ScheduleConfig
 from ejax.policies.pretrained.weights import unwrapped
 from ejax.schema.writing import replacing
 from interop.checkpoints.content import problems
+from interop.dense import to_numpy
 from interop.exporters.entries import StateDict
 from interop.plain_pt import load_plain
 
@@ -191,9 +192,7 @@ def _adam_state(optimizer: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _to_numpy(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
-        # NumPy has no bfloat16
-        widened = tree.float() if tree.dtype in (torch.bfloat16, torch.float16) else tree
-        return widened.detach().numpy().copy()
+        return to_numpy(tree).copy()
     return {name: _to_numpy(x) for name, x in tree.items()} if isinstance(tree, Mapping) else tree
 
 
