@@ -92,9 +92,9 @@ def sha256(source: bytes | IO[bytes]) -> str:
     return made.hexdigest()
 
 
-def read_json(path: str | Path, most: int = MAX_BYTES) -> Any:
+def read_json(path: str | Path) -> Any:
     """Read a JSON file; errors as ``open_plain`` and ``parse_json``."""
-    return parse_json(read_bytes(path, most))
+    return parse_json(read_bytes(path))
 
 
 def to_json(value: Any, infinity: str = "1e999", **options: Any) -> str:
