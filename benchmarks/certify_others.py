@@ -18,9 +18,9 @@ import gymnasium
 import numpy as np
 import torch
 
-from interop.artefacts.parity import Case, allowed_error, save_cases
+from interop.artefacts.parity import allowed_error, save_cases
+from interop.standalone_verify import Case, sha256
 from interop.standalone_verify import main as verify
-from interop.standalone_verify import sha256
 
 _EPSILON = 2.0**-22
 

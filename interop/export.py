@@ -51,11 +51,11 @@ from interop.artefacts.cases import observe_env
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, Trained, installed_versions
-from interop.artefacts.parity import Case, ConversionError, ParityError, save_cases, without_ties
+from interop.artefacts.parity import ConversionError, save_cases, without_ties
 from interop.artefacts.texts import check_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.exporters.record import described, exporter_of_any, observed
-from interop.standalone_verify import SCHEMA_VERSION, raise_on_problems, sha256
+from interop.standalone_verify import SCHEMA_VERSION, Case, ParityError, raise_on_problems, sha256
 from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.spec import MEMORY, NEXT_MEMORY
 from interop.twin.vla_spec import VLASpec

@@ -103,7 +103,7 @@ def check_artefacts(
         trust: also those that can run code.
 
     Returns:
-        By format: the errors of ``parity.compare`` over all cases, and ``cases`` one by one;
+        By format: the errors of ``compare`` over all cases, and ``cases`` one by one;
         ``problem``, a text, where it does not answer as JAX does; ``skipped``, a text, where it was not run.
     """
     return {name: _check_artefact(name, directory, spec, cases, trust) for name in formats}

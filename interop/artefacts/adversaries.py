@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.artefacts.parity import Arrays
+from interop.standalone_verify import Arrays
 from interop.twin.kinds import Spec
 
 _NUM_ROWS = 256

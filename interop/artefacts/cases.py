@@ -30,8 +30,8 @@ from ejax.schema.paths import named, part_names
 from ejax.schema.paths import nest as nest_parts
 from ejax.types import Array, Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
-from interop.artefacts.parity import Arrays, Case, allowed_error
-from interop.standalone_verify import CONSECUTIVE
+from interop.artefacts.parity import allowed_error
+from interop.standalone_verify import CONSECUTIVE, Arrays, Case
 from interop.twin.kinds import Spec
 from interop.twin.spec import MEMORY, WHOLE_OBS, Paths, PolicySpec, ProgramSpec
 from interop.twin.vla_spec import NOISE

@@ -11,7 +11,7 @@ from ejax.envs.description import Feature, describe
 from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv
 from interop.artefacts.cases import feature_ranges, leaves_of
-from interop.artefacts.parity import Arrays
+from interop.standalone_verify import Arrays
 from interop.twin.kinds import Spec
 from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec
 from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, VLASpec

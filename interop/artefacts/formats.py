@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.artefacts.parity import ParityError, RunArtefact
-from interop.standalone_verify import MAX_ARTEFACT, check_plain, load_onnx, read_bytes
+from interop.standalone_verify import MAX_ARTEFACT, ParityError, RunArtefact, check_plain, load_onnx, read_bytes
 from interop.twin.kinds import Spec, spec_to_json
 from interop.twin.spec import MEMORY, ProgramSpec
 

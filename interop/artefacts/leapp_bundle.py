@@ -17,8 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.artefacts.parity import Arrays, ParityError, RunArtefact
-from interop.standalone_verify import LEAPP_FILES, MEMORY, NEXT_MEMORY, open_session, parse_json, read_bytes, read_graph
+from interop.standalone_verify import (
+    LEAPP_FILES,
+    MEMORY,
+    NEXT_MEMORY,
+    Arrays,
+    ParityError,
+    RunArtefact,
+    open_session,
+    parse_json,
+    read_bytes,
+    read_graph,
+)
 from interop.twin.spec import PolicySpec
 
 MODEL, _DESCRIPTION, _INITIAL_VALUES = LEAPP_FILES

@@ -27,13 +27,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.standalone_verify import CONSECUTIVE, largest_magnitude
-from interop.standalone_verify import Arrays as Arrays
-from interop.standalone_verify import Case as Case
-from interop.standalone_verify import ParityError as ParityError
-from interop.standalone_verify import RunArtefact as RunArtefact
-from interop.standalone_verify import compare as compare
-from interop.standalone_verify import load_cases as load_cases
+from interop.standalone_verify import CONSECUTIVE, Case, largest_magnitude
 
 FloatArray: TypeAlias = NDArray[np.float32]
 _FLOOR = 2.0**-19

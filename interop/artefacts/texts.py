@@ -11,10 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from interop.artefacts.parity import ParityError
-from interop.standalone_verify import parse_json, read_bytes
+from interop.standalone_verify import ParityError, parse_json, read_bytes
 from interop.twin.parts import vla_tokenizer
-from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import TEXTS, VLASpec
 
 _SCHEMA_VERSION = 1
@@ -65,11 +63,6 @@ def check_texts(directory: Path, spec: VLASpec) -> None:
         raise ValueError(f"{file} does not hold texts with their tokens: {repr(error)[:200]}") from error
     if not entries:
         raise ValueError(f"{file} holds no text, so that no tokenizer could fail it")
-    compare_tokens(tokenizer, entries)
-
-
-def compare_tokens(tokenizer: Tokenizer, entries: Sequence[tuple[bytes, list[int]]]) -> None:
-    """Refuse a tokenizer that makes other tokens of these texts. Raises ParityError: other tokens than these."""
     for text, tokens in entries:
         found = tokenizer.encode(text).tolist()
         if found != tokens:

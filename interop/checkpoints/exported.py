@@ -12,10 +12,9 @@ from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import leaves_of
 from interop.artefacts.formats import FORMATS
-from interop.artefacts.parity import ParityError
 from interop.checkpoints.weights import params_from_state_dict
 from interop.exporters.record import policy_of
-from interop.standalone_verify import check_files, read_certificate
+from interop.standalone_verify import ParityError, check_files, read_certificate
 from interop.twin.kinds import load_spec
 from interop.twin.spec import PolicySpec, ProgramSpec
 

@@ -7,10 +7,10 @@ from typing import Any
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.with_memory import ActorCriticWithMemory
 from interop.artefacts.cases import draw_cases
-from interop.artefacts.parity import Case
 from interop.exporters.entries import Entry, mlp_entries
 from interop.exporters.mlp import actor_fields, actor_groups, describe_mlp, network_entries, network_of, network_spec
 from interop.exporters.record import Exporter
+from interop.standalone_verify import Case
 from interop.twin.spec import MemorySpec, Paths, PolicySpec
 
 

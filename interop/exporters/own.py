@@ -12,8 +12,8 @@ from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.types import Array, Key, Params, PolicyWithMemory, PyTree
 from interop.artefacts.cases import draw_cases, nest_inputs
-from interop.artefacts.parity import Case
 from interop.exporters.record import Exporter
+from interop.standalone_verify import Case
 from interop.twin.spec import MemorySpec, Paths, ProgramSpec
 
 

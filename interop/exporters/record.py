@@ -11,8 +11,8 @@ from ejax.policies.record import find_policy
 from ejax.schema.registry import entries, import_entry
 from ejax.types import Array, Env, HostEnv, Params, Policy, PyTree
 from interop.artefacts.cases import draw_cases, leaves_of, nest_inputs, paths_of
-from interop.artefacts.parity import Arrays, Case
 from interop.exporters.entries import Entry, StateDict
+from interop.standalone_verify import Arrays, Case
 from interop.twin.kinds import Spec
 from interop.twin.spec import Paths, PolicySpec
 

@@ -45,11 +45,11 @@ from ejax.policies.vla.words import Words
 from ejax.types import Array, Params
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.cases import answered, feature_ranges
-from interop.artefacts.parity import Arrays, Case
 from interop.artefacts.texts import adversarial_texts, texts_document
 from interop.exporters.entries import StateDict
 from interop.exporters.record import Exporter
 from interop.exporters.vision import image_shapes
+from interop.standalone_verify import Arrays, Case
 from interop.twin.spec import EncoderSpec, Paths
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, BlockSpec, ImageTokensSpec, VLASpec

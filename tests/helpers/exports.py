@@ -14,8 +14,7 @@ import pytest
 from ejax.store.run_dir import create_run_directory
 from ejax.training.build import build
 from interop.artefacts.formats import FORMATS
-from interop.artefacts.parity import Case, load_cases
-from interop.standalone_verify import sha256
+from interop.standalone_verify import Case, load_cases, sha256
 
 ROOT = Path(__file__).parents[2]
 HERE = [name for name, form in FORMATS.items() if not form.missing(to_write=True)]

@@ -52,12 +52,12 @@ from interop.artefacts.cases import observe_env
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, Trained
-from interop.artefacts.parity import Case, ParityError, allowed_error, compare
+from interop.artefacts.parity import allowed_error
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy, export_run, main
 from interop.exporters.record import exporter_of, spec_of
+from interop.standalone_verify import Case, ParityError, compare, sha256
 from interop.standalone_verify import main as standalone_main
-from interop.standalone_verify import sha256
 from interop.twin.spec import NetworkSpec, PolicySpec
 from interop.verify import main as verify_main
 from interop.verify import verify

@@ -21,12 +21,12 @@ import torch
 from ejax.config import parse_config
 from ejax.training.build import build
 from interop.artefacts.cases import CONSECUTIVE
-from interop.artefacts.parity import compare, load_cases
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 from interop.embodichain import export_pt
 from interop.export import export_run
 from interop.policy import deployed, load_policy, load_state_dict, make_policy
 from interop.serving.policies import load_served
+from interop.standalone_verify import compare, load_cases
 from interop.twin.kinds import load_spec
 from interop.verify import verify
 

@@ -38,12 +38,11 @@ from ejax.policies.vla.policy import VLAPolicy, make
 from ejax.policies.vla.words import Words
 from ejax.types import Params, Timestep
 from interop.artefacts.formats import FORMATS, Trained
-from interop.artefacts.parity import ParityError, load_cases
 from interop.artefacts.texts import adversarial_texts
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy
 from interop.exporters.record import exporter_of, spec_of
-from interop.standalone_verify import measure, open_session
+from interop.standalone_verify import ParityError, load_cases, measure, open_session
 from interop.twin.kinds import load_spec, spec_from_json, spec_to_json
 from interop.twin.text import Tokenizer
 from interop.verify import verify
