@@ -125,9 +125,8 @@ def _episodes_outside(policy: Policy, env: HostEnv, params: Params, seed: int, *
     yield Decision(obs, ())
     for t in itertools.count():
         check_obs(policy, obs)
-        numbers, memory = act(
-            policy, params, obs, memory, jax.random.fold_in(key, t) if samples else key, samples=samples
-        )
+        step_key = jax.random.fold_in(key, t) if samples else key
+        numbers, memory = act(policy, params, obs, memory, step_key, samples=samples)
         given = np.asarray(numbers)
         finite = finite_rows(obs, given, numpy=np)  # before the step, which may overwrite the observation
         action = to_action(form, given)

@@ -300,15 +300,14 @@ def schedule_note(options: Any, begun: int, total: int) -> str:
     schedule: Any = getattr(options, "lr_scheduler", ScheduleConfig())
     key = _HORIZON.get(schedule.name or "", "")
     end = dict(schedule.kwargs).get(key, total)
-    if total <= max(begun, end):
+    late = total - max(begun, end)
+    if late <= 0:
         return ""
     rate = float(scheduled_learning_rate(options.optimizer.learning_rate, schedule, end))
     if rate > 0.0 and not begun:
         return ""
     what = f"have the rate {rate:.4g}" if rate > 0.0 else "have the rate 0, and learn nothing"
-    text = (
-        f"the schedule of the learning rate, {schedule.name}, ends with update {end}: {total - max(begun, end)} updates"
-    )
+    text = f"the schedule of the learning rate, {schedule.name}, ends with update {end}: {late} updates"
     return f"{text} from there to {total} {what}; algorithm.cfg.lr_scheduler.kwargs.{key}={total} stretches it"
 
 

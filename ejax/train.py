@@ -178,9 +178,8 @@ def _print_facts(config: "RunConfig", result: Any, facts: dict[str, Any], of_eac
         "wall time": duration(result.elapsed_time_sec),
         f"{config.step_name.removeprefix('env ')}/s{of_all}": result.training_fps,
     }
-    last = {
-        "interrupted": None if result.finished else "yes; continue with --resume latest"
-    }  # the last line that is seen
+    # the last line that is seen
+    last = {"interrupted": None if result.finished else "yes; continue with --resume latest"}
     summary({key: value for key, value in (shared | facts | last).items() if value is not None})
 
 

@@ -107,9 +107,8 @@ class TorchVector:
         self.observation_space: gymnasium.Space[Any] = rows_space(self._raw_space)
         self.action_space = _row_space(env, "action", self.num_envs)
         self._form = action_form(self.action_space, clips=clip_actions)._replace(start=())  # given actions, not choices
-        limits = (
-            getattr(env, name, None) for name in ("max_episode_steps", "max_episode_length")
-        )  # theirs, Isaac Lab's
+        names = ("max_episode_steps", "max_episode_length")  # theirs, Isaac Lab's
+        limits = (getattr(env, name, None) for name in names)
         self.max_episode_steps = int(next((limit for limit in limits if limit), 0))
         self.row_seed = np.zeros(self.num_envs, np.uint32)
         self._obs: PyTree = None

@@ -36,9 +36,8 @@ class OnnxPolicy:
             outputs.append(NEXT_MEMORY)
             leaves.append(self._remembered(batch, self.spec.memory.size))
         named = zip(self.spec.inputs, leaves, strict=True)
-        action, *after = self._session.run(
-            outputs, {name: in_type(x, self.spec.input_dtype(name), name) for name, x in named}
-        )
+        given = {name: in_type(x, self.spec.input_dtype(name), name) for name, x in named}
+        action, *after = self._session.run(outputs, given)
         if after:
             self.memory = after[0].reshape(*batch, -1)
         return action.reshape(*batch, *action.shape[1:])

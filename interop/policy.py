@@ -324,9 +324,8 @@ def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer 
     policy = TWINS[type(spec)](spec)
     if tokenizer is not None:
         policy.tokenizer = tokenizer
-    policy.load_state_dict(
-        {name: as_tensor(x, name, torch.device("cpu")) for name, x in state_dict.items()}, strict=True
-    )
+    weights = {name: as_tensor(x, name, torch.device("cpu")) for name, x in state_dict.items()}
+    policy.load_state_dict(weights, strict=True)
     return policy.eval()
 
 

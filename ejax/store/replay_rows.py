@@ -138,9 +138,8 @@ def load_rows(path: Path, like: Sequence[Replay], saved: Sequence[Replay]) -> li
 def _load(path: Path, number: int, buffer: Buffer, like: Replay) -> Transition | HostRows:
     wanted = _forms(like)
     if (there := buffer.form) != (here := wanted.form):
-        text = "; ".join(
-            f"{name} {there[name]}, this run needs {here[name]}" for name in here if there[name] != here[name]
-        )
+        differ = [name for name in here if there[name] != here[name]]
+        text = "; ".join(f"{name} {there[name]}, this run needs {here[name]}" for name in differ)
         raise CheckpointError(f"checkpoint {path} has a replay buffer of {text}. Use the config it was made with.")
     if isinstance(like.rows, HostRows):
         pages = like.rows.pages()

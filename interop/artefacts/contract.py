@@ -148,9 +148,9 @@ def _memory(spec: Spec, memory: MemorySpec) -> dict[str, Any]:
         state = "h" if memory.type == "gru" else "h, c"
         layout = f"{state} of each of {memory.depth} layers of {memory.width}, the first layer first"
     meaning = (
-        f"what the policy remembers of the episode: {layout}. Zeros at an episode's first step, that is the reset; "
+        f"what the policy remembers of the episode: {layout}. Zeros at an episode's first step, that is the reset;"
     )
-    meaning += f"then the output {NEXT_MEMORY} of the step before"
+    meaning += f" then the output {NEXT_MEMORY} of the step before"
     return _entry(MEMORY, spec, meaning=meaning, reset=0.0, next=NEXT_MEMORY)
 
 

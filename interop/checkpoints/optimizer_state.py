@@ -111,9 +111,7 @@ def _check_options(group: Mapping[str, Any], config: OptimizerConfig) -> None:
     """Options that torch keeps in the state and ejax in the config must agree."""
     wanted: dict[str, Any] = {**_adam_options(config), "amsgrad": False}
     given = {name: tuple(group[name]) if name == "betas" else group[name] for name in wanted if name in group}
-    differ = [
-        f"{name} is {given[name]} in it, {wanted[name]} in the config" for name in given if given[name] != wanted[name]
-    ]
+    differ = [f"{name} is {x} in it, {wanted[name]} in the config" for name, x in given.items() if x != wanted[name]]
     if differ:
         text = f"the optimizer's state does not belong to algorithm.cfg.optimizer ({config.name}): {'; '.join(differ)}"
         raise ValueError(text)
