@@ -171,17 +171,6 @@ def padding(path: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.full((), -1, dtype) if path in _NUMBERED else np.zeros((), dtype)
 
 
-def check_request(batch_size: Any, chunk_size: Any, mode: Any, num_frames: int) -> None:
-    """Raise ValueError if rows of ``num_frames`` cannot serve this, TypeError for a size that is not an int."""
-    check_choice("sampling_mode", mode, MODES)
-    for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size)):
-        check_count(name, value)
-    if chunk_size > num_frames:
-        raise ValueError(f"chunk_size {chunk_size} is more than max_episode_steps, {num_frames}; give at most that")
-    if mode == "boundary" and chunk_size < 2:
-        raise ValueError("a chunk of 1 frame crosses no boundary; sampling_mode 'boundary' needs chunk_size ≥ 2")
-
-
 def _distance(stop: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Count frames from each [R, T] to the next where ``stop`` holds, or else to T."""
     num_frames = stop.shape[1]

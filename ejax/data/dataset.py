@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ejax.data.checks import check_choice, check_count, check_seed
-from ejax.data.chunks import MODES, SamplingMode, SequenceSpecCfg, WindowDraw, check_request
+from ejax.data.chunks import MODES, SamplingMode, SequenceSpecCfg, WindowDraw
 from ejax.data.samplers import ChunkSizeSampler, make_rng
 from ejax.data.task import flatten, nest_fields
 
@@ -54,7 +54,16 @@ class ChunkSource(ABC):
                 (DataBudgetExhaustedError; nothing is charged), the task's own error, a worker that died or hangs
                 (OnlineDataWorkerError).
         """
-        check_request(batch_size, chunk_size, sampling_mode, self.max_episode_steps)
+        check_choice("sampling_mode", sampling_mode, MODES)
+        for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size)):
+            check_count(name, value)
+        if chunk_size > self.max_episode_steps:
+            text = (
+                f"chunk_size {chunk_size} is more than max_episode_steps, {self.max_episode_steps}; give at most that"
+            )
+            raise ValueError(text)
+        if sampling_mode == "boundary" and chunk_size < 2:
+            raise ValueError("a chunk of 1 frame crosses no boundary; sampling_mode 'boundary' needs chunk_size ≥ 2")
         return self._draw(batch_size, WindowDraw(sampling_mode, chunk_size), rng)
 
     def sample_batch_with_context(

@@ -23,14 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ejax.data.buffer import BufferLayout
-from ejax.data.control import (
-    LIFE,
-    Control,
-    EngineState,
-    LifecycleEvent,
-    OnlineDataWorkerError,
-    make_words,
-)
+from ejax.data.control import LIFE, Control, EngineState, LifecycleEvent, OnlineDataWorkerError, make_words
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.worker import ORDER, POLL_S, SPEC, WorkOrder
 from ejax.schema.trust import trusted

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ejax.data import OnlineDataEngine, OnlineDataEngineCfg
 from ejax.data.buffer import BufferLayout, TrajectoryBuffer, create
-from ejax.data.chunks import MODES, WindowDraw, check_request, draw_windows, find_runs, window_mask
+from ejax.data.chunks import MODES, WindowDraw, draw_windows, find_runs, window_mask
 from ejax.data.reader import ChunkReader
 from ejax.data.task import Episode, EpisodeSpec, Origin, flatten, nest_fields
 
@@ -191,8 +192,9 @@ def test_chunks_drawn_singly_are_like_those_drawn_together(buffer: Any, monkeypa
 def test_requests_that_no_buffer_serves_are_refused(
     request_: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
+    engine = OnlineDataEngine(OnlineDataEngineCfg("tasks:Toy", max_episode_steps=50))
     with pytest.raises(error, match=message):
-        check_request(*request_, num_frames=50)
+        engine.sample_batch(*request_)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,7 @@ class Draft(Section):
     """
 
     def __init__(
-        self,
-        tree: dict[str, Any],
-        folder: Path | None = None,
-        overrides: Sequence[str] = (),
-        device: str | None = None,
+        self, tree: dict[str, Any], folder: Path | None = None, overrides: Sequence[str] = (), device: str | None = None
     ) -> None:
         super().__init__(tree, "", KeyReport())
         self.tree, self.folder = tree, folder
