@@ -44,7 +44,7 @@ from ejax.algorithms.sgd import Batch, MinibatchConfig, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
 from ejax.numerics.checks import check_rollout
 from ejax.numerics.traced_options import is_active, unjit_for_traced
-from ejax.optim import get_learning_rate, step_schedule
+from ejax.optim import get_learning_rate, set_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.returns import explained_variance, gae, vtrace
 from ejax.schema.problems import Problem
@@ -78,8 +78,10 @@ class PPOConfig(MinibatchOptions):
     """Advantages have mean 0 and deviation 1 over the rollout."""
     normalize_advantage_per_mini_batch: bool = False
     """Over each minibatch instead."""
-    schedule: Literal["fixed", "adaptive"] = "fixed"
-    """``adaptive``: the learning rate follows ``desired_kl``; excludes ``lr_scheduler``."""
+    schedule: Literal["fixed", "adaptive", "adaptive_per_update"] = "fixed"
+    """Not fixed: the learning rate follows ``desired_kl``; excludes ``lr_scheduler``. ``adaptive`` is RSL-RL's rule:
+    each minibatch may change the rate by 1.5, so that more than about 20 an update drive it from limit to limit.
+    ``adaptive_per_update`` changes it once an update, by the update's mean divergence."""
     desired_kl: PositiveFloat | None = Field(default=None, validate_default=True)
     """adaptive: the KL divergence of an update that the learning rate is steered to, such as 0.01."""
     minimum_learning_rate: PositiveFloat = 1e-5
@@ -112,15 +114,15 @@ class PPOConfig(MinibatchOptions):
     @classmethod
     def _one_schedule(cls, schedule: str, info: ValidationInfo) -> str:
         lr_scheduler = info.data.get("lr_scheduler")
-        if schedule == "adaptive" and lr_scheduler is not None and lr_scheduler.name is not None:
-            raise ValueError(f"got 'adaptive' together with lr_scheduler '{lr_scheduler.name}'; keep one")
+        if schedule != "fixed" and lr_scheduler is not None and lr_scheduler.name is not None:
+            raise ValueError(f"got '{schedule}' together with lr_scheduler '{lr_scheduler.name}'; keep one")
         return schedule
 
     @field_validator("desired_kl")
     @classmethod
     def _adaptive_has_a_target(cls, desired_kl: float | None, info: ValidationInfo) -> float | None:
-        if desired_kl is None and info.data.get("schedule") == "adaptive":
-            raise ValueError("is missing: schedule 'adaptive' needs it, such as 0.01")
+        if desired_kl is None and (schedule := info.data.get("schedule", "fixed")) != "fixed":
+            raise ValueError(f"is missing: schedule '{schedule}' needs it, such as 0.01")
         return desired_kl
 
     @field_validator("maximum_learning_rate")
@@ -193,12 +195,19 @@ def ppo_update(
         adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
         stop=None if config.target_kl is None else partial(_exceeds, target_kl=config.target_kl),
     )
+    if config.schedule == "adaptive_per_update":
+        rate = _adapt_rate(get_learning_rate(after.opt_state), metrics, config=config)
+        after = replace(after, opt_state=set_learning_rate(after.opt_state, rate))
     # once per update, however many minibatches it has: schedules count updates
     after = step_schedule(after, config.optimizer, config.lr_scheduler)
     # last: in the epochs the policy sees what it saw when it acted, so that the ratio begins at 1
     after = replace(after, params=update_normalizer(policy, after.params, rollout.obs, rollout.valid))
     if num_warmup > 0:
         after = hold_policy(state, after, num_warmup)
+    if config.schedule != "fixed":
+        rate = get_learning_rate(after.opt_state)
+        at_limit = (rate <= config.minimum_learning_rate) | (rate >= config.maximum_learning_rate)
+        metrics["rate_at_limit"] = at_limit.astype(rate.dtype)
     metrics |= lag_metrics | {
         "learning_rate": get_learning_rate(after.opt_state),
         # by the values that advantages were made from, before the critic learned from them
@@ -225,7 +234,7 @@ def _columns(
         "value": rollout.value,
         "advantage": advantage,
         "value_target": value_target,
-        "distribution": rollout.distribution if config.schedule == "adaptive" else None,
+        "distribution": rollout.distribution if config.schedule != "fixed" else None,
         "mask": None if rollout.valid is None else rollout.valid.astype(jnp.float32),
         "behave_weight": behave_weight,
         "reference_log_prob": reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),

@@ -104,6 +104,25 @@ def test_repeated_updates_compile_once(by_hand: Any) -> None:
     assert ppo_update._cache_size() == compiled
 
 
+@pytest.mark.parametrize(
+    ("desired_kl", "factor"), [(1e-12, 1 / 1.5), (1e6, 1.5), (None, 1.0)], ids=["too far", "too little", "as desired"]
+)
+def test_the_rate_changes_once_in_an_update_of_many_steps(desired_kl: float | None, factor: float) -> None:
+    acted = Normal(jnp.zeros((1, 2, 1)), jnp.zeros((1, 2, 1)))
+    rollout, small = replace(two_pulls(), distribution=acted), OptimizerConfig(name="sgd", learning_rate=1e-3)
+    state = fresh(BANDIT.init(None, None), make_optimizer(small))
+    options = {"schedule": "adaptive_per_update", "n_epochs": 8, "batch_size": 1, "optimizer": small}
+    if desired_kl is None:
+        desired_kl = float(pull(rollout, state, desired_kl=1.0, **options)[1]["kl"])
+    after, metrics = pull(rollout, state, desired_kl=desired_kl, **options)
+    assert get_learning_rate(after.opt_state) == pytest.approx(1e-3 * factor)
+    assert metrics["learning_rate"] == pytest.approx(1e-3 * factor) and metrics["kl"] > 0.0
+    # a rate at its limit stays there
+    held = {"minimum_learning_rate": 1e-3, "maximum_learning_rate": 1e-3}
+    after, _ = pull(rollout, state, desired_kl=desired_kl, **options, **held)
+    assert get_learning_rate(after.opt_state) == pytest.approx(1e-3)
+
+
 def test_a_rollout_of_one_transition_trains_without_nan() -> None:
     rollout = jax.tree.map(lambda x: x[:, :1], two_pulls())
     state, _ = pull(rollout)
