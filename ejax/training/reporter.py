@@ -24,6 +24,14 @@ _OF_MAXRSS = 1.0 if sys.platform == "darwin" else 1024.0
 """Bytes in the unit of ``ru_maxrss``."""
 _NAMES = {"loss": "loss", "grad_norm": "gradient"}
 _CRITICS = {"value_loss": "critic's loss", "value_grad_norm": "critic's gradient"}
+_SAMPLED, _EVALUATED = "charts/success_rate_avg_100", "eval/success_rate"
+_APART = 0.2  # difference of two rates of success that is worth a line
+_FEW_UPDATES = 20
+_LIMITED = (
+    "the learning rate was at minimum_learning_rate or maximum_learning_rate after {count} of {total} updates. "
+    "Schedule 'adaptive' changes it in every minibatch, and many drive it from limit to limit: give "
+    "algorithm.cfg.schedule=adaptive_per_update, or fewer n_epochs; else widen the limits"
+)
 _REMEDY = "lower algorithm.cfg.optimizer.learning_rate, look for rewards and observations that are not finite"
 
 
@@ -36,6 +44,8 @@ class MetricReporter(Callback):
         self._writer, self._progress, self._clock, self._device = writer, progress, clock, device
         self._on_log, self.total = on_log, Stopwatch()
         self._renamed: set[str] = set()
+        self._apart = self._limited = False
+        self._rates: list[float] = []
         self.last: dict[str, float] = {}
         self.train_history: list[dict[str, float]] = []
         self.eval_history: list[dict[str, float]] = []
@@ -47,10 +57,24 @@ class MetricReporter(Callback):
         shown |= times(self.seconds()) | memory_in_use(self._device)
         self._log(run, shown)
         self.last = shown
+        if "train/rate_at_limit" in shown and not self._limited:
+            self._rates = [*self._rates, shown["train/rate_at_limit"]][-_FEW_UPDATES:]
+            self._limited = sum(self._rates) > _FEW_UPDATES / 2
+            if self._limited:
+                self._writer.alarm(_LIMITED.format(count=int(sum(self._rates)), total=len(self._rates)))
         self.train_history.append({"global_step": run.step, **shown})
 
     def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
         self._log(run, dict(metrics))
+        sampled, mode = self.last.get(_SAMPLED, math.nan), metrics.get(_EVALUATED, math.nan)
+        apart, self._apart = self._apart, abs(sampled - mode) > _APART
+        if self._apart and not apart:  # once, until they agree again
+            why = "exploration does a part of the work" if sampled > mode else "the noise of exploration costs the rest"
+            self._writer.alarm(
+                f"step {run.step:,}: sampled actions succeed in {sampled:.2f}, the policy's mode, as evaluations and "
+                f"exports use it, in {mode:.2f}: {why}; train on, or lower policy.initial_log_std or "
+                "algorithm.cfg.ent_coef"
+            )
         self.eval_history.append({"global_step": run.step, **metrics})
 
     def seconds(self) -> dict[str, float]:

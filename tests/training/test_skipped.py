@@ -1,7 +1,10 @@
-"""Updates that were not applied: the messages about them, what a run of them ends with, what is never kept."""
+"""Updates that were not applied: the messages about them, what a run of them ends with, what is never kept. And other
+things that a run is warned of while it trains."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +14,10 @@ from tiny import EVALUATED, NUM_STEPS, STEPS, tiny
 
 from ejax.config import parse_config
 from ejax.run import train
+from ejax.runtime.stopwatch import Stopwatch
 from ejax.schema.registry import ENVS
 from ejax.train import main
-from ejax.training.reporter import NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
+from ejax.training.reporter import MetricReporter, NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +124,44 @@ def test_no_evaluation_with_a_broken_episode_is_the_best(tmp_path: Path) -> None
         assert [entry["eval/success_rate"] for entry in result.eval_history] == [best or 0.0] * 4
         assert result.best_eval_value == best and (result.best_checkpoint_path is None) == (best is None)
         assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+
+
+class Told:
+    """A log that keeps its alarms."""
+
+    def __init__(self) -> None:
+        self.alarms: list[str] = []
+
+    def alarm(self, text: str) -> None:
+        self.alarms.append(text)
+
+    def write(self, *args: Any) -> None:
+        pass
+
+
+def reported(*updates: dict[str, float]) -> list[str]:
+    """Return the alarms of a run with these metrics, each of an evaluation or else of an update."""
+    told, progress = Told(), SimpleNamespace(best=None)
+    reporter = MetricReporter(told, progress, Stopwatch(), jax.devices()[0], None)  # type: ignore[arg-type]
+    for i, metrics in enumerate(updates):
+        cadence = SimpleNamespace(logs=lambda update: True)
+        run: Any = SimpleNamespace(update=i, step=100 * i, steps_per_s=1.0, cadence=cadence, extra={})
+        evaluated = any(tag.startswith("eval/") for tag in metrics)
+        (reporter.on_evaluation if evaluated else reporter.on_update)(run, metrics)
+    return told.alarms
+
+
+def test_a_success_that_exploration_makes_is_told_once() -> None:
+    sampled, poor, good = {"charts/success_rate_avg_100": 0.72}, {"eval/success_rate": 0.01}, {"eval/success_rate": 0.7}
+    (text,) = reported(sampled, poor, sampled, poor)
+    assert text.startswith("step 100: sampled actions succeed in 0.72, the policy's mode") and "in 0.01" in text
+    assert "exploration does a part of the work" in text and "policy.initial_log_std" in text
+    assert len(reported(sampled, poor, sampled, good, sampled, poor)) == 2  # they agreed between
+    assert "the noise of exploration costs the rest" in reported({"charts/success_rate_avg_100": 0.2}, good)[0]
+    assert not reported(sampled, good) and not reported({}, poor)  # nothing to compare with
+
+
+@pytest.mark.parametrize(("limited", "count"), [(10, 0), (11, 1)])
+def test_a_learning_rate_that_is_mostly_at_a_limit_is_told_once(limited: int, count: int) -> None:
+    alarms = reported(*({"train/rate_at_limit": float(i % 20 < limited)} for i in range(60)))
+    assert [text.partition(" updates")[0].rpartition("after ")[2] for text in alarms] == ["11 of 11"] * count
