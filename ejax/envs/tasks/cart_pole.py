@@ -43,6 +43,8 @@ class CartPoleRL(PhysicsTask):
     time limit. Success, judged in the last step only, and then terminated: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s.
 
     Differs from EmbodiChain: the start, always at (−0.2 m, 0.07 rad) there, is within ± ``reset_range`` of it, uniform.
+    A cart that leaves the ``rail`` (m to each side of 0) has failed. EmbodiChain's has no end, and its reward knows no
+    cart: a policy may lean for ever while it drives away, 130 m in one episode.
     """
 
     asset = "cart_pole.xml"
@@ -65,6 +67,7 @@ class CartPoleRL(PhysicsTask):
     action_scale: float = 0.1
     velocity_penalty_weight: float = 0.005
     reset_range: float = 0.0
+    rail: float | None = None
     physics: Engine = "auto"
     sim_steps_per_control: int = 4
     rewards: Mapping[str, Any] = FrozenDict()
@@ -94,6 +97,9 @@ class CartPoleRL(PhysicsTask):
         # EmbodiChain judges the last step only: a pole that swings through upright has not succeeded
         out_of_time = world.state.episode_step >= self.max_episode_steps
         return out_of_time & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY)
+
+    def fails(self, world: World) -> Array:
+        return super().fails(world) if self.rail is None else jnp.abs(world.qpos[0]) > self.rail
 
     def truncates(self, world: World) -> Array:
         return _pole(world)[0] > jnp.pi / 2.0
