@@ -203,7 +203,7 @@ def _plan_physics(size: Size, device: str, target: str | None) -> Iterator[Measu
 
 def _plan_preflight(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
     without_graphs = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {NO_GRAPHS}"}
-    for name, config, engine in (("PointMass", "point_mass/ppo.yaml", None), ("PushCube", "push_cube/ppo.yaml", "mjx")):
+    for name, config, engine in (("PointMass", "point_mass/ppo.yaml", None), ("PushCube", "push_cube/ppo_embodichain.yaml", "mjx")):
         more = [] if engine is None else [f"env.cfg.physics={engine}"]
         label = f"{name}, {size.large:,} envs"
         yield _foretell("preflight", f"{label}, foretold", config, size.overrides("cpu", size.large, *more), target)
@@ -261,7 +261,7 @@ def _foretell(part: str, label: str, config: str, overrides: list[str], target: 
 
 _ENVS: tuple[tuple[str, str, str | None, tuple[int, ...]], ...] = (
     ("PointMass", "point_mass/ppo.yaml", None, ()),
-    ("PushCube on warp", "push_cube/ppo.yaml", "warp", (4096, 16384, 32768)),
+    ("PushCube on warp", "push_cube/ppo_embodichain.yaml", "warp", (4096, 16384, 32768)),
     ("PushCube randomized on warp", "push_cube/ppo_randomized.yaml", "warp", (4096,)),
     ("Quadruped on warp", "locomotion/quadruped.yaml", "warp", (4096, 16384)),
     ("PointMass with a GRU", "point_mass/gru.yaml", None, (4096,)),

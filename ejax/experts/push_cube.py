@@ -1,10 +1,10 @@
-"""An expert for PushCubeRL: ``ejax.experts.push_cube:make_task``."""
+"""Experts for PushCube and PushCubeRL: ``make_push_task`` and ``make_task``."""
 
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -16,6 +16,7 @@ from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.task.scene import SceneWorld
 from ejax.envs.task.world import SceneState
+from ejax.envs.tasks.push import PushCube
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.actions import ActionTerm
 from ejax.experts.task import EnvRows, Expert, Law, ScriptedTask, limit_length, phrase, read_plan
@@ -122,15 +123,22 @@ _DAMPING = 0.01
 class PushCubeExpert(Expert):
     """Behind the cube, down, and forward, steering it by the place of contact."""
 
-    make_env, env_fields = PushCubeRL, ENV
+    make_env: ClassVar[Any] = PushCubeRL
+    env_fields = ENV
     segments, care, ranges = tuple(_PLAN["segments"]), _CARE, _PLAN["ranges"]
 
     def act(self, obs: EnvRows, segment: EnvRows, variation: Mapping[str, EnvRows]) -> tuple[EnvRows, EnvRows]:
-        way, segment = follow_push(obs, segment, variation)
-        return np.asarray(_joint_step(PushCubeRL.asset, obs[:, :6], way)) / self.env.action_scale, segment
+        way, segment = follow_push(obs[:, :15], segment, variation)
+        return np.asarray(_joint_step(self.env.asset, obs[:, :6], way)) / self.env.action_scale, segment
 
     def instruct(self, rng: np.random.Generator, obs: EnvRows) -> list[str]:
         return phrase(rng, _PLAN["wordings"], obs[:, 12:14] - np.array(self.env.goal_position[:2]))
+
+
+class PushExpert(PushCubeExpert):
+    """The same plan, in ``PushCube``."""
+
+    make_env = PushCube
 
 
 class PushCubeInScene(Expert):
@@ -204,5 +212,7 @@ def _joint_step(asset: str, angles: Array, way: Array) -> Array:
 
 
 make_task = functools.partial(ScriptedTask, PushCubeExpert, camera=CAMERA)
+
+make_push_task = functools.partial(ScriptedTask, PushExpert, camera=CAMERA)
 
 make_scene_task = functools.partial(ScriptedTask, PushCubeInScene, camera=CAMERA)

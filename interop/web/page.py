@@ -16,7 +16,8 @@ import numpy as np
 from ejax.envs.host.calls import closing
 from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
 from ejax.envs.mujoco.models import ASSETS
-from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.tasks.push import HALF_EDGE, PushCube
+from ejax.envs.tasks.push_cube import PushCubeRL, PushTask
 from ejax.play.saved_policy import opened_policy, restore_policy
 from ejax.play.show import play_episodes
 from ejax.policies import ActorCritic, ActorOnly
@@ -33,12 +34,13 @@ from interop.exporters.record import described, exporter_of
 
 def describe_task(env: Any) -> dict[str, Any]:
     """Describe the task to the page. ValueError: the page cannot compute it, and why."""
-    if type(env) not in (PushCubeRL, VelocityRL):
-        text = f"--web cannot compute the observation of {type(env).__name__} in a browser; it can that of PushCubeRL"
-        raise ValueError(f"{text} and VelocityRL, without wrappers; ejax.play's viewer and its --video show the others")
+    if type(env) not in (PushCube, PushCubeRL, VelocityRL):
+        text = f"--web cannot compute the observation of {type(env).__name__} in a browser; it can those of PushCube"
+        others = "PushCubeRL and VelocityRL, without wrappers; ejax.play's viewer and its --video show the others"
+        raise ValueError(f"{text}, {others}")
     if env.functor_events:
         raise ValueError(f"--web cannot compute events ({', '.join(env.functor_events)}): empty trainer.events.eval")
-    task = _push_cube(env) if isinstance(env, PushCubeRL) else _velocity(env)
+    task = _push_cube(env) if isinstance(env, PushTask) else _velocity(env)
     return {**task, "model": _model_text(env.asset), "substeps": env.num_substeps, "period": env.control_period}
 
 
@@ -50,16 +52,27 @@ def facts_of(state: Any) -> dict[str, Any]:
     return {**facts, "push_in": state.push_in[None]}
 
 
-def _push_cube(env: PushCubeRL) -> dict[str, Any]:
+def _push_cube(env: PushTask) -> dict[str, Any]:
     joints = list(range(6))
-    cube = {"kind": "qpos", "joints": [6, 7, 8], "home": [0.0] * 3}
-    arm = {"kind": "qpos", "joints": joints, "home": [0.0] * 6}
+    cube: dict[str, Any] = {"kind": "qpos", "joints": [6, 7, 8], "home": [0.0] * 3}
+    arm, tool = {"kind": "qpos", "joints": joints, "home": [0.0] * 6}, {"kind": "site", "name": "tcp"}
+    goal = {"kind": "command"}
+    observation: list[dict[str, Any]] = [arm, tool, cube, goal]
+    end: dict[str, Any] = {"kind": "near", "joints": [6, 7], "limit": env.success_threshold}
+    bound = {"limit": env.joint_limits} if isinstance(env, PushCubeRL) else {"bound": 1.0}
+    if isinstance(env, PushCube):
+        turned = {"kind": "qpos", "joints": [9, 10, 11, 12], "home": [0.0] * 4}
+        moving = {"kind": "qvel", "joints": list(range(12))}
+        ways = [{"kind": "difference", "of": of, "minus": minus} for of, minus in ((cube, tool), (goal, cube))]
+        observation += [turned, moving, {**ways[0], "width": 3}, {**ways[1], "width": 2}]
+        end["speed"] = {"joints": [6, 7, 8], "limit": env.success_max_speed}
+        end["below"] = {"joint": 8, "limit": HALF_EDGE + env.max_lift}
     return {
         "part": "obs",
-        "observation": [arm, {"kind": "site", "name": "tcp"}, cube, {"kind": "command"}],
-        "control": {"scale": [env.action_scale] * 6, "joints": joints, "limit": env.joint_limits},
+        "observation": observation,
+        "control": {"scale": [env.action_scale] * 6, "joints": joints, **bound},
         "command": {"kind": "place", "body": "goal"},
-        "end": {"kind": "near", "joints": [6, 7], "limit": env.success_threshold},
+        "end": end,
     }
 
 

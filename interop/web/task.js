@@ -19,6 +19,10 @@ const TERMS = {
   qpos: (sim, { joints, home, biased }, qpos = sim.data.qpos) =>
     joints.map((joint, i) => f32(qpos[joint] - f32(home[i])) + (biased ? sim.bias[i] : 0)),
   qvel: (sim, { joints }, qvel = sim.data.qvel) => joints.map(joint => qvel[joint]),
+  difference: (sim, { of, minus, width }) => {
+    const [x, y] = [of, minus].map(term => TERMS[term.kind](sim, term));
+    return Array.from({ length: width }, (_, i) => f32(x[i] - y[i]));
+  },
   site: (sim, { name }) => {
     sim.mujoco.mj_kinematics(sim.model, sim.data);
     const id = sim.mujoco.mj_name2id(sim.model, sim.mujoco.mjtObj.mjOBJ_SITE.value, name);
@@ -38,8 +42,10 @@ const TERMS = {
 
 const ENDS = {
   tilt: (sim, { limit }) => base(sim)[2][2] < Math.cos(limit),
-  near: (sim, { joints, limit }, qpos = sim.data.qpos) =>
-    Math.hypot(...joints.map((joint, i) => qpos[joint] - sim.command[i])) < limit,
+  near: (sim, { joints, limit, speed, below }, { qpos, qvel } = sim.data) =>
+    Math.hypot(...joints.map((joint, i) => qpos[joint] - sim.command[i])) < limit &&
+    (!speed || Math.hypot(...speed.joints.map(joint => qvel[joint])) < speed.limit) &&
+    (!below || qpos[below.joint] < below.limit),
 };
 
 class Simulation {

@@ -16,6 +16,7 @@ import pytest
 
 from ejax import check_env
 from ejax.envs.description import WHOLE, describe
+from ejax.envs.mujoco.engine import Physics
 from ejax.envs.wrappers.wrapper import innermost
 from ejax.schema.frozen import thaw
 from ejax.schema.registry import ENVS, WRAPPERS, resolve
@@ -25,6 +26,7 @@ MADE: dict[str, dict[str, Any]] = {
     "PointMassRL": {"max_episode_steps": 3},
     "PlanarReachRL": {"max_episode_steps": 3},
     "CartPoleRL": {"max_episode_steps": 3, "physics": "mujoco"},
+    "PushCube": {"episode_length": 3, "physics": "mujoco"},
     "PushCubeRL": {"episode_length": 3, "physics": "mujoco"},
     "PickPlaceRL": {"episode_length": 3, "physics": "mujoco"},
     "InstructedPlaceRL": {"episode_length": 3, "physics": "mujoco"},
@@ -89,6 +91,46 @@ def test_an_action_of_another_shape_is_refused(name: str) -> None:
         jax.eval_shape(env.step, state, jnp.zeros(99), KEY)
 
 
+SHAPED = ("PushCube", "PickPlaceRL", "InstructedPlaceRL")
+PAID_BY_THE_STEP = {
+    "PointMassRL": "EmbodiChain's: hovering pays, which configs/point_mass/ppo.yaml outweighs by gamma",
+    "PlanarReachRL": "its episodes end by the time limit alone: staying at the goal is the task",
+    "CartPoleRL": "EmbodiChain's: balancing is the task",
+    "PushCubeRL": "EmbodiChain's: the tool is paid for being near the cube, and the cube for coming, not for going",
+    "VelocityRL": "walking is the task",
+}
+
+
+def test_every_task_is_shaped_or_says_why_not() -> None:
+    assert {*SHAPED, *PAID_BY_THE_STEP} == set(TASKS)
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_there_and_back_earns_nothing_and_neither_does_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = resolve("env", name)(**{**MADE[name], "episode_length": 99})
+    state, _ = env.reset(KEY)
+    if hasattr(state, "was_lifted"):  # lifting pays once; then it is a part of the state that the loop returns to
+        state = state.replace(was_lifted=jnp.ones_like(state.was_lifted))
+    rest = np.asarray(state.physics.qpos)
+    arm, cube = np.zeros_like(rest), np.zeros_like(rest)
+    arm[1:3] = 0.04
+    goal = env.target(state)[1] if hasattr(env, "target") else state.goal
+    for at in range(len(rest) % 7, len(rest), 7):  # the cubes, towards the goal and up
+        cube[at : at + 3] = np.append(0.1 * (np.asarray(goal)[:2] - rest[at : at + 2]), 0.02)
+    way = [0, 1, 2, 3, 3, 2, 1, 0]
+    motions = [[rest + k * each for k in way] for each in (arm, cube, arm + cube)]
+    monkeypatch.setattr(Physics, "step", lambda self, before, ctrl: before.replace(qpos=jnp.asarray(place)))
+    still = jnp.zeros(env.action_space.shape)
+    for motion in motions:
+        earned = 0.0
+        for place in motion:  # noqa: B007 - read by the step above
+            state, timestep = env.step(state, still, KEY)
+            assert not timestep.terminated and not timestep.truncated
+            earned += float(timestep.reward)
+        assert earned < 1e-4
+    assert all(env.step(state, still, KEY)[1].reward < 1e-5 for _ in range(2))  # waiting
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_describes_every_number(name: str) -> None:
     env = make(name)
@@ -126,6 +168,8 @@ def test_a_task_is_a_static_argument(name: str) -> None:
         ("PlanarReachRL", {"action_scale": 0.0}, "action_scale must be > 0"),
         ("PlanarReachRL", {"success_threshold": -0.1}, "success_threshold must be >= 0"),
         ("CartPoleRL", {"reset_range": -1.0}, "reset_range must be >= 0, got -1"),
+        ("PushCube", {"success_max_speed": 0.0}, "success_max_speed must be > 0"),
+        ("PushCube", {"start_range": (0.5, 0.2)}, "start_range must be"),
         ("PushCubeRL", {"obs_mode": "rgb"}, "obs_mode must be 'state', got 'rgb'"),
         ("PushCubeRL", {"goal_position": (1.0, 2.0)}, "goal_position takes positions of three numbers"),
         ("PushCubeRL", {"cube_position_range": ((0.0, 0.0, 0.0),)}, "takes two positions, low and high"),

@@ -9,11 +9,12 @@ from ejax.envs.tasks.instructed_place import InstructedPlaceRL
 from ejax.envs.tasks.pick_place import PickPlaceRL
 from ejax.envs.tasks.planar_reach import PlanarReachRL
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.envs.tasks.push import PushCube
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.envs.wrappers.rendered import RenderedEnv
 
-KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCubeRL, PickPlaceRL, InstructedPlaceRL, VelocityRL)
+KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCube, PushCubeRL, PickPlaceRL, InstructedPlaceRL, VelocityRL)
 
 
 def test_text_is_told_apart_from_numbers_through_chunks_too() -> None:

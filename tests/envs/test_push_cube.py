@@ -1,4 +1,4 @@
-"""PushCubeRL: kinematics, reward, endings, and that the task can be done."""
+"""PushCubeRL and PushCube: kinematics, reward, endings."""
 
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from tiny import tiny
 from ejax.config import parse_config
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.mujoco.kinematics import site_pose
+from ejax.envs.tasks.push import PushCube
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.envs.terms.registry import register_functor
 from ejax.play.saved_policy import evaluate_run
@@ -241,3 +242,66 @@ def test_the_former_hook_of_rewards_is_refused_with_the_new_one() -> None:
 def test_what_rewards_cannot_be_is_refused_by_its_key(rewards: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         PushCubeRL(physics="mujoco", rewards=rewards)
+
+
+PUSH = PushCube(physics="mujoco")
+
+
+def placed(cube: list[float], velocity: list[float], quat: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)) -> Any:
+    """Return the world of a cube at this place (m), with this velocity (m/s); the goal is at (−0.9, −0.6) m."""
+    state = PUSH.reset(KEY)[0]
+    qpos = state.physics.qpos.at[6:13].set(jnp.array([*cube, *quat]))
+    qvel = state.physics.qvel.at[6:9].set(jnp.array(velocity))
+    return PUSH.world(state.replace(physics=state.physics.replace(qpos=qpos, qvel=qvel)))
+
+
+@pytest.mark.parametrize(
+    ("cube", "velocity", "arrived"),
+    [
+        ([-0.85, -0.55, 0.05], [0.0, 0.0, 0.0], True),
+        ([-0.85, -0.55, 0.05], [0.09, 0.0, 0.0], True),
+        ([-0.85, -0.55, 0.05], [0.11, 0.0, 0.0], False),  # it slides through
+        ([-0.85, -0.55, 0.05], [0.0, 0.0, -0.2], False),
+        ([-0.85, -0.55, 0.065], [0.0, 0.0, 0.0], False),  # it stands on an edge, or flies
+        ([-0.82, -0.53, 0.05], [0.0, 0.0, 0.0], False),  # 0.106 m away
+    ],
+)
+def test_a_cube_has_arrived_where_it_lies_at_the_goal(cube: list[float], velocity: list[float], arrived: bool) -> None:
+    world = placed(cube, velocity)
+    assert bool(PUSH.succeeds(world)) == arrived
+    near = float(np.hypot(cube[0] + 0.9, cube[1] + 0.6)) < 0.1
+    assert bool(ENV.succeeds(world)) == near  # EmbodiChain's does not ask how
+
+
+def test_the_potential_is_the_formula() -> None:
+    cube = np.array([-0.7, -0.3, 0.05])
+    world = placed(cube.tolist(), [0.0, 0.0, 0.0])
+    way = np.array([-0.9, -0.6]) - cube[:2]
+    behind = np.append(cube[:2] - 0.1 * way / np.linalg.norm(way), 0.04)
+    potential = PUSH.potential(world)
+    np.testing.assert_allclose(potential["place"], -np.linalg.norm(way), rtol=1e-5)
+    tool = tool_position(np.asarray(world.qpos[:6]))
+    np.testing.assert_allclose(potential["reaching"], -np.linalg.norm(tool - behind), rtol=1e-4)
+
+
+def test_what_a_pushing_policy_sees() -> None:
+    state, obs = PUSH.reset(KEY)
+    tool, cube, goal = np.split(np.asarray(obs[6:15]), 3)
+    np.testing.assert_array_equal(obs[15:31], jnp.concatenate([state.physics.qpos[9:13], state.physics.qvel]))
+    np.testing.assert_allclose(obs[31:], [*(cube - tool), *(goal - cube)[:2]], atol=1e-6)
+
+
+def test_an_action_of_a_pushing_policy_is_a_small_joint_step() -> None:
+    state, _ = PUSH.reset(KEY)
+    world = PUSH.world(state)
+    for action in (1.0, 9.0):
+        target = PUSH.control(world, PUSH.clip_action(jnp.full(6, action)))
+        np.testing.assert_allclose(target - state.physics.qpos[:6], 0.04, atol=1e-6)
+
+
+@pytest.mark.parametrize(("start_range", "ends"), [((0.0, 0.0), (0.48, 0.49)), ((1.0, 1.0), (0.07, 0.09))])
+def test_the_arm_starts_between_home_and_behind_the_cube(
+    start_range: tuple[float, float], ends: tuple[float, float]
+) -> None:
+    _, obs = PushCube(physics="mujoco", start_range=start_range).reset(KEY)
+    assert ends[0] < obs[8] < ends[1]  # the tool's height, m

@@ -25,6 +25,7 @@ GRPO = {"name": "grpo", "cfg": {"batch_size": STEPS, "n_epochs": 1, "group_size"
 _CUT_OFF = {
     "PointMassRL": {"max_episode_steps": EPISODE},
     "CartPoleRL": {"max_episode_steps": EPISODE},
+    "PushCube": {"episode_length": EPISODE},
     "PushCubeRL": {"episode_length": EPISODE},
     "gymnasium:Pendulum-v1": {"max_episode_steps": EPISODE},
 }

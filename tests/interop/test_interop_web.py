@@ -16,6 +16,7 @@ from tiny import EPISODE
 from ejax.distributions import ActionSpec
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.tasks.cart_pole import CartPoleRL
+from ejax.envs.tasks.push import PushCube
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.play.__main__ import main
 from ejax.policies import ActorCritic, NetworkConfig
@@ -108,7 +109,13 @@ def test_the_page_is_whole_and_names_no_address() -> None:
 @needs_node
 @pytest.mark.skipif(not WASM.is_dir(), reason="there is no node_modules/@mujoco/mujoco")
 @pytest.mark.parametrize(
-    "env", [ENV, VelocityRL(max_episode_steps=60, encoder_bias=0.1, push=None)], ids=["cube", "legs"]
+    "env",
+    [
+        ENV,
+        PushCube(episode_length=60, start_range=(1.0, 1.0)),
+        VelocityRL(max_episode_steps=60, encoder_bias=0.1, push=None),
+    ],
+    ids=["cube", "push", "legs"],
 )
 def test_the_page_plays_jax_s_episode_again(env: Any) -> None:
     policy = POLICY
@@ -123,14 +130,14 @@ def test_the_page_plays_jax_s_episode_again(env: Any) -> None:
       console.log(JSON.stringify(await prove(sim, makePolicy(given.policy), rows)));
     });"""
     worst = node(program, engine=str(WASM / "mujoco.js"), **page.page_data(policy, params, env, 5))
-    assert worst["length"] == (EPISODE if env is ENV else 60)
+    assert worst["length"] == env.max_episode_steps
     assert max(worst["action"], worst["observation"]) < 1e-5 and worst["step"] < 1e-5 and worst["second"] < 1e-3
 
 
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        (CartPoleRL(), "cannot compute the observation of CartPoleRL in a browser; it can that of PushCubeRL"),
+        (CartPoleRL(), "cannot compute the observation of CartPoleRL in a browser; it can those of PushCube"),
         (VelocityRL(terrain={"kind": "rough"}), "flat ground only, got terrain.kind 'rough'"),
     ],
 )

@@ -173,7 +173,7 @@ def test_override_replaces() -> None:
 def test_an_unknown_name_lists_the_names_and_the_nearest() -> None:
     names = r"CartPoleRL, EmbodiedEnv, InstructedPlaceRL, PickPlaceRL.*Did you mean 'PushCubeRL'\?"
     with pytest.raises(UnknownNameError, match=names):
-        resolve("env", "PushCube")
+        resolve("env", "PushCubRL")
 
 
 @pytest.mark.parametrize("name", ["ddpg", "TD3"])
