@@ -130,7 +130,7 @@ def with_tables(page: Path, text: str, rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def short_cells(row: Mapping[str, Any]) -> list[str]:
-    success, _, _ = over_seeds([run["best"]["eval/success_rate"] for run in row["runs"]])
+    success, _, _ = over_seeds([run["last"]["eval/success_rate"] for run in row["runs"]])
     name, _, *cost = cost_cells(row)
     return [name, success, *cost]
 
