@@ -93,7 +93,8 @@ def _ejax(args: argparse.Namespace, seed: int) -> dict[str, Any]:
             overrides.append(f"trainer.iterations={args.iterations}")
         # a cache of its own, empty: compilation is part of the second figure
         env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}
-        config = CONFIGS / f"{args.algorithm}.yaml"
+        # of both the same settings
+        config = CONFIGS / {"ppo": "embodichain.yaml"}.get(args.algorithm, f"{args.algorithm}.yaml")
         return _run([sys.executable, "-c", _OURS, str(config), *overrides], folder, env, compiles=True)
 
 
