@@ -203,7 +203,8 @@ def _plan_physics(size: Size, device: str, target: str | None) -> Iterator[Measu
 
 def _plan_preflight(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
     without_graphs = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {NO_GRAPHS}"}
-    for name, config, engine in (("PointMass", "point_mass/ppo.yaml", None), ("PushCube", "push_cube/ppo_embodichain.yaml", "mjx")):
+    tasks = (("PointMass", "point_mass/ppo.yaml", None), ("PushCube", "push_cube/ppo_embodichain.yaml", "mjx"))
+    for name, config, engine in tasks:
         more = [] if engine is None else [f"env.cfg.physics={engine}"]
         label = f"{name}, {size.large:,} envs"
         yield _foretell("preflight", f"{label}, foretold", config, size.overrides("cpu", size.large, *more), target)
