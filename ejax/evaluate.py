@@ -55,7 +55,7 @@ def _evaluate(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from ejax.logs.console import summary
     from ejax.play.saved_policy import evaluate_run
 
-    options |= {"video": args.video, "choice": args.episode_choice or "fixed"}
+    options |= {"video": args.video, "choice": args.episode_choice or "fixed", "samples": args.samples}
     metrics = evaluate_run(args.run, args.overrides, shown=summary, **options)
     summary({name: x for name, x in metrics.items() if name in ("report", "video", "no video")})
     return 1 if "no video" in metrics else 0
@@ -64,9 +64,13 @@ def _evaluate(args: argparse.Namespace, options: dict[str, Any]) -> int:
 def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str, list[float]]) -> int:
     from ejax.play.comparison import as_markdown, compare_run
 
-    for name in ("video", "episode_choice"):
-        if getattr(args, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} goes without --engine and shifts: evaluate one condition")
+    for name, given in {
+        "video": args.video,
+        "episode-choice": args.episode_choice,
+        "sample": args.samples or None,
+    }.items():
+        if given is not None:
+            raise ValueError(f"--{name} goes without --engine and shifts: evaluate one condition")
     compared = {"engines": args.engine or ["all"], "shifts": shifts, "explain": args.explain}
     compared |= {} if args.tolerance is None else {"tolerance": args.tolerance}
     result = compare_run(args.run, args.overrides, **compared, **options)
@@ -92,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
         help="which episodes count: each slot's share (fixed), or the first to finish, as EmbodiChain counts",
     )
     parser.add_argument("--seed", type=whole(0, MAX_SEED), help="of the start states (default: the run's eval_seed)")
+    text = "act by samples of the policy's distribution, as in training, not by its mode"
+    parser.add_argument("--sample", dest="samples", action="store_true", help=text)
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument("--video", type=a_path, metavar="FILE", help="record four episodes, e.g. push.mp4")
     text = (

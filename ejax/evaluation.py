@@ -1,4 +1,4 @@
-"""Deterministic evaluation without a bias to short episodes: slot i plays its share of ``num_episodes``, however long
+"""Evaluation without a bias to short episodes: slot i plays its share of ``num_episodes``, however long
 the others take (EmbodiChain counts the first that finish). An episode with an observation, action or reward that was
 not finite is not a success, even if ``info`` has one. An episode that continues when the evaluation ends counts with
 what it has until there, as if it were cut by a time limit."""
@@ -28,7 +28,7 @@ UNFINISHED_EPISODES = "eval/unfinished_episodes"
 """Tag of the episodes of an evaluation that did not end, or were never begun since others did not."""
 
 
-@partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes", "choice"))
+@partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes", "choice", "samples"))
 def evaluate(
     policy: Policy,
     env: Env,
@@ -38,6 +38,7 @@ def evaluate(
     num_envs: int,
     num_episodes: int,
     choice: Literal["fixed", "first_finished"] = "fixed",
+    samples: bool = False,
 ) -> dict[str, Array]:
     """Play ``num_episodes`` complete episodes with the distribution's mode. The same key gives the same start states.
     Raises ValueError: a count that is not positive.
@@ -45,6 +46,7 @@ def evaluate(
     Args:
         num_envs: slots that are stepped together; slots without a share of the episodes are not made.
         choice: each slot's share counts (``fixed``), or, with EmbodiChain's bias, ``first_finished``.
+        samples: act by samples of the distribution, as in training.
 
     Returns:
         ``return``, ``length``, ``nonfinite`` (1 where something in the episode was not finite), ``unfinished`` (1
@@ -69,7 +71,7 @@ def evaluate(
     def play(now: _Progress) -> tuple[EnvCarry, dict[str, Array]]:
         # not by ``decide``: in one program with the reset of single rows, which costs nothing while none ends
         key = jax.random.fold_in(key_steps, now.t)
-        action, remembered = act(policy, params, now.envs.obs, now.envs.memory, key)
+        action, remembered = act(policy, params, now.envs.obs, now.envs.memory, key, samples=samples)
         envs, timestep = step(env, now.envs, to_action(action_form(env.action_space), action, jnp), key)
         healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
         facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
@@ -138,6 +140,7 @@ def evaluate_host(
     *,
     num_episodes: int,
     choice: Literal["fixed", "first_finished"] = "fixed",
+    samples: bool = False,
 ) -> dict[str, NDArray[np.float32]]:
     """Play as ``evaluate``, but an environment outside JAX: the same episodes count, with the same results. ``seed`` is
     of the start states; the environment is reset. Raises ValueError: ``num_episodes`` is not positive."""
@@ -151,7 +154,7 @@ def evaluate_host(
     # one more than the limit: a reset may take a step
     limit = env.max_episode_steps + 1 if env.max_episode_steps else _UNLIMITED
     most_steps = limit * int(quota.max())
-    decisions = episodes(policy, env, params, seed)
+    decisions = episodes(policy, env, params, seed, samples=samples)
     next(decisions)  # the starts
     for t, made in enumerate(islice(decisions, most_steps), 1):
         timestep, valid = made.timestep, made.timestep.info.get("valid", np.ones(num_envs, bool))

@@ -95,6 +95,13 @@ def test_actions_are_the_mode_and_success_and_metrics_those_of_the_last_step(pla
     np.testing.assert_array_equal(played["metrics/steps"], played["length"])
 
 
+def test_samples_act_as_in_training_in_the_same_episodes(played: Any) -> None:
+    sampled = evaluate(POSITIVE, Lengths(), {}, KEY, num_envs=8, num_episodes=400, samples=True)
+    np.testing.assert_array_equal(sampled["length"], played["length"])
+    # a reward of 1 for about every second action
+    assert 0.45 < sampled["return"].sum() / sampled["length"].sum() < 0.55
+
+
 def test_the_same_key_plays_the_same_episodes() -> None:
     first, second = play(), play()
     chex.assert_trees_all_equal(first, second)

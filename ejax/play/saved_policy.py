@@ -48,6 +48,7 @@ def evaluate_run(
     num_envs: int = 32,
     choice: Literal["fixed", "first_finished"] = "fixed",
     seed: int | None = None,
+    samples: bool = False,
     device: str = "cpu",
     video: Path | None = None,
     shown: Callable[[Mapping[str, object]], object] = lambda metrics: None,
@@ -60,6 +61,7 @@ def evaluate_run(
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where none is the best.
         choice: which episodes count, see ``ejax.evaluation.evaluate``.
         seed: of the start states. None: the run's ``eval_seed``.
+        samples: act by samples of the policy's distribution, as in training; the file's name says so.
         video: also record four episodes into this file.
         shown: gets the metrics as soon as they are there, before anything is written.
 
@@ -79,7 +81,7 @@ def evaluate_run(
         env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
         policy, params = restore_policy(config, env, path)
         first_seed = config.trainer.eval_seed if seed is None else seed
-        options: Any = {"num_episodes": num_episodes, "choice": choice}
+        options: Any = {"num_episodes": num_episodes, "choice": choice, "samples": samples}
         if isinstance(env, HostEnv):
             with closing(env):
                 played = evaluate_host(policy, env, params, first_seed, **options)
@@ -92,10 +94,11 @@ def evaluate_run(
         # with a digest: evaluations elsewhere do not overwrite each other
         words, digest = re.sub(r"[^\w.+-]+", "-", "_".join(overrides))[:40], zlib.crc32(repr([*overrides]).encode())
         name = f"{path.name}_{words}-{digest:08x}" if overrides else path.name
+        name += "_samples" if samples else ""
         report = directory.path / "evaluations" / f"{name}.json"
         shown(metrics)
         per_episode = {name: np.asarray(x).tolist() for name, x in played.items()}
-        facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
+        facts = {**metrics, "seed": seed, "samples": samples, "overrides": list(overrides), "per_episode": per_episode}
         with by_product("the report of these numbers"):
             replace_file(report, to_json(facts, indent=2), directory.path)
             metrics["report"] = report

@@ -203,6 +203,7 @@ def test_a_report_has_a_row_for_each_condition(monkeypatch: Any, capsys: Any, tm
         (["--latency", "-1"], "ejax.evaluate: --latency -1: got [-1.0, -1.0]; must be >= 0"),
         (["--tolerance", "0"], "--tolerance must be > 0"),
         (["--video", "a.mp4"], "--video goes without --engine"),
+        (["--sample"], "--sample goes without --engine"),
     ):
         assert main([*words, *wrong]) == 2
         assert text in capsys.readouterr().err

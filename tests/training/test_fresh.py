@@ -136,4 +136,5 @@ def test_evaluations_with_other_overrides_have_files_of_their_own(tmp_path: Path
     run = trained(tmp_path).run_dir
     given = ["env.cfg.dt=0.05", "env.cfg.dt=0.06", "env.cfg={dt: 0.05}", "env.cfg={dt:  0.05}"]
     reports = [evaluate_run(run, [each], num_episodes=2, num_envs=2)["report"] for each in given]
-    assert len({*reports}) == len(given)
+    reports += [evaluate_run(run, num_episodes=2, num_envs=2, samples=samples)["report"] for samples in (False, True)]
+    assert len({*reports}) == len(given) + 2
