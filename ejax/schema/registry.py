@@ -82,14 +82,15 @@ def register_ids() -> None:
 
 
 def register_id(name: str) -> None:
-    """Register ``ejax/<name without RL>-v0``, or without the version that the name has itself. A name that Gymnasium
-    cannot write gets none."""
+    """Register ``ejax/<name without RL>-v0``, with RL where a task has the name without it, and without
+    the version that the name has itself. A name that Gymnasium cannot write gets none."""
     from gymnasium.envs import registration
 
     parts = _GYMNASIUMS.fullmatch(name)
     if parts is None:
         return
-    key = f"{_NAMESPACE}/{name if parts[1] else name.removesuffix('RL') + '-v0'}"
+    short = name if (stem := name.removesuffix("RL")) != name and stem in ENVS else stem
+    key = f"{_NAMESPACE}/{name if parts[1] else short + '-v0'}"
     # Gymnasium warns where it would replace one; which environment the name means, ejax's own registry decides
     registration.registry.pop(key, None)
     registration.register(

@@ -39,7 +39,8 @@ def test_ids_are_there_without_jax() -> None:
 
 @pytest.mark.parametrize("name", ENVS)
 def test_every_registered_task_has_an_id(name: str) -> None:
-    spec = gymnasium.spec(f"ejax/{name.removesuffix('RL')}-v0")
+    short = name if name == "PushCubeRL" else name.removesuffix("RL")  # PushCube is another task
+    spec = gymnasium.spec(f"ejax/{short}-v0")
     assert spec.kwargs == {"task": name} and spec.vector_entry_point
 
 
@@ -62,7 +63,7 @@ def test_gymnasiums_checker_passes(name: str) -> None:
 
 
 def test_a_seeded_reset_is_that_of_its_key() -> None:
-    env = gymnasium.make("ejax/PushCube-v0", physics="mujoco", cube_position_range=SPREAD)
+    env = gymnasium.make("ejax/PushCubeRL-v0", physics="mujoco", cube_position_range=SPREAD)
     task = PushCubeRL(physics="mujoco", cube_position_range=SPREAD)
     for seed in (0, 7):
         obs, info = env.reset(seed=seed)
@@ -71,7 +72,7 @@ def test_a_seeded_reset_is_that_of_its_key() -> None:
 
 
 def test_a_step_gives_plain_numbers_and_the_terms() -> None:
-    env = gymnasium.make("ejax/PushCube-v0", physics="mujoco", success_threshold=5.0)
+    env = gymnasium.make("ejax/PushCubeRL-v0", physics="mujoco", success_threshold=5.0)
     env.reset(seed=0)
     obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
     assert (type(reward), terminated, truncated) == (float, True, False) and obs in env.observation_space
@@ -140,7 +141,7 @@ def test_observations_that_are_dicts_and_pictures() -> None:
 
 @pytest.mark.slow
 def test_it_draws_what_can_be_drawn() -> None:
-    env = gymnasium.make("ejax/PushCube-v0", physics="mujoco", render_mode="rgb_array")
+    env = gymnasium.make("ejax/PushCubeRL-v0", physics="mujoco", render_mode="rgb_array")
     assert env.metadata["render_fps"] == 25
     env.reset(seed=0)
     picture: Any = env.render()

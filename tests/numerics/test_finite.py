@@ -19,6 +19,7 @@ from ejax.envs.tasks.instructed_place import InstructedPlaceRL
 from ejax.envs.tasks.pick_place import PickPlaceRL
 from ejax.envs.tasks.planar_reach import PlanarReachRL
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.envs.tasks.push import PushCube
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.numerics.finite import all_finite, finite_rows
 from ejax.schema.registry import ENVS
@@ -94,6 +95,7 @@ SUCCESSES: dict[str, tuple[Any, Any]] = {
     "PointMassRL": (PointMassRL(success_threshold=10.0, success_bonus=1.0), _at_rest),
     "PlanarReachRL": (PlanarReachRL(success_threshold=10.0), _at_rest),
     "CartPoleRL": (CartPoleRL(max_episode_steps=1, physics="mujoco"), _upright),
+    "PushCube": (PushCube(success_threshold=10.0, physics="mujoco"), _at_rest),
     "PushCubeRL": (PushCubeRL(success_threshold=10.0, physics="mujoco"), _at_rest),
     "PickPlaceRL": (PickPlaceRL(physics="mujoco"), _set_down),
     "InstructedPlaceRL": (InstructedPlaceRL(physics="mujoco"), _set_down_as_instructed),
