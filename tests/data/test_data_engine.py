@@ -602,7 +602,7 @@ def test_a_worker_that_died_since_the_monitor_looked_is_no_clean_stop(monkeypatc
     engine = OnlineDataEngine(cfg())
     engine.start()
     monkeypatch.setattr(supervisor, "POLL_S", BOUND_S)
-    time.sleep(0.1)  # until the monitor waits for that long
+    time.sleep(1.0)  # until the monitor waits for that long
     (worker,) = workers()
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: not is_running(worker))

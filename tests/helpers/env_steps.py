@@ -253,6 +253,7 @@ def _on_engines() -> dict[str, Case]:
     """List every task with physics, on every engine that it can have."""
     tasks = {
         "cart_pole": Case(env="CartPoleRL", cfg={"max_episode_steps": 8, "reset_range": 0.1}),
+        "push and leave": Case(env="PushCube", cfg={"episode_length": 8, "success_threshold": 0.36}),
         "push_cube": Case(env="PushCubeRL", cfg=_PUSH_CUBE),
         "pick_place": Case(env="PickPlaceRL", cfg={"episode_length": 8, "success_threshold": 0.37}),
         "instructed_place": Case(env="InstructedPlaceRL", cfg=_INSTRUCTED),
