@@ -66,7 +66,9 @@ def workers(owner: int | None = None) -> set[int]:
 def is_running(pid: int) -> bool:
     """Return False for a process that is dead and not yet reaped, too."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        dead = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        # its other threads may end later, and before them it cannot be reaped
+        return not dead or len([*Path(f"/proc/{pid}/task").iterdir()]) > 1
     except FileNotFoundError:
         return False
 
