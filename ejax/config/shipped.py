@@ -1,4 +1,4 @@
-"""``ejax configs``: the configs that come with ejax, found, listed and copied by name."""
+"""``ejax configs``: the configs that come with ejax, found, listed and copied by name; and the trained policies."""
 
 import argparse
 import os
@@ -8,13 +8,15 @@ from pathlib import Path
 from ejax.config.files import MAX_BYTES, is_file
 from ejax.runtime.process_exit import exit_with, refused
 from ejax.schema.messages import did_you_mean
-from ejax.schema.plain_files import a_path, expanded, read_text
+from ejax.schema.plain_files import a_path, expanded, read_json, read_text
 from ejax.schema.problems import ConfigError
 from ejax.schema.writing import new_file
 
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = _PACKAGE / "configs"
 """The shipped configs: in a checkout a link to its own, of which a wheel holds copies."""
+POLICIES = _PACKAGE / "shipped"
+"""The shipped policies: folders of runs, with the policy alone in their checkpoints, and ``certificate.json``."""
 _SCHEMA = re.compile(r"(?<=\$schema=)\S*config\.schema\.json")
 
 
@@ -22,6 +24,11 @@ def shipped_names() -> list[str]:
     """List the names of the train configs, such as ``push_cube/ppo``; JSON files have their suffix."""
     files = (path for path in FOLDER.rglob("[!.]*") if path.suffix in MAX_BYTES and path.name != "gym_config.json")
     return sorted(path.relative_to(FOLDER).as_posix().removesuffix(".yaml") for path in files)
+
+
+def shipped_policies() -> dict[str, str]:
+    """List the names of the trained policies that come with ejax, such as ``push_cube``, each with its config's."""
+    return {file.parent.name: read_json(file)["config"] for file in sorted(POLICIES.glob("*/certificate.json"))}
 
 
 def find_config(name: str | Path) -> Path:
@@ -90,7 +97,8 @@ def main(argv: list[str] | None = None) -> int:
             return refused("ejax configs", error)
         return 0
     width = max(map(len, shipped_names()))
-    print("\n".join(f"{name:<{width}}  {summary_of(name)}" for name in shipped_names()))
+    trained = {config: f" (trained: ejax play {name})" for name, config in shipped_policies().items()}
+    print("\n".join(f"{name:<{width}}  {summary_of(name)}{trained.get(name, '')}" for name in shipped_names()))
     return 0
 
 

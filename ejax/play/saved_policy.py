@@ -56,6 +56,7 @@ def evaluate_run(
     """Evaluate a checkpoint of a run and write ``<run>/evaluations/<checkpoint>.json``.
 
     Args:
+        run: its folder, or a policy that comes with ejax, of which the file is in ``outputs/<name>/evaluations``.
         overrides: ``env.key=value``: another environment than that of the training, named in the file's name.
         member: of a population. None: the best one.
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where none is the best.
@@ -75,7 +76,7 @@ def evaluate_run(
     """
     opened = opened_policy(run, overrides, member=member, checkpoint=checkpoint, device=device)
     with opened as (directory, config, path):
-        quarantine = directory.path / "quarantine" / "eval"
+        quarantine = directory.results / "quarantine" / "eval"
         # a row plays one of the fixed episodes after the other: more rows than episodes would idle
         slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
         env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
@@ -95,12 +96,12 @@ def evaluate_run(
         words, digest = re.sub(r"[^\w.+-]+", "-", "_".join(overrides))[:40], zlib.crc32(repr([*overrides]).encode())
         name = f"{path.name}_{words}-{digest:08x}" if overrides else path.name
         name += "_samples" if samples else ""
-        report = directory.path / "evaluations" / f"{name}.json"
+        report = directory.results / "evaluations" / f"{name}.json"
         shown(metrics)
         per_episode = {name: np.asarray(x).tolist() for name, x in played.items()}
         facts = {**metrics, "seed": seed, "samples": samples, "overrides": list(overrides), "per_episode": per_episode}
         with by_product("the report of these numbers"):
-            replace_file(report, to_json(facts, indent=2), directory.path)
+            replace_file(report, to_json(facts, indent=2), directory.results)
             metrics["report"] = report
         if video is not None:
             metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)

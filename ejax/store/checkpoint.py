@@ -53,6 +53,8 @@ class CheckpointMeta(BaseModel):
     config: dict[str, Any] = {}
     best_eval_value: float | None = None
     last_eval_metrics: dict[str, float | None] = {}
+    policy_only: bool = False
+    """Of the state there are the policy's parameters alone: to act, and for ``policy.init_from``."""
 
 
 def save_checkpoint(
@@ -121,6 +123,9 @@ def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, d
     as ``train.``. Raises CheckpointError: incomplete, damaged, of another schema or structure than ``like``, or of
     other counts."""
     meta = verify_checkpoint(path)
+    if meta.get("policy_only"):
+        text = "holds a policy, without the rest of its training's state; policy.init_from starts a new run from it"
+        raise CheckpointError(f"checkpoint {path} {text}")
     state = load_arrays(path, without_rows(like), part, _REMEDY)
     _check_counts(path, state, meta)
     if replays := replays_in(like):

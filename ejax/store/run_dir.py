@@ -35,6 +35,7 @@ import jax
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
+from ejax.config.shipped import POLICIES, shipped_policies
 from ejax.logs.best import REWARD, Mode
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
@@ -142,6 +143,12 @@ class RunDirectory:
     @property
     def config_file(self) -> Path:
         return self.path / "configs" / "resolved.json"
+
+    @property
+    def results(self) -> Path:
+        """The folder that evaluations write to: the run's own; for a policy in the package, which is never written to,
+        ``outputs/<name>``."""
+        return Path("outputs", self.path.name) if self.path.parent == POLICIES else self.path
 
     def periodic(self) -> list[Path]:
         """List the checkpoints made along the way, newest first."""
@@ -321,28 +328,40 @@ def new_run_folder(config: RunConfig) -> Path:
     return path
 
 
-def find_run(path: Path) -> Path:
-    """Find the folder of a run; without the time at its end: the newest run of that name. Raises FileNotFoundError:
-    ``path`` is not a run."""
+def find_run(path: Path, *, policy: bool = False) -> Path:
+    """Find the folder of a run; without the time at its end: the newest run of that name. ``policy``: or, where neither
+    is there, a policy that comes with ejax, by its bare name. Raises FileNotFoundError: ``path`` is not a run."""
     if "\0" in str(path):
         raise FileNotFoundError(f"{str(path)!r} holds a null character: no file has such a name")
     path = Path(expanded(str(path)))
     if not path.exists():
-        path = newest_run(path.parent, path.name)
+        own = shipped_policies() if path.parent == Path() else {}
+        try:
+            path = newest_run(path.parent, path.name, list(own) if policy else [])
+        except FileNotFoundError:
+            if path.name not in own:
+                raise
+            if not policy:
+                text = "is a policy that comes with ejax, without the run that trained it"
+                raise FileNotFoundError(f"{path} {text}; policy.init_from={path} starts a new run from it") from None
+            path = POLICIES / path.name
     if not (path / "configs" / "resolved.json").is_file():
         export = "; it is an export: name the run that it was made from" if (path / "parity.json").is_file() else ""
         raise FileNotFoundError(f"{path} is not a run of ejax: it has no configs/resolved.json{export}")
     return path
 
 
-def newest_run(output_dir: Path, exp_name: str) -> Path:
-    """Find the run of exactly that name which was started last. FileNotFoundError: there is none."""
+def newest_run(output_dir: Path, exp_name: str, others: Sequence[str] = ()) -> Path:
+    """Find the run of exactly that name which was started last. FileNotFoundError: there is none; ``others``: names that
+    are allowed as well."""
     files = output_dir.glob(f"{glob.escape(exp_name)}_*/configs/resolved.json")
     # by the time in its name: what is written there later, and what others copied, counts for nothing
     runs = [path for path in (file.parents[1] for file in files) if _TIME.fullmatch(path.name.removeprefix(exp_name))]
     if not runs:
         names = {_TIME.sub("", file.parents[1].name) for file in output_dir.glob("*/configs/resolved.json")}
-        hint = did_you_mean(exp_name, sorted(names))
+        hint = (f", or a policy of ejax's: {', '.join(others)}" if others else "") + did_you_mean(
+            exp_name, sorted({*names, *others})
+        )
         raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; name the folder of a run{hint}")
     return max(runs)
 
@@ -355,11 +374,11 @@ def has_no_config(path: Path) -> bool:
     return not (path / "configs" / "resolved.json").exists() and not any((path / "checkpoints").glob("*"))
 
 
-def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
+def open_run_directory(path: Path, *, policy: bool = False) -> tuple[RunDirectory, RunConfig]:
     """Open a run, found as by ``find_run``, with its config; but for the device, which is the CPU. Raises
     FileNotFoundError: ``path`` is not a run. CheckpointError: its config was changed or damaged. ConfigError: it names
     code that nobody trusted (``ejax.schema.trust``)."""
-    path = find_run(path)
+    path = find_run(path, policy=policy)
     check_configs(path)
     file = path / "configs" / "resolved.json"
     # a file as any other: what it names is not trusted; and who reads it chooses the device
@@ -397,10 +416,10 @@ def check_configs(path: Path) -> None:
 
 
 def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory, RunConfig]:
-    """Open a run for its policy, ``open_run_directory``: of a population, one member. ``member`` None: the best one,
-    by ``trainer.best_eval_metric``, or without evaluations by the reward in training. Raises ValueError: there is no
+    """Open a run, or a policy that comes with ejax, for its policy: of a population, one member. ``member`` None: the
+    best one, by ``trainer.best_eval_metric``, or without evaluations by the reward in training. Raises ValueError: there is no
     such member."""
-    directory, config = open_run_directory(path)
+    directory, config = open_run_directory(path, policy=True)
     if config.population is None:
         if member is not None:
             raise ValueError(f"got member {member}, but {directory.path} is not a population, and has none")

@@ -128,7 +128,7 @@ def write_page(
     with opened_policy(run, overrides, **which, command="ejax.play") as (directory, config, path):
         trainer = config.trainer
         seed = trainer.eval_seed if show["seed"] is None else show["seed"]
-        env = build_env(config, phase="eval", num_envs=1, quarantine=directory.path / "quarantine" / "play")
+        env = build_env(config, phase="eval", num_envs=1, quarantine=directory.results / "quarantine" / "play")
         if isinstance(env, HostEnv):
             with closing(env):
                 raise ValueError(f"--web: {config.env.id} is stepped outside JAX, and a browser cannot step it")
