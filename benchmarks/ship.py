@@ -10,13 +10,13 @@ training that was stopped goes on, if the commit is still the same; its run is `
 
 import argparse
 import json
+import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import yaml
 
@@ -27,9 +27,11 @@ from ejax.run import train
 from ejax.runtime.device import prepare_jax
 from ejax.schema.plain_files import read_json, to_json
 from ejax.store.arrays import read_arrays
-from ejax.store.checkpoint import library_versions, save_checkpoint, verify_checkpoint
-from ejax.store.run_dir import RunDirectory, create_run_directory, open_run_directory
+from ejax.store.checkpoint import library_versions, save_arrays, save_checkpoint, verify_checkpoint
+from ejax.store.digests import write_digests
+from ejax.store.run_dir import VERSIONS, RunDirectory, create_run_directory, open_run_directory
 from ejax.training.evaluators import fresh_seeds
+from ejax.types import PyTree
 
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("shipped.yaml")
@@ -90,8 +92,19 @@ def keep_policy(run: RunDirectory, config: RunConfig, to: Path) -> Mapping[str, 
     forms = {name: x for name, x in read_arrays(source, None).items() if name.startswith("train.params.")}
     meta = {key: found[key] for key in _KEPT if key in found} | {"policy_only": True}
     kept = create_run_directory(config, to)
-    save_checkpoint(kept.checkpoints, source.name, jax.device_get(read_arrays(source, forms)), meta)
+    # of the machine what may matter to numbers, and neither its kernel's build nor its folders
+    configs, versions = kept.config_file.parent, kept.versions()
+    versions["platform"] = f"{platform.system()}-{platform.machine()}"
+    (configs / VERSIONS).write_text(to_json(versions, indent=2), encoding="utf-8")
+    write_digests(configs)
+    save_checkpoint(kept.checkpoints, source.name, read_arrays(source, forms), meta, _save_without_path)
     return meta
+
+
+def _save_without_path(folder: Path, state: PyTree) -> None:
+    """Save arrays without orbax's note on which path they were saved to, which it reads in a bucket only."""
+    save_arrays(folder, state)
+    (folder / "commit_success.txt").unlink()
 
 
 def certified(policy: Path, seed: int, *, samples: bool) -> dict[str, float]:

@@ -310,9 +310,8 @@ def play_run(
             text = "is empty: there is nothing for --randomize to switch on"
             raise ConfigError([Problem("trainer.events.train", text)])
         phase: Phase = "train" if viewer.randomize else "eval"
-        env: Any = build_env(
-            filmed(config), phase=phase, num_envs=1, quarantine=directory.results / "quarantine" / "play"
-        )
+        quarantine = directory.results / "quarantine" / "play"
+        env: Any = build_env(filmed(config), phase=phase, num_envs=1, quarantine=quarantine)
         seed = config.trainer.eval_seed if viewer.seed is None else viewer.seed
         with closing(env) if isinstance(env, GuardedEnv) else nullcontext():
             policy, params = restore_policy(config, env, path)

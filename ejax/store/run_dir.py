@@ -352,17 +352,16 @@ def find_run(path: Path, *, policy: bool = False) -> Path:
 
 
 def newest_run(output_dir: Path, exp_name: str, others: Sequence[str] = ()) -> Path:
-    """Find the run of exactly that name which was started last. FileNotFoundError: there is none; ``others``: names that
-    are allowed as well."""
+    """Find the run of exactly that name which was started last. FileNotFoundError: there is none; ``others`` are names
+    that the caller would take as well."""
     files = output_dir.glob(f"{glob.escape(exp_name)}_*/configs/resolved.json")
     # by the time in its name: what is written there later, and what others copied, counts for nothing
     runs = [path for path in (file.parents[1] for file in files) if _TIME.fullmatch(path.name.removeprefix(exp_name))]
     if not runs:
         names = {_TIME.sub("", file.parents[1].name) for file in output_dir.glob("*/configs/resolved.json")}
-        hint = (f", or a policy of ejax's: {', '.join(others)}" if others else "") + did_you_mean(
-            exp_name, sorted({*names, *others})
-        )
-        raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; name the folder of a run{hint}")
+        more = f", or a policy of ejax's: {', '.join(others)}" if others else ""
+        hint = did_you_mean(exp_name, sorted({*names, *others}))
+        raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; name the folder of a run{more}{hint}")
     return max(runs)
 
 
@@ -417,8 +416,8 @@ def check_configs(path: Path) -> None:
 
 def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory, RunConfig]:
     """Open a run, or a policy that comes with ejax, for its policy: of a population, one member. ``member`` None: the
-    best one, by ``trainer.best_eval_metric``, or without evaluations by the reward in training. Raises ValueError: there is no
-    such member."""
+    best one, by ``trainer.best_eval_metric``, or without evaluations by the reward in training. Raises ValueError:
+    there is no such member."""
     directory, config = open_run_directory(path, policy=True)
     if config.population is None:
         if member is not None:
