@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("shipped.yaml")
 EPISODES = 1000
 MOST_BYTES = 200_000
-"""Of one policy, with all its files."""
+"""The most that one policy takes, with all its files."""
 _KEPT = ("global_step", "num_updates", "config", "last_eval_metrics", "versions")
 _TAGS = ("eval/success_rate", "eval/avg_reward", "eval/avg_length")
 

@@ -83,7 +83,8 @@ def _compare(args: argparse.Namespace, options: dict[str, Any], shifts: dict[str
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.evaluate", description="Evaluate a trained policy.")
-    parser.add_argument("run", type=a_path, metavar="RUN", help="the run's folder; without its time the newest")
+    text = "a run's folder, without its time the newest; or a policy that comes with ejax, such as push_cube"
+    parser.add_argument("run", type=a_path, metavar="RUN", help=text)
     parser.add_argument(
         "overrides", nargs="*", metavar="env.KEY=VALUE", help="evaluate elsewhere, e.g. env.cfg.episode_length=50"
     )

@@ -336,7 +336,7 @@ def _written_formats(formats: Sequence[str] | None, no_twin: str) -> tuple[list[
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m interop.export", description="Export a trained policy, with proof.")
-    parser.add_argument("run", type=a_path, metavar="RUN", help="the run's folder")
+    parser.add_argument("run", type=a_path, metavar="RUN", help="a run's folder, or a policy of ejax's by name")
     add_policy_options(parser)
     parser.add_argument("--to", type=a_path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--formats", metavar="A,B", help=f"of {','.join(FORMATS)}; default: all that can be made")

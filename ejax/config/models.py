@@ -403,8 +403,8 @@ class PolicyConfig(StrictModel):
     vla_config: VLAConfig | None = None
     """Options of the policy ``vla``."""
     init_from: PathText | None = None
-    """ejax: the policy to start from: a checkpoint's folder, a run's (its best checkpoint), or EmbodiChain's file
-    ``….pt``. Optimizer and step count start from zero."""
+    """ejax: the policy to start from: a checkpoint's folder, a run's (its best checkpoint), the name of a policy that
+    comes with ejax, or EmbodiChain's file ``….pt``. Optimizer and step count start from zero."""
 
     @property
     def record(self) -> PolicyKind:

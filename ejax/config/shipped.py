@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
             return refused("ejax configs", error)
         return 0
     width = max(map(len, shipped_names()))
-    trained = {config: f" (trained: ejax play {name})" for name, config in shipped_policies().items()}
+    trained = {config: f" (trained: {name})" for name, config in shipped_policies().items()}
     print("\n".join(f"{name:<{width}}  {summary_of(name)}{trained.get(name, '')}" for name in shipped_names()))
     return 0
 

@@ -54,7 +54,8 @@ def _write_page(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.play", description="Watch a trained policy: docs/play.md.")
-    parser.add_argument("run", type=a_path, metavar="RUN", help="the run's folder; without its time the newest")
+    text = "a run's folder, without its time the newest; or a policy that comes with ejax, such as push_cube"
+    parser.add_argument("run", type=a_path, metavar="RUN", help=text)
     parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="play elsewhere, as in ejax.evaluate")
     parser.add_argument("--video", type=a_path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
     parser.add_argument("--web", type=a_path, metavar="FILE", help="a page that plays it in a browser, e.g. walk.html")

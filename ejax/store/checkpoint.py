@@ -54,7 +54,7 @@ class CheckpointMeta(BaseModel):
     best_eval_value: float | None = None
     last_eval_metrics: dict[str, float | None] = {}
     policy_only: bool = False
-    """Of the state there are the policy's parameters alone: to act, and for ``policy.init_from``."""
+    """The arrays are the policy's parameters alone: to act, and for ``policy.init_from``."""
 
 
 def save_checkpoint(

@@ -62,7 +62,12 @@ def _check(args: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m interop.serving", description="Serve a policy.")
-    parser.add_argument("policy", type=a_path, metavar="RUN-or-EXPORT", help="a run's folder, or an export's")
+    parser.add_argument(
+        "policy",
+        type=a_path,
+        metavar="RUN-or-EXPORT",
+        help="a run's folder or an export's, or a policy of ejax's by name",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="any but the loopback's needs --token")
     parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0: any that is free")
     parser.add_argument(
