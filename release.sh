@@ -36,6 +36,8 @@ mkdir "$work/empty" && cd "$work/empty"
 export PATH=$work/alone/bin:$PATH
 [ "$(ejax --version)" = "ejax $version" ]
 ejax configs >configs.txt && grep -q "^push_cube/ppo " configs.txt
+ejax play push_cube --video shipped.mp4  # before any training
+ejax evaluate push_cube --episodes 8
 small=(trainer.iterations=2 trainer.num_eval_episodes=8 trainer.final_eval_episodes=8)
 ejax train push_cube/ppo --device cpu "${small[@]}"
 ejax evaluate outputs/push_cube_ppo --episodes 8 --video push_cube.mp4
@@ -44,7 +46,7 @@ ejax report outputs/push_cube_ppo
 ejax config check push_cube/ppo
 ejax configs copy push_cube/ppo mine.yaml
 ejax train mine.yaml --device cpu "${small[@]}"
-for file in push_cube.mp4 play.mp4 mine.yaml; do [ -s $file ] || fail "$file was not written"; done
+for file in shipped.mp4 push_cube.mp4 play.mp4 mine.yaml; do [ -s $file ] || fail "$file was not written"; done
 
 echo "== tests against the wheel"
 cp -r "$root/tests" tests
