@@ -1,5 +1,6 @@
 """Pictures by MuJoCo's renderer, on the host: one configuration at a time, on a display or without one."""
 
+import atexit
 import copy
 import functools
 import importlib
@@ -164,6 +165,8 @@ class _Canvases(threading.local):
             if not effects:
                 model.vis.quality.offsamples = 0
             self._kept[key] = model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
+            if len(self._kept) == 1 and threading.current_thread() is threading.main_thread():
+                atexit.register(self._kept.clear)  # before EGL ends, for which MuJoCo has registered by now
         self._kept[key] = self._kept.pop(key)  # the last one used
         return self._kept[key]
 
