@@ -21,17 +21,19 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from ejax.envs.actions import action_form
 from ejax.envs.check import clips_actions
 from ejax.envs.host.calls import HostEnvError, closing
+from ejax.logs.json_records import FactsError, read_facts
 from ejax.play.saved_policy import chosen_checkpoint, restore_policy
 from ejax.policies.normalize import acting_statistics
 from ejax.runtime.device import prepare_jax
@@ -44,6 +46,7 @@ from ejax.schema.writing import make_folder, move, replace_file, sync
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
+from ejax.training.evaluators import read_fresh
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import leapp_bundle
@@ -98,6 +101,9 @@ def main(argv: list[str] | None = None) -> int:
     for name, reason in report.get("left_out", {}).items():
         print(f"interop.export: {name} is left out: {reason}", file=sys.stderr)
     print(f"action clipping: {report['clipping']}")
+    for kind, facts in report.get("evaluated", {}).items():
+        reached = f"success {facts['eval/success_rate']:.3f}, " if "eval/success_rate" in facts else ""
+        print(f"by its {kind}: {reached}return {facts['eval/avg_reward']:.4g} in {facts['episodes']:,} episodes")
     print(f"{args.to / 'parity.json'}  sha256 {sha256(args.to / 'parity.json')}")
     return 0
 
@@ -135,10 +141,33 @@ def export_run(
                 "global_step": meta["global_step"],
                 "env": config.to_dict()["env"],
                 "matmul_precision": config.trainer.matmul_precision,
+                "evaluated": evaluations_of(directory.path, path, meta["global_step"]),
             }
             seed = config.trainer.eval_seed
             options: Any = {"origin": origin, "clipping": clipping, "seed": seed, "leapp": leapp}
             return export_policy(policy, params, env, to, formats, **options)
+
+
+def evaluations_of(run: Path, checkpoint: Path, step: int) -> dict[str, dict[str, Any]]:
+    """Read what a run's folder says of a checkpoint's success and return: ``mode`` (fresh episodes of the training's
+    end, or ``ejax.evaluate``, whichever are more) and ``samples``; without what nobody evaluated."""
+    found: dict[str, list[dict[str, Any]]] = {"mode": [x for x in read_fresh(run).values() if x["step"] == step]}
+    for kind, ending in {"mode": "", "samples": "_samples"}.items():
+        with suppress(FactsError):
+            facts = read_facts(run / "evaluations" / f"{checkpoint.name}{ending}.json", _Evaluated)
+            found.setdefault(kind, []).append(facts)
+    most = {kind: max(each, key=lambda facts: facts["episodes"]) for kind, each in found.items() if each}
+    return {
+        kind: {name: x for name, x in facts.items() if name == "episodes" or name.startswith("eval/")}
+        for kind, facts in most.items()
+    }
+
+
+class _Evaluated(BaseModel):
+    """The form of what ``ejax.evaluate`` writes; its other keys are tags."""
+
+    model_config = ConfigDict(extra="allow")
+    episodes: PositiveInt
 
 
 def export_policy(
@@ -158,8 +187,9 @@ def export_policy(
     Args:
         env: where the policy was trained; the observations that it is checked on come from there.
         formats: None: all; of a policy without a twin those that can be made, with the others under ``left_out``.
-        origin: ``checkpoint`` (a name), ``global_step``, ``env`` {``id``, ``cfg``} and, if it is known, the
-            ``matmul_precision`` of the training: written down as they are. The proof itself is for float32.
+        origin: ``checkpoint`` (a name), ``global_step``, ``env`` {``id``, ``cfg``} and, if they are known, the
+            ``matmul_precision`` of the training and what was ``evaluated``: written down as they are. The proof itself
+            is for float32.
         clipping: of a normal's actions to the env's action space. ``auto``: only if the env itself clips to it, so that
             the exported policy does what was trained.
         seed: of the start of the episode in ``episode.json``. None: there is no such file.
@@ -220,6 +250,7 @@ def export_policy(
         "global_step": origin["global_step"],
         "clipping": reason,
         "matmul_precision": {"training": origin.get("matmul_precision"), "proof": "float32"},
+        **({"evaluated": origin["evaluated"]} if origin.get("evaluated") else {}),
         **exporter.facts(policy),
     }
     return _write(to, written, trained, documents, cases, facts, None if formats else left_out, leapp)
