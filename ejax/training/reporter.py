@@ -11,6 +11,7 @@ import jax
 
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.schema.messages import number
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import Callback, TrainingRun
 from ejax.training.saver import Progress
@@ -24,8 +25,12 @@ _OF_MAXRSS = 1.0 if sys.platform == "darwin" else 1024.0
 """Bytes in the unit of ``ru_maxrss``."""
 _NAMES = {"loss": "loss", "grad_norm": "gradient"}
 _CRITICS = {"value_loss": "critic's loss", "value_grad_norm": "critic's gradient"}
-_SAMPLED, _EVALUATED = "charts/success_rate_avg_100", "eval/success_rate"
-_APART = 0.2  # difference of two rates of success that is worth a line
+_PAIRS = {
+    "succeed in": ("charts/success_rate_avg_100", "eval/success_rate"),
+    "return": ("charts/episode_reward_avg_100", "eval/avg_reward"),
+}
+"""What samples and the mode do -> their tags."""
+_APART = 0.2  # difference that is worth a line: of rates of success, or of the range of returns so far
 _FEW_UPDATES = 20
 _LIMITED = (
     "the learning rate was at minimum_learning_rate or maximum_learning_rate after {count} of {total} updates. "
@@ -44,7 +49,7 @@ class MetricReporter(Callback):
         self._writer, self._progress, self._clock, self._device = writer, progress, clock, device
         self._on_log, self.total = on_log, Stopwatch()
         self._renamed: set[str] = set()
-        self._apart = self._limited = False
+        self._apart, self._limited = 0, False
         self._rates: list[float] = []
         self.last: dict[str, float] = {}
         self.train_history: list[dict[str, float]] = []
@@ -66,16 +71,26 @@ class MetricReporter(Callback):
 
     def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
         self._log(run, dict(metrics))
-        sampled, mode = self.last.get(_SAMPLED, math.nan), metrics.get(_EVALUATED, math.nan)
-        apart, self._apart = self._apart, abs(sampled - mode) > _APART
-        if self._apart and not apart:  # once, until they agree again
+        does, sampled, mode, span = self._compare(metrics)
+        self._apart = self._apart + 1 if abs(sampled - mode) > _APART * span > 0.0 else 0
+        # once, until they agree again; returns of training lag, so that one evaluation says little
+        if self._apart == (2 if does == "return" else 1):
             why = "exploration does a part of the work" if sampled > mode else "the noise of exploration costs the rest"
             self._writer.alarm(
-                f"step {run.step:,}: sampled actions succeed in {sampled:.2f}, the policy's mode, as evaluations and "
-                f"exports use it, in {mode:.2f}: {why}; train on, or lower policy.initial_log_std or "
+                f"step {run.step:,}: sampled actions {does} {number(sampled)}, the policy's mode, as evaluations and "
+                f"exports use it, {number(mode)}: {why}; train on, or lower policy.initial_log_std or "
                 "algorithm.cfg.ent_coef"
             )
         self.eval_history.append({"global_step": run.step, **metrics})
+
+    def _compare(self, metrics: Mapping[str, float]) -> tuple[str, float, float, float]:
+        """Return what is compared, its value with samples and with the mode, and the range that it has."""
+        does, (sampled, mode) = next((x for x in _PAIRS.items() if x[1][1] in metrics), ("", ("", "")))
+        values = self.last.get(sampled, math.nan), metrics.get(mode, math.nan)
+        if does != "return":
+            return does, *values, 1.0
+        seen = [x for x in (each.get(mode) for each in self.eval_history) if x is not None] + [values[1]]
+        return does, *values, max(seen) - min(seen)
 
     def seconds(self) -> dict[str, float]:
         """Take the seconds since the last call, by activity, and add them to ``total``."""
@@ -120,6 +135,11 @@ def breakdown(seconds: Mapping[str, float]) -> str:
     total = sum(value for name, value in seconds.items() if name != "physics") or 1.0
     longest = sorted(seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {value:.1f} s" for name, value in longest if value >= 0.01 * total)
+
+
+def sampled_text(metrics: Mapping[str, float]) -> str:
+    """Write what sampled actions reached in training; the tags are those of evaluations, by the mode."""
+    return ", ".join(f"{mode} {number(metrics[sampled])}" for sampled, mode in _PAIRS.values() if sampled in metrics)
 
 
 class NonFiniteUpdateError(FloatingPointError):

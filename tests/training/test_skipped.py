@@ -154,11 +154,19 @@ def reported(*updates: dict[str, float]) -> list[str]:
 def test_a_success_that_exploration_makes_is_told_once() -> None:
     sampled, poor, good = {"charts/success_rate_avg_100": 0.72}, {"eval/success_rate": 0.01}, {"eval/success_rate": 0.7}
     (text,) = reported(sampled, poor, sampled, poor)
-    assert text.startswith("step 100: sampled actions succeed in 0.72, the policy's mode") and "in 0.01" in text
+    assert text.startswith("step 100: sampled actions succeed in 0.72, the policy's mode") and "use it, 0.01" in text
     assert "exploration does a part of the work" in text and "policy.initial_log_std" in text
     assert len(reported(sampled, poor, sampled, good, sampled, poor)) == 2  # they agreed between
     assert "the noise of exploration costs the rest" in reported({"charts/success_rate_avg_100": 0.2}, good)[0]
     assert not reported(sampled, good) and not reported({}, poor)  # nothing to compare with
+
+
+def test_a_return_that_exploration_costs_is_told_where_two_evaluations_say_so() -> None:
+    sampled, first, later = {"charts/episode_reward_avg_100": 2.0}, {"eval/avg_reward": 0.0}, {"eval/avg_reward": 10.0}
+    (text,) = reported(sampled, first, later, later, later)
+    assert text.startswith("step 300: sampled actions return 2,") and "use it, 10: the noise of exploration" in text
+    assert not reported(sampled, first, later)
+    assert not reported(sampled, first, later, sampled | {"charts/episode_reward_avg_100": 9.0}, later, later)
 
 
 @pytest.mark.parametrize(("limited", "count"), [(10, 0), (11, 1)])
