@@ -3,9 +3,9 @@ the others take (EmbodiChain counts the first that finish). An episode with an o
 not finite is not a success, even if ``info`` has one. An episode that continues when the evaluation ends counts with
 what it has until there, as if it were cut by a time limit."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -26,9 +26,12 @@ _UNLIMITED = 10_000
 """Steps that an episode of an environment without a time limit gets; where none has ended by then, no more are made."""
 UNFINISHED_EPISODES = "eval/unfinished_episodes"
 """Tag of the episodes of an evaluation that did not end, or were never begun since others did not."""
+REPEATED_EPISODES = "eval/repeated_episodes"
+"""Tag of the episodes of an evaluation that began and went as its first one did."""
+_ALIKE = 1e-3  # relative difference of two returns of one episode, in two rows of a product
 
 
-@partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes", "choice", "samples"))
+@functools.partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes", "choice", "samples"))
 def evaluate(
     policy: Policy,
     env: Env,
@@ -50,8 +53,9 @@ def evaluate(
 
     Returns:
         ``return``, ``length``, ``nonfinite`` (1 where something in the episode was not finite), ``unfinished`` (1
-        where it did not end) and, where the env reports them, ``success`` and ``metrics/<name>`` (scalars only, at the
-        last step): each [num_episodes]; NaN where an episode was not begun because those before it did not end.
+        where it did not end), ``same_start`` (1 where its first observation was that of slot 0's first episode) and,
+        where the env reports them, ``success`` and ``metrics/<name>`` (scalars only, at the last step): each
+        [num_episodes]; NaN where an episode was not begun because those before it did not end.
     """
     if num_envs <= 0 or num_episodes <= 0:
         raise ValueError(f"evaluate needs num_envs > 0 and num_episodes > 0, got {num_envs} and {num_episodes}")
@@ -74,7 +78,7 @@ def evaluate(
         action, remembered = act(policy, params, now.envs.obs, now.envs.memory, key, samples=samples)
         envs, timestep = step(env, now.envs, to_action(action_form(env.action_space), action, jnp), key)
         healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
-        facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
+        facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, now.same_start, jnp)
         envs = replace(envs, memory=forget(policy, remembered, timestep.done))
         return envs, facts | {"unfinished": ~timestep.done}
 
@@ -88,17 +92,21 @@ def evaluate(
             total=jnp.where(done, 0.0, facts["return"]),
             length=jnp.where(done, 0.0, facts["length"]),
             healthy=~facts["nonfinite"] | done,
+            same_start=jnp.where(done, _rows_equal(envs.obs, first, jnp), now.same_start),
             count=now.count + done,
             record={name: x.at[row].set(facts[name].astype(x.dtype), mode="drop") for name, x in now.record.items()},
             t=now.t + 1,
             cut=cut,
         )
 
+    envs = with_memory(reset(env, key_reset, num_envs), policy)
+    first = jax.tree.map(lambda x: x[0], envs.obs)
     start = _Progress(
-        envs=with_memory(reset(env, key_reset, num_envs), policy),
+        envs=envs,
         total=jnp.zeros(num_envs),
         length=jnp.zeros(num_envs),
         healthy=jnp.ones(num_envs, bool),
+        same_start=_rows_equal(envs.obs, first, jnp),
         count=jnp.zeros(num_envs, jnp.int32),
         record={},
         t=jnp.zeros((), jnp.int32),
@@ -116,6 +124,7 @@ class _Progress:
     length: Array
     healthy: Array
     """Everything in the episode was finite."""
+    same_start: Array
     count: Array
     """Episodes that ended."""
     record: dict[str, Array]
@@ -125,11 +134,18 @@ class _Progress:
     """The evaluation ends here: episodes under way count as they are."""
 
 
-def _facts(info: dict[str, Any], total: Any, length: Any, healthy: Any, numpy: Any) -> dict[str, Any]:
+def _rows_equal(obs: Any, first: Any, numpy: Any) -> Any:
+    """Compare each row of ``obs``, leaves [N, ...], with ``first``, leaves [...]; [N] bool."""
+    leaves = zip(jax.tree.leaves(obs), jax.tree.leaves(first), strict=True)
+    rows = [(numpy.asarray(x) == y[None]).reshape(len(x), -1).all(axis=1) for x, y in leaves]
+    return functools.reduce(numpy.logical_and, rows)
+
+
+def _facts(info: dict[str, Any], total: Any, length: Any, healthy: Any, same_start: Any, numpy: Any) -> dict[str, Any]:
     facts = {f"metrics/{name}": x for name, x in info.get("metrics", {}).items() if x.ndim == 1}
     if "success" in info:
         facts["success"] = numpy.where(healthy, info["success"], numpy.minimum(info["success"], 0.0))
-    return facts | {"return": total, "length": length, "nonfinite": ~healthy}
+    return facts | {"return": total, "length": length, "nonfinite": ~healthy, "same_start": same_start}
 
 
 def evaluate_host(
@@ -155,13 +171,15 @@ def evaluate_host(
     limit = env.max_episode_steps + 1 if env.max_episode_steps else _UNLIMITED
     most_steps = limit * int(quota.max())
     decisions = episodes(policy, env, params, seed, samples=samples)
-    next(decisions)  # the starts
+    starts = next(decisions).obs
+    first = jax.tree.map(lambda x: np.array(x[0]), starts)  # copies: the environment may overwrite its arrays
+    same_start = _rows_equal(starts, first, np)
     for t, made in enumerate(islice(decisions, most_steps), 1):
         timestep, valid = made.timestep, made.timestep.info.get("valid", np.ones(num_envs, bool))
         healthy &= made.finite
         total, length = total + timestep.reward * valid, length + valid
         done = timestep.terminated | timestep.truncated
-        facts = _facts(timestep.info, total, length, healthy, np)
+        facts = _facts(timestep.info, total, length, healthy, same_start, np)
         cut = t == most_steps or (t == limit and not (done | (count > 0)).any())
         facts["unfinished"] = ~done
         for row in np.flatnonzero(((done & made.played) | (cut & (length > 0))) & (count < quota)):
@@ -172,11 +190,12 @@ def evaluate_host(
             break
         total, length = np.where(done, 0.0, total), np.where(done, 0.0, length)
         healthy |= done
+        same_start = np.where(done, _rows_equal(timestep.obs, first, np), same_start)
     missing = num_episodes - len(record.get("return", []))
     success = record.get("success", [])
     if not np.isnan(success).all():  # an end without it counts as none, next to others
         record["success"] = np.nan_to_num(success, nan=0.0).tolist()
-    always = {"return", "length", "nonfinite", "unfinished"}
+    always = {"return", "length", "nonfinite", "unfinished", "same_start"}
     names = {name for name, values in record.items() if not np.isnan(values).all()} | always
     return {name: np.array([*record.get(name, []), *[np.nan] * missing][:num_episodes], np.float32) for name in names}
 
@@ -189,23 +208,39 @@ def _quotas(num_envs: int, num_episodes: int, choice: str) -> NDArray[np.int64]:
 
 def summarize(episodes: Mapping[str, Any]) -> Metrics:
     """Average results [E] of ``evaluate`` under EmbodiChain's tags, over the episodes that were begun, and count those
-    that were not finite or did not end."""
+    that were not finite, did not end, or repeat the first."""
     tags = {"return": "eval/avg_reward", "length": "eval/avg_length", "success": "eval/success_rate"}
     numpy: Any = jnp if isinstance(episodes["length"], jax.Array) else np
     begun = ~numpy.isnan(episodes["length"])
-    values = {
-        tags.get(name, f"eval/{name}"): x for name, x in episodes.items() if name not in ("nonfinite", "unfinished")
-    }
+    counted = ("nonfinite", "unfinished", "same_start")
+    values = {tags.get(name, f"eval/{name}"): x for name, x in episodes.items() if name not in counted}
     # a mean over all numbers, since one over some is rounded otherwise
     means = {tag: numpy.where(begun, x, x.mean(where=begun)).mean() for tag, x in values.items()}
     unfinished = episodes.get("unfinished", ~begun)  # a caller's own columns may lack it; NaN where not begun
-    return means | {NONFINITE_EPISODES: (episodes["nonfinite"] > 0).sum(), UNFINISHED_EPISODES: (unfinished != 0).sum()}
+    # by the outcome as well: episodes may differ in what the first observation does not show
+    pairs = [(x, x[0]) for x in (episodes["return"], episodes["length"])]
+    alike = [abs(x - one) <= _ALIKE * abs(one) for x, one in pairs] + [episodes.get("same_start", 0.0) == 1.0]
+    return means | {
+        NONFINITE_EPISODES: (episodes["nonfinite"] > 0).sum(),
+        UNFINISHED_EPISODES: (unfinished != 0).sum(),
+        REPEATED_EPISODES: numpy.asarray(functools.reduce(numpy.logical_and, alike))[1:].sum(),
+    }
 
 
-def unfinished_note(metrics: Mapping[str, Any], num_episodes: int) -> str:
-    """Name the remedy for episodes of an evaluation that did not end, by its ``summarize``; empty where all ended."""
-    count = int(metrics.get(UNFINISHED_EPISODES, 0))
-    all_of = f"no episode ended within {metrics['eval/avg_length']:,.0f} steps"
-    what = all_of if count == num_episodes else f"{count} of {num_episodes} episodes did not end, or did not begin"
-    remedy = "give the environment a time limit: max_episode_steps, or gymnasium.wrappers.TimeLimit"
-    return f"evaluation: {what}; those under way count with what they have; {remedy}" if count else ""
+def count_episodes(metrics: Mapping[str, Any], num_episodes: int) -> int:
+    """Count the episodes that say something, by ``summarize``: one where all others repeat the first."""
+    return 1 if metrics.get(REPEATED_EPISODES) == num_episodes - 1 else num_episodes
+
+
+def evaluation_notes(metrics: Mapping[str, Any], num_episodes: int) -> list[str]:
+    """Name the remedy for episodes of an evaluation that did not end, or are all the same one, by its ``summarize``."""
+    notes, count = [], int(metrics.get(UNFINISHED_EPISODES, 0))
+    if count:
+        all_of = f"no episode ended within {metrics['eval/avg_length']:,.0f} steps"
+        what = all_of if count == num_episodes else f"{count} of {num_episodes} episodes did not end, or did not begin"
+        remedy = "give the environment a time limit: max_episode_steps, or gymnasium.wrappers.TimeLimit"
+        notes.append(f"evaluation: {what}; those under way count with what they have; {remedy}")
+    if count_episodes(metrics, num_episodes) < num_episodes:
+        remedy = "give the environment a range of starts, such as env.cfg.reset_range"
+        notes.append(f"evaluation: all {num_episodes} episodes began and went alike, and count as one; {remedy}")
+    return notes

@@ -18,7 +18,7 @@ from toy_tasks import Formula, Line, told
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.episodes import episodes, record_episodes
-from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
+from ejax.evaluation import count_episodes, evaluate, evaluate_host, evaluation_notes, summarize
 from ejax.types import Env, Timestep
 
 KEY = jax.random.key(0)
@@ -71,7 +71,7 @@ def played() -> Any:
 
 def test_every_episode_asked_for_is_there_and_complete(played: Any) -> None:
     assert {name: x.shape for name, x in played.items()} == dict.fromkeys(
-        ("return", "length", "nonfinite", "unfinished", "success", "metrics/steps"), (400,)
+        ("return", "length", "nonfinite", "unfinished", "same_start", "success", "metrics/steps"), (400,)
     )
     assert set(np.unique(played["length"])) == {1.0, 9.0}
 
@@ -110,13 +110,14 @@ def test_the_same_key_plays_the_same_episodes() -> None:
 
 def test_an_env_that_informs_of_nothing_has_return_and_length_of_fewer_episodes_than_slots() -> None:
     uninformed = play(Lengths(informs=False), num_envs=8, num_episodes=2)
-    assert set(uninformed) == {"return", "length", "nonfinite", "unfinished"}
+    assert set(uninformed) == {"return", "length", "nonfinite", "unfinished", "same_start"}
     assert uninformed["length"].shape == (2,)
 
 
 def test_summaries_carry_embodichains_tags(played: Any) -> None:
     summary = summarize(played)
-    tags = {"avg_reward", "avg_length", "success_rate", "metrics/steps", "nonfinite_episodes", "unfinished_episodes"}
+    tags = {"avg_reward", "avg_length", "success_rate", "metrics/steps"}
+    tags |= {"nonfinite_episodes", "unfinished_episodes", "repeated_episodes"}
     assert set(summary) == {f"eval/{tag}" for tag in tags}
     assert summary["eval/nonfinite_episodes"] == 0
     assert summary["eval/avg_length"] == pytest.approx(played["length"].mean())
@@ -224,9 +225,37 @@ def test_an_episode_that_never_ends_counts_too(monkeypatch: pytest.MonkeyPatch) 
     metrics = summarize(played)
     assert 0 < metrics["eval/nonfinite_episodes"] <= 12
     assert metrics["eval/avg_length"] == 8.0 and metrics["eval/unfinished_episodes"] == 36
-    assert re.search("no episode ended within 8 steps.*time limit", unfinished_note(metrics, 36))
+    assert re.search("no episode ended within 8 steps.*time limit", evaluation_notes(metrics, 36)[0])
     host = evaluate_host(POSITIVE, PureHostEnv(Endless(), 12), {}, 0, num_episodes=36)
     assert summarize(host)["eval/avg_length"] == 8.0 and summarize(host)["eval/unfinished_episodes"] == 36
+
+
+@dataclass(frozen=True)
+class Starts(Lengths):
+    """Episodes of nine steps that begin at one of so many places."""
+
+    places: int = 1
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        place = jax.random.randint(key, (1,), 0, self.places)
+        return Episode(jnp.asarray(self.long), jnp.zeros((), jnp.int32)), place.astype(jnp.float32)
+
+
+@pytest.mark.parametrize("places", [1, 2])
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_episodes_that_are_all_the_same_one_count_as_one(places: int, num_envs: int) -> None:
+    env = Starts(places=places)
+    host = evaluate_host(POSITIVE, PureHostEnv(env, num_envs), {}, 0, num_episodes=16)
+    for found in (play(env, num_envs=num_envs, num_episodes=16), host):
+        metrics, same = summarize(found), np.asarray(found["same_start"])
+        assert metrics["eval/repeated_episodes"] == same[1:].sum() and (places == 1) == same.all()
+        assert count_episodes(metrics, 16) == (1 if places == 1 else 16)
+        assert [bool(re.search("all 16 episodes.*one; .*starts", x)) for x in evaluation_notes(metrics, 16)] == [
+            True
+        ] * (places == 1)
+    assert not evaluation_notes(summarize(play(env, num_envs=1, num_episodes=1)), 1)  # one is one
+    # what begins alike and goes otherwise, by what the observation does not show, is not repeated
+    assert count_episodes(summarize(play(num_episodes=16)), 16) == 16
 
 
 def test_success_that_an_end_does_not_state_is_none_where_others_state_it() -> None:

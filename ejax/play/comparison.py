@@ -23,7 +23,7 @@ from ejax.envs.mujoco.drawing import asset_of
 from ejax.envs.mujoco.models import load_model
 from ejax.envs.task.entities import ROBOT, drives_of_joints, free_bodies, name_joint, robot_links
 from ejax.episodes import UNLIMITED, decide
-from ejax.evaluation import evaluate
+from ejax.evaluation import count_episodes, evaluate, summarize
 from ejax.play.saved_policy import opened_policy, restore_policy
 from ejax.rollout import EnvCarry, reset, step_all, with_memory
 from ejax.runtime.tree_text import named_leaves
@@ -179,10 +179,11 @@ def _build(config: RunConfig, engine: Engine, shift: str, events: Facts) -> Any:
 
 
 def _estimates(episodes: Mapping[str, NDArray[Any]]) -> Facts:
-    facts: Facts = {name: float(x.mean()) for name, x in episodes.items() if name != "unfinished"}
+    facts: Facts = {name: float(x.mean()) for name, x in episodes.items() if name not in ("unfinished", "same_start")}
     facts |= {"return": average(episodes["return"]), "nonfinite": int((episodes["nonfinite"] > 0).sum())}
+    facts["episodes"] = count = count_episodes(summarize(episodes), len(episodes["return"]))
     if (success := episodes.get("success")) is not None:
-        facts["success"] = proportion(int((success > 0).sum()), len(success))
+        facts["success"] = proportion(int((success[:count] > 0).sum()), count)
     return facts
 
 
@@ -325,6 +326,8 @@ def as_markdown(result: Facts) -> str:
     for row in result["rows"]:
         if row["nonfinite"]:
             lines.append(f"{row['engine']}, {row['condition']}: {row['nonfinite']} episodes with numbers not finite")
+        if row["episodes"] < result["episodes"]:
+            lines.append(f"{row['engine']}, {row['condition']}: all episodes began and went alike, and count as one")
     return "\n".join([*lines, *(_sentence(each, result["tolerance"]) for each in result["differences"])])
 
 

@@ -19,7 +19,7 @@ from ejax.config.load import parse_untrusted
 from ejax.envs.host.calls import closing
 from ejax.envs.mujoco.drawing import choose_opengl
 from ejax.episodes import UNLIMITED, episodes, record_episodes
-from ejax.evaluation import evaluate, evaluate_host, summarize, unfinished_note
+from ejax.evaluation import count_episodes, evaluate, evaluate_host, evaluation_notes, summarize
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import tile_frames, write_video
 from ejax.schema.messages import explain
@@ -89,9 +89,9 @@ def evaluate_run(
         else:
             played = evaluate(policy, env, params, jax.random.key(first_seed), num_envs=num_envs, **options)
         metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(played).items())}
-        if text := unfinished_note(metrics, num_episodes):
+        for text in evaluation_notes(metrics, num_episodes):
             print(f"ejax.evaluate: {text}", file=sys.stderr)
-        metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
+        metrics |= {"episodes": count_episodes(metrics, num_episodes), "checkpoint": str(path)}
         # with a digest: evaluations elsewhere do not overwrite each other
         words, digest = re.sub(r"[^\w.+-]+", "-", "_".join(overrides))[:40], zlib.crc32(repr([*overrides]).encode())
         name = f"{path.name}_{words}-{digest:08x}" if overrides else path.name

@@ -251,7 +251,9 @@ class Run:
             is_evaluation = tag in found and any(name.startswith("eval/") for name in found)
             if is_evaluation and improves(found, best, tag=tag, mode=self.trainer.best_eval_mode):
                 best = Best(found[tag], record["step"], found.get("eval/avg_reward"))
-        return best
+        # of a finished run the last one, where it did better in the same fresh episodes
+        step, values = self.evaluations.get("fresh_best", {}).get("step"), self.series(tag)
+        return Best(values[step], step) if best and step == self.last_step and step in values else best
 
     def fresh(self, which: Literal["best", "last"]) -> tuple[int, float] | None:
         """Return the number of fresh episodes of that checkpoint and the watched metric. None: it has none."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import TrainerConfig
-from ejax.evaluation import UNFINISHED_EPISODES, evaluate, evaluate_host, summarize
+from ejax.evaluation import REPEATED_EPISODES, UNFINISHED_EPISODES, evaluate, evaluate_host, summarize
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.numerics.finite import NONFINITE_EPISODES
 from ejax.schema.messages import noting
@@ -219,7 +219,7 @@ def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any]
     """Take means over the evaluations ``play(seed)``, all of equally many episodes; counts are added up."""
     found = [play(seed) for seed in seeds]
     total = {tag: sum(metrics[tag] for metrics in found) for tag in found[0]}
-    counts = (NONFINITE_EPISODES, UNFINISHED_EPISODES)
+    counts = (NONFINITE_EPISODES, UNFINISHED_EPISODES, REPEATED_EPISODES)
     return {tag: x if tag in counts else x / len(seeds) for tag, x in total.items()}
 
 
@@ -228,11 +228,13 @@ def write_fresh(
 ) -> dict[str, Any]:
     """Write ``evaluations/fresh_<which>.json`` of a run, ``best`` or ``last``, and give what it holds."""
     seeds = fresh_seeds(trainer)
+    repeated = len(seeds) * (trainer.num_eval_episodes - 1)  # if each evaluation is of one episode
+    alike = repeated and metrics.get(REPEATED_EPISODES) == repeated
     facts = {
         **metrics,
         "checkpoint": str(checkpoint),
         "step": step_of(checkpoint),
-        "episodes": len(seeds) * trainer.num_eval_episodes,
+        "episodes": 1 if alike else len(seeds) * trainer.num_eval_episodes,
         "seeds": seeds,
     }
     file = run / "evaluations" / f"fresh_{which}.json"

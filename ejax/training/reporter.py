@@ -29,7 +29,7 @@ _PAIRS = {
     "succeed in": ("charts/success_rate_avg_100", "eval/success_rate"),
     "return": ("charts/episode_reward_avg_100", "eval/avg_reward"),
 }
-"""What samples and the mode do -> their tags."""
+"""Verb -> tags of what samples did in training, and the mode in an evaluation."""
 _APART = 0.2  # difference that is worth a line: of rates of success, or of the range of returns so far
 _FEW_UPDATES = 20
 _LIMITED = (

@@ -14,6 +14,7 @@ from ejax.config.models import TrainerConfig
 from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.process_exit import hard_exit
+from ejax.schema.messages import number
 from ejax.store.checkpoint import rewrite_meta
 from ejax.store.run_dir import RunDirectory
 from ejax.store.schedule_file import write_schedule
@@ -135,6 +136,21 @@ class Saver:
             else:
                 directory.save_share(state, update * self._run.cadence.rows, best=True)
         return self.best
+
+    def last_is_better(self, state: Any, update: int, best: Mapping[str, float], last: Mapping[str, float]) -> bool:
+        """Make the last state the best, if it did better than the best in the same fresh episodes: a best of many
+        evaluations was lucky in some of them. ``best``, ``last``: what was measured."""
+        trainer, progress = self._lane.config.trainer, self._lane.progress
+        tag, mode, now = trainer.best_eval_metric, trainer.best_eval_mode, progress.last_eval_metrics
+        if not improves(last, Best(best[tag], reward=best.get(REWARD)), tag=tag, mode=mode):
+            return False
+        progress.best_eval_value, progress.best_eval_reward = now[tag], now.get(REWARD)
+        progress.best_eval_step = update * self._run.cadence.rows
+        self.save_best(state, update)
+        self.evaluated(update)
+        values = f"{number(last[tag])} beside {number(best[tag])}"
+        self._lane.writer.note(f"the last checkpoint is the best: in the same fresh episodes {tag} is {values}")
+        return True
 
     def evaluated(self, update: int) -> None:
         """Note the evaluation in the checkpoint of ``update``, if it has one: a run that continues from it has it."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.host.calls import EnvAbandoned
-from ejax.evaluation import unfinished_note
+from ejax.evaluation import evaluation_notes
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.process_exit import hard_exit
 from ejax.runtime.processes import Group, RescueCall, report_failure
@@ -108,7 +108,7 @@ class RunSink:
         self._run = TrainingRun(
             config, path, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
         )
-        self._callbacks = Callbacks(callbacks)
+        self._callbacks, self._told = Callbacks(callbacks), list[str]()
         self._progress, messages = Progress.of(start.meta, self._trainer)
         self._members = None if members is None else members(writer)
         more = self._callbacks.meta if self._members is None else self._members.meta
@@ -237,8 +237,11 @@ class RunSink:
                 self._on_best_decided("given up")
                 return
             require_measured(self._trainer.best_eval_metric, metrics)
-            if self._members is None and (text := unfinished_note(metrics, self._trainer.num_eval_episodes)):
+            # of a population the first member speaks for all: they have one environment
+            notes = evaluation_notes(self._of_lanes(metrics)[0], self._trainer.num_eval_episodes)
+            for text in notes if notes != self._told else ():  # once, until they change
                 self._writer.alarm(text)
+            self._told = notes
         except Exception as error:  # of any kind: the training until here is kept
             run.evaluation_due = True
             with noting(error, "saving the run"):
@@ -317,15 +320,17 @@ class RunSink:
         except _BrokenOffError:
             self.note("the fresh episodes were broken off; --resume latest plays them")
             return []
-        folders = [path.parents[1] for path in lasts]  # RUN/checkpoints/NAME
         rows = {"best": self._of_lanes(of_best), "last": self._of_lanes(of_last)}
-        return [
-            {
-                which: write_fresh(folder, which, path, trainer, {tag: float(x) for tag, x in rows[which][i].items()})
-                for which, path in (("best", bests[i]), ("last", lasts[i]))
-            }
-            for i, folder in enumerate(folders)
-        ]
+        facts = []
+        for i, (saver, best_path, last) in enumerate(zip(self._savers, bests, lasts, strict=True)):
+            found = {which: {tag: float(x) for tag, x in rows[which][i].items()} for which in rows}
+            if best_path != last and saver.last_is_better(
+                self._of_lanes(self._run.state)[i], self._run.update, **found
+            ):
+                best_path, found["best"] = cast(Path, saver.best), found["last"]
+            paths, folder = {"best": best_path, "last": last}, last.parents[1]  # RUN/checkpoints/NAME
+            facts.append({which: write_fresh(folder, which, paths[which], trainer, found[which]) for which in paths})
+        return facts
 
     def end(self, state: Any, update: int, steps_per_s: float, should_stop: ShouldStop) -> Any:
         """Save and evaluate for the last time, where the loop has not; return the facts of the run."""

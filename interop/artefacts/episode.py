@@ -26,6 +26,7 @@ def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> di
     key = jax.random.key(seed)
     episode = evaluate(policy, env, params, key, num_envs=1, num_episodes=1)
     result = {name: float(x[0]) for name, x in episode.items()}
+    del result["same_start"]  # one episode has nothing to be compared with
     if result.pop("unfinished") or math.isnan(result["return"]):
         return None
     key_reset, _ = jax.random.split(key)  # as ``evaluate`` does

@@ -14,6 +14,7 @@ from ejax.config import parse_config
 from ejax.numerics.finite import NONFINITE_EPISODES
 from ejax.play.saved_policy import evaluate_run
 from ejax.population.loop import train_population
+from ejax.report.runs import Run
 from ejax.run import RunResult, train
 from ejax.train import main
 from ejax.training.evaluators import DeviceEvaluator, evaluate_fresh, fresh_seeds, read_fresh
@@ -67,6 +68,32 @@ def test_episodes_are_rounded_up_to_whole_evaluations_whose_mean_counts() -> Non
     assert len(seeds) == len({*seeds, trainer.seed, trainer.eval_seed}) - 2 == 3
     found = evaluate_fresh([1, 2, 6], lambda seed: {"eval/avg_reward": np.float32(seed), NONFINITE_EPISODES: 1})
     assert found == {"eval/avg_reward": 3.0, NONFINITE_EPISODES: 3}
+
+
+def test_the_last_checkpoint_is_the_best_where_it_does_better_in_the_same_fresh_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, last_better = DeviceEvaluator.begin, [True]
+
+    def played_otherwise(self: DeviceEvaluator, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
+        """Begin an evaluation that is worse than the one before it; in fresh episodes the last does better or worse."""
+        count[seed is None] += 1
+        value = -count[True] if seed is None else float(count[False] * (1 if last_better[0] else -1))
+        return lambda: begin(self, params, seed)() | {"eval/avg_reward": np.float32(value)}
+
+    monkeypatch.setattr(DeviceEvaluator, "begin", played_otherwise)
+    for last_better[0] in (True, False):
+        count = {True: 0, False: 0}
+        result = trained(tmp_path / str(last_better[0]))
+        best, last = result.best_checkpoint_path, result.latest_checkpoint_path
+        assert best is not None and last is not None
+        last_step = int(last.name.rpartition("_")[2])
+        assert (int(best.name.rpartition("_")[2]) == last_step) == last_better[0] and best.is_dir()
+        assert result.best_eval_value == (-count[True] if last_better[0] else -1)
+        assert result.fresh_eval_metrics["best"]["eval/avg_reward"] == (2 if last_better[0] else -1)
+        reported = Run(result.run_dir)
+        assert reported.best is not None and reported.best.step == int(best.name.rpartition("_")[2])
+        assert reported.fresh("best") == (2, 2.0 if last_better[0] else -1.0)
 
 
 @pytest.mark.slow
