@@ -44,6 +44,10 @@ def main(argv: list[str] | None = None, name: str = "train") -> int:
 def _run(name: str, args: argparse.Namespace) -> int:
     try:
         config = _load(args)
+        if args.first is not None:  # after the config that it is for, whose errors would come too late
+            config, code = _train_first(name, config, args)
+            if code is not None:
+                return code
         if config.population is None:
             result = import_late("ejax.run").train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
             failure = print_summary(name, config, result)
@@ -56,6 +60,22 @@ def _run(name: str, args: argparse.Namespace) -> int:
         if code is None:
             raise
         return refused(f"ejax.{name}", text, code)
+
+
+def _train_first(name: str, config: "RunConfig", args: argparse.Namespace) -> tuple["RunConfig", int | None]:
+    """Train by ``--first`` and let ``config`` start from its policy; and an exit code, where it ended early."""
+    from ejax.config import ConfigError, Problem, load_config
+
+    unfit = {"--resume": args.resume, "--fork": args.fork, "policy.init_from": config.policy.init_from}
+    if given := [option for option, value in unfit.items() if value is not None]:
+        raise ConfigError([Problem("--first", f"trains the policy that a new run starts from; leave out {given[0]}")])
+    before = load_config(args.first, device=args.device)
+    if before.population is not None or config.trainer.distributed:
+        raise ConfigError([Problem("--first", "is one run of one process; train it by itself, and give init_from")])
+    result = import_late("ejax.run").train(before)
+    code = print_summary(name, before, result) or (None if result.finished else args.stopped_exit_code)
+    policy = config.policy.model_copy(update={"init_from": str(result.latest_checkpoint_path)})
+    return config.model_copy(update={"policy": policy}), code
 
 
 def exit_code_of(error: Exception) -> tuple[int | None, str]:
@@ -263,6 +283,8 @@ def _parser(name: str) -> argparse.ArgumentParser:
         metavar="RUN|CHECKPOINT",
         help="a new run from the whole state of another, its best checkpoint; without --config by its config",
     )
+    text = "train by this config first, such as push_cube/bc, and start from its last policy"
+    parser.add_argument("--first", type=expanded, metavar="FILE|NAME", help=text)
     parser.add_argument("--run", type=a_path, metavar="DIR", help="the run's folder (default: one named by time)")
     parser.add_argument(
         "--stopped-exit-code",

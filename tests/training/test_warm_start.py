@@ -19,6 +19,7 @@ from ejax.run import train
 from ejax.schema import registry
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.store.run_dir import RunDirectory
+from ejax.train import main
 from ejax.training.build import build
 from ejax.training.warm_start import start_from_policy
 from interop import embodichain
@@ -198,3 +199,19 @@ def test_the_key_is_used(tmp_path: Path) -> None:
     file.write_text(json.dumps(config_with(init_from="outputs/first").to_dict()))
     notes = {note.key: note.status for note in check(file)}
     assert notes["policy.init_from"] == "used"
+
+
+def test_one_command_trains_what_the_run_starts_from_and_then_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text(json.dumps(tiny(tmp_path, exp_name="before", iterations=2)))
+    second.write_text(json.dumps(tiny(tmp_path, exp_name="after", iterations=1)))
+    assert main([str(second), "--first", str(first)]) == 0
+    (run,) = tmp_path.glob(f"before_*/checkpoints/before_step_{2 * STEPS}")
+    (after,) = tmp_path.glob("after_*/configs/resolved.json")
+    assert json.loads(after.read_text())["policy"]["init_from"] == str(run)
+    for refused in (["--resume", "latest"], ["policy.init_from=elsewhere"], ["trainer.distributed=true"]):
+        assert main([str(second), "--first", str(first), *refused]) == 2
+        assert "--first" in capsys.readouterr().err
+    assert len([*tmp_path.glob("before_*")]) == 1  # what is refused trains nothing
