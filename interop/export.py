@@ -44,7 +44,7 @@ from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import add_policy_options
 from ejax.schema.writing import make_folder, move, replace_file, sync
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
-from ejax.store.run_dir import open_policy_run
+from ejax.store.run_dir import RunDirectory, open_policy_run
 from ejax.training.environments import build_env
 from ejax.training.evaluators import read_fresh
 from ejax.training.watchdog import guarded_calls
@@ -141,20 +141,24 @@ def export_run(
                 "global_step": meta["global_step"],
                 "env": config.to_dict()["env"],
                 "matmul_precision": config.trainer.matmul_precision,
-                "evaluated": evaluations_of(directory.path, path, meta["global_step"]),
+                "evaluated": evaluations_of(directory, path, meta["global_step"]),
             }
             seed = config.trainer.eval_seed
             options: Any = {"origin": origin, "clipping": clipping, "seed": seed, "leapp": leapp}
             return export_policy(policy, params, env, to, formats, **options)
 
 
-def evaluations_of(run: Path, checkpoint: Path, step: int) -> dict[str, dict[str, Any]]:
+def evaluations_of(run: RunDirectory, checkpoint: Path, step: int) -> dict[str, dict[str, Any]]:
     """Read what a run's folder says of a checkpoint's success and return: ``mode`` (fresh episodes of the training's
-    end, or ``ejax.evaluate``, whichever are more) and ``samples``; without what nobody evaluated."""
-    found: dict[str, list[dict[str, Any]]] = {"mode": [x for x in read_fresh(run).values() if x["step"] == step]}
+    end, the certificate of a policy that ships, or ``ejax.evaluate``, whichever are most) and ``samples``; without what
+    nobody evaluated."""
+    found = {"mode": [x for x in read_fresh(run.path).values() if x["step"] == step]}
     for kind, ending in {"mode": "", "samples": "_samples"}.items():
         with suppress(FactsError):
-            facts = read_facts(run / "evaluations" / f"{checkpoint.name}{ending}.json", _Evaluated)
+            certificate = read_facts(run.path / "certificate.json", _Evaluated)
+            found.setdefault(kind, []).append(certificate[kind] | {"episodes": certificate["episodes"]})
+        with suppress(FactsError):
+            facts = read_facts(run.path / "evaluations" / f"{checkpoint.name}{ending}.json", _Evaluated)
             found.setdefault(kind, []).append(facts)
     most = {kind: max(each, key=lambda facts: facts["episodes"]) for kind, each in found.items() if each}
     return {

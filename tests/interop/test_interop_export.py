@@ -47,6 +47,7 @@ from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.play.saved_policy import evaluate_run
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train
+from ejax.store.run_dir import RunDirectory, open_policy_run
 from interop import onnx_policy
 from interop.artefacts.cases import observe_env
 from interop.artefacts.contract import make_contract
@@ -54,7 +55,7 @@ from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, Trained
 from interop.artefacts.parity import allowed_error
 from interop.checkpoints.weights import state_dict_from_params
-from interop.export import export_policy, export_run, main
+from interop.export import evaluations_of, export_policy, export_run, main
 from interop.exporters.record import exporter_of, spec_of
 from interop.standalone_verify import Case, ParityError, compare, sha256
 from interop.standalone_verify import main as standalone_main
@@ -120,6 +121,30 @@ def test_every_format_passes_and_the_certificate_says_how(exported: Path) -> Non
         assert facts["cases"]["environment"]["action"]["max_abs"] < 1e-6
     files = {file.name for file in exported.iterdir()} - {"parity.json"}
     assert report["sha256"] == {name: sha256(exported / name) for name in files}
+
+
+def test_the_certificate_has_what_the_checkpoint_was_evaluated_with(tmp_path: Path) -> None:
+    run, folder = RunDirectory(tmp_path, "tiny"), tmp_path / "evaluations"
+    folder.mkdir()
+    numbers = {"eval/success_rate": 0.5, "eval/avg_reward": 2.0}
+    last = {**numbers, "checkpoint": "", "step": 32, "seeds": [1], "episodes": 100}
+    for name, facts in {
+        "fresh_last": last,
+        "fresh_best": last | {"step": 16, "episodes": 999},  # another checkpoint
+        "tiny_step_32": {"episodes": 50, "eval/success_rate": 0.1},
+        "tiny_step_32_samples": {"episodes": 50, "eval/success_rate": 0.4, "per_episode": {}},
+    }.items():
+        (folder / f"{name}.json").write_text(json.dumps(facts))
+    assert evaluations_of(run, tmp_path / "tiny_step_32", 32) == {
+        "mode": {**numbers, "episodes": 100},
+        "samples": {"episodes": 50, "eval/success_rate": 0.4},
+    }
+    assert not evaluations_of(run, tmp_path / "tiny_step_64", 64)
+    shipped = open_policy_run(Path("point_mass"))[0]
+    found = evaluations_of(shipped, shipped.find("latest", print), 0)
+    assert (
+        [*found] == ["mode", "samples"] and found["mode"]["episodes"] == 1000 and found["mode"]["eval/avg_reward"] < 0
+    )
 
 
 def test_every_file_has_the_mode_that_the_umask_leaves(exported: Path) -> None:
