@@ -51,10 +51,10 @@ class PushCube(PushTask):
     success_max_speed: float = 0.1
     max_lift: float = 0.01
     push_height: float = 0.04
-    reaching_weight: float = 2.0
+    reaching_weight: float = 6.0
     place_weight: float = 20.0
     action_penalty_weight: float = 0.01
-    lifting_penalty_weight: float = 1.0
+    lifting_penalty_weight: float = 2.0
     floor_penalty_weight: float = 1.0
     success_weight: float = 10.0
     start_range: tuple[float, float] = (0.0, 1.0)
