@@ -98,7 +98,8 @@ class _HostStepper:
                 nstep=self._num_substeps,
                 state=self._trajectory,
                 sensordata=self._readings if self._readings.size else None,
-                chunk_size=max(1, -(-num_rows // self._num_threads)),  # one for each thread: rows take as long
+                # four for each thread: rows take as long, but a core may be busy with something else
+                chunk_size=max(1, -(-num_rows // (4 * self._num_threads))),
             )
             last = self._trajectory[:, -1]
             # a row that broke was reset, time and all; a non-finite control was taken for 0
