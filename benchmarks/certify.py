@@ -7,8 +7,9 @@ trained again, so that it can be stopped and go on, and seeds be added.
     python benchmarks/certify.py configs/push_cube/ppo.yaml --seeds 5
     python benchmarks/certify.py --table          # write the tables from it; a test compares
 
-A row's name and metrics are written there by hand. One without ``runs`` is quoted: it was measured in another way, and
-names the page that says how.
+A row's name and metrics are written there by hand, and so are ``beside`` (what it is compared with, or why it is below
+it), ``readme`` (whether it is on the front page) and ``cloned`` (its steps are samples of demonstrations). One without
+``runs`` is quoted: it was measured in another way, and names the page that says how.
 """
 
 import argparse
@@ -35,12 +36,12 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 EPISODES = 1000
 _NAMES = {"eval/success_rate": "success", "eval/avg_length": "steps", "eval/avg_reward": "return"}
 _HEAD = """\
-| task | of | measure | middle | lowest seed | highest seed |
+| task | measure | last checkpoint | lowest seed | highest seed | best checkpoint |
 |---|---|---|---|---|---|
 """
 _COST_HEAD = """\
-| task | seeds | env steps, millions | CPU minutes of a run |
-|---|---|---|---|
+| task | seeds | env steps, millions | CPU minutes of a run | to compare with |
+|---|---|---|---|---|
 """
 _QUOTED_HEAD = """\
 | task | measure | result | to compare with | seeds | command in |
@@ -115,7 +116,7 @@ def with_tables(page: Path, text: str, rows: Sequence[Mapping[str, Any]]) -> str
             (_QUOTED_HEAD, [quoted_cells(row) for row in rows if "runs" not in row]),
         )
     )
-    short = _SHORT_HEAD + "".join(f"| {' | '.join(short_cells(row))} |\n" for row in trained)
+    short = _SHORT_HEAD + "".join(f"| {' | '.join(short_cells(row))} |\n" for row in trained if row.get("readme"))
     if page.parent.name == "docs":
         whole = whole.replace("](docs/", "](").replace("](configs/", "](../configs/")
     found, count = text, 0
@@ -131,14 +132,15 @@ def with_tables(page: Path, text: str, rows: Sequence[Mapping[str, Any]]) -> str
 
 def short_cells(row: Mapping[str, Any]) -> list[str]:
     success, _, _ = over_seeds([run["last"]["eval/success_rate"] for run in row["runs"]])
-    name, _, *cost = cost_cells(row)
+    name, _, *cost, _ = cost_cells(row)
     return [name, success, *cost]
 
 
 def cost_cells(row: Mapping[str, Any]) -> list[str]:
     runs = row["runs"]
-    minutes = np.median([run["cpu_s"] for run in runs]) / 60
-    return [link(row), str(len(runs)), f"{runs[0]['env_steps'] / 1e6:.1f}", f"{minutes:.1f}"]
+    minutes, steps = np.median([run["cpu_s"] for run in runs]) / 60, runs[0]["env_steps"] / 1e6
+    steps_text = "–" if row.get("cloned") else f"{steps:.1f}"
+    return [link(row), str(len(runs)), steps_text, f"{minutes:.1f}", row.get("beside", "–")]
 
 
 def quoted_cells(row: Mapping[str, Any]) -> list[str]:
@@ -146,16 +148,12 @@ def quoted_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def cells(row: Mapping[str, Any]) -> list[list[str]]:
-    """Make a line of each checkpoint and metric, and one of the periodic evaluations that chose the best checkpoint."""
+    """Make a line of each metric: of the last checkpoints the interquartile mean and the outermost seeds, and of the
+    best ones the mean."""
     runs, tags = row["runs"], row.get("metrics", ["eval/success_rate"])
     stale = "" if digest_of(ROOT / row["config"]) == row["config_sha256"] else ", of an earlier config"
-    lines = [
-        [link(row) + stale, f"{which} checkpoint", _NAMES[tag], *over_seeds([run[which][tag] for run in runs])]
-        for which in ("best", "last")
-        for tag in tags
-    ]
-    chosen = over_seeds([run["chosen_by"] for run in runs])
-    return [*lines, [link(row) + stale, "best periodic evaluation", _NAMES[tags[0]], *chosen]]
+    found = {which: {tag: over_seeds([run[which][tag] for run in runs]) for tag in tags} for which in ("last", "best")}
+    return [[link(row) + stale, _NAMES[tag], *found["last"][tag], found["best"][tag][0]] for tag in tags]
 
 
 def link(row: Mapping[str, Any]) -> str:

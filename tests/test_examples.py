@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ejax import check_env
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -28,6 +30,13 @@ def test_the_own_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_the_own_environment_and_policy_learn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert load("own_env", monkeypatch).main(str(tmp_path)) < 0.1
+
+
+def test_the_task_on_the_front_page_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (EXAMPLES / "lamp.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert f"```python\n{text}```" in (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    env = load("lamp", monkeypatch).Lamp()
+    assert check_env(env, num_steps=20).startswith("Lamp fits")
 
 
 @pytest.mark.slow
