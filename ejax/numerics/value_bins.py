@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from ejax.numerics.platforms import by_platform
 from ejax.types import Array
 
 
@@ -49,6 +50,17 @@ def project_support(probability: Array, support: Array, low: float, high: float)
     """
     last = probability.shape[-1] - 1
     place = jnp.clip((support - low) * (last / (high - low)), 0.0, last)
-    # a sum over all pairs, since a scatter adds in no fixed order on a GPU; with the new bins last a CPU sums vectors
-    distance = jnp.abs(place[:, :, None] - jnp.arange(last + 1, dtype=place.dtype)[None, None, :])
-    return jnp.sum(probability[:, :, None] * jnp.maximum(1.0 - distance, 0.0), axis=-2)
+    atom = jnp.arange(last + 1, dtype=place.dtype)
+
+    def share(probability: Array, place: Array) -> Array:
+        return probability[..., None] * jnp.maximum(1.0 - jnp.abs(place[..., None] - atom[(None,) * place.ndim]), 0.0)
+
+    def by_pair(probability: Array, place: Array) -> Array:
+        return share(probability, place).sum(axis=-2)
+
+    def by_value(probability: Array, place: Array) -> Array:
+        start = jnp.zeros(probability.shape, probability.dtype)
+        return jax.lax.scan(lambda sums, x: (sums + share(*x), None), start, (probability.T, place.T))[0]
+
+    # no scatter, which adds in no fixed order on a GPU; a CPU would write all pairs to memory
+    return by_platform(cpu=by_value, gpu=by_pair)(probability, place)

@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
+from jax.experimental.xla_metadata import set_xla_metadata
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from ejax.numerics.platforms import by_platform
@@ -230,8 +231,10 @@ def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array,
         return jnp.matmul(x.T, dy, precision=precision)
 
     def transposed(x: Array, dy: Array) -> Array:
-        # without the barrier XLA folds the transpose into the product
-        return jnp.matmul(jax.lax.optimization_barrier(x.T), dy, precision=precision)
+        # in a call of its own, or XLA folds it into the product, or into what makes x: strides of rows miss the cache
+        with set_xla_metadata(inlineable="false"):
+            transpose = jax.jit(jnp.transpose)(x)
+        return jnp.matmul(transpose, dy, precision=precision)
 
     on_cpu = transposed if w.shape[-1] > 1 else plain  # for one column the product is a matrix times a vector: fast
     return jnp.matmul(dy, w.T, precision=precision), by_platform(cpu=on_cpu, gpu=plain)(rows, dy_rows)
