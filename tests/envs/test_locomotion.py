@@ -189,6 +189,21 @@ def test_commands_are_drawn_within_their_ranges_and_shares() -> None:
         assert abs(drawn.mean() - share) < 0.03
 
 
+@pytest.mark.parametrize("single", [0.0, 0.4, 1.0])
+def test_a_part_of_commands_is_along_or_about_one_axis(single: float) -> None:
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = jax.vmap(lambda key: CommandRanges(forward=0.0, heading=1.0, single=single).draw(key, 0.02))(keys)
+    alone = (drawn.velocity != 0.0).sum(axis=1) == 1
+    assert abs(alone.mean() - single) < 0.03
+    np.testing.assert_array_equal(drawn.follows_heading, ~alone)
+    if single:
+        axis = (drawn.velocity[alone] != 0.0).mean(axis=0)
+        np.testing.assert_allclose(axis, 1.0 / 3.0, atol=0.05)
+    # the others are those without it
+    plain = jax.vmap(lambda key: CommandRanges(forward=0.0).draw(key, 0.02))(keys)
+    np.testing.assert_array_equal(drawn.velocity[~alone], plain.velocity[~alone])
+
+
 def test_parts_that_shall_not_touch_the_ground_are_weighed_one_by_one() -> None:
     legged = sensed((0,), unwanted_sensors=((PLACE_WIDTH, 2 * PLACE_WIDTH), (3 * PLACE_WIDTH,)))
     readings = np.zeros((4, 4 * PLACE_WIDTH))

@@ -2,8 +2,9 @@
 
     v_x, v_y, ω_z ~ uniform;   heading rows: ω_z = clip(k·wrap(ψ* − ψ), range of ω_z);   standing rows: 0
     forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
+    single rows: two of v_x, v_y, ω_z are 0, and no heading is followed
 
-Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: no curriculum widens the ranges.
+Source, but for single rows: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: no curriculum widens the ranges.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +38,8 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRanges:
-    """Ranges of commands: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on."""
+    """Ranges of commands: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on, or move
+    along or about one axis only."""
 
     lin_vel_x: NumberRange = (-1.0, 1.0)
     lin_vel_y: NumberRange = (-1.0, 1.0)
@@ -46,12 +48,13 @@ class CommandRanges:
     standing: float = 0.1
     heading: float = 0.3
     forward: float = 0.2
+    single: float = 0.0
     heading_stiffness: float = 0.5  # 1/s
 
     def __post_init__(self) -> None:
         for name in ("lin_vel_x", "lin_vel_y", "ang_vel_z", "resampling_time"):
             check_range(f"command.{name}", getattr(self, name), positive=name == "resampling_time")
-        for name in ("standing", "heading", "forward"):
+        for name in ("standing", "heading", "forward", "single"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"command.{name} must be a part, from 0 to 1, got {getattr(self, name)}")
 
@@ -65,10 +68,17 @@ class CommandRanges:
         straight = jnp.zeros(3).at[0].set(jnp.maximum(jnp.abs(velocity[0]), _SLOWEST_FORWARD))
         first, last = self.resampling_time
         seconds = jax.random.uniform(keys["time"], (), minval=first, maxval=last)
+        velocity = jnp.where(jax.random.bernoulli(keys["forward"], self.forward), straight, velocity)
+        follows = jax.random.bernoulli(keys["follows"], self.heading)
+        if self.single:  # turning on the spot or a step aside else hardly occurs, and is taken for standing
+            key_single, key_axis = jax.random.split(jax.random.fold_in(key, 1))
+            alone, axis = jax.random.bernoulli(key_single, self.single), jax.random.randint(key_axis, (), 0, 3)
+            one = jnp.zeros(3).at[axis].set(jax.random.uniform(key_axis, (), minval=low[axis], maxval=high[axis]))
+            velocity, follows = jnp.where(alone, one, velocity), follows & ~alone
         return Command(
-            velocity=jnp.where(jax.random.bernoulli(keys["forward"], self.forward), straight, velocity),
+            velocity=velocity,
             heading=jax.random.uniform(keys["heading"], (), minval=-jnp.pi, maxval=jnp.pi),
-            follows_heading=jax.random.bernoulli(keys["follows"], self.heading),
+            follows_heading=follows,
             stands=jax.random.bernoulli(keys["stands"], self.standing),
             steps_left=jnp.ceil(seconds / control_period).astype(jnp.int32),
         )
