@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import chex
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from golden_pairs import load, rollout_of, train_state, under
 
-from ejax.algorithms.grpo import GRPOConfig, grpo_update
+from ejax.algorithms.grpo import GRPOConfig, grpo_loss, grpo_update
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
 from ejax.envs.tasks.point_mass import PointMassRL
@@ -19,6 +20,7 @@ from ejax.policies import ActorOnly, NetworkConfig
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
 from ejax.rollout import reset
 from ejax.training.build import build
+from ejax.types import init_train_state
 
 RAW = {
     "trainer": {"learning_env": "PointMassRL", "num_envs": 8, "buffer_size": 6, "iterations": 3},
@@ -118,6 +120,30 @@ def test_kl_without_a_reference_is_refused() -> None:
             optimizer=parts.optimizer,
             config=GRPOConfig(kl_coef=0.1),
         )
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_with_length_normalization_each_episode_weighs_the_same(normalized: bool) -> None:
+    config = GRPOConfig(batch_size=10**6, group_size=2, n_epochs=1, kl_coef=0.0, length_normalization=normalized)
+    policy = ActorOnly(ActionSpec("normal", (2,)), NetworkConfig(hidden_sizes=(8, 8), activation="tanh"))
+    optimizer, rollout = make_optimizer(config.optimizer), rollout_of(load("head_grpo_kl0.npz"))
+    num_steps, num_envs = rollout.reward.shape
+    done = np.zeros((num_steps, num_envs), bool)
+    done[0, 0] = done[1, 1] = True  # first episodes of one step, of two, and of all
+    rollout = replace(rollout, terminated=jnp.asarray(done), truncated=jnp.zeros_like(rollout.truncated))
+    env = jnp.broadcast_to(jnp.arange(num_envs), (num_steps, num_envs))
+    weights = np.zeros(num_envs)
+
+    def loss(params: Any, batch: Any, **given: Any) -> Any:
+        jax.debug.callback(lambda env, weight: np.add.at(weights, env, weight), batch["env"], batch["weight"])
+        return grpo_loss(params, {name: x for name, x in batch.items() if name != "env"}, **given)
+
+    state = init_train_state(policy, optimizer, jax.random.key(0), rollout.obs)
+    bound = {"policy": policy, "optimizer": optimizer, "config": config}
+    grpo_update(state, rollout, jax.random.key(1), **bound, loss=loss, columns=lambda rollout: {"env": env})
+    jax.effects_barrier()
+    wanted = np.ones(num_envs) if normalized else np.array([1.0, 2.0, *[num_steps] * (num_envs - 2)])
+    np.testing.assert_allclose(weights, wanted / wanted.sum(), rtol=1e-5)
 
 
 def test_an_episode_that_ends_in_no_transition_is_left_out_and_others_are_not() -> None:
