@@ -277,7 +277,7 @@ def test_the_potential_is_the_formula() -> None:
     cube = np.array([-0.7, -0.3, 0.05])
     world = placed(cube.tolist(), [0.0, 0.0, 0.0])
     way = np.array([-0.9, -0.6]) - cube[:2]
-    behind = np.append(cube[:2] - 0.1 * way / np.linalg.norm(way), 0.04)
+    behind = np.append(cube[:2] - 0.1 * way / np.linalg.norm(way), 0.02)
     potential = PUSH.potential(world)
     np.testing.assert_allclose(potential["place"], -np.linalg.norm(way), rtol=1e-5)
     tool = tool_position(np.asarray(world.qpos[:6]))

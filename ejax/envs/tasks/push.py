@@ -12,7 +12,6 @@ from ejax.types import Array, Key
 
 _READY = (0.236, -1.65, 2.436, -2.357, -1.57, 0.236)  # the tool at (−0.42, −0.27, 0.08) m: low, and behind the cube
 HALF_EDGE = 0.05  # of the cube, m
-_CLEARANCE = 0.02  # m: a tool that is lower sticks to the floor
 _BEHIND = 0.1  # m behind the cube's centre, where the tool, 0.02 m thick, is about to touch it
 
 
@@ -20,13 +19,13 @@ _BEHIND = 0.1  # m behind the cube's centre, where the tool, 0.02 m thick, is ab
 class PushCube(PushTask):
     """Task of pushing the cube over the floor and leaving it at the goal.
 
-        r = Φ(s′) − Φ(s) − w_action·‖Δq‖ − w_lifting·(h − max_lift)⁺ − w_floor·(0.02 − z)⁺ + w_success·[success]
+        r = Φ(s′) − Φ(s) − w_action·‖Δq‖ − w_lifting·(h − max_lift)⁺ + w_success·[success]
         Φ = −w_reaching·‖ee − behind‖ − w_place·d
 
-    with ee the tool centre point, z its height, d the horizontal distance from cube to goal, h the height of the cube's
-    centre above its place on the floor, behind = cube − 0.1·û at the height of push_height, û the horizontal direction
-    from cube to goal; all in m. A difference of potentials leaves the best policy as it is (Ng, Harada and Russell
-    1999): there and back earns nothing, and neither does waiting anywhere.
+    with ee the tool centre point, d the horizontal distance from cube to goal, h the height of the cube's centre above
+    its place on the floor, behind = cube − 0.1·û at push_height, û the horizontal direction from cube to goal; all in
+    m. A tool that pushes higher up tips the cube. A difference of potentials leaves the best policy as it is (Ng,
+    Harada and Russell 1999): there and back earns nothing, and neither does waiting anywhere.
 
     Success, and then terminated: d < success_threshold, the cube slower than success_max_speed (m/s), and h < max_lift.
     A cube that is thrown through the goal has not arrived. The arm starts at its home or, by ``start_range``, at a part
@@ -50,12 +49,11 @@ class PushCube(PushTask):
     action_scale: float = 0.04
     success_max_speed: float = 0.1
     max_lift: float = 0.01
-    push_height: float = 0.04
+    push_height: float = 0.02
     reaching_weight: float = 6.0
     place_weight: float = 20.0
     action_penalty_weight: float = 0.01
     lifting_penalty_weight: float = 2.0
-    floor_penalty_weight: float = 1.0
     success_weight: float = 10.0
     start_range: tuple[float, float] = (0.0, 1.0)
 
@@ -94,13 +92,12 @@ class PushCube(PushTask):
         return {name: after - former[name] for name, after in self.potential(world).items()} | {
             "action_penalty": -jnp.linalg.norm(self.joint_step(world.executed)),
             "lifting_penalty": -jnp.maximum(0.0, _lift(world) - self.max_lift),
-            "floor_penalty": -jnp.maximum(0.0, _CLEARANCE - world.obs[8]),
             "success": world.info["success"],
         }
 
     @property
     def own_weights(self) -> dict[str, float]:
-        names = ("reaching", "place", "action_penalty", "lifting_penalty", "floor_penalty", "success")
+        names = ("reaching", "place", "action_penalty", "lifting_penalty", "success")
         return {name: getattr(self, f"{name}_weight") for name in names}
 
 
