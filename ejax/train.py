@@ -165,10 +165,14 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
     from ejax.config.run_config import idle_notes
     from ejax.logs.console import what_moved
     from ejax.runtime.sharding import is_main_process
-    from ejax.training.reporter import breakdown, mostly_skipped_text, sampled_text
+    from ejax.schema.messages import number
+    from ejax.training.reporter import PAIRS, breakdown, mostly_skipped_text
 
     if not is_main_process():
         return 0
+    last = result.last_train_metrics
+    # under the tags of evaluations, which are by the mode
+    sampled = ", ".join(f"{mode} {number(last[tag])}" for tag, mode in PAIRS.values() if tag in last)
     skipped = f"{result.skipped_updates:.4g} of {result.num_updates}, not finite"
     facts = {
         "of which": breakdown(result.seconds),
@@ -176,7 +180,7 @@ def print_summary(name: str, config: "RunConfig", result: "RunResult") -> int:
         **_evaluation(result.last_eval_metrics),
         f"best {config.trainer.best_eval_metric}": result.best_eval_value,
         **_of_fresh_episodes(result.fresh_eval_metrics, config.trainer.best_eval_metric),
-        "samples, in the last 100 episodes of training": sampled_text(result.last_train_metrics) or None,
+        "samples, in the last 100 episodes of training": sampled or None,
         "skipped updates": skipped if result.skipped_updates else None,
         "without effect": "; ".join(idle_notes(config, result.global_step // max(result.num_updates, 1))) or None,
         "best checkpoint": result.best_checkpoint_path or "none",

@@ -227,16 +227,11 @@ def write_fresh(
     run: Path, which: str, checkpoint: Path, trainer: TrainerConfig, metrics: Mapping[str, float]
 ) -> dict[str, Any]:
     """Write ``evaluations/fresh_<which>.json`` of a run, ``best`` or ``last``, and give what it holds."""
-    seeds = fresh_seeds(trainer)
-    repeated = len(seeds) * (trainer.num_eval_episodes - 1)  # if each evaluation is of one episode
-    alike = repeated and metrics.get(REPEATED_EPISODES) == repeated
-    facts = {
-        **metrics,
-        "checkpoint": str(checkpoint),
-        "step": step_of(checkpoint),
-        "episodes": 1 if alike else len(seeds) * trainer.num_eval_episodes,
-        "seeds": seeds,
-    }
+    seeds, each = fresh_seeds(trainer), trainer.num_eval_episodes
+    repeated = len(seeds) * (each - 1)  # if each evaluation is of one episode
+    count = 1 if repeated and metrics.get(REPEATED_EPISODES) == repeated else len(seeds) * each
+    own = {"checkpoint": str(checkpoint), "step": step_of(checkpoint), "episodes": count, "seeds": seeds}
+    facts: dict[str, Any] = {**metrics, **own}
     file = run / "evaluations" / f"fresh_{which}.json"
     with by_product(str(file)):
         replace_file(file, to_json(facts, indent=2), run)

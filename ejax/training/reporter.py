@@ -25,7 +25,7 @@ _OF_MAXRSS = 1.0 if sys.platform == "darwin" else 1024.0
 """Bytes in the unit of ``ru_maxrss``."""
 _NAMES = {"loss": "loss", "grad_norm": "gradient"}
 _CRITICS = {"value_loss": "critic's loss", "value_grad_norm": "critic's gradient"}
-_PAIRS = {
+PAIRS = {
     "succeed in": ("charts/success_rate_avg_100", "eval/success_rate"),
     "return": ("charts/episode_reward_avg_100", "eval/avg_reward"),
 }
@@ -85,12 +85,10 @@ class MetricReporter(Callback):
 
     def _compare(self, metrics: Mapping[str, float]) -> tuple[str, float, float, float]:
         """Return what is compared, its value with samples and with the mode, and the range that it has."""
-        does, (sampled, mode) = next((x for x in _PAIRS.items() if x[1][1] in metrics), ("", ("", "")))
+        does, (sampled, mode) = next((x for x in PAIRS.items() if x[1][1] in metrics), ("", ("", "")))
         values = self.last.get(sampled, math.nan), metrics.get(mode, math.nan)
-        if does != "return":
-            return does, *values, 1.0
-        seen = [x for x in (each.get(mode) for each in self.eval_history) if x is not None] + [values[1]]
-        return does, *values, max(seen) - min(seen)
+        seen = [each[mode] for each in self.eval_history if mode in each] + [values[1]]
+        return does, *values, max(seen) - min(seen) if does == "return" else 1.0
 
     def seconds(self) -> dict[str, float]:
         """Take the seconds since the last call, by activity, and add them to ``total``."""
@@ -135,11 +133,6 @@ def breakdown(seconds: Mapping[str, float]) -> str:
     total = sum(value for name, value in seconds.items() if name != "physics") or 1.0
     longest = sorted(seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {value:.1f} s" for name, value in longest if value >= 0.01 * total)
-
-
-def sampled_text(metrics: Mapping[str, float]) -> str:
-    """Write what sampled actions reached in training; the tags are those of evaluations, by the mode."""
-    return ", ".join(f"{mode} {number(metrics[sampled])}" for sampled, mode in _PAIRS.values() if sampled in metrics)
 
 
 class NonFiniteUpdateError(FloatingPointError):

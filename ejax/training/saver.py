@@ -148,8 +148,8 @@ class Saver:
         progress.best_eval_step = update * self._run.cadence.rows
         self.save_best(state, update)
         self.evaluated(update)
-        values = f"{number(last[tag])} beside {number(best[tag])}"
-        self._lane.writer.note(f"the last checkpoint is the best: in the same fresh episodes {tag} is {values}")
+        text = f"the last checkpoint is the best: in the same fresh episodes {tag} is {number(last[tag])} beside"
+        self._lane.writer.note(f"{text} {number(best[tag])}")
         return True
 
     def evaluated(self, update: int) -> None:

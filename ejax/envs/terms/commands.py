@@ -4,7 +4,8 @@
     forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
     single rows: two of v_x, v_y, ω_z are 0, and no heading is followed
 
-Source, but for single rows: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: no curriculum widens the ranges.
+Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: single rows; no curriculum widens the
+ranges.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRanges:
-    """Ranges of commands: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on, or move
+    """Ranges of commands: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on, or are
     along or about one axis only."""
 
     lin_vel_x: NumberRange = (-1.0, 1.0)
