@@ -19,6 +19,7 @@ NOT_IN_THE_CODE = {
     "OMP_NUM_THREADS", "WARP_CACHE_PATH", "DataFrame", "ppo_lstm", "JaxTrainer",  # of other software
     "HeavyMass", "HeavyMassRL", "step812_row3", "encoder_camera",  # of an example
     "h1_2_flat", "microduck_flat",  # folders of EmbodiChain
+    "flashSAC_base", "run_mujoco", "reward_normalization",  # files of FlashSAC
     "evaluate_s", "physics_s", "cuda0_in_use_mib", "cuda0_peak_mib", "fresh_best", "fresh_last",  # put together
 }  # fmt: skip
 OF_A_RUN = ("configs/resolved.json", "configs/versions.json")
