@@ -74,7 +74,7 @@ def measure(args: Any, commands: Sequence[tuple[float, float, float]]) -> tuple[
     def one(envs: Any, key: Any) -> Any:
         action = apply_policy(policy, params, envs.obs, ())[0].mode()
         envs, timestep = step(env, envs, action, key)
-        # one that fell begins again with a command of its own
+        # a robot that fell starts again with a newly drawn command
         envs = replace(envs, state=replace(envs.state, command=hold(envs.state.command, velocity)))
         metrics = timestep.info["metrics"]
         seen = envs.state.feet.touching, metrics["linear_velocity_error"], metrics["yaw_rate_error"]

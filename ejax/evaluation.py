@@ -238,9 +238,9 @@ def evaluation_notes(metrics: Mapping[str, Any], num_episodes: int) -> list[str]
     if count:
         all_of = f"no episode ended within {metrics['eval/avg_length']:,.0f} steps"
         what = all_of if count == num_episodes else f"{count} of {num_episodes} episodes did not end, or did not begin"
-        remedy = "give the environment a time limit: max_episode_steps, or gymnasium.wrappers.TimeLimit"
+        remedy = "set a time limit: max_episode_steps, or gymnasium.wrappers.TimeLimit"
         notes.append(f"evaluation: {what}; those under way count with what they have; {remedy}")
     if count_episodes(metrics, num_episodes) < num_episodes:
-        remedy = "give the environment a range of starts, such as env.cfg.reset_range"
+        remedy = "let episodes start at different places, as by env.cfg.reset_range"
         notes.append(f"evaluation: all {num_episodes} episodes began and went alike, and count as one; {remedy}")
     return notes

@@ -250,9 +250,10 @@ def test_episodes_that_are_all_the_same_one_count_as_one(places: int, num_envs: 
         metrics, same = summarize(found), np.asarray(found["same_start"])
         assert metrics["eval/repeated_episodes"] == same[1:].sum() and (places == 1) == same.all()
         assert count_episodes(metrics, 16) == (1 if places == 1 else 16)
-        assert [bool(re.search("all 16 episodes.*one; .*starts", x)) for x in evaluation_notes(metrics, 16)] == [
-            True
-        ] * (places == 1)
+        assert [
+            bool(re.search("all 16 episodes.*one; let episodes start at different places", x))
+            for x in evaluation_notes(metrics, 16)
+        ] == [True] * (places == 1)
     assert not evaluation_notes(summarize(play(env, num_envs=1, num_episodes=1)), 1)  # one is one
     # what begins alike and goes otherwise, by what the observation does not show, is not repeated
     assert count_episodes(summarize(play(num_episodes=16)), 16) == 16

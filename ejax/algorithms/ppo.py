@@ -204,12 +204,12 @@ def ppo_update(
     after = replace(after, params=update_normalizer(policy, after.params, rollout.obs, rollout.valid))
     if num_warmup > 0:
         after = hold_policy(state, after, num_warmup)
+    rate = get_learning_rate(after.opt_state)
     if config.schedule != "fixed":
-        rate = get_learning_rate(after.opt_state)
         at_limit = (rate <= config.minimum_learning_rate) | (rate >= config.maximum_learning_rate)
         metrics["rate_at_limit"] = at_limit.astype(rate.dtype)
     metrics |= lag_metrics | {
-        "learning_rate": get_learning_rate(after.opt_state),
+        "learning_rate": rate,
         # by the values that advantages were made from, before the critic learned from them
         "explained_variance": explained_variance(own["value"], own["value_target"], rollout.valid),
     }

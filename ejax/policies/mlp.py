@@ -231,7 +231,7 @@ def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array,
         return jnp.matmul(x.T, dy, precision=precision)
 
     def transposed(x: Array, dy: Array) -> Array:
-        # in a call of its own, or XLA folds it into the product, or into what makes x: strides of rows miss the cache
+        # in a separate call, or XLA folds it into the product, or into what makes x: strides of rows miss the cache
         with set_xla_metadata(inlineable="false"):
             transpose = jax.jit(jnp.transpose)(x)
         return jnp.matmul(transpose, dy, precision=precision)

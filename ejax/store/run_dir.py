@@ -417,7 +417,7 @@ def check_configs(path: Path) -> None:
 def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory, RunConfig]:
     """Open a run, or a policy that comes with ejax, for its policy: of a population, one member. ``member`` None: the
     best one, by ``trainer.best_eval_metric``, or without evaluations by the reward in training. Raises ValueError:
-    there is no such member."""
+    ``member`` is out of range."""
     directory, config = open_run_directory(path, policy=True)
     if config.population is None:
         if member is not None:

@@ -108,7 +108,7 @@ class RunSink:
         self._run = TrainingRun(
             config, path, parts.policy, parts.env, start.cadence, start.state, start.update, writer.note
         )
-        self._callbacks, self._told = Callbacks(callbacks), list[str]()
+        self._callbacks, self._noted = Callbacks(callbacks), list[str]()
         self._progress, messages = Progress.of(start.meta, self._trainer)
         self._members = None if members is None else members(writer)
         more = self._callbacks.meta if self._members is None else self._members.meta
@@ -238,10 +238,10 @@ class RunSink:
                 return
             require_measured(self._trainer.best_eval_metric, metrics)
             # of a population the first member speaks for all: they have one environment
-            notes = evaluation_notes(self._of_lanes(metrics)[0], self._trainer.num_eval_episodes)
-            for text in notes if notes != self._told else ():  # once, until they change
+            notes = evaluation_notes(self._of_lane(metrics, 0), self._trainer.num_eval_episodes)
+            for text in notes if notes != self._noted else ():  # once, until they change
                 self._writer.alarm(text)
-            self._told = notes
+            self._noted = notes
         except Exception as error:  # of any kind: the training until here is kept
             run.evaluation_due = True
             with noting(error, "saving the run"):
@@ -289,9 +289,10 @@ class RunSink:
 
     def _of_lanes(self, tree: PyTree) -> list[PyTree]:
         """Return each lane's part of an array, a state or metrics."""
-        if self._members is None:
-            return [tree]
-        return [self._members.take(tree, i) for i in range(len(self._savers))]
+        return [self._of_lane(tree, i) for i in range(len(self._savers))]
+
+    def _of_lane(self, tree: PyTree, index: int) -> PyTree:
+        return tree if self._members is None else self._members.take(tree, index)
 
     def _evaluate_fresh(self, should_stop: ShouldStop) -> list[dict[str, dict[str, Any]]]:
         """Play each lane's best checkpoint and its last in fresh episodes, and return the facts; empty: none."""
@@ -324,9 +325,8 @@ class RunSink:
         facts = []
         for i, (saver, best_path, last) in enumerate(zip(self._savers, bests, lasts, strict=True)):
             found = {which: {tag: float(x) for tag, x in rows[which][i].items()} for which in rows}
-            if best_path != last and saver.last_is_better(
-                self._of_lanes(self._run.state)[i], self._run.update, **found
-            ):
+            run = self._run
+            if best_path != last and saver.last_is_better(self._of_lane(run.state, i), run.update, **found):
                 best_path, found["best"] = cast(Path, saver.best), found["last"]
             paths, folder = {"best": best_path, "last": last}, last.parents[1]  # RUN/checkpoints/NAME
             facts.append({which: write_fresh(folder, which, paths[which], trainer, found[which]) for which in paths})

@@ -126,7 +126,7 @@ def test_no_evaluation_with_a_broken_episode_is_the_best(tmp_path: Path) -> None
         assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
 
-class Told:
+class AlarmLog:
     """A log that keeps its alarms."""
 
     def __init__(self) -> None:
@@ -141,14 +141,14 @@ class Told:
 
 def reported(*updates: dict[str, float]) -> list[str]:
     """Return the alarms of a run with these metrics, each of an evaluation or else of an update."""
-    told, progress = Told(), SimpleNamespace(best=None)
-    reporter = MetricReporter(told, progress, Stopwatch(), jax.devices()[0], None)  # type: ignore[arg-type]
+    log, progress = AlarmLog(), SimpleNamespace(best=None)
+    reporter = MetricReporter(log, progress, Stopwatch(), jax.devices()[0], None)  # type: ignore[arg-type]
     for i, metrics in enumerate(updates):
         cadence = SimpleNamespace(logs=lambda update: True)
         run: Any = SimpleNamespace(update=i, step=100 * i, steps_per_s=1.0, cadence=cadence, extra={})
         evaluated = any(tag.startswith("eval/") for tag in metrics)
         (reporter.on_evaluation if evaluated else reporter.on_update)(run, metrics)
-    return told.alarms
+    return log.alarms
 
 
 def test_a_success_that_exploration_makes_is_told_once() -> None:
