@@ -82,7 +82,8 @@ class GroupWorker:
         self.memory = first_memory(policy, env.num_envs)  # the policy's memory of the episodes under way
         self.explores = isinstance(policy, ExploringPolicy)
         self.num_steps = 0  # steps taken of the rollout under way
-        self.thread: threading.Thread | None = None  # the thread of the last rollout, unless it was the caller's
+        self.idle = threading.Event()  # unless another thread is in a rollout of this group
+        self.idle.set()
 
     def call(self, what: str, *args: Any) -> Any:
         """Call a method of the environments. A ``GuardedEnv`` records its environment's calls itself."""
@@ -185,10 +186,8 @@ class GroupWorker:
 
     def close(self, patience_s: float) -> None:
         """Close the environments. Raises TimeoutError: a step takes longer than that, and they are left open."""
-        if self.thread is not None:
-            self.thread.join(patience_s)
-            if self.thread.is_alive():
-                raise TimeoutError(f"env '{self.name}' of group {self.number} is left open: its step has not returned")
+        if not self.idle.wait(patience_s):
+            raise TimeoutError(f"env '{self.name}' of group {self.number} is left open: its step has not returned")
         self.call("close")
 
 

@@ -249,16 +249,21 @@ class HostCollector:
             except BaseException as error:
                 errors.append(error)
                 failed.set()
+            finally:
+                self.workers[i].idle.set()
 
-        for i, worker in enumerate(self.workers):
-            # daemons: a step that never returns must not keep the process from ending, as a pool's threads do
-            worker.thread = threading.Thread(target=run, args=(i,), name=f"ejax-group-{i}", daemon=True)
-            worker.thread.start()
-        threads = [worker.thread for worker in self.workers if worker.thread is not None]
+        # daemons: a step that never returns must not keep the process from ending, as a pool's threads do
+        names = [f"ejax-group-{i}" for i in range(len(self.workers))]
+        threads = [threading.Thread(target=run, args=(i,), name=name, daemon=True) for i, name in enumerate(names)]
+        for worker, thread in zip(self.workers, threads, strict=True):
+            worker.idle.clear()
+            thread.start()
         try:
             with waiting_for(threads):  # so that the watchdog, or ``AsyncCollector``, bounds it
-                for thread in threads:
-                    thread.join()
+                for worker in self.workers:
+                    # not ``join``, which the watchdog's exception makes take a running thread for an ended one
+                    # (CPython before 3.13), so that it would be closed in the middle of its step
+                    worker.idle.wait()
         except BaseException:  # cut off: a thread that returns must not step again
             failed.set()
             raise
